@@ -21,9 +21,8 @@ from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.parallel.topology import Process
-from transformer_core.study.compositions import with_compositions
 from transformer_core.study.resolve import check_study, resolve
-from transformer_core.study.variants import read_variants
+from transformer_core.study.variants import read_variants, with_compositions
 from transformer_core.training.assemble import assemble
 from transformer_core.training.loop import optimizer_step
 

@@ -7,8 +7,7 @@ import pytest
 from schemas.config.measurement import Statistical, Tolerance
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from transformer_core.study.combinations import combine, equivalence_of, exclusions
-from transformer_core.study.resolve import resolve
+from transformer_core.study.resolve import combine, equivalence_of, exclusions, resolve
 
 
 def variant(change: dict[str, Any], parent: str | None = "single", **more: Any) -> Variant:

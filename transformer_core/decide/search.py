@@ -53,7 +53,7 @@ from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.supervisor import end_on_request
-from transformer_core.study.combinations import combine
+from transformer_core.study.resolve import combine
 
 
 class SearchJob(Job):

@@ -27,8 +27,8 @@ from transformer_core.observe.breakdown import BreakdownJob
 from transformer_core.observe.profile_job import ProfileJob
 from transformer_core.run.job import Job
 from transformer_core.study.certification import short_spec
-from transformer_core.study.combinations import combine, equivalence_of
-from transformer_core.study.resolve import lineage, resolve
+from transformer_core.study.resolve import combine, equivalence_of, resolve
+from transformer_core.study.variants import lineage
 
 MOST_CERTIFIED = 3
 """Maximum number of combinations certified until one holds."""

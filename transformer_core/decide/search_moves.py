@@ -23,8 +23,8 @@ from scipy import stats
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Interval
-from transformer_core.study.combinations import combine, exclusions
-from transformer_core.study.resolve import lineage
+from transformer_core.study.resolve import combine, exclusions
+from transformer_core.study.variants import lineage
 
 Parts = frozenset[str]
 Measure = Callable[[Sequence[Parts]], Mapping[Parts, float]]

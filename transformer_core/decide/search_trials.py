@@ -18,7 +18,7 @@ from transformer_core.decide.search_moves import NAME, Parts, predicted
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side
 from transformer_core.run.coordinator import Coordinator
 from transformer_core.run.launcher import spans_machines
-from transformer_core.study.combinations import combine
+from transformer_core.study.resolve import combine
 
 FINAL_SHARE = 0.5
 """Fraction of the budget reserved for the final comparison."""

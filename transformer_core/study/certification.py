@@ -26,8 +26,8 @@ from schemas.config.training import (
     WholeLoss,
 )
 from schemas.config.variants import Variant
-from transformer_core.study.compositions import with_compositions
-from transformer_core.study.resolve import VARIANTS_FILE, spec_of
+from transformer_core.study.resolve import spec_of
+from transformer_core.study.variants import VARIANTS_FILE, with_compositions
 
 NEXT_TO_NONE = 1e-9
 """A dropout rate that drops nothing. With 0, some kernels would differ from the timed ones: torch's

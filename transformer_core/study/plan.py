@@ -13,11 +13,10 @@ from schemas.results.comparisons import Pair
 from transformer_core.study.certification import ShortRun, short_runs
 from transformer_core.study.checks import contradictions
 from transformer_core.study.compared_pairs import compared_pairs, family_pairs
-from transformer_core.study.compositions import with_compositions
 from transformer_core.study.link_trials import TrialSpecs, link_trials
-from transformer_core.study.resolve import VARIANTS_FILE, check_study, resolve_all
+from transformer_core.study.resolve import check_study, resolve_all
 from transformer_core.study.study_files import claim_pairs
-from transformer_core.study.variants import Declared
+from transformer_core.study.variants import VARIANTS_FILE, Declared, with_compositions
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,30 @@
-"""From a study and the variants file to run specs."""
+"""From a study and the variants file to run specs, of one variant or of several combined."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from pydantic import ValidationError
 
 from schemas.base import kinds_of, merge
+from schemas.config.measurement import Bitwise, ClassOfEquivalence, Tolerance
 from schemas.config.run_spec import LanguageModel, RunSpec, Sections
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from transformer_core.study.checks import violations
-from transformer_core.study.compositions import unknown_variant, with_compositions
-from transformer_core.study.sweeps import place
+from transformer_core.study.variants import (
+    VARIANTS_FILE,
+    contradiction,
+    leaves,
+    lineage,
+    loosest,
+    place,
+    unknown_variant,
+    with_compositions,
+)
 
-VARIANTS_FILE = "config/variants.yaml"
 _KINDS = kinds_of(RunSpec)
 
 
@@ -148,30 +157,6 @@ def resolve_all(
     return specs
 
 
-def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FILE) -> list[str]:
-    """The variant and its ancestors, oldest first; ConfigError if one is missing or circular."""
-    line: list[str] = []
-    current: str | None = name
-    child = name
-    while current is not None:
-        if current in line:
-            circle = " -> ".join([*line, current])
-            field = place(child, variants[child], "parent")
-            problem = ConfigProblem(
-                file, field, current, f"is circular: {circle}", "break the circle"
-            )
-            raise ConfigError([problem])
-        if current not in variants:
-            field = place(child, variants[child], "parent") if line else current
-            problem = ConfigProblem(
-                file, field, current, "is not a variant", nearest(current, variants)
-            )
-            raise ConfigError([problem])
-        line.append(current)
-        child, current = current, variants[current].parent
-    return line[::-1]
-
-
 def _depth(change: dict[str, Any], parts: list[str]) -> int:
     """The number of steps along a field's path that ``change`` contains."""
     node: Any = change
@@ -180,3 +165,50 @@ def _depth(change: dict[str, Any], parts: list[str]) -> int:
             return depth
         node = node[part]
     return len(parts)
+
+
+def combine(
+    study: Study, variants: Mapping[str, Variant], parts: Sequence[str], name: str
+) -> RunSpec | None:
+    """The baseline with the own changes of ``parts``, as a run spec called ``name``.
+
+    Of each part the change to its own parent is taken, so that ``ddp_bucket_view`` is a step beyond
+    ``ddp`` and not all of it. None where the changes do not fit together: two of them set the same
+    field, or the result is no valid run spec.
+    """
+    fields = [dict(leaves(variants[part].change)) for part in parts]
+    for first, second in combinations(fields, 2):
+        if contradiction(first, second) is not None:
+            return None
+    chain = dict(variants)
+    parent = study.baseline
+    for number, part in enumerate(parts, 1):
+        link = f"{name}_{number}" if number < len(parts) else name
+        chain[link] = variants[part].model_copy(update={"parent": parent})
+        parent = link
+    if not parts:
+        chain[name] = variants[study.baseline].model_copy(
+            update={"parent": study.baseline, "change": {}}
+        )
+    try:
+        return resolve(study, name, chain)
+    except ConfigError:
+        return None
+
+
+def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> ClassOfEquivalence:
+    """The equivalence class of a combination: that of its loosest part.
+
+    A part that is to be bitwise equal to another variant leaves rounding to the others: tolerance.
+    """
+    found = loosest([variants[part].equivalence for part in parts])
+    return Tolerance(kind="tolerance") if isinstance(found, Bitwise) else found
+
+
+def exclusions(variants: Mapping[str, Variant], parts: Sequence[str]) -> dict[str, frozenset[str]]:
+    """By part, the others that set one of its fields differently: they exclude each other."""
+    fields = {part: dict(leaves(variants[part].change)) for part in parts}
+    return {
+        part: frozenset(o for o in parts if contradiction(fields[part], fields[o]) is not None)
+        for part in parts
+    }

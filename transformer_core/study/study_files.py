@@ -11,8 +11,7 @@ from schemas.config.study import Study
 from schemas.config.variants import Family, Variant
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.common.yaml_files import check_entries, parse, read_mapping
-from transformer_core.study.compositions import unknown_variant, with_compositions
-from transformer_core.study.resolve import VARIANTS_FILE
+from transformer_core.study.variants import VARIANTS_FILE, unknown_variant, with_compositions
 
 _TEMPLATE = "__use_yte__"
 _SETTINGS = {".yaml", ".yml", ".json"}

@@ -1,32 +1,63 @@
-"""All variants, as a table: ``python -m transformer_core.study.variants``."""
+"""Variants: those of the file, and those that its compositions and sweeps make of them.
+
+python -m transformer_core.study.variants        # all of them, as a table
+"""
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.base import Name
-from schemas.config.measurement import REFERENCE, Bitwise
-from schemas.config.variants import JOINT, Composition, Family, Sweep, Variant
+from pydantic import Field, TypeAdapter, ValidationError
+
+from schemas.base import Name, merge, paths_of
+from schemas.config.measurement import (
+    REFERENCE,
+    Bitwise,
+    ClassOfEquivalence,
+    Different,
+    Statistical,
+    Tolerance,
+)
+from schemas.config.run_spec import RunSpec
+from schemas.config.variants import (
+    DATA_SECTIONS,
+    JOINT,
+    Composition,
+    Curve,
+    Family,
+    Sweep,
+    SweepValue,
+    Variant,
+)
 from schemas.errors import ConfigError, ConfigProblem, nearest
 from transformer_core.common.endings import program
 from transformer_core.common.yaml_files import check_entries, read_mapping
-from transformer_core.study.compositions import compose
-from transformer_core.study.resolve import VARIANTS_FILE, lineage
-from transformer_core.study.sweeps import (
-    Swept,
-    combinations_of,
-    family,
-    place,
-    swept_variant,
-    wrong_families,
-    wrong_with,
-)
 
+VARIANTS_FILE = "config/variants.yaml"
 _OF_SWEEPS = frozenset(Sweep.model_fields) - frozenset(Variant.model_fields)
 """Fields that tell a sweep from a variant."""
+
+
+class DerivedVariant(Variant):
+    """A variant that a composition or a sweep makes. Written like any other."""
+
+    owner: str = Field(exclude=True)
+    """Name of the entry that makes it."""
+    places: dict[str, str] = Field(exclude=True)
+    """Where the file says some of its fields, by their dotted names."""
+
+
+def place(name: str, variant: Variant, field: str) -> str:
+    """Where the file says ``field`` of the variant ``name``, such as ``change.model.heads``."""
+    if not isinstance(variant, DerivedVariant):
+        return f"{name}.{field}"
+    said = (there for part, there in variant.places.items() if f"{field}.".startswith(f"{part}."))
+    return next(said, f"{variant.owner}.{field}")
 
 
 class Declared(NamedTuple):
@@ -45,25 +76,25 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:
     is named and unknown, or parents in a circle.
     """
     file = str(path)
-    plain, compositions, sweeps = _entries(read_mapping(path), file)
-    problems = [p for name, sweep in sweeps.items() for p in wrong_with(name, sweep, file)]
-    problems += _names_given_twice({**plain, **compositions}, sweeps, file)
-    for name in (*plain, *compositions):
+    variants, compositions, sweeps = _entries(read_mapping(path), file)
+    problems = [p for name, sweep in sweeps.items() for p in _wrong_with(name, sweep, file)]
+    problems += _names_given_twice({**variants, **compositions}, sweeps, file)
+    for name in (*variants, *compositions):
         if JOINT in name:
             message = f"holds {JOINT}, which joins the names of a composition"
             problems.append(ConfigProblem(file, name, name, message, "rename it"))
     if problems:
         raise ConfigError(problems)
-    variants = _with_derived(plain, compositions, sweeps, file)
+    _derive(variants, compositions, sweeps, file)
     problems = list(_unknown(variants, file))
     for name, sweep in sweeps.items():
-        problems += wrong_families(name, sweep, variants, file)
+        problems += _wrong_families(name, sweep, variants, file)
     if problems:
         raise ConfigError(problems)
     families = {
-        curve: family(sweep, sweep.curves[curve])
+        name: _family(sweep, curve)
         for sweep in sweeps.values()
-        for curve in sweep.curves
+        for name, curve in sweep.curves.items()
     }
     return Declared(variants, families)
 
@@ -87,8 +118,8 @@ def _entries(
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    plain, compositions, sweeps = found
-    return plain, compositions, sweeps
+    variants, compositions, sweeps = found
+    return variants, compositions, sweeps
 
 
 def _names_given_twice(
@@ -97,7 +128,7 @@ def _names_given_twice(
     owner = dict.fromkeys(plain, "an entry of its own")
     families: dict[str, str] = {}
     for name, sweep in sweeps.items():
-        for one in combinations_of(sweep):
+        for one in _swept(sweep):
             if one.name in owner:
                 message = f"makes {one.name}, which is {owner[one.name]} already"
                 remedy = "change names, or the name of a value"
@@ -110,39 +141,33 @@ def _names_given_twice(
             families[curve] = name
 
 
-def _with_derived(
-    plain: dict[str, Variant],
+def _derive(
+    variants: dict[str, Variant],
     compositions: Mapping[str, Composition],
     sweeps: Mapping[str, Sweep],
     file: str,
-) -> dict[str, Variant]:
-    """The variants and those that compositions and sweeps make of them and of each other, in the
-    order in which they are declared."""
-    variants: dict[str, Variant] = dict(plain)
-    composed, swept = (
-        dict(compositions),
-        [(name, one) for name, sweep in sweeps.items() for one in combinations_of(sweep)],
-    )
+) -> None:
+    """Add the variants that compositions and sweeps make of ``variants`` and of each other."""
+    composed = dict(compositions)
+    swept = [(name, one) for name, sweep in sweeps.items() for one in _swept(sweep)]
     while composed or swept:
-        known = set(variants)
+        before = len(variants)
         for name, composition in list(composed.items()):
             if set(composition.parts) <= variants.keys():
-                variants[name] = compose(name, composed.pop(name), variants, file)
+                variants[name] = _compose(name, composed.pop(name), variants, file)
         waiting, swept = swept, []
         for name, one in waiting:
-            found = swept_variant(name, sweeps[name], one, variants.get(one.parent))
-            if found is None:
-                swept.append((name, one))
+            if one.parent in variants:
+                variants[one.name] = _swept_variant(name, sweeps[name], one, variants[one.parent])
             else:
-                variants[one.name] = found
-        if set(variants) == known:
+                swept.append((name, one))
+        if len(variants) == before:
             raise ConfigError(_of_unknown(composed, swept, variants, file))
-    return variants
 
 
 def _of_unknown(
     composed: Mapping[str, Composition],
-    swept: Sequence[tuple[str, Swept]],
+    swept: Iterable[tuple[str, "_Swept"]],
     variants: Mapping[str, Variant],
     file: str,
 ) -> Iterator[ConfigProblem]:
@@ -171,6 +196,296 @@ def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[ConfigProbl
         if isinstance(equivalence, Bitwise) and equivalence.against not in variants:
             field, other = place(name, variant, "equivalence.against"), equivalence.against
             yield ConfigProblem(file, field, other, "is not a variant", nearest(other, variants))
+
+
+def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FILE) -> list[str]:
+    """The variant and its ancestors, oldest first; ConfigError if one is missing or circular."""
+    line: list[str] = []
+    current: str | None = name
+    while current is not None:
+        field = place(line[-1], variants[line[-1]], "parent") if line else current
+        message = remedy = ""
+        if current in line:
+            message = f"is circular: {' -> '.join([*line, current])}"
+            remedy = "break the circle"
+        elif current not in variants:
+            message, remedy = "is not a variant", nearest(current, variants)
+        if message:
+            raise ConfigError([ConfigProblem(file, field, current, message, remedy)])
+        line.append(current)
+        current = variants[current].parent
+    return line[::-1]
+
+
+# Compositions: several variants at once, declared in the file or named by a study.
+
+
+def _compose(
+    name: str, one: Composition, variants: Mapping[str, Variant], file: str
+) -> DerivedVariant:
+    """The variant of a composition whose parts are all among ``variants``.
+
+    Raises ConfigError where two parts set the same field to different values, naming both.
+    """
+    base, others = one.parts[0], one.parts[1:]
+    own = {part: variants[part].change for part in others}
+    problems = list(_conflicts(name, own, file))
+    for position, part in enumerate(one.parts):
+        if part in one.parts[:position]:
+            field, remedy = f"{name}.with[{position}]", "remove one"
+            problems.append(ConfigProblem(file, field, part, "is named twice", remedy))
+    if problems:
+        raise ConfigError(problems)
+    change: dict[str, Any] = {}
+    for laid in (*own.values(), one.change):
+        change = merge(change, laid)
+    every = [variants[part] for part in one.parts]
+    tests = dict.fromkeys(test for part in every for test in part.tests)
+    summaries = " ".join(part.summary for part in every[1:])
+    places = {"parent": f"{name}.with[0]"}
+    for position, laid in enumerate(own.values(), 1):
+        for path, _ in leaves(laid):
+            places.setdefault(".".join(("change", *path)), f"{name}.with[{position}]")
+    return DerivedVariant(
+        parent=base,
+        change=change,
+        equivalence=one.equivalence or _promised(base, every, bool(one.change)),
+        tests=list(tests) if one.tests is None else one.tests,
+        summary=one.summary or f"{base}, with {', '.join(others)}: {summaries}",
+        owner=name,
+        places=places,
+    )
+
+
+def with_compositions(
+    variants: Mapping[str, Variant], names: Iterable[str], file: str = "study"
+) -> dict[str, Variant]:
+    """``variants`` and those of ``names`` that are compositions of them."""
+    found = dict(variants)
+    for name in names:
+        parts = name.split(JOINT)
+        if name not in found and len(parts) > 1 and set(parts) <= found.keys():
+            composition = Composition.model_validate({"with": parts})
+            found[name] = _compose(name, composition, found, file)
+    return found
+
+
+_FORMER = {"published": "as_published", "written_out": "written_out"}
+"""Beginnings of former names of compositions, and the variants that they compose with now."""
+_RENAMED = {
+    "adamw_fused": "adamw",
+    "update_folded": "adamw_with_clipping_folded",
+    "fused_softmax": "attention_fused_softmax",
+    "onednn": "fp32_onednn",
+    "sdpa": "attention_sdpa",
+    "shared_draws": "dropout_shared_draws",
+}
+"""Ends of such names that differ from the names of the variants."""
+
+
+def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, str]:
+    """Explains why a name is not a variant, and what to write instead."""
+    for start, base in _FORMER.items():
+        end = name.removeprefix(f"{start}_")
+        if end != name and (end in _RENAMED or end in variants):
+            now = JOINT.join((base, _RENAMED.get(end, end)))
+            parts = ", ".join(now.split(JOINT))
+            return "is now a composition", f"write {{with: [{parts}]}}, whose name is {now}"
+    for part in name.split(JOINT):
+        if JOINT in name and part not in variants:
+            return f"is composed with {part}, which is not a variant", nearest(part, variants)
+    return "is not a variant", nearest(name, variants)
+
+
+def leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every field of a change that is not a section, with its path."""
+    if isinstance(change, dict) and change:
+        for key, value in change.items():
+            yield from leaves(value, (*path, key))
+    elif path:
+        yield path, change
+
+
+def contradiction(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> tuple[str, ...] | None:
+    """The first field that two changes, given as their leaves, set to different values."""
+    return next((path for path, value in one.items() if other.get(path, value) != value), None)
+
+
+def loosest(classes: Sequence[ClassOfEquivalence]) -> ClassOfEquivalence:
+    """The class that asks least, of two alike the first; tolerance if there is none."""
+    order: list[type] = [Bitwise, Tolerance, Statistical, Different]
+    return max(classes, key=lambda one: order.index(type(one)), default=Tolerance(kind="tolerance"))
+
+
+def _conflicts(name: str, own: Mapping[str, dict[str, Any]], file: str) -> Iterator[ConfigProblem]:
+    for one, other in combinations(own, 2):
+        first, second = dict(leaves(own[one])), dict(leaves(own[other]))
+        if (path := contradiction(first, second)) is not None:
+            message = (
+                f"set {'.'.join(path)} differently: {one} to {first[path]}, "
+                f"{other} to {second[path]}"
+            )
+            remedy = f"leave {one} or {other} out"
+            yield ConfigProblem(file, f"{name}.with", f"{one}, {other}", message, remedy)
+
+
+def _promised(base: Name, every: Sequence[Variant], changed: bool) -> ClassOfEquivalence:
+    """How closely a composition of ``every`` must train the same model: as its loosest part. If
+    all parts after the first change no number, it must equal the first to the last bit."""
+    others = [part.equivalence for part in every[1:]]
+    if others and not changed and all(isinstance(each, Bitwise) for each in others):
+        return Bitwise(kind="bitwise", against=base, reason=others[0].reason)
+    found = loosest([part.equivalence for part in every])
+    if isinstance(found, Bitwise):
+        return Tolerance(kind="tolerance")
+    alike = [each.equivalence for each in every if type(each.equivalence) is type(found)]
+    reasons = " ".join(dict.fromkeys(each.reason for each in alike))
+    return found.model_copy(update={"reason": reasons})
+
+
+# Sweeps: one technique with several values, and the families over them.
+
+
+class _Swept(NamedTuple):
+    """The variant that one combination of a parent and a value yields."""
+
+    name: str
+    parent: str
+    value: SweepValue
+    parent_at: int
+    value_at: int
+
+
+def _swept(sweep: Sweep) -> Iterator[_Swept]:
+    """Every parent with every value, with the name of its variant."""
+    for parent_at, parent in enumerate(sweep.parents):
+        for value_at, value in enumerate(sweep.values):
+            name = sweep.names.format(parent=parent, value=_in_names(value))
+            yield _Swept(name, parent, value, parent_at, value_at)
+
+
+def _swept_variant(name: str, sweep: Sweep, one: _Swept, parent: Variant) -> DerivedVariant:
+    change: Any = one.value.value
+    for part in reversed(sweep.field.split(".")):
+        change = {part: change}
+    text = one.value.text if one.value.text is not None else _number(one.value.value)
+    return DerivedVariant(
+        parent=one.parent,
+        change=merge(sweep.change, change),
+        equivalence=sweep.equivalence or parent.equivalence,
+        tests=parent.tests if sweep.tests is None else sweep.tests,
+        summary=sweep.summary.format(parent=parent.summary, value=text),
+        owner=name,
+        places={
+            "parent": f"{name}.parents[{one.parent_at}]",
+            f"change.{sweep.field}": f"{name}.values[{one.value_at}]",
+        },
+    )
+
+
+def _family(sweep: Sweep, curve: Curve) -> Family:
+    """The family of a curve: the variants of one parent by value, and the curve's ``others``."""
+    parent = curve.parent or sweep.parents[0]
+    own = "{value}" in curve.reference
+    members = {}
+    for value in sweep.values:
+        label, at = _in_names(value), _on_axis(value)
+        members[at] = {
+            "value": at,
+            "variant": sweep.names.format(parent=parent, value=label),
+            "reference": curve.reference.format(value=label) if own else None,
+        }
+    members |= {other.value: other.model_dump() for other in curve.others}
+    return Family.model_validate(
+        {
+            **curve.model_dump(include={"title", "unit", "summary", "scale"}),
+            "reference": None if own else curve.reference,
+            "field": sweep.field,
+            "as_in_study": [other.variant for other in curve.others],
+            "members": [members[at] for at in sorted(members, key=float)],
+        }
+    )
+
+
+def _wrong_with(name: str, sweep: Sweep, file: str) -> Iterator[ConfigProblem]:
+    """Problems of a sweep that can be found without knowing the variants."""
+    if sweep.field not in _fields():
+        remedy = nearest(sweep.field, _fields())
+        message = "is not a field that a variant can change"
+        yield ConfigProblem(file, f"{name}.field", sweep.field, message, remedy)
+    for one in _swept(sweep):
+        try:
+            TypeAdapter(Name).validate_python(one.name)
+        except ValidationError:
+            message = f"makes the name {one.name}, which is not a valid variant name"
+            remedy = "use lower-case letters, digits and underscores, 64 at most: give it a name"
+            field = f"{name}.values[{one.value_at}]"
+            yield ConfigProblem(file, field, one.value.value, message, remedy)
+    for key, curve in sweep.curves.items():
+        if curve.parent is not None and curve.parent not in sweep.parents:
+            field, remedy = f"{name}.curves.{key}.parent", nearest(curve.parent, sweep.parents)
+            yield ConfigProblem(file, field, curve.parent, "is not a parent of the sweep", remedy)
+        yield from _off_the_axis(name, sweep, key, file)
+
+
+def _wrong_families(
+    name: str, sweep: Sweep, variants: Mapping[str, Variant], file: str
+) -> Iterator[ConfigProblem]:
+    """References and other members of the curves of a sweep that are no variants."""
+    for key, curve in sweep.curves.items():
+        named = {"reference": curve.reference}
+        if "{value}" in curve.reference:
+            every = (curve.reference.format(value=_in_names(value)) for value in sweep.values)
+            named["reference"] = next((one for one in every if one not in variants), "")
+        for position, other in enumerate(curve.others):
+            named[f"others[{position}].variant"] = other.variant
+            named[f"others[{position}].reference"] = other.reference or ""
+            if other.reference is None and "{value}" in curve.reference:
+                field = f"{name}.curves.{key}.others[{position}].reference"
+                message = f"is missing: {other.variant} has nothing to be compared with"
+                yield ConfigProblem(file, field, None, message, "name a variant")
+        for field, variant in named.items():
+            if variant and variant not in variants:
+                field, remedy = f"{name}.curves.{key}.{field}", nearest(variant, variants)
+                yield ConfigProblem(file, field, variant, "is not a variant", remedy)
+
+
+def _off_the_axis(name: str, sweep: Sweep, curve: str, file: str) -> Iterator[ConfigProblem]:
+    seen = {other.value for other in sweep.curves[curve].others}
+    here: set[Any] = set()
+    for position, value in enumerate(sweep.values):
+        at, field = _on_axis(value), f"{name}.values[{position}].at"
+        if isinstance(at, str) or at <= 0:
+            message = f"has no place on the curve {curve}, whose values are numbers above 0"
+            yield ConfigProblem(file, field, at, message, "add at: the number on its axis")
+        elif at in here:
+            message = "stands where another value of the curve does"
+            yield ConfigProblem(file, field, at, message, "give another number")
+        here.add(at)
+    if len(here | seen) == 1:
+        message, remedy = "has one member, which is not a curve", "add values, or others"
+        yield ConfigProblem(file, f"{name}.curves.{curve}", None, message, remedy)
+
+
+def _in_names(value: SweepValue) -> str:
+    """A value as the names of variants write it."""
+    return value.name if value.name is not None else _number(value.value)
+
+
+def _on_axis(value: SweepValue) -> Any:
+    """Where a value stands on a curve."""
+    return value.at if value.at is not None else value.value
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """The fields of a run spec that a variant may change, dotted."""
+    paths = (path for path in paths_of(RunSpec) if len(path) > 1 and path[0] not in DATA_SECTIONS)
+    return frozenset(map(".".join, paths))
 
 
 def table(declared: Declared) -> list[tuple[str, ...]]:

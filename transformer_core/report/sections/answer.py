@@ -34,7 +34,7 @@ from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfa
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.tried import changed_settings, changes, summarise
-from transformer_core.study.combinations import combine
+from transformer_core.study.resolve import combine
 
 
 @dataclass(frozen=True)

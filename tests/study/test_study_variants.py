@@ -9,9 +9,8 @@ import yaml
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
-from transformer_core.study.compositions import with_compositions
 from transformer_core.study.resolve import check_study, resolve, resolve_all
-from transformer_core.study.variants import read_variants
+from transformer_core.study.variants import read_variants, with_compositions
 
 ENTRIES: dict[str, dict[str, Any]] = {
     # Parts may stand below what is composed of them.
