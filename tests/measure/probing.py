@@ -21,9 +21,9 @@ def look(item: str) -> Found:
 
 PROBES.clear()
 PROBES["items"] = Probe(look, 60, lambda: ["one", "dies", "fails", "two"], needs_device=False)
-PROBES["hanging"] = Probe(look, 25, lambda: ["first", "hangs", "never"], needs_device=False)
+PROBES["hanging"] = Probe(look, 2.0, lambda: ["first", "hangs", "never"], needs_device=False)
 PROBES["device"] = Probe(look, 60, lambda: ["one", "two"])
-first_contact.NAME = "tests.measure.probing"
+first_contact.START_SECONDS = 0.0
 
 if __name__ == "__main__":
     first_contact.main()

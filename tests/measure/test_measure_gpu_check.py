@@ -10,11 +10,12 @@ import torch
 
 from schemas.errors import Unsupported
 from schemas.results.gpu_check import GpuTests
-from transformer_core.measure.gpu_check import device_facts, device_tests, no_device
+from transformer_core.measure.gpu_check import device_facts, device_tests
 from transformer_core.measure.gpu_check.attention_truth import (
     all_finite,
     dropped_share,
     measure,
+    padding,
     relative_error,
 )
 from transformer_core.models.attention import reference_attention
@@ -39,8 +40,6 @@ def test_a_share_rounded_to_a_sixteenth_is_found_out() -> None:
 
 
 def test_a_kernel_that_forgets_the_mask_is_found_out() -> None:
-    from transformer_core.measure.gpu_check.attention_truth import padding
-
     def forgets(q, k, v, mask, causal, dropout):  # type: ignore[no-untyped-def]
         return reference_attention(q, k, v, None, causal, dropout)
 
@@ -64,7 +63,7 @@ def test_without_a_gpu_both_are_unsupported_with_the_reason() -> None:
     device_tests.run(1.0, told.append)
     (tests,) = told
     assert (tests.status, tests.passed) == ("unsupported", 0)
-    assert tests.reason == measure().reason == no_device.no_device()
+    assert tests.reason == measure().reason == device_facts.no_device()
     assert "there is no CUDA device that torch can use: " in str(tests.reason)
 
 
@@ -109,8 +108,14 @@ def test_a_file_that_breaks_or_hangs_leaves_the_others(
         (folder / name).write_text(head + "# mark.gpu\n" + text)
     (folder / "test_others.py").write_text("def test_that_needs_none():\n    pass\n")
     assert device_tests.files()[-1].name == "test_compiled.py"
+    run_file = device_tests.run_file
+
+    def impatient(path: Path, limit: float) -> GpuTests:
+        return run_file(path, 0.5 if path.name == "test_hangs.py" else limit)
+
+    monkeypatch.setattr(device_tests, "run_file", impatient)
     told: list[GpuTests] = []
-    device_tests.run(20.0, told.append)
+    device_tests.run(120.0, told.append)
     assert len(told) == 1 + 5, "a state before the first file, and one after each"
     assert told[-1].status == "ok"
     assert told[-1].passed == 1
@@ -119,7 +124,7 @@ def test_a_file_that_breaks_or_hangs_leaves_the_others(
         "test_dies.py",
         "test_hangs.py",
     ]
-    assert "not done after 20 s" in failed["tests/models/test_hangs.py"]
+    assert "not done after 0.5 s" in failed["tests/models/test_hangs.py"]
     assert any("a_package_that_is_not_here" in text for text in failed.values())
     assert any(name.endswith("test_fails") for name in failed)
     assert [len(state.failed) for state in told] == [0, 1, 2, 3, 4, 4]
@@ -160,7 +165,7 @@ def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason() -> None:
     ]
     for one in found.facts:
         assert (one.status, one.holds) == ("unsupported", None)
-        assert one.reason == no_device.no_device()
+        assert one.reason == device_facts.no_device()
     assert {"platform", "torch build", "architectures"} <= found.versions.keys()
     assert any(name.startswith("package ") for name in found.versions)
 
@@ -171,7 +176,7 @@ def test_a_driver_that_is_too_old_is_the_reason_of_every_line(
     def refuse(machine: object) -> None:
         raise Unsupported("driver 550 is too old")
 
-    monkeypatch.setattr(no_device, "require_usable_gpus", refuse)
+    monkeypatch.setattr(device_facts, "require_usable_gpus", refuse)
     reasons = {one.reason for one in device_facts.measure().facts}
     assert reasons == {"driver 550 is too old"}
     assert measure().reason == device_tests.missing() == "driver 550 is too old"
@@ -221,19 +226,16 @@ def test_the_other_package_of_nvml_may_stand_beside(
     (folder / "pynvml.py").write_text("")
     asked = []
 
-    class Process:
-        returncode = 0
+    def start(call: str, path: Path) -> subprocess.Popen[str]:
+        asked.append((call, path))
+        words = ["echo", '{"names": ["H100"], "used": 5, "reserved": 4}']
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-        def communicate(self, timeout: float) -> tuple[str, str]:
-            return '{"names": ["H100"], "used": 5, "reserved": 4}', ""
-
-    monkeypatch.setattr(
-        device_facts, "_run", lambda module, path: asked.append((module, path)) or Process()
-    )
+    monkeypatch.setattr(device_facts, "_start", start)
     holds, said = device_facts.nvml_by("nvidia-ml-py3")
     assert holds
     assert said.startswith("nvidia-ml-py3: {")
-    assert asked == [("nvml_look", folder)]
+    assert asked == [("nvml_look()", folder)]
 
 
 def test_a_line_that_breaks_does_not_break_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

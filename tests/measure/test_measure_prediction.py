@@ -278,10 +278,10 @@ def unpredicted(spec: RunSpec, *_: object) -> Prediction:
 def test_a_failed_probe_of_the_context_ends_no_prediction(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(device: torch.device) -> dict[str, int | None]:
-        raise subprocess.CalledProcessError(1, "process_context")
+    def fails(command: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, command)
 
-    monkeypatch.setattr(job, "measured_context", fails)
+    monkeypatch.setattr(subprocess, "run", fails)
     monkeypatch.setattr(job, "predict", unpredicted)
     spec = tmp_path / "spec.json"
     spec.write_text(memory_spec().canonical_json())

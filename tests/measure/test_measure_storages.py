@@ -1,5 +1,8 @@
-"""Storages from their first to their last moment, and what they are for."""
+"""The memory of a followed step: storages, what they are for, and torch's own count."""
 
+import threading
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +15,7 @@ from transformer_core.observe.followed_step import (
     Storage,
     StorageTracker,
 )
+from transformer_core.observe.milestones import CpuAllocations
 
 N = 1000
 SIZE = 4 * N
@@ -150,3 +154,40 @@ def test_the_timeline_keeps_the_peak_and_the_order() -> None:
     assert positions == sorted(positions)
     assert 0 <= positions[0] <= positions[-1] <= 1
     assert max(point.parts.total_bytes for point in timeline) == 100
+
+
+def test_allocations_are_counted_at_marks_and_between_them() -> None:
+    with CpuAllocations() as counted:
+        counted.mark("start")
+        x = torch.ones(N)
+        counted.mark("one")
+        y = x + torch.ones(N)
+        counted.mark("two")
+        del y
+        counted.mark("two")  # the first of equal marks counts
+        x.sort()
+        counted.mark("end")
+    assert [counted.at(mark) for mark in ("start", "one", "two", "end")] == [
+        0,
+        SIZE,
+        2 * SIZE,
+        SIZE,
+    ]
+    assert counted.at("never") is None
+    # A mark takes 4 bytes for a moment.
+    assert counted.peak("start", "one") == pytest.approx(SIZE, abs=4)
+    assert counted.peak("one", "two") == pytest.approx(3 * SIZE, abs=4)
+    assert counted.peak("two", "end") >= SIZE + 3 * SIZE, "values and positions of the sort"
+
+
+def test_what_another_thread_gives_back_is_gone() -> None:
+    """The profiler knows nothing of that thread, like of those of gloo."""
+    with CpuAllocations() as counted:
+        counted.mark("start")
+        held = [torch.ones(N)]
+        counted.mark("there")
+        release = threading.Thread(target=held.clear)
+        release.start()
+        release.join()
+        counted.mark("gone")
+    assert (counted.at("there"), counted.at("gone")) == (SIZE, 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_core.measure import process_context
+from transformer_core.measure import predicted_memory
 from transformer_core.parallel import nvml
 
 ROOT = Path(__file__).parents[2]
@@ -237,7 +237,7 @@ def test_memory_of_this_process_beside_other_jobs(
     monkeypatch.setattr(nvml, "cuda_uuid", lambda index: IDS[0])
     monkeypatch.setattr(nvml, "process_memory", lambda identity: mine)
     monkeypatch.setattr(nvml, "memory_by_uuid", lambda: {IDS[0]: 510})
-    assert process_context.read(torch.device("cuda", 0), {IDS[0]: 10}) == expected
+    assert predicted_memory.held_bytes(torch.device("cuda", 0), {IDS[0]: 10}) == expected
 
 
 def test_importing_it_does_not_import_torch() -> None:

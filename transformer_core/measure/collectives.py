@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -124,81 +125,52 @@ class Exchange:
     """All buffers that it reads and writes."""
 
 
-Make = Callable[[int, int, int, torch.device], Exchange]
-"""From elements of the largest buffer, rank, ranks and device to an exchange."""
+def exchange(name: str, count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
+    """The collective ``name`` of a rank, with ``count`` elements in the largest buffer."""
+
+    def filled(value: float, size: int = count) -> Tensor:
+        return torch.full((size,), value, device=device)
+
+    def parts(first: bool) -> list[Tensor] | None:
+        return list(whole.chunk(ranks)) if first else None
+
+    share, first = count // ranks, rank == 0
+    all_of_them = ranks * (ranks + 1) / 2
+    values, own, whole = filled(rank + 1.0), filled(7.0, share), filled(0.0)
+    match name:
+        case "broadcast":
+            return Exchange(lambda: dist.broadcast(values, src=0), values, 1.0, [values])
+        case "scatter":
+            # Part r of equal parts holds r + 1.
+            whole = torch.arange(1.0, ranks + 1, device=device).repeat_interleave(share)
+            given = parts(first)
+            return Exchange(lambda: dist.scatter(own, given, 0), own, rank + 1.0, [own, whole])
+        case "gather":
+            taken, result = parts(first), whole if first else None
+            return Exchange(lambda: dist.gather(own, taken, 0), result, 7.0, [own, whole])
+        case "reduce":
+            result = values if first else None
+            return Exchange(lambda: dist.reduce(values, dst=0), result, all_of_them, [values])
+        case "all_gather":
+            gather = dist.all_gather_into_tensor
+            return Exchange(lambda: gather(whole, own), whole, 7.0, [own, whole])
+        case "reduce_scatter":
+            scatter = dist.reduce_scatter_tensor
+            return Exchange(lambda: scatter(own, values), own, all_of_them, [own, values])
+        case "all_reduce":
+            return Exchange(lambda: dist.all_reduce(values), values, all_of_them, [values])
+        case _:
+            group = dist.group.WORLD
+            assert group is not None
+            ring = partial(ring_all_reduce, values, group)
+            return Exchange(ring, values, all_of_them, [values])
 
 
-def _broadcast(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    values = torch.full((count,), float(rank + 1), device=device)
-    return Exchange(lambda: dist.broadcast(values, src=0), values, 1.0, [values])
-
-
-def _scatter(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    own = torch.zeros(count // ranks, device=device)
-    whole = _numbered(count, ranks, device)
-    parts = list(whole.chunk(ranks)) if rank == 0 else None
-    return Exchange(lambda: dist.scatter(own, parts, src=0), own, rank + 1.0, [own, whole])
-
-
-def _gather(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    own = torch.full((count // ranks,), 7.0, device=device)
-    whole = torch.zeros(count, device=device)
-    parts = list(whole.chunk(ranks)) if rank == 0 else None
-    result = whole if rank == 0 else None
-    return Exchange(lambda: dist.gather(own, parts, dst=0), result, 7.0, [own, whole])
-
-
-def _reduce(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    values = torch.full((count,), float(rank + 1), device=device)
-    result = values if rank == 0 else None
-    return Exchange(lambda: dist.reduce(values, dst=0), result, _sum(ranks), [values])
-
-
-def _all_gather(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    own = torch.full((count // ranks,), 7.0, device=device)
-    whole = torch.zeros(count, device=device)
-    return Exchange(lambda: dist.all_gather_into_tensor(whole, own), whole, 7.0, [own, whole])
-
-
-def _reduce_scatter(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    own = torch.zeros(count // ranks, device=device)
-    whole = torch.full((count,), float(rank + 1), device=device)
-    buffers = [own, whole]
-    return Exchange(lambda: dist.reduce_scatter_tensor(own, whole), own, _sum(ranks), buffers)
-
-
-def _all_reduce(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    values = torch.full((count,), float(rank + 1), device=device)
-    return Exchange(lambda: dist.all_reduce(values), values, _sum(ranks), [values])
-
-
-def _ring_all_reduce(count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
-    values = torch.full((count,), float(rank + 1), device=device)
-    group = dist.group.WORLD
-    assert group is not None
-    return Exchange(lambda: ring_all_reduce(values, group), values, _sum(ranks), [values])
-
-
-def _numbered(count: int, ranks: int, device: torch.device) -> Tensor:
-    """Part r of ``ranks`` equal parts holds r + 1."""
-    return torch.arange(1.0, ranks + 1, device=device).repeat_interleave(count // ranks)
-
-
-def _sum(ranks: int) -> float:
-    return ranks * (ranks + 1) / 2
-
-
-COLLECTIVES: dict[str, Make] = {
-    "broadcast": _broadcast,
-    "scatter": _scatter,
-    "gather": _gather,
-    "reduce": _reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_reduce": _all_reduce,
-    "ring_all_reduce": _ring_all_reduce,
-}
-"""The collective operations by name; the last one is this project's own."""
+COLLECTIVES = (
+    *("broadcast", "scatter", "gather", "reduce"),
+    *("all_gather", "reduce_scatter", "all_reduce", "ring_all_reduce"),
+)
+"""The collective operations; the last one is this project's own."""
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -221,16 +193,17 @@ def measure(strategy: ProcessGroupStrategy, limits: Limits) -> list[tuple[object
     """A row of :data:`schemas.results.COLLECTIVE_COLUMNS` per operation and size, on every rank."""
     process = strategy.process
     rows: list[tuple[object, ...]] = []
-    for name, make in COLLECTIVES.items():
+    for name in COLLECTIVES:
         for count in sizes(limits, process.world_size):
-            exchange = make(count, process.rank, process.world_size, process.device)
-            exchange.run()
-            error = _error(exchange)
-            for buffer in exchange.buffers:
+            made = exchange(name, count, process.rank, process.world_size, process.device)
+            made.run()
+            wrong = made.result - made.expected if made.result is not None else torch.zeros(1)
+            error = float(wrong.abs().max())
+            for buffer in made.buffers:
                 buffer.zero_()  # sums of sums would overflow
-            once = min(_seconds(exchange, strategy, 1) for _ in range(2))
+            once = min(_seconds(made, strategy, 1) for _ in range(2))
             calls = max(1, min(_MOST_CALLS, round(limits.seconds / READINGS / once)))
-            seconds = min(_seconds(exchange, strategy, calls) for _ in range(READINGS))
+            seconds = min(_seconds(made, strategy, calls) for _ in range(READINGS))
             worst = max(value for (value,) in strategy.gather([error]))
             bandwidth = 4 * count / seconds
             bus = bandwidth * bus_factor(name, process.world_size)
@@ -250,12 +223,6 @@ def _seconds(exchange: Exchange, strategy: ProcessGroupStrategy, calls: int) -> 
         torch.cuda.synchronize(strategy.device)
     mine = (time.perf_counter() - began) / calls
     return max(seconds for (seconds,) in strategy.gather([mine]))
-
-
-def _error(exchange: Exchange) -> float:
-    if exchange.result is None:
-        return 0.0
-    return float((exchange.result - exchange.expected).abs().max())
 
 
 def work(order: CollectivesOrder, program: Program) -> None:

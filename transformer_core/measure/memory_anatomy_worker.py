@@ -134,10 +134,8 @@ def followed(training: Training, translate: bool = True) -> Followed:
     """Runs the same steps with every tensor tracked, and analyses the last one. Then, on request,
     translates a batch."""
     device = training.process.device
-    counted: CudaAllocations | CpuAllocations
-    deaths: list[tuple[int, int]] = []
-    counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations(deaths)
-    with StorageTracker(device.type, deaths if device.type == "cpu" else None) as tracker:
+    counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations()
+    with StorageTracker(device.type) as tracker:
         with counted, _callbacks_here(device):
 
             def mark(moment: str) -> None:

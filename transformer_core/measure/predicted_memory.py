@@ -1,32 +1,45 @@
 """The memory that run specs need, without running them.
 
-The tensors are those of two steps and a validation on tensors without memory; what a process takes
-besides is measured once on this machine. Without the corpus, batches are the largest that the settings allow.
+The tensors are those of two steps and a validation on tensors without memory. Without the corpus,
+batches are the largest that the settings allow. What a process takes besides (libraries, code that
+is loaded when it first runs, threads and, on a GPU, the CUDA context) is measured once on this
+machine: ``python -m transformer_core.measure.predicted_memory cpu`` trains a model of next to
+nothing for a step.
 """
 
 import json
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+import torch.distributed as dist
 
 from schemas.config.parallel import DataParallel, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from schemas.results import PredictedMemory, Prediction, ShardManifest
+from schemas.results import BatchShape, PredictedMemory, Prediction, ShardManifest
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.machine.hardware import read_hardware
+from transformer_core.measure.heaviest_batch import blank_batch
 from transformer_core.measure.memory_fit import doubt
 from transformer_core.measure.memory_prediction import predict_ranks
-from transformer_core.measure.process_context import measured_context
+from transformer_core.models.registry import build_model
+from transformer_core.parallel import nvml
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.topology import Process
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.statuses import classify
+from transformer_core.training.assemble import equip
+from transformer_core.training.loop import optimizer_step
 
 Contexts = dict[str, dict[str, int | None]]
 """Bytes that a process takes, by kind of device, then by kind of run."""
@@ -98,14 +111,66 @@ def notes(spec: RunSpec, device: torch.device) -> list[str]:
     return found
 
 
-def _context(device: torch.device) -> dict[str, int | None]:
-    """The memory of a process; unknown where the probe fails, which does not prevent a
-    prediction."""
+def measured_context(device: str) -> dict[str, int | None]:
+    """Bytes on a ``device`` of a process of a ``single`` and of a ``distributed`` run: the resident
+    set on a CPU, NVML's number on a GPU, null where NVML does not tell. Empty where the probe
+    fails, which does not prevent a prediction."""
+    command = [sys.executable, "-m", "transformer_core.measure.predicted_memory", device]
     try:
-        return measured_context(device)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found: dict[str, int | None] = json.loads(done.stdout)
+        return found
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("the memory of a process on %s is unknown: %s", device, error)
         return {}
+
+
+def held_bytes(device: torch.device, before: dict[str, int]) -> int | None:
+    """The memory this process holds now; ``before`` is what the GPUs held when it had nothing."""
+    if device.type != "cuda":
+        return int(psutil.Process().memory_info().rss)
+    torch.cuda.synchronize(device)
+    identity = nvml.cuda_uuid(device.index or 0) or ""
+    processes = nvml.process_memory(identity)
+    used = processes.get(os.getpid())
+    # In a container NVML has other numbers for processes, or none. The whole device then tells,
+    # unless another job is on it, which may grow meanwhile.
+    after = nvml.memory_by_uuid().get(identity)
+    if used is None and identity in before and after is not None and len(processes) < 2:
+        used = after - before[identity]
+    return None if used is None else used - torch.cuda.memory_reserved(device)
+
+
+def train_a_step(kind: str, device: torch.device) -> None:
+    """One step of a small model under a strategy."""
+    spec = RunSpec.model_validate(
+        {
+            "variant": "context",
+            "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2},
+            "parallel": {"kind": kind},
+            "machine": {"device": device.type, "devices_per_node": 1},
+        }
+    )
+    process = Process(0, 1, 0, 1, device)
+    model = build_model(spec.model, 300).to(device)
+    strategy = build_strategy(spec.parallel, process, spec.machine, spec.training.accumulation)
+    trainer = equip(spec, process, strategy, model)
+    shape = BatchShape(rows=2, source_tokens=4, target_tokens=4)
+    optimizer_step(trainer, blank_batch([shape], device), 1e-4)
+
+
+def measure_context(device: torch.device) -> dict[str, int | None]:
+    """:func:`measured_context`, in a process that has done nothing else."""
+    before = nvml.memory_by_uuid()
+    found = {}
+    train_a_step("single", device)
+    found["single"] = held_bytes(device, before)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    train_a_step("ddp", device)
+    found["distributed"] = held_bytes(device, before)
+    dist.destroy_process_group()
+    return found
 
 
 def tell(prediction: Prediction) -> str:
@@ -149,7 +214,7 @@ class PredictMemory(Job):
         if self.context:
             kinds = {device_of(spec).type for spec in specs}
             here = kinds if torch.cuda.is_available() else kinds - {"cuda"}
-            contexts = {kind: _context(torch.device(kind)) for kind in sorted(here)}
+            contexts = {kind: measured_context(kind) for kind in sorted(here)}
         predictions: list[Prediction] = []
         known: dict[str, Prediction] = {}
         for spec in specs:
@@ -164,3 +229,7 @@ class PredictMemory(Job):
         if self.output is not None:
             result = PredictedMemory(predictions=predictions)
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_context(torch.device(sys.argv[1]))))

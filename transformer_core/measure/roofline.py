@@ -10,13 +10,15 @@ none, never that of a similar one. Numbers of matrix units are dense, which is h
 sheets print "with sparsity", with 32-bit accumulation.
 """
 
+import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -183,74 +185,16 @@ class RooflineJob(Job):
 _READING_SECONDS = 0.005
 """Least seconds between two readings of the clock, however short a call is."""
 
-_TERA = 1e12
-
-_GIGA = 1e9
-
-_V100 = "NVIDIA V100 Tensor Core GPU data sheet, 2020"
-
-_A100 = "NVIDIA A100 Tensor Core GPU data sheet, 2022"
-
-_A100_40 = "NVIDIA A100 Tensor Core GPU Architecture white paper, 2020"
-
-_GA102 = "NVIDIA Ampere GA102 GPU Architecture white paper, 2021"
-
-_ADA = "NVIDIA Ada GPU Architecture white paper, 2023"
-
-_L4 = "NVIDIA L4 Tensor Core GPU data sheet, 2023"
-
-_L40S = "NVIDIA L40S GPU data sheet, 2023"
-
-_H100 = "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023"
-
-_H100_NVL = "NVIDIA H100 NVL GPU product brief, 2024"
-
-_H200 = "NVIDIA H200 Tensor Core GPU data sheet, 2024"
-
-# Product names; TFLOP/s of fp32, tf32, bf16 and fp16 (None: not in hardware); GB/s; source.
-_TABLE: tuple[
-    tuple[
-        tuple[str, ...], tuple[float | None, float | None, float | None, float | None], float, str
-    ],
-    ...,
-] = (
-    (
-        ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
-        (15.7, None, None, 125),
-        900,
-        _V100,
-    ),
-    (("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), (19.5, 156, 312, 312), 1555, _A100_40),
-    (("NVIDIA A100 80GB PCIe",), (19.5, 156, 312, 312), 1935, _A100),
-    (("NVIDIA A100-SXM4-80GB",), (19.5, 156, 312, 312), 2039, _A100),
-    (("NVIDIA GeForce RTX 3090",), (35.6, 35.6, 71, 71), 936, _GA102),
-    (("NVIDIA GeForce RTX 4090",), (82.6, 82.6, 165.2, 165.2), 1008, _ADA),
-    (("NVIDIA L4",), (30.3, 60, 121, 121), 300, _L4),
-    (("NVIDIA L40S",), (91.6, 183, 362, 362), 864, _L40S),
-    (("NVIDIA H100 80GB HBM3",), (66.9, 494.7, 989.4, 989.4), 3352, _H100),
-    (("NVIDIA H100 PCIe",), (51.2, 378, 756, 756), 2000, _H100),
-    (("NVIDIA H100 NVL",), (60, 417.5, 835.5, 835.5), 3938, _H100_NVL),
-    (("NVIDIA H200",), (67, 494.5, 989.5, 989.5), 4800, _H200),
-    (("NVIDIA H200 NVL",), (60, 417.5, 835.5, 835.5), 4800, _H200),
-)
-
-_FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")
-
 
 def vendor_peaks() -> Iterator[VendorPeak]:
-    """All devices of the table."""
-    for names, rates, bandwidth, source in _TABLE:
-        flops = {
-            number_format: rate * _TERA
-            for number_format, rate in zip(_FORMATS, rates, strict=True)
-            if rate is not None
-        }
-        for name in names:
+    """All devices of the table: TFLOP/s by format, none for one that is not in hardware."""
+    with Path(__file__).with_name("vendor_peaks.csv").open(newline="") as stream:
+        for row in csv.DictReader(stream):
             yield VendorPeak(
-                device=name,
-                flops_per_second=flops,
-                bytes_per_second=bandwidth * _GIGA,
-                source=source,
+                device=row["device"],
+                flops_per_second={f: float(row[f]) * 1e12 for f in FORMATS if row[f]},
+                bytes_per_second=float(row["gigabytes per second"]) * 1e9,
+                source=row["source"],
             )
 
 
@@ -261,12 +205,8 @@ def vendor_peak(device: str) -> VendorPeak | None:
 
 FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")
 
-_DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of the other formats, the tensors have 32 bits."""
 
 _PATIENCE = 2.0
 """Calls that would take longer than this multiple of the time allowed for all repetitions are
@@ -279,7 +219,7 @@ def matrix_rate(
     """The best rate over square matrices up to ``largest`` and the flat ones of a Transformer."""
     best: tuple[float, list[int]] | None = None
     reason = None
-    dtype = _DTYPES[number_format]
+    dtype = _DTYPES.get(number_format, torch.float32)
     try:
         # Libraries may have a fast kernel for one of the two only: with the second factor as it
         # is, or transposed as linear layers keep it.
@@ -352,9 +292,6 @@ def _product(
     return lambda: torch.mm(left, right)
 
 
-_MEBI = 2**20
-
-
 def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[Bandwidth]:
     """Copy and triad (McCalpin's STREAM) over arrays of 32-bit numbers."""
     count = array_bytes // 4
@@ -368,17 +305,15 @@ def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[
     def triad() -> None:
         torch.add(b, c, alpha=3.0, out=a)
 
-    operations: list[tuple[Literal["copy", "triad"], Callable[[], None], int]]
-    operations = [("copy", copy, 2), ("triad", triad, 3)]
-    return [
-        Bandwidth(
-            operation=operation,
-            threads=threads,
-            bytes_per_second=arrays * 4 * count / watch.best(call),
-            array_bytes=4 * count,
+    def found(
+        operation: Literal["copy", "triad"], call: Callable[[], None], arrays: int
+    ) -> Bandwidth:
+        rate, size = arrays * 4 * count / watch.best(call), 4 * count
+        return Bandwidth(
+            operation=operation, threads=threads, bytes_per_second=rate, array_bytes=size
         )
-        for operation, call, arrays in operations
-    ]
+
+    return [found("copy", copy, 2), found("triad", triad, 3)]
 
 
 def array_size(device: torch.device) -> int:
@@ -386,7 +321,7 @@ def array_size(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return min(2**30, free // 8)
-    largest = max(4 * hardware.last_level_cache_bytes(), 64 * _MEBI)
+    largest = max(4 * hardware.last_level_cache_bytes(), 64 * 2**20)
     return min(largest, hardware.usable_memory_bytes() // 32)
 
 
@@ -394,21 +329,12 @@ def transfers(watch: Stopwatch, size: int) -> list[Transfer]:
     """Copies of ``size`` bytes between a GPU and pinned and pageable memory of the host."""
     on_device = torch.rand(size // 4, device=watch.device)
     found = []
-    kinds: list[tuple[Literal["pinned", "pageable"], bool]]
-    kinds = [("pinned", True), ("pageable", False)]
-    for memory, pinned in kinds:
-        on_host = torch.rand(size // 4).pin_memory() if pinned else torch.rand(size // 4)
-
-        def to_device(host: torch.Tensor = on_host) -> None:
-            on_device.copy_(host, non_blocking=True)
-
-        def to_host(host: torch.Tensor = on_host) -> None:
-            host.copy_(on_device, non_blocking=True)
-
-        directions: list[tuple[Literal["host_to_device", "device_to_host"], Callable[[], None]]]
-        directions = [("host_to_device", to_device), ("device_to_host", to_host)]
-        found += [
-            Transfer(direction=direction, memory=memory, bytes_per_second=size / watch.best(call))
-            for direction, call in directions
-        ]
+    for memory in get_args(Transfer.model_fields["memory"].annotation):
+        on_host = torch.rand(size // 4)
+        on_host = on_host.pin_memory() if memory == "pinned" else on_host
+        ends = {"host_to_device": (on_device, on_host), "device_to_host": (on_host, on_device)}
+        for direction, (to, source) in ends.items():
+            seconds = watch.best(partial(to.copy_, source, non_blocking=True))
+            values = {"direction": direction, "memory": memory, "bytes_per_second": size / seconds}
+            found.append(Transfer.model_validate(values))
     return found

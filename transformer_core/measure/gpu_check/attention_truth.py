@@ -15,7 +15,7 @@ from schemas.results.gpu_check import AttentionTruth, AttentionTruths
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
-from transformer_core.measure.gpu_check.no_device import no_device
+from transformer_core.measure.gpu_check.device_facts import no_device
 from transformer_core.models.attention import (
     additive,
     build_attention,

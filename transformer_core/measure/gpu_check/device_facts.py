@@ -1,4 +1,8 @@
-"""Checks everything around the GPU: NVML, NCCL and compiling, with all versions."""
+"""Checks everything around the GPU: NVML, NCCL and compiling, with all versions.
+
+Some looks take processes of their own: NVML's module ``pynvml`` comes with two packages, of which a
+process has one, and each rank of NCCL is a process.
+"""
 
 import json
 import os
@@ -7,34 +11,47 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
 from schemas.results.gpu_check import DeviceFact, DeviceFacts
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
-from transformer_core.measure.gpu_check import nccl_rank
-from transformer_core.measure.gpu_check.no_device import no_device
 from transformer_core.models import loss as one_pass_loss
+from transformer_core.parallel import nvml
+from transformer_core.parallel.usable_gpus import cuda_fault, require_usable_gpus
 from transformer_core.run.statuses import classify
 from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
 
 ROOT = Path(__file__).parents[3]
-ROOM = "transformer_core.measure.gpu_check"
 NVML_PACKAGES = ("nvidia-ml-py", "nvidia-ml-py3")
 OTHERS = "nvml"
-"""Folder of the checkout for the package that is not installed: both bring a module pynvml."""
-_SECONDS = 3 * nccl_rank.SECONDS
+"""Folder of the checkout for the package that is not installed."""
+_MEETING_SECONDS = 30
+"""Seconds that ranks wait for one another."""
 _TOLD = ("CUDA", "NCCL", "TORCH", "PYTORCH", "NVIDIA", "OMP_", "TRITON")
 """Prefixes of the environment variables that are reported."""
 
 Look = Callable[[], tuple[bool, str]]
 """Whether the expectation holds, and what was found; Unsupported where it cannot hold."""
+
+
+def no_device() -> str | None:
+    """The reason why no GPU can be used here; None if one can."""
+    try:
+        require_usable_gpus(Machine(device="cuda"))
+    except Unsupported as error:
+        return str(error)
+    fault = cuda_fault()
+    return None if fault is None else f"there is no CUDA device that torch can use: {fault}"
 
 
 def fact(name: str, expected: str, look: Look) -> DeviceFact:
@@ -50,11 +67,12 @@ def fact(name: str, expected: str, look: Look) -> DeviceFact:
     return DeviceFact(**known, status="ok", holds=holds, found=found, reason=None)
 
 
-def _run(module: str, *arguments: str, path: Path | None = None) -> subprocess.Popen[str]:
+def _start(call: str, path: Path | None = None) -> subprocess.Popen[str]:
+    """A process that says what a function of this module returns; ``path`` has packages for it."""
     before = [str(path)] if path else []
     paths = [*before, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", f"{ROOM}.{module}", *arguments],
+        [sys.executable, "-c", f"import json, {__name__} as m; print(json.dumps(m.{call}))"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,44 +80,84 @@ def _run(module: str, *arguments: str, path: Path | None = None) -> subprocess.P
     )
 
 
+def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What it says; RuntimeError with the end of its errors if it says nothing."""
+    try:
+        said, errors = process.communicate(timeout=3 * _MEETING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, errors = process.communicate()
+    for line in reversed(said.splitlines()):  # libraries print, too
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    raise RuntimeError(errors.strip().split("\n")[-1])
+
+
+def nvml_look() -> dict[str, Any]:
+    """NVML's description of torch's first GPU."""
+    on_device = torch.ones(2**22, device="cuda")
+    torch.cuda.synchronize()
+    identity = nvml.cuda_uuid(0) or ""
+    found, note = nvml.gpus()
+    return {
+        "names": [gpu.name for gpu in found],
+        "note": note,
+        "used": nvml.memory_by_uuid().get(identity),
+        "reserved": torch.cuda.memory_reserved(on_device.device),
+        "process": nvml.process_memory(identity).get(os.getpid()),
+        "clocks": [state.clock_megahertz for state in nvml.states()],
+    }
+
+
 def nvml_by(package: str) -> tuple[bool, str]:
     """Whether NVML knows torch's device, asked through the module of ``package``."""
     try:
-        version, path = metadata.version(package), None
+        name, path = f"{package} {metadata.version(package)}", None
     except metadata.PackageNotFoundError:
-        version, path = "", ROOT / OTHERS / package
+        name, path = package, ROOT / OTHERS / package
         if not (path / "pynvml.py").is_file():
             raise Unsupported(
                 f"{package} is not installed: pip install --no-deps --target {OTHERS}/{package} "
                 f"{package}"
             ) from None
-    process = _run("nvml_look", path=path)
-    said, errors = process.communicate(timeout=_SECONDS)
-    if process.returncode:
-        raise RuntimeError(errors.strip().split("\n")[-1])
-    found = json.loads(said)
+    found = _heard(_start("nvml_look()", path))
     knows = found["used"] is not None and found["used"] >= found["reserved"]
-    return knows and bool(found["names"]), f"{package} {version}: {said.strip()}".replace(" :", ":")
+    return knows and bool(found["names"]), f"{name}: {json.dumps(found)}"
+
+
+def nccl_rank(rank: int, world_size: int, meeting: str) -> dict[str, Any]:
+    """The sum over all ranks of a one from each, or how this rank ended."""
+    device = torch.device("cuda", 0)
+    try:
+        torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl",
+            init_method=f"file://{meeting}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=_MEETING_SECONDS),
+            device_id=device,
+        )
+        one = torch.ones(1, device=device)
+        dist.all_reduce(one)
+        return {"status": "ok", "sum": float(one)}
+    except Exception as error:  # any error is the result
+        status, reason = classify(error)
+        return {"status": status, "reason": reason}
 
 
 def ranks_of_nccl(count: int) -> list[dict[str, Any]]:
     """Starts ``count`` ranks of NCCL on the first GPU and returns how each ended."""
-    with tempfile.TemporaryDirectory() as name:
-        processes = [_run("nccl_rank", str(rank), str(count), name) for rank in range(count)]
-        errors = []
-        for process in processes:
+    with tempfile.TemporaryDirectory() as folder:
+        calls = [f"nccl_rank({rank}, {count}, {folder + '/meeting'!r})" for rank in range(count)]
+        found = []
+        for process in [_start(call) for call in calls]:
             try:
-                errors.append(process.communicate(timeout=_SECONDS)[1])
-            except subprocess.TimeoutExpired:
-                process.kill()
-                errors.append(process.communicate()[1])
-        files = [Path(name, f"{rank}.json") for rank in range(count)]
-        return [
-            json.loads(file.read_text())
-            if file.exists()
-            else {"status": "failed", "reason": error.strip().split("\n")[-1]}
-            for file, error in zip(files, errors, strict=True)
-        ]
+                found.append(_heard(process))
+            except RuntimeError as error:
+                found.append({"status": "failed", "reason": str(error)})
+        return found
 
 
 def one_rank() -> tuple[bool, str]:

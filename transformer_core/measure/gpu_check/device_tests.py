@@ -16,7 +16,7 @@ from schemas.results.gpu_check import GpuTest, GpuTests
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
-from transformer_core.measure.gpu_check.no_device import no_device
+from transformer_core.measure.gpu_check.device_facts import no_device
 
 ROOT = Path(__file__).parents[3]
 _TEXT = 4000

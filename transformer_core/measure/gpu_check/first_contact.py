@@ -7,17 +7,18 @@ its process, the next ones go on in a new one.
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,12 +26,12 @@ from schemas.config.model import AttentionBackend
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.common.endings import program
+from transformer_core.run.statuses import classify
 from transformer_core.study.resolve import check_study, resolve_all
 from transformer_core.study.study_files import read_mapping
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).parents[3]
-NAME = "transformer_core.measure.gpu_check.first_contact"
 STUDY = ROOT / "config/studies/h200.yaml"
 SMALL_GPT = Path(__file__).with_name("small_gpt.py")
 SECONDS = 240.0
@@ -211,13 +212,17 @@ PROBES = {
 _LEFT = "FIRST_CONTACT_SECONDS_LEFT"
 
 
-def run_here(name: str, items: Sequence[str]) -> None:
-    """Looks at the ``items`` of a probe in this process, and prints a line after each."""
-    from transformer_core.measure.gpu_check.no_device import no_device
-    from transformer_core.run.statuses import classify
+def look_at(name: str, items: Sequence[str], lines: Connection, said: int) -> None:
+    """In a process of its own: looks at the ``items`` of a probe, and sends a line after each. What
+    libraries print goes to the file ``said``."""
+    os.setsid()
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    probe, reason = PROBES[name], None
+    if probe.needs_device:
+        from transformer_core.measure.gpu_check.device_facts import no_device
 
-    probe = PROBES[name]
-    reason = no_device() if probe.needs_device else None
+        reason = no_device()
     for item in items:
         if reason is not None:
             found: Found = {"status": "unsupported", "reason": reason}
@@ -229,7 +234,7 @@ def run_here(name: str, items: Sequence[str]) -> None:
                 found = {"status": status, "reason": why[-TOLD:]}
         status, why = found.pop("status", "ok"), found.pop("reason", None)
         line = {"item": item, "status": status, "reason": why, "found": found}
-        print(json.dumps(line, default=str), flush=True)
+        lines.send(json.dumps(line, default=str))
         if reason is not None:
             return  # it holds for all
 
@@ -262,50 +267,36 @@ def _of_a_process(
     """Yields what a process says of the items that are ``waiting``, and takes them from there;
     returns how it ended if it did not end by itself."""
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", NAME, "--here", name, json.dumps(waiting)],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | {_LEFT: str(left)},
-            start_new_session=True,
-        )
-        late = threading.Event()
-
-        def stop() -> None:
-            late.set()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
-
-        timer = threading.Timer(left, stop)
-        timer.start()
+    # This process has not imported torch, so forks are what new processes are.
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryFile("w+") as said:
+        receiver, sender = fork.Pipe(duplex=False)
+        os.environ[_LEFT] = str(left)
+        process = fork.Process(target=look_at, args=(name, waiting, sender, said.fileno()))
+        process.start()
+        sender.close()
+        late = False
         try:
-            assert process.stdout is not None
-            for text in process.stdout:
+            while not (late := not receiver.poll(max(0.0, left - (time.monotonic() - began)))):
+                line = json.loads(receiver.recv())
+                waiting.remove(line["item"])
                 seconds = round(time.monotonic() - began, 2)
-                with suppress(ValueError):  # libraries print, too
-                    line = json.loads(text)
-                    waiting.remove(line["item"])
-                    yield {"probe": name} | line | {"seconds": seconds}
-            process.wait()
+                yield {"probe": name} | line | {"seconds": seconds}
+        except EOFError:
+            process.join()
         finally:
-            timer.cancel()
-            stop_if_running(process)
-        errors.seek(0)
-        said = errors.read()[-TOLD:].strip()
-    if late.is_set():
-        return "timeout", f"not done after {left:.0f} s; it said: {said}"
-    if process.returncode:
-        return "failed", f"ended with {process.returncode}; it said: {said}"
+            assert process.pid is not None
+            with suppress(ProcessLookupError):  # with all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+        said.seek(0)
+        end = said.read()[-TOLD:].strip()
+    if late:
+        return "timeout", f"not done after {left:.0f} s; it said: {end}"
+    if process.exitcode:
+        return "failed", f"ended with {process.exitcode}; it said: {end}"
     return None
-
-
-def stop_if_running(process: subprocess.Popen[str]) -> None:
-    """Ends ``process`` with all that it started, where the reader of its lines went away."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @program
@@ -317,19 +308,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all probes")
     parser.add_argument("--output", type=Path, help="file for the same lines")
     parser.add_argument("--only", help=f"probes: {', '.join(PROBES)}")
-    parser.add_argument("--here", nargs=2, metavar=("PROBE", "ITEMS"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.here:
-        run_here(given.here[0], json.loads(given.here[1]))
-        return
     names = given.only.split(",") if given.only else list(PROBES)
     if unknown := [name for name in names if name not in PROBES]:
         parser.error(f"{unknown[0]} is no probe: take {', '.join(PROBES)}")
-    with ExitStack() as stack:
-        file = None
-        if given.output:
-            given.output.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(given.output.open("w"))
+    if given.output:
+        given.output.parent.mkdir(parents=True, exist_ok=True)
+    with given.output.open("w") if given.output else nullcontext() as file:
         for line in lines(names, given.seconds):
             text = json.dumps(line)
             print(text, flush=True)
