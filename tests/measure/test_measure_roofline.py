@@ -149,6 +149,10 @@ def test_a_vendors_peak_is_that_of_the_very_device() -> None:
     peak = vendor_peak("NVIDIA H200")
     assert peak is not None
     assert peak.flops_per_second["bf16"] == 989.5e12
+    for slower in ("NVIDIA H100 NVL", "NVIDIA H200 NVL"):
+        other = vendor_peak(slower)
+        assert other is not None
+        assert other.flops_per_second["bf16"] == 835.5e12
     for stranger in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA H200 PCIe", "h200", "AMD EPYC", ""):
         assert vendor_peak(stranger) is None
 

@@ -10,7 +10,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from transformer_core.decide.search import pads
 from transformer_core.study.checks import violations
-from transformer_core.study.compared_pairs import members_in
+from transformer_core.study.compared_pairs import compared_pairs, members_in, turn_groups
 from transformer_core.study.reservations import largest, on_one_device, reservation
 from transformer_core.study.resolve import check_study, resolve_all
 from transformer_core.study.variants import read_variants
@@ -67,6 +67,13 @@ def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original: Any) ->
     assert (found.hosts, found.gpus_per_host) == (1, 1)
     rule = (ROOT / "workflow/rules/memory.smk").read_text().split("rule memory:")[0]
     assert "needs(lambda wildcards: [on_one_device(largest(SPECS.values()))])" in rule
+    assert "GPU_JOB" in rule, "without a lease the memory of other jobs would count as context"
+
+
+def test_the_turns_of_one_large_gpu_start_the_reference_a_few_times() -> None:
+    study = check_study(yaml.safe_load((ROOT / "config/studies/h200.yaml").read_text()), "h200")
+    groups = turn_groups(compared_pairs(study), study.comparison.together)
+    assert len(groups) <= len(study.variants) / 5
 
 
 def test_a_job_on_a_gpu_has_room_to_check_a_step_on_the_host(original: Any) -> None:
