@@ -36,19 +36,22 @@ ScriptTechnique = Literal[
     "data_workers",
     "expandable_segments",
     "foreach_optimizer",
+    "fp16",
     "fused_optimizer",
     "gc_off",
     "jemalloc",
     "kept_activations",
     "physical_cores",
     "pinned_memory",
+    "sdpa_cudnn",
+    "sdpa_flash",
+    "sdpa_math",
+    "sdpa_mem_efficient",
     "tf32",
 ]
 """Changes that need no knowledge of a script: transformer_core/tune/techniques."""
 
-FactoryTechnique = Literal[
-    ScriptTechnique, "accumulation_2", "ddp", "ddp_fp16_messages", "fp16", "fsdp"
-]
+FactoryTechnique = Literal[ScriptTechnique, "accumulation_2", "ddp", "ddp_fp16_messages", "fsdp"]
 """The same, and changes of the loop around a factory's parts."""
 
 MODULE_PATTERN = r"^[A-Za-z_][\w]*(\.\w+)*$"
@@ -102,8 +105,8 @@ class ImportedTask(Schema):
     torch.nn.ModuleList."""
     techniques: tuple[_Named, ...] | None = Field(default=None, max_length=64)
     """Techniques to try, first individually and then the best together. Null: all that apply to
-    the training on this machine, except compiled_model on a CPU, accumulation_2,
-    ddp_fp16_messages and fp16."""
+    the training on this machine, except compiled_model and fp16 on a CPU, accumulation_2 and
+    ddp_fp16_messages."""
     steps: Annotated[int, Field(ge=3, le=100_000), Unit("steps")] | None = None
     """Optimizer steps that certificates compare. Null: six, or fewer where steps are slow."""
     applied: tuple[_Named, ...] = Field(default=(), max_length=64)

@@ -147,7 +147,7 @@ def compared(made: Program, names: list[str], folder: Path) -> dict[str, Certifi
     """Certificates of techniques from one session of two steps."""
     sides = [Side(name, (name,)) for name in names]
     everyone = [Side(OWN), *floors(sides), *sides]
-    with session(made, everyone, folder / "logs", seed=5) as run:
+    with session(made, everyone, folder / "logs", 5, {"factory": True}) as run:
         records = {}
         for side in everyone:
             run.facts(side.name, 200)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from transformer_core.tune.certificate import Record, trust
@@ -105,6 +106,18 @@ def test_ranks_of_torchrun_wait_together(tmp_path: Path) -> None:
     # Each rank has its own batches and the same gradients, under names without the wrapper's.
     assert (first["inputs"] != second["inputs"]).any()
     assert (first["1 gradient 0.weight"] == second["1 gradient 0.weight"]).all()
+
+
+def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path: Path) -> None:
+    launcher = ("torchrun", "--nproc-per-node=2")
+    program = Program(("ranks.py", "raise"), SCRIPTS, launcher=launcher)
+    with session(program, [Side(OWN)], tmp_path) as run:
+        run.facts(OWN, 100)
+        started = psutil.Process(run.processes[OWN].pid).children(recursive=True)
+        assert run.attempt(OWN, lambda: run.steps(OWN, 5)) is None
+        _, alive = psutil.wait_procs(started, timeout=5)
+        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+        assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
 
 
 @pytest.mark.parametrize(

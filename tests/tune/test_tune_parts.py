@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from transformer_core.tune import isolation
 from transformer_core.tune.certificate import Record, certify
 from transformer_core.tune.isolation import isolated
 from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
 from transformer_core.tune.source import Source
+from transformer_core.tune.techniques.attention_kernels import KERNELS
+from transformer_core.tune.techniques.registry import TECHNIQUES
 
 
 def test_a_sketch_is_linear_and_keeps_distances() -> None:
@@ -162,3 +166,48 @@ def test_a_copy_leaves_out_results_and_their_size(
     command, place = isolated(["python", "train.py"], folder, scratch)
     assert command == ["python", "train.py"]
     assert [path.name for path in place.iterdir()] == ["train.py"]
+
+
+def test_gradients_in_float16_are_scaled_inside_the_model_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
+    data = torch.randn(16, 32, requires_grad=True)
+
+    def gradients(narrow: bool = False) -> list[Tensor]:
+        # A loss so small that float16 loses its gradient.
+        with torch.autocast("cpu", torch.float16, enabled=narrow):
+            logits = model(data)
+        loss = logits.float().square().mean() * 1e-5
+        return list(torch.autograd.grad(loss, [*model.parameters(), data]))
+
+    own, lost = gradients(), gradients(narrow=True)
+    technique = TECHNIQUES["fp16"]
+    technique.facts = {"factory": False}
+    technique.module(model)
+    found = gradients()
+
+    def apart(others: list[Tensor]) -> float:
+        return max(float((a - b).norm() / a.norm()) for a, b in zip(own, others, strict=True))
+
+    assert apart(found) < 0.02 < apart(lost)
+
+
+def test_kernels_of_attention_are_chosen_where_there_is_attention() -> None:
+    math, flash = TECHNIQUES["sdpa_math"], TECHNIQUES["sdpa_flash"]
+    facts = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
+    assert math.obstacle(facts) is None
+    assert "first choice" in str(flash.obstacle(facts))
+    assert flash.obstacle(facts | {"device": "cuda"}) is None
+    assert "does not call" in str(math.obstacle(facts | {"counts": {}}))
+    query = torch.randn(1, 2, 8, 16)
+    try:
+        math.prepare(None)  # type: ignore[arg-type]
+        with torch.profiler.profile() as profile:
+            F.scaled_dot_product_attention(query, query, query)
+        assert "aten::_scaled_dot_product_attention_math" in {e.key for e in profile.key_averages()}
+        flash.prepare(None)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="No available kernel"):
+            F.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
+    finally:
+        for kernel in KERNELS:
+            getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(True)

@@ -227,6 +227,19 @@ def plain_name(name: str) -> str:
     return name
 
 
+class ScaledGradient(torch.autograd.Function):
+    """A tensor as it is, whose gradient is multiplied by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.scale, None
+
+
 def wrap(module: nn.Module, around: Callable[[Call], Call]) -> None:
     """Replace calls of ``module`` by ``around(call)``.
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import psutil
 from pydantic import AfterValidator
 
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
@@ -238,6 +239,8 @@ class Session:
         except SideEnded as error:
             self.failed[side] = error
             self.drop(side)
+            # A rank may wait for one that failed.
+            kill(self.processes[side])
             return None
 
     def drop(self, side: str) -> None:
@@ -401,7 +404,15 @@ def _stop(made: Session) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.05, end - time.monotonic()))
     for process in made.processes.values():
-        # Also everything that the script started: it is all in one process session.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a side with all that it started, the ranks of torchrun too, whose sessions are their own."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

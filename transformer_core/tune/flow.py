@@ -169,11 +169,11 @@ class Tuning:
     ) -> None:
         self.program, self.folder, self._say = program, folder, say
         self.budget, self.verify = budget, verify
-        # A script has no seams for changes of the loop itself.
-        fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.settings]
+        fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.needs_factory]
         self.names = list(techniques or (name for name in fits if TECHNIQUES[name].usual))
         self.facts_given = {
             "devices": program.devices,
+            "factory": program.factory is not None,
             "head": program.head and f"0:{program.head}",
             "named": list(techniques or ()),
         }

@@ -234,7 +234,12 @@ def status_of(error: SideEnded) -> tuple[str, str]:
     text = f"{why} {error.said.get('trace') or ''}".lower()
     if "out of memory" in text or "outofmemory" in text or "sigkill" in text:
         return "oom", why
-    if "not supported" in text or "notimplemented" in text or "unsupported" in text:
+    if (
+        "not supported" in text
+        or "no available kernel" in text
+        or "notimplemented" in text
+        or "unsupported" in text
+    ):
         return "unsupported", why.splitlines()[0]
     return "failed", f"{why.splitlines()[0]} (see {error.log})"
 

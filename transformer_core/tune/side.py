@@ -397,7 +397,8 @@ def run(order: Order, kind: type[Side] = Side) -> None:
     except BaseException as error:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
-        side.ended(f"{type(error).__name__}: {error}", trace, place_of(error))
+        who = f"rank {side.rank}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+        side.ended(f"{who}{type(error).__name__}: {error}", trace, place_of(error))
         leave()
     side.ended("")
     leave()

@@ -3,18 +3,28 @@
 PyTorch, "Automatic mixed precision": matrix products and convolutions in 16 bits, the rest and
 the weights in float32. Casting the outputs back keeps the script's own loss in float32, as
 accelerate does.
+
+Gradients in float16 are scaled, as :class:`torch.amp.GradScaler` does. A script's loop stays as it is:
+they are multiplied where they enter the model, and divided where they leave it, at its weights and
+inputs. So whatever the script does with them, such as clipping, sees them as they are.
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformer_core.tune.techniques.technique import Rounding, Technique
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from transformer_core.tune.facts import Watch
     from transformer_core.tune.source import Source
+
+LOSS_SCALE = 1024.0
+"""torch's own, 65536, overflows in the first steps of many models."""
 
 
 class Bf16(Technique):
@@ -80,31 +90,86 @@ def as_float32(value: Any) -> Any:
     """``value`` with its tensors of 16 bits in float32, in whatever they are nested."""
     import torch
 
+    narrow = (torch.bfloat16, torch.float16)
+    return _mapped(value, lambda tensor: tensor.float() if tensor.dtype in narrow else tensor)
+
+
+def _mapped(value: Any, change: "Callable[[torch.Tensor], torch.Tensor]") -> Any:
+    """``value`` with ``change`` made to each of its tensors, in whatever they are nested."""
+    import torch
+
     if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(as_float32(each) for each in value))
+        return type(value)(*(_mapped(each, change) for each in value))
     if isinstance(value, tuple | list):
-        return type(value)(as_float32(each) for each in value)
+        return type(value)(_mapped(each, change) for each in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # An output of transformers is a dictionary too: assigning keeps both in step.
         for field in dataclasses.fields(value):
-            setattr(value, field.name, as_float32(getattr(value, field.name)))
+            setattr(value, field.name, _mapped(getattr(value, field.name), change))
         return value
     if isinstance(value, dict):
         for key in value:
-            value[key] = as_float32(value[key])
+            value[key] = _mapped(value[key], change)
     return value
+
+
+def _with_gradient(scale: float, tensor: "torch.Tensor") -> "torch.Tensor":
+    """``tensor``, whose gradient is multiplied by ``scale`` on its way back."""
+    if not (tensor.requires_grad and tensor.is_floating_point()):
+        return tensor
+    from transformer_core.tune.boundaries import ScaledGradient
+
+    scaled: torch.Tensor = ScaledGradient.apply(tensor, scale)
+    return scaled
 
 
 class Fp16(Bf16):
     name = "fp16"
-    words = "float16 autocast around the model, with a scaled loss"
+    words = "float16 autocast around the model, with scaled gradients"
     # As many bits of precision as TensorFloat-32.
     rounding: ClassVar[Rounding] = "tf32"
     format = "float16"
+    # A factory's loop has a scaler.
     settings: ClassVar[dict[str, Any]] = {"scaled": True}
-    usual = False
+    needs_factory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._divided: set[int] = set()
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        if facts["device"] == "cpu" and self.name not in facts["named"]:
+            return "few CPUs multiply in float16: name it to try it"
+        return super().obstacle(facts)
+
+    def module(self, module: "nn.Module") -> None:
+        import torch
+
+        from transformer_core.tune.boundaries import wrap
+
+        super().module(module)
+        if self.facts["factory"]:
+            return
+        for parameter in module.parameters():
+            if parameter.requires_grad and id(parameter) not in self._divided:
+                self._divided.add(id(parameter))
+                parameter.register_hook(lambda gradient: gradient / LOSS_SCALE)
+
+        def around(call: Any) -> Any:
+            def scaled(*args: Any, **kwargs: Any) -> Any:
+                if not (module.training and torch.is_grad_enabled()):
+                    return call(*args, **kwargs)
+                leaving, entering = (
+                    partial(_with_gradient, s) for s in (1 / LOSS_SCALE, LOSS_SCALE)
+                )
+                found = call(*_mapped(args, leaving), **_mapped(kwargs, leaving))
+                return _mapped(found, entering)
+
+            return scaled
+
+        wrap(module, around)
 
     def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
         return False
@@ -113,8 +178,8 @@ class Fp16(Bf16):
         kind = facts["device"]
         return [
             f'Call the model under torch.autocast("{kind}", dtype=torch.float16), and scale the loss '
-            f'by torch.amp.GradScaler("{kind}", init_scale=1024): scaler.scale(loss).backward(), '
-            "scaler.step(optimizer) and scaler.update()."
+            f'by torch.amp.GradScaler("{kind}", init_scale={LOSS_SCALE:g}): '
+            "scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update()."
         ]
 
 

@@ -11,6 +11,7 @@ class Ddp(Technique):
     group = "devices"
     settings: ClassVar[dict[str, Any]] = {"over": "ddp"}
     divides = True
+    needs_factory = True
     rounding: ClassVar[Rounding] = "float32"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
@@ -57,6 +58,7 @@ class TwoMicroBatches(Technique):
     group = "micro-batches"
     settings: ClassVar[dict[str, Any]] = {"micro_batches": 2}
     divides = True
+    needs_factory = True
     usual = False
 
     def lines(self, facts: dict[str, Any]) -> list[str]:

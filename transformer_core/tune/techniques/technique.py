@@ -36,7 +36,9 @@ class Technique:
     slow: ClassVar[bool] = False
     """Whether its first step takes much longer than the others: it is tried last."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the loop around a factory's parts. A script has no such seams."""
+    """Settings of the loop around a factory's parts."""
+    needs_factory: ClassVar[bool] = False
+    """Whether it changes the loop alone: a script has no such seams."""
     divides: ClassVar[bool] = False
     """Whether ranks or micro-batches share the batch, so that only all of them together do what
     the script does."""
