@@ -284,8 +284,8 @@ def test_translations_that_agree_stand_together(study_folder: Path) -> None:
     results = StudyResults(study_folder)
     first, second = translations(results)
     everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync", "sgd", "forgetful"]
-    assert first.hypotheses == [("Ein Hund .", everybody)]
-    assert second.hypotheses[1] == ("Der Lehrer sieht ein Haus.", ["amp_bf16"])
+    assert first.hypotheses == {"Ein Hund .": everybody}
+    assert second.hypotheses["Der Lehrer sieht ein Haus."] == ["amp_bf16"]
 
 
 def test_summary_of_sorted_comparisons(study_folder: Path) -> None:

@@ -5,13 +5,12 @@ the template needs more than the study and the results, a module of the same nam
 needs of:
 
 - ``context(results)``: what the template finds beside them;
-- ``draw_NAME(results)`` for each of its figures, which the template finds as ``pictures``;
-- ``NAME_rows(results)`` for each of its tables.
+- ``draw_NAME(results)`` for each of its figures, which the template finds as ``pictures``.
 
-This module imports none of them before they are needed: Snakemake reads the names at every start.
+Tables are files beside the page: :mod:`transformer_core.report.tables`. This module imports none of
+them before they are needed: Snakemake reads the names at every start.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformer_core.decide.study_results import StudyResults
     from transformer_core.report.kit.drawing import Drawing
-
-Row = Mapping[str, Any]
 
 _PACKAGE = f"{__package__}.sections"
 
@@ -34,7 +31,6 @@ class Section:
     """Name of its module and template, and its anchor in the page."""
     heading: str
     figures: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
     task: str | None = None
     """The kind of task that it is about; null for all."""
     drawn_in: str | None = None
@@ -62,106 +58,55 @@ class Section:
         drawing: Drawing = getattr(module, f"draw_{figure}")(results)
         return drawing
 
-    def rows(self, table: str, results: "StudyResults") -> Sequence[Row]:
-        """One of its tables."""
-        module = import_module(f"{_PACKAGE}.{self.name}")
-        found: Sequence[Row] = getattr(module, f"{table}_rows")(results)
-        return found
-
 
 SECTIONS = (
-    Section("answer", "The answer", figures=("waterfall",), closed=False),
+    Section("answer", "The answer", ("waterfall",), closed=False),
     Section("todo", "What to do", closed=False),
-    Section(
-        "why",
-        "Why is it faster?",
-        figures=("differences",),
-        tables=("differences",),
-        closed=False,
-    ),
+    Section("why", "Why is it faster?", ("differences",), closed=False),
     Section(
         "equivalence",
         "Does it train the same model?",
-        figures=("equivalence", "training_loss", "validation_loss"),
-        tables=("equivalence",),
+        ("equivalence", "training_loss", "validation_loss"),
         closed=False,
     ),
     Section(
         "memory",
         "What does it cost in memory?",
-        figures=(
-            "memory_anatomy",
-            "memory",
-            "memory_milestones",
-            "memory_step",
-            "memory_imbalance",
-            "memory_prediction",
+        (
+            *("memory_anatomy", "memory", "memory_milestones", "memory_step"),
+            *("memory_imbalance", "memory_prediction"),
         ),
-        tables=("memory", "memory_milestones", "largest_batch"),
         drawn_in="memory_figures",
         closed=False,
     ),
-    Section("tried", "What was tried?", figures=("speedup",), closed=False),
-    Section(
-        "variants",
-        "All variants in numbers",
-        figures=("throughput", "drift"),
-        tables=("variants",),
-    ),
+    Section("tried", "What was tried?", ("speedup",), closed=False),
+    Section("variants", "All variants in numbers", ("throughput", "drift")),
     Section("details", "Variants in detail"),
     Section("techniques", "Technique by technique"),
-    Section(
-        "families",
-        "Sweeps of one number",
-        figures=("families", "family_costs"),
-        tables=("families",),
-    ),
-    Section("claims", "Which claims of the original study hold here?", tables=("claims",)),
+    Section("families", "Sweeps of one number", ("families", "family_costs")),
+    Section("claims", "Which claims of the original study hold here?"),
     Section(
         "profiles",
         "What do the devices do in a step?",
-        figures=(
-            "profile_partition",
-            "profile_communication",
-            "profile_timelines",
+        (
+            *("profile_partition", "profile_communication", "profile_timelines"),
             "operator_roofline",
         ),
-        tables=("profiles", "operators"),
         drawn_in="profile_figures",
     ),
-    Section(
-        "layers",
-        "Which layers take the time?",
-        figures=("layer_tree",),
-        tables=("layers", "shapes"),
-    ),
+    Section("layers", "Which layers take the time?", ("layer_tree",)),
     Section("headroom", "Where is the limit?"),
-    Section(
-        "quality",
-        "How soon does it translate well?",
-        figures=("quality",),
-        task="translation",
-    ),
+    Section("quality", "How soon does it translate well?", ("quality",), task="translation"),
     Section("translations", "Translations", task="translation"),
     Section("continuations", "Continuations", task="language_model"),
     Section(
         "scaling",
         "What do more devices and slow links do?",
-        figures=("scaling", "link_error", "bucket_sizes", "projection_check"),
+        ("scaling", "link_error", "bucket_sizes", "projection_check"),
     ),
-    Section(
-        "corpus",
-        "What data is it trained on?",
-        figures=("lengths_tokens", "lengths_characters"),
-        tables=("corpus",),
-    ),
+    Section("corpus", "What data is it trained on?", ("lengths_tokens", "lengths_characters")),
     Section("limits", "What could this machine not do?"),
-    Section(
-        "machine",
-        "What can this machine do?",
-        figures=("utilisation", "collective_bandwidth"),
-        tables=("machine",),
-    ),
+    Section("machine", "What can this machine do?", ("utilisation", "collective_bandwidth")),
     Section("method", "How was it measured?"),
 )
 """In the order of a reader's questions: first the answer and its reasons, then, closed, all else."""
@@ -169,5 +114,8 @@ SECTIONS = (
 FIGURES = {figure: section for section in SECTIONS for figure in section.figures}
 """The section of each figure, by the name of its file."""
 
-TABLES = {table: section for section in SECTIONS for table in section.tables}
-"""The section of each table, likewise."""
+TABLES = (
+    *("variants", "equivalence", "families", "claims", "corpus", "machine", "differences"),
+    *("profiles", "operators", "layers", "shapes", "memory", "memory_milestones", "largest_batch"),
+)
+"""The tables beside the page."""

@@ -1,13 +1,234 @@
-"""The report's numbers as CSV."""
+"""The report's numbers as CSV: a function for each table of :mod:`transformer_core.report.contents`.
+
+A row holds a value for each column; an empty cell was not measured.
+"""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from schemas.results import PARTS, Interval, LayerUse, OperatorClass, Partition, ShapeUse
 from transformer_core.common.digests import write_result
+from transformer_core.decide.bytes_per_parameter import formula
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import TABLES, Row
+from transformer_core.decide.turn_throughput import epoch_seconds, throughputs
+from transformer_core.report.contents import TABLES
+from transformer_core.report.sections.memory import read_memory
+from transformer_core.report.sections.profiles import measured_roofline, shown
+from transformer_core.report.sections.why import reasons
+from transformer_core.trace.breakdown.summary import roofline_share
+
+Row = Mapping[str, Any]
+
+
+def pick(record: Any, fields: str) -> dict[str, Any]:
+    """The columns that ``fields`` name, separated by blanks: a field of the record, a path such as
+    a.b, column=path, or *path for an interval. All are empty without a record."""
+    row: dict[str, Any] = {}
+    for field in fields.split():
+        column, _, path = field.replace("*", "").rpartition("=")
+        value = record
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        column = column or name
+        if "*" in field:
+            row |= interval(column, value)
+        else:
+            row[column] = " ".join(value) if isinstance(value, list) else value
+    return row
+
+
+def interval(column: str, value: Interval | None) -> dict[str, Any]:
+    """A median with its limits and the number of samples, as four columns."""
+    parts = ("median", "low", "high", "samples")
+    return {f"{column}_{part}": getattr(value, part) if value else None for part in parts}
+
+
+def _variants(results: StudyResults) -> Iterator[Row]:
+    """Throughput is from the turns; ``alone_…`` is what a variant's own run measured."""
+    quality = "bleu chrf"
+    if results.study.task.kind == "language_model":
+        quality = "test_loss_nats=texts.loss texts.perplexity texts.bits_per_byte"
+    in_turns = throughputs(results)
+    for name, result in results.variants.items():
+        comparison, spec = results.comparisons.get(name), results.specs[name]
+        yield (
+            pick(result, "variant status reason")
+            | {"repeats": len(result.repeats)}
+            | interval("tokens_per_second", in_turns.get(name))
+            | pick(result, "alone_tokens_per_second=*tokens_per_second")
+            | pick(result, "alone_pairs_per_second=*pairs_per_second")
+            | {"baseline": results.study.baseline}
+            | pick(comparison, "*speedup speedup_counts=counts")
+            | pick(results.certificates[name], "equivalence=equivalence.kind certificate=status")
+            | pick(comparison, "note")
+            | {"epoch_seconds": epoch_seconds(result, in_turns.get(name))}
+            | pick(result, "validation_loss_nats=validation_loss")
+            | pick(result.evaluation, quality)
+            | pick(result, "peak_memory_bytes padding_share input_wait_share")
+            | {"world_size": spec.world_size, "spec_sha256": spec.digest()}
+        )
+
+
+def _equivalence(results: StudyResults) -> Iterator[Row]:
+    """A row per deviation; one without a quantity where nothing was compared."""
+    for certificate in results.certificates.values():
+        for deviation in certificate.deviations or (None,):
+            yield (
+                pick(certificate, "variant equivalence=equivalence.kind certificate=status")
+                | pick(certificate, "compared_with=reference")
+                | {"seeds": len(certificate.seeds), "steps": len(certificate.steps)}
+                | pick(deviation, "quantity measured bound where")
+                | pick(certificate, "reason")
+            )
+
+
+def _families(results: StudyResults) -> Iterator[Row]:
+    for curve in results.curves:
+        for point in curve.points:
+            yield (
+                pick(curve, "family unit")
+                | {"value": point.value, "is_knee": point.value == curve.knee}
+                | pick(point, "variant reference *throughput *peak_memory *traffic")
+                | pick(point, "all_reduces_per_step=all_reduces verdict certificate reason")
+            )
+
+
+def _claims(results: StudyResults) -> Iterator[Row]:
+    for claim in results.claims:
+        for evidence in claim.evidence:
+            found = "test=kind what expected outcome reason *number variants files"
+            yield pick(claim, "claim statement source verdict") | pick(evidence, found)
+
+
+def _corpus(results: StudyResults) -> Iterator[Row]:
+    for name, split in results.splits.items():
+        yield (
+            {"corpus": split.corpus, "split": name}
+            | pick(split, "pairs_read pairs_kept")
+            | {
+                "skipped_empty": split.skipped.get("empty", 0),
+                "skipped_invalid": split.skipped.get("invalid", 0),
+                "skipped_too_many_characters": split.skipped.get("too_long", 0),
+            }
+            | pick(results.manifests[name], "skipped_too_many_tokens=skipped_too_long pairs")
+            | pick(results.manifests[name], "source_tokens target_tokens vocabulary")
+        )
+
+
+def _machine(results: StudyResults) -> Iterator[Row]:
+    host = results.hardware.model_dump(exclude={"gpus"})
+    features = " ".join(host.pop("cpu_features"))
+    devices = {"host": host | {"cpu_features": features}}
+    devices |= {f"gpu {g.index}": g.model_dump(exclude={"index"}) for g in results.hardware.gpus}
+    for device, properties in devices.items():
+        for name, value in properties.items():
+            yield {"device": device, "property": name, "value": value}
+
+
+def _differences(results: StudyResults) -> Iterator[Row]:
+    """Everything that both profiles of a comparison list, in milliseconds of a step."""
+    for reason in reasons(results):
+        found = reason.difference
+        kinds = {"step": [found.step], "parts": found.parts, "phases": found.phases}
+        kinds |= {kind: getattr(found, kind) for kind in ("operators", "collectives", "kernels")}
+        for kind, changes in kinds.items():
+            for change in changes:
+                milliseconds = "reference_ms=first_ms variant_ms=second_ms difference_ms"
+                yield (
+                    pick(reason.comparison, "variant reference")
+                    | {"kind": kind, "name": change.name}
+                    | pick(change, milliseconds)
+                )
+
+
+def _profiles(results: StudyResults) -> Iterator[Row]:
+    """A row per rank and device; one without numbers where there is no profile."""
+    for name in (*results.variants, *results.study.traces):
+        breakdown = results.breakdowns.get(name)
+        head = {"variant": name} | pick(breakdown, "status reason profiler=source")
+        if breakdown is None:
+            head["reason"] = "not profiled"
+        for device in (breakdown.devices if breakdown else None) or (None,):
+            yield (
+                head
+                | pick(device, "rank device")
+                | {"steps": len(device.steps) if device else None}
+                | pick(device.profiled if device else None, " ".join(Partition.model_fields))
+                | pick(device, "span_ns=span.window_ns host_bound_ns")
+            )
+
+
+def _operators(results: StudyResults) -> Iterator[Row]:
+    for name in (*results.variants, *results.study.traces):
+        breakdown = results.breakdowns.get(name)
+        summary = breakdown.summary if breakdown else None
+        for use in (summary.operators if summary else None) or (None,):
+            yield {"variant": name} | pick(use, " ".join(OperatorClass.model_fields))
+
+
+def _layers(results: StudyResults) -> Iterator[Row]:
+    """A row per module, summed over devices and steps."""
+    for name, breakdown in shown(results).items():
+        for use in breakdown.summary.layers if breakdown.summary else ():
+            yield {"variant": name} | pick(use, " ".join(LayerUse.model_fields))
+
+
+def _shapes(results: StudyResults) -> Iterator[Row]:
+    """A row per operator with inputs of some shapes, likewise. The share of the roofline is that
+    of this machine, so traces that were brought have none."""
+    roofline = measured_roofline(results)
+    for name, breakdown in shown(results).items():
+        for use in breakdown.summary.shapes if breakdown.summary else ():
+            share = roofline_share(use, roofline) if roofline and name in results.specs else None
+            fields = pick(use, " ".join(ShapeUse.model_fields))
+            yield {"variant": name} | fields | {"roofline_share": share}
+
+
+def _memory(results: StudyResults) -> Iterator[Row]:
+    """A row per device: the parts at the peak, bytes per parameter, the prediction."""
+    memory = read_memory(results)
+    for name, result in memory.measured.items():
+        expected = memory.expected(name)
+        for place, rank in enumerate(result.ranks or [None]):
+            prediction = expected[min(place, len(expected) - 1)] if expected else None
+            by_formula = formula(results.specs[name]) if place == 0 else None
+            found = rank.bytes_per_parameter if rank else None
+            yield (
+                pick(result, "variant status reason")
+                | pick(rank, "rank device")
+                | pick(result, "parameters")
+                | pick(rank.at_peak if rank else None, " ".join(PARTS))
+                | pick(rank, "residual_bytes peak_tensor_bytes")
+                | pick(found, "model_state_per_parameter=model_state buckets_per_parameter=buckets")
+                | pick(by_formula, "formula_model_state_per_parameter=model_state")
+                | pick(by_formula, "formula_buckets_per_parameter=buckets")
+                | pick(prediction, "predicted_tensor_bytes=training_bytes")
+            )
+
+
+def _memory_milestones(results: StudyResults) -> Iterator[Row]:
+    for result in read_memory(results).ok.values():
+        for rank in result.ranks:
+            for milestone in rank.milestones:
+                head = {"variant": result.variant} | pick(rank, "rank device")
+                sizes = milestone.model_dump(exclude={"name"})
+                yield head | {"milestone": milestone.name} | sizes
+
+
+def _largest_batch(results: StudyResults) -> Iterator[Row]:
+    answer = "variant limit_kind limit_bytes margin largest_pairs largest_tokens step_pairs"
+    for search in read_memory(results).largest.values():
+        for trial in search.trials:
+            yield pick(search, f"{answer} confirmed") | trial.model_dump()
+
+
+def rows_of(table: str, results: StudyResults) -> list[Row]:
+    """The rows of a table."""
+    rows: Callable[[StudyResults], Iterator[Row]] = globals()[f"_{table}"]
+    return list(rows(results))
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -23,6 +244,6 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 def write_tables(results: StudyResults, folder: Path) -> None:
     """Write every table into ``folder``, or none if a result is missing."""
-    texts = {name: to_csv(section.rows(name, results)) for name, section in TABLES.items()}
+    texts = {name: to_csv(rows_of(name, results)) for name in TABLES}
     for name, text in texts.items():
         write_result(folder / f"{name}.csv", text, made_from=None)

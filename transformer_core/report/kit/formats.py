@@ -1,5 +1,7 @@
 """Numbers for people. Each function gives HTML that keeps the exact value in a data element."""
 
+from collections.abc import Callable
+from functools import wraps
 from math import floor, isfinite, log10
 from typing import Any, NamedTuple
 
@@ -11,47 +13,66 @@ MISSING = Markup('<span class="missing" title="not measured">–</span>')
 _KIBI = 1024
 
 
-def number(value: float | None, digits: int = 3) -> Markup:
+def shown(form: Callable[[Any], Markup]) -> Callable[..., Markup]:
+    """A filter of templates; it shows what was not measured as a dash."""
+
+    @wraps(form)
+    def show(value: Any, *options: Any) -> Markup:
+        return MISSING if value is None else form(value, *options)
+
+    FILTERS[form.__name__] = show
+    return show
+
+
+FILTERS: dict[str, Callable[..., Markup]] = {}
+"""The functions by the name that templates know them by."""
+
+
+@shown
+def number(value: float, digits: int = 3) -> Markup:
     """A number with ``digits`` significant digits; thousands are written out with commas."""
-    return _tagged(value, plain_number(value, digits)) if value is not None else MISSING
+    return _tagged(value, plain_number(value, digits))
 
 
-def scientific(value: float | None) -> Markup:
+@shown
+def scientific(value: float) -> Markup:
     """A deviation, such as 3.6e-07; 0 is exact."""
-    return _tagged(value, f"{value:.1e}" if value else "0") if value is not None else MISSING
+    return _tagged(value, f"{value:.1e}" if value else "0")
 
 
-def ratio(value: float | None) -> Markup:
+@shown
+def ratio(value: float) -> Markup:
     """A factor, such as 1.62×."""
-    return _tagged(value, f"{value:.2f}×") if value is not None else MISSING
+    return _tagged(value, f"{value:.2f}×")
 
 
-def percent(value: float | None) -> Markup:
+@shown
+def percent(value: float) -> Markup:
     """A share between 0 and 1 in percent."""
-    return _tagged(value, f"{100 * value:.1f} %") if value is not None else MISSING
+    return _tagged(value, f"{100 * value:.1f} %")
 
 
-def duration(seconds: float | None) -> Markup:
+@shown
+def duration(seconds: float) -> Markup:
     """A time in the unit that suits it, from milliseconds to hours."""
-    return _tagged(seconds, plain_duration(seconds), " s") if seconds is not None else MISSING
+    return _tagged(seconds, plain_duration(seconds), " s")
 
 
-def size(count: int | None) -> Markup:
+@shown
+def size(count: int) -> Markup:
     """Bytes in the binary unit that suits them."""
-    return _tagged(count, plain_size(count), " bytes") if count is not None else MISSING
+    return _tagged(count, plain_size(count), " bytes")
 
 
-def interval(value: Interval | None) -> Markup:
+@shown
+def interval(value: Interval) -> Markup:
     """Median and interval of a quantity without unit."""
-    if value is None:
-        return MISSING
     return _with_limits(value, *(plain_number(x) for x in (value.median, value.low, value.high)))
 
 
-def ratio_interval(value: Interval | None) -> Markup:
+@shown
+def ratio_interval(value: Interval) -> Markup:
     """Median and interval of a factor, with a third decimal where two would hide the interval."""
-    if value is None:
-        return MISSING
     return _with_limits(value, *_plain_ratio(value))
 
 
@@ -126,26 +147,3 @@ class Numbers(NamedTuple):
 
     text: str
     unit: str = ""
-
-
-FILTERS = {
-    "number": number,
-    "scientific": scientific,
-    "ratio": ratio,
-    "percent": percent,
-    "duration": duration,
-    "size": size,
-    "interval": interval,
-    "ratio_interval": ratio_interval,
-}
-"""The functions by the name that templates know them by."""
-
-
-def interval_columns(name: str, interval: Interval | None) -> dict[str, float | int | None]:
-    """A median with its limits and the number of samples; empty where nothing was measured."""
-    return {
-        f"{name}_median": interval.median if interval else None,
-        f"{name}_low": interval.low if interval else None,
-        f"{name}_high": interval.high if interval else None,
-        f"{name}_samples": interval.samples if interval else None,
-    }

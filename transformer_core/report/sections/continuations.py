@@ -1,36 +1,34 @@
 """Continuations of texts of the test split."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformer_core.decide.study_results import StudyResults
 
+ByText = defaultdict[str, list[str]]
+"""The variants that gave each text."""
+
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a text, and how variants go on."""
+    """The beginning of a text, and how variants go on: with the most probable tokens, and drawn."""
 
     prompt: str
     reference: str
-    greedy: list[tuple[str, list[str]]]
-    """Most probable continuation, and the variants that gave it."""
-    drawn: list[tuple[str, list[str]]]
-    """The same of tokens that were drawn."""
+    greedy: ByText = field(default_factory=lambda: defaultdict(list))
+    drawn: ByText = field(default_factory=lambda: defaultdict(list))
 
 
 def context(results: StudyResults) -> dict[str, Any]:
     """The variant that predicts the test split best, and the samples."""
-    judged = [result for result in results.ordered if result.evaluation.texts]
-    best = min(judged, key=lambda result: _bits(result), default=None)
+    judged = {r.variant: r.evaluation.texts for r in results.ordered if r.evaluation.texts}
+    best = min(judged, key=lambda name: judged[name].bits_per_byte, default=None)
     return {
-        "predicts_best": best.variant if best else None,
-        "quality": best.evaluation.texts if best else None,
+        "predicts_best": best,
+        "quality": judged[best] if best else None,
         "samples": continuations(results),
     }
-
-
-def _bits(result: Any) -> float:
-    return float(result.evaluation.texts.bits_per_byte)
 
 
 def continuations(results: StudyResults) -> list[Sample]:
@@ -39,11 +37,7 @@ def continuations(results: StudyResults) -> list[Sample]:
     for result in results.ordered:
         for one in result.evaluation.continuations:
             key = one.prompt, one.reference
-            sample = found.setdefault(key, Sample(*key, [], []))
-            for kept, text in ((sample.greedy, one.greedy), (sample.drawn, one.drawn)):
-                names = next((names for known, names in kept if known == text), None)
-                if names is None:
-                    kept.append((text, [result.variant]))
-                else:
-                    names.append(result.variant)
+            sample = found.setdefault(key, Sample(*key))
+            sample.greedy[one.greedy].append(result.variant)
+            sample.drawn[one.drawn].append(result.variant)
     return list(found.values())

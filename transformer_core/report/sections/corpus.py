@@ -8,7 +8,6 @@ from schemas.config.data import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
 from transformer_core.decide.data_frames import lengths_frame
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import Row
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES
@@ -80,27 +79,3 @@ def _about(one: str, width: int, unit: str) -> Said:
             unit=unit,
         )
     return say("Lengths of the rows of the training split: nearly all have the full length.")
-
-
-def corpus_rows(results: StudyResults) -> list[Row]:
-    """A row per split."""
-    rows: list[Row] = []
-    for name, split in results.splits.items():
-        manifest = results.manifests[name]
-        rows.append(
-            {
-                "corpus": split.corpus,
-                "split": name,
-                "pairs_read": split.pairs_read,
-                "pairs_kept": split.pairs_kept,
-                "skipped_empty": split.skipped.get("empty", 0),
-                "skipped_invalid": split.skipped.get("invalid", 0),
-                "skipped_too_many_characters": split.skipped.get("too_long", 0),
-                "skipped_too_many_tokens": manifest.skipped_too_long,
-                "pairs": manifest.pairs,
-                "source_tokens": manifest.source_tokens,
-                "target_tokens": manifest.target_tokens,
-                "vocabulary": manifest.vocabulary,
-            }
-        )
-    return rows

@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.config.measurement import Tolerance
-from schemas.results import Certificate, Deviation
+from schemas.results import Certificate
 from transformer_core.certify.bounds import WORDS
 from transformer_core.decide.data_frames import training_loss_frame, validation_frame
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     WIDTH,
@@ -167,25 +166,3 @@ def _loss(
         title,
         words + left_out(results, names),
     )
-
-
-def equivalence_rows(results: StudyResults) -> list[Row]:
-    """A row per variant and compared quantity; one without a quantity where none was compared."""
-    nothing: list[Deviation | None] = [None]
-    return [
-        {
-            "variant": certificate.variant,
-            "equivalence": certificate.equivalence.kind,
-            "certificate": certificate.status,
-            "compared_with": certificate.reference,
-            "seeds": len(certificate.seeds),
-            "steps": len(certificate.steps),
-            "quantity": deviation.quantity if deviation else None,
-            "measured": deviation.measured if deviation else None,
-            "bound": deviation.bound if deviation else None,
-            "where": deviation.where if deviation else None,
-            "reason": certificate.reason,
-        }
-        for certificate in results.certificates.values()
-        for deviation in certificate.deviations or nothing
-    ]

@@ -10,10 +10,8 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from schemas.results import FamilyCurve, FamilyPoint, Interval
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
-from transformer_core.report.kit.formats import interval_columns
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, VARIANT
 
@@ -143,26 +141,3 @@ def _values(axes: Axes, curve: FamilyCurve) -> None:
     unit = f" ({curve.unit})" if curve.unit else ""
     axes.set_xlabel(fill(f"{curve.title.lower()}{unit}", _LABEL_CHARACTERS), fontsize=9)
     axes.tick_params(labelsize=9)
-
-
-def families_rows(results: StudyResults) -> list[Row]:
-    """A row per member of a family that the study runs."""
-    return [
-        {
-            "family": curve.family,
-            "unit": curve.unit,
-            "value": point.value,
-            "is_knee": point.value == curve.knee,
-            "variant": point.variant,
-            "reference": point.reference,
-            **interval_columns("throughput", point.throughput),
-            **interval_columns("peak_memory", point.peak_memory),
-            **interval_columns("traffic", point.traffic),
-            "all_reduces_per_step": point.all_reduces,
-            "verdict": point.verdict,
-            "certificate": point.certificate,
-            "reason": point.reason,
-        }
-        for curve in results.curves
-        for point in curve.points
-    ]

@@ -9,12 +9,17 @@ from matplotlib.patches import Rectangle
 
 from schemas.results import Breakdown, LayerUse, ShapeUse
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, empty, panels
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
-from transformer_core.report.sections.profiles import measured_roofline, shown, telling
+from transformer_core.report.sections.profiles import (
+    PerStep,
+    measured_roofline,
+    shown,
+    steps_of,
+    telling,
+)
 from transformer_core.trace.breakdown.summary import roofline_share
 from transformer_core.trace.events.layers import SEPARATOR
 
@@ -32,11 +37,6 @@ def with_layers(results: StudyResults) -> dict[str, Breakdown]:
     }
 
 
-def steps_of(breakdown: Breakdown) -> int:
-    """Steps of all devices, for means."""
-    return sum(max(1, len(device.steps)) for device in breakdown.devices)
-
-
 def depth(layer: LayerUse) -> int:
     """How many modules are around it."""
     return layer.path.count(SEPARATOR)
@@ -49,28 +49,14 @@ def large(layers: list[LayerUse]) -> list[LayerUse]:
 
 
 @dataclass(frozen=True)
-class Tree:
-    """The modules and the operators of one profile, per step of one device."""
+class Tree(PerStep):
+    """The modules and the operators of one profile."""
 
-    name: str
-    steps: int
     layers: list[LayerUse]
     shapes: list[tuple[ShapeUse, float | None]]
     """Operators by shape, with the share of the roofline that each reaches."""
     whole_ns: int
     """Device time in all modules."""
-
-    def milliseconds(self, nanoseconds: int) -> float:
-        """Of a step."""
-        return nanoseconds / 1e6 / self.steps
-
-    def per_step(self, count: int | None) -> float | None:
-        """Likewise of a count."""
-        return None if count is None else count / self.steps
-
-    def billions(self, count: int | None) -> float | None:
-        """Likewise in billions."""
-        return None if count is None else count / 1e9 / self.steps
 
     def share(self, layer: LayerUse) -> float | None:
         """Of the device time in all modules."""
@@ -85,11 +71,6 @@ class Tree:
     def short(layer: LayerUse) -> str:
         """Its own name."""
         return layer.path.rpartition(SEPARATOR)[2]
-
-    @staticmethod
-    def rate(use: ShapeUse) -> float | None:
-        """Billions of operations a second."""
-        return use.flops / use.time_ns if use.flops is not None and use.time_ns else None
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -184,25 +165,3 @@ def _draw(axes: Axes, layers: Sequence[LayerUse], steps: int) -> None:
     axes.set(xlim=(0, whole), yticks=[])
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
-
-
-def layers_rows(results: StudyResults) -> list[Row]:
-    """A row per variant and module, summed over its devices and steps."""
-    return [
-        {"variant": name} | {field: getattr(use, field) for field in LayerUse.model_fields}
-        for name, breakdown in shown(results).items()
-        for use in (breakdown.summary.layers if breakdown.summary else ())
-    ]
-
-
-def shapes_rows(results: StudyResults) -> list[Row]:
-    """A row per variant and operator with inputs of some shapes, likewise; the share of the
-    roofline is that of this machine, and null for traces that were brought."""
-    roofline = measured_roofline(results)
-    found: list[Row] = []
-    for name, breakdown in shown(results).items():
-        for use in breakdown.summary.shapes if breakdown.summary else ():
-            share = roofline_share(use, roofline) if roofline and name in results.specs else None
-            fields = {field: getattr(use, field) for field in ShapeUse.model_fields}
-            found.append({"variant": name} | fields | {"roofline_share": share})
-    return found

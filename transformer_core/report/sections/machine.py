@@ -11,7 +11,6 @@ from pandas import DataFrame
 from schemas.results import Interval, Utilisation
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
-from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     WIDTH,
@@ -195,16 +194,3 @@ def draw_utilisation(results: StudyResults) -> Drawing:
             else NOTHING
         ),
     )
-
-
-def machine_rows(results: StudyResults) -> list[Row]:
-    """A row per property of the machine and of each GPU."""
-    rows: list[Row] = []
-    for field, value in results.hardware.model_dump(exclude={"gpus", "cpu_features"}).items():
-        rows.append({"device": "host", "property": field, "value": value})
-    features = " ".join(results.hardware.cpu_features)
-    rows.append({"device": "host", "property": "cpu_features", "value": features})
-    for gpu in results.hardware.gpus:
-        for field, value in gpu.model_dump(exclude={"index"}).items():
-            rows.append({"device": f"gpu {gpu.index}", "property": field, "value": value})
-    return rows

@@ -1,31 +1,51 @@
 """Profiles by variant: the parts of a step, operators, collectives, phases."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.results import (
     Breakdown,
-    DeviceBreakdown,
-    OperatorClass,
-    Partition,
     ProfileSummary,
     Roofline,
 )
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import Row
+
+
+def steps_of(breakdown: Breakdown) -> int:
+    """Steps of all devices, for means."""
+    return sum(max(1, len(device.steps)) for device in breakdown.devices)
 
 
 @dataclass(frozen=True)
-class Profile:
-    """One variant as the tables show it."""
+class PerStep:
+    """Sums over the steps of all devices, as their mean per step of a device."""
 
     name: str
+    steps: int
+    """Steps of all devices."""
+
+    def per_step(self, count: float | None) -> float | None:
+        return None if count is None else count / self.steps
+
+    def milliseconds(self, nanoseconds: int | None) -> float | None:
+        return None if nanoseconds is None else nanoseconds / 1e6 / self.steps
+
+    def billions(self, count: int | None) -> float | None:
+        return None if count is None else count / 1e9 / self.steps
+
+    @staticmethod
+    def rate(count: int | None, nanoseconds: int) -> float | None:
+        """Billions a second."""
+        return count / nanoseconds if count is not None and nanoseconds else None
+
+
+@dataclass(frozen=True)
+class Profile(PerStep):
+    """One variant as the tables show it."""
+
     breakdown: Breakdown
     profiler: str
     """Which profiler recorded it."""
-    steps: int
-    """Steps of all devices, for means."""
     communication_ms: float | None
     """Milliseconds of a step in which communication runs; null where nothing communicates."""
     ddp_communication_ms: float | None
@@ -38,23 +58,6 @@ class Profile:
         """The numbers; only of a profile that is ok."""
         assert self.breakdown.summary is not None
         return self.breakdown.summary
-
-    def milliseconds(self, nanoseconds: int | None) -> float | None:
-        """Of a step, mean over steps and devices, from a time summed over them."""
-        return None if nanoseconds is None else nanoseconds / 1e6 / self.steps
-
-    def count_per_step(self, count: int | None) -> float | None:
-        """How many in a step, likewise."""
-        return None if count is None else count / self.steps
-
-    def billions(self, count: int | None) -> float | None:
-        """How many billions in a step, likewise."""
-        return None if count is None else count / 1e9 / self.steps
-
-    @staticmethod
-    def rate(count: int | None, nanoseconds: int) -> float | None:
-        """Billions a second."""
-        return count / nanoseconds if count is not None and nanoseconds else None
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -82,7 +85,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 def _profile(results: StudyResults, name: str, breakdown: Breakdown) -> Profile:
     capture = results.capture(name)
-    steps = sum(max(1, len(device.steps)) for device in breakdown.devices)
+    steps = steps_of(breakdown)
     talks = any(device.collectives for device in breakdown.devices)
     runs = sum(device.profiled.communication_ns for device in breakdown.devices)
     times = (
@@ -130,51 +133,3 @@ def telling(results: StudyResults) -> list[str]:
 def measured_roofline(results: StudyResults) -> Roofline | None:
     """The limits of the machine, if they were measured."""
     return results.roofline if results.roofline.status == "ok" else None
-
-
-def profiles_rows(results: StudyResults) -> list[Row]:
-    """A row per variant, rank and device; one without numbers where there is no profile."""
-    breakdowns = results.breakdowns
-    rows: list[Row] = []
-    for name in (*results.variants, *results.study.traces):
-        breakdown = breakdowns.get(name)
-        head = {
-            "variant": name,
-            "status": breakdown.status if breakdown else None,
-            "reason": breakdown.reason if breakdown else "not profiled",
-            "profiler": breakdown.source if breakdown else None,
-        }
-        devices: Sequence[DeviceBreakdown | None] = breakdown.devices if breakdown else []
-        for device in devices or [None]:
-            part = device.profiled if device else None
-            rows.append(
-                head
-                | {
-                    "rank": device.rank if device else None,
-                    "device": device.device if device else None,
-                    "steps": len(device.steps) if device else None,
-                    **{
-                        field: getattr(part, field) if part else None
-                        for field in Partition.model_fields
-                    },
-                    "span_ns": device.span.window_ns if device else None,
-                    "host_bound_ns": device.host_bound_ns if device else None,
-                }
-            )
-    return rows
-
-
-def operators_rows(results: StudyResults) -> list[Row]:
-    """A row per variant and class of operators, summed over its devices and steps."""
-    breakdowns = results.breakdowns
-    rows: list[Row] = []
-    for name in (*results.variants, *results.study.traces):
-        breakdown = breakdowns.get(name)
-        summary = breakdown.summary if breakdown else None
-        uses: Sequence[OperatorClass | None] = summary.operators if summary else []
-        for use in uses or [None]:
-            fields = {
-                field: getattr(use, field) if use else None for field in OperatorClass.model_fields
-            }
-            rows.append({"variant": name} | fields)
-    return rows

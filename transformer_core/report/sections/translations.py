@@ -1,9 +1,9 @@
 """The sampled translations."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.results import Translation
 from transformer_core.decide.study_results import StudyResults
 
 FEWEST_BLEU = 5.0
@@ -16,8 +16,8 @@ class Sample:
 
     source: str
     reference: str
-    hypotheses: list[tuple[str, list[str]]]
-    """Translation, and the variants that gave it."""
+    hypotheses: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """The variants that gave each translation."""
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -35,16 +35,11 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 def translations(results: StudyResults) -> list[Sample]:
     """The sampled test sentences; variants that agree on a translation stand together."""
-    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    found: dict[tuple[str, str], Sample] = {}
     for result in results.ordered:
-        for sample in result.evaluation.samples:
-            by_text = found.setdefault(_key(sample), {})
-            by_text.setdefault(sample.hypothesis, []).append(result.variant)
-    return [
-        Sample(source, reference, list(by_text.items()))
-        for (source, reference), by_text in found.items()
-    ]
-
-
-def _key(sample: Translation) -> tuple[str, str]:
-    return sample.source, sample.reference
+        for one in result.evaluation.samples:
+            sample = found.setdefault(
+                (one.source, one.reference), Sample(one.source, one.reference)
+            )
+            sample.hypotheses[one.hypothesis].append(result.variant)
+    return list(found.values())

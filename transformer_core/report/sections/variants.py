@@ -5,7 +5,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from schemas.results import EvaluationResult
 from transformer_core.decide.data_frames import rounds_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import (
@@ -13,10 +12,8 @@ from transformer_core.decide.turn_throughput import (
     session_rates,
     throughputs,
 )
-from transformer_core.report.contents import Row
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, nothing, rows, whisker
-from transformer_core.report.kit.formats import interval_columns
 from transformer_core.report.kit.language import NOTHING, Said, say
 from transformer_core.report.kit.palette import VARIANT
 from transformer_core.report.sections.tried import changes
@@ -111,53 +108,3 @@ def draw_drift(results: StudyResults) -> Drawing:
         + left
         + missing,
     )
-
-
-def variants_rows(results: StudyResults) -> list[Row]:
-    """A row per variant. What was not measured is empty.
-
-    Throughput is from the turns; ``alone_…`` is what its own run measured.
-    """
-    rows: list[Row] = []
-    throughput = throughputs(results)
-    for name, result in results.variants.items():
-        comparison = results.comparisons.get(name)
-        spec = results.specs[name]
-        rows.append(
-            {
-                "variant": name,
-                "status": result.status,
-                "reason": result.reason,
-                "repeats": len(result.repeats),
-                **interval_columns("tokens_per_second", throughput.get(name)),
-                **interval_columns("alone_tokens_per_second", result.tokens_per_second),
-                **interval_columns("alone_pairs_per_second", result.pairs_per_second),
-                "baseline": results.study.baseline,
-                **interval_columns("speedup", comparison.speedup if comparison else None),
-                "speedup_counts": comparison.counts if comparison else None,
-                "equivalence": results.certificates[name].equivalence.kind,
-                "certificate": results.certificates[name].status,
-                "note": comparison.note if comparison else None,
-                "epoch_seconds": epoch_seconds(result, throughput.get(name)),
-                "validation_loss_nats": result.validation_loss,
-                **_quality(results, result.evaluation),
-                "peak_memory_bytes": result.peak_memory_bytes,
-                "padding_share": result.padding_share,
-                "input_wait_share": result.input_wait_share,
-                "world_size": spec.world_size,
-                "spec_sha256": spec.digest(),
-            }
-        )
-    return rows
-
-
-def _quality(results: StudyResults, evaluation: EvaluationResult) -> Row:
-    """The columns that say how good a model is at its task."""
-    if results.study.task.kind == "translation":
-        return {"bleu": evaluation.bleu, "chrf": evaluation.chrf}
-    quality = evaluation.texts
-    return {
-        "test_loss_nats": quality.loss if quality else None,
-        "perplexity": quality.perplexity if quality else None,
-        "bits_per_byte": quality.bits_per_byte if quality else None,
-    }
