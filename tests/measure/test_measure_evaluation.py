@@ -11,10 +11,13 @@ from transformer_core.common.endings import failures
 from transformer_core.common.records import read_record
 from transformer_core.measure import evaluation as job
 from transformer_core.measure.evaluation import RESULT, EvaluationOrder
+from transformer_core.run import supervisor
 from transformer_core.run.statuses import Outcome
 
 SPEC = RunSpec.model_validate({"variant": "small", "machine": {"threads": 3}})
-FOUND = job.not_evaluated("small", "ok", None).model_copy(update={"bleu": 3.5, "pairs": 3})
+FOUND = Outcome(status="ok", reason=None).result(
+    EvaluationResult, variant="small", bleu=3.5, pairs=3
+)
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[EvaluationOrder]:
     """The orders that workers got, who find what they should."""
     given: list[EvaluationOrder] = []
 
-    def work(order: EvaluationOrder, result: Path) -> None:
+    def work(order: EvaluationOrder, result: Path, target: Path) -> None:
         given.append(order)
         result.parent.mkdir(exist_ok=True)
         (order.output / RESULT).write_text(FOUND.model_dump_json())
@@ -69,12 +72,9 @@ def test_a_run_that_left_no_model_is_passed_on(
     assert (found.bleu, found.pairs, found.samples, orders) == (None, 0, [], [])
 
 
-@pytest.mark.parametrize(("status", "again"), [("oom", False), ("failed", True)])
-def test_an_end_of_the_worker_is_a_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, again: bool
-) -> None:
-    outcome = Outcome.model_validate({"status": status, "reason": "no memory", "again": again})
-    monkeypatch.setattr(job, "attempt", lambda *_: outcome)
+def test_an_end_of_the_worker_is_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "run_workers", lambda _: 1)
     found = evaluated(tmp_path, monkeypatch)
-    assert (found.status, found.reason, found.bleu) == (status, "no memory", None)
-    assert failures(tmp_path / "output.json") == int(again)
+    assert (found.status, found.bleu) == ("failed", None)
+    assert "exit code 1" in str(found.reason)
+    assert failures(tmp_path / "output.json") == 1

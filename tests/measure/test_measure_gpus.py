@@ -10,8 +10,7 @@ import torch
 
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
-from transformer_core.run.gpu_leases import lease, visible_gpus
-from transformer_core.run.own_folder import open_own, own_folder
+from transformer_core.run.gpu_leases import lease, lease_folder, visible_gpus
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]
 
@@ -124,16 +123,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_that_others_may_enter_is_refused(own: Path, tmp_path: Path) -> None:
-    folder = own_folder("locks")
+    folder = lease_folder()
     assert folder.is_relative_to(own)
     assert {each.stat().st_mode & 0o777 for each in (own, folder)} == {0o700}
     folder.chmod(0o777)
     with pytest.raises(PermissionError, match="only this user may enter"):
-        own_folder("locks")
+        lease_folder()
     folder.rmdir()
     folder.symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="only this user may enter"):
-        own_folder("locks")
+        lease_folder()
 
 
 def test_the_runtime_folder_of_the_session_comes_first(
@@ -142,14 +141,14 @@ def test_the_runtime_folder_of_the_session_comes_first(
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o755)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert own_folder("x").is_relative_to(own)  # others may enter that one
+    assert lease_folder().is_relative_to(own)  # others may enter that one
     runtime.chmod(0o700)
-    assert own_folder("x").is_relative_to(runtime)
+    assert lease_folder().is_relative_to(runtime)
 
 
 def test_a_lock_is_no_link(own: Path, tmp_path: Path) -> None:
-    lock = own_folder("locks") / "GPU-a"
+    lock = lease_folder() / "GPU-a"
     lock.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic link"):
-        open_own(lock)
+        lease(["GPU-a"], 1, lock.parent)
     assert not (tmp_path / "victim").exists()

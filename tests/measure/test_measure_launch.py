@@ -16,7 +16,6 @@ from transformer_core.run import environment as worker_environment
 from transformer_core.run import host_processes as interfaces
 from transformer_core.run import host_processes as one_host
 from transformer_core.run import launcher as launch
-from transformer_core.run import namespaces
 from transformer_core.run.environment import threads_per_process
 from transformer_core.run.host_processes import AGENT
 from transformer_core.run.launcher import (
@@ -210,7 +209,7 @@ def linked(**parallel: object) -> RunSpec:
 
 
 def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces, "refusal", lambda: None)
+    monkeypatch.setattr(launch, "refusal", lambda: None)
     run = linked(kind="ddp")
     command = launcher(run, WORKER)
     assert command == [*Linked(1, 600.0, "namespaces", 1e8, []).command, WORKER]
@@ -221,7 +220,7 @@ def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch: pytest.Monk
 def test_where_no_namespace_is_allowed_the_link_is_emulated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(namespaces, "refusal", lambda: "not here")
+    monkeypatch.setattr(launch, "refusal", lambda: "not here")
     for hook in (None, {"kind": "compress", "dtype": "fp16"}):
         assert json.loads(launcher(linked(kind="ddp", hook=hook), WORKER)[3])["link"] == "emulated"
 
@@ -240,13 +239,13 @@ def test_where_no_namespace_is_allowed_the_link_is_emulated(
 def test_what_cannot_be_emulated_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, parallel: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(namespaces, "refusal", lambda: "network namespaces are not allowed here")
+    monkeypatch.setattr(launch, "refusal", lambda: "network namespaces are not allowed here")
     with pytest.raises(Unsupported, match=r"namespaces are not allowed here.*emulated only where"):
         launcher(linked(**parallel), WORKER)
 
 
 def test_hosts_on_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces, "refusal", lambda: None)
+    monkeypatch.setattr(launch, "refusal", lambda: None)
     machine = {"nodes": 2, "devices_per_node": 2, "link": LINK, "device": "auto"}
     run = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
     monkeypatch.setattr(launch, "visible_gpus", lambda: [f"GPU-{n}" for n in range(4)])

@@ -1,26 +1,102 @@
-"""Two hosts on this machine: who is where."""
+"""Two hosts on this machine: who is where, a link as slow as it is said to be, and lost processes."""
 
 import os
+import re
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from worker_builders import NAME, told, write_worker
 
 from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE
-from transformer_core.run import linked_hosts, namespaces
+from schemas.config.run_spec import RunSpec
+from transformer_core.measure.timed_run import TimedRunOrder
+from transformer_core.run import launcher, linked_hosts
+from transformer_core.run.statuses import Outcome, read_outcomes
+from transformer_core.run.supervisor import run_workers
 
-pytestmark = pytest.mark.slow
+REFUSAL = linked_hosts.refusal()
+linked = pytest.mark.skipif(REFUSAL is not None, reason=f"no limited link here: {REFUSAL}")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="takes SIGSTOP and parent-death signals")
 
-REFUSAL = namespaces.refusal()
-KINDS = [
-    "emulated",
-    pytest.param(
-        "namespaces",
-        marks=pytest.mark.skipif(REFUSAL is not None, reason=f"no limited link here: {REFUSAL}"),
-    ),
-]
+TRIAL = [sys.executable, "-m", linked_hosts.__name__, "--try"]
+BANDWIDTH = 8e6
+BYTES = 1_000_000
+
+TRANSFER = f"""
+import os, socket, sys, time
+from transformer_core.run import linked_hosts as namespaces
+first, second = namespaces.join_two({BANDWIDTH})
+child = os.fork()
+if child == 0:
+    first.enter()
+    with socket.create_server((first.address, 5000)) as server:
+        connection, _ = server.accept()
+        left = {BYTES}
+        while left:
+            left -= len(connection.recv(65536))
+        connection.sendall(b"!")
+    os._exit(0)
+for _ in range(200):
+    try:
+        connection = socket.create_connection((first.address, 5000))
+        break
+    except OSError:
+        time.sleep(0.05)
+began = time.monotonic()
+connection.sendall(bytes({BYTES}))
+connection.recv(1)
+print(time.monotonic() - began)
+os.waitpid(child, 0)
+"""
+
+
+@linked
+def test_the_link_lets_no_more_through_than_its_bandwidth() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRANSFER], capture_output=True, text=True, check=True, timeout=100
+    )
+    ideal = 8 * BYTES / BANDWIDTH
+    # Headers make it longer; what an idle link lets through at once is a hundredth.
+    assert float(done.stdout) > 0.98 * ideal
+
+
+@linked
+def test_nothing_is_left_of_it() -> None:
+    before = Path("/proc/self/ns/net").readlink(), socket.if_nameindex()
+    subprocess.run(TRIAL, check=True, capture_output=True)
+    assert (Path("/proc/self/ns/net").readlink(), socket.if_nameindex()) == before
+
+
+@linked
+@pytest.mark.skipif(os.getuid() != 0, reason="takes rights away from the superuser")
+def test_a_user_without_rights_gets_them_in_a_user_namespace() -> None:
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin,-net_admin", *TRIAL],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "not allowed" in done.stderr:
+        pytest.skip(f"no user namespaces: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(
+        linked_hosts, "_tool", lambda name: None if name == "tc" else f"/sbin/{name}"
+    )
+    with pytest.raises(linked_hosts.NamespacesUnavailableError, match=r"tc is missing.*iproute2"):
+        linked_hosts.join_two(BANDWIDTH)
+
+
+def test_a_refusal_is_what_the_trial_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert linked_hosts.refusal() == "it failed without a word"
 
 
 def run(folder: Path, kind: str) -> int:
@@ -35,7 +111,8 @@ def run(folder: Path, kind: str) -> int:
     return done.returncode
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["emulated", pytest.param("namespaces", marks=linked)])
 def test_hosts_have_their_ranks_and_say_who_they_are(kind: str, tmp_path: Path) -> None:
     assert run(tmp_path, kind) == 0
     ranks = told(tmp_path)
@@ -46,17 +123,89 @@ def test_hosts_have_their_ranks_and_say_who_they_are(kind: str, tmp_path: Path) 
     here = socket.gethostname()
     hosts = [f"{node} on {here}" for node in (0, 0, 1, 1)]
     assert [rank[HOST_VARIABLE] for rank in ranks] == hosts
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_a_limited_link_puts_hosts_into_namespaces(kind: str, tmp_path: Path) -> None:
-    assert run(tmp_path, kind) == 0
-    first, _, second, _ = (rank["NAMESPACE"] for rank in told(tmp_path))
-    here = os.readlink("/proc/self/ns/net")  # noqa: PTH115
+    # Only a limited link puts hosts into namespaces.
+    first, _, second, _ = (rank["NAMESPACE"] for rank in ranks)
+    own = os.readlink("/proc/self/ns/net")  # noqa: PTH115
     if kind == "emulated":
-        assert {first, second} == {here}
+        assert {first, second} == {own}
         return
-    assert len({first, second, here}) == 3
-    for rank in told(tmp_path):
-        assert rank["GLOO_SOCKET_IFNAME"] == namespaces.DEVICE
-        assert rank["MASTER_ADDR"] == namespaces.ADDRESSES[0]
+    assert len({first, second, own}) == 3
+    for rank in ranks:
+        assert rank["GLOO_SOCKET_IFNAME"] == linked_hosts.DEVICE
+        assert rank["MASTER_ADDR"] == linked_hosts.ADDRESSES[0]
+
+
+TIMEOUT = 4.0
+
+WORKER = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from transformer_core.measure.timed_run import TimedRunOrder
+from transformer_core.run.worker import take_place
+from transformer_core.run.statuses import supervised
+from transformer_core.parallel.strategy import ProcessGroupStrategy
+
+def work(order):
+    process = take_place(order)
+    strategy = ProcessGroupStrategy(process, order.spec.machine)
+    for step in range(1000):
+        if process.rank == 1 and step == 3:
+            match order.command:
+                case "killed": os.kill(os.getpid(), signal.SIGKILL)
+                case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
+                case "asleep": time.sleep(600)
+        strategy.sum(torch.ones(1))
+
+def main():
+    file = Path(sys.argv[1])
+    with supervised(file.parent):
+        work(TimedRunOrder.read(file))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def end_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int
+) -> tuple[int, Outcome]:
+    """Exit code and explaining outcome of a run whose rank 1 ends like ``end``."""
+    # Side by side on the loopback: what is tested needs no network namespace.
+    monkeypatch.setattr(launcher, "refusal", lambda: "not in this test")
+    link = {"bandwidth": "1Gbit/s"} if nodes == 2 else None
+    machine = {"nodes": nodes, "devices_per_node": 2 // nodes, "link": link}
+    spec = RunSpec.model_validate(
+        {
+            "variant": "v",
+            "parallel": {"kind": "ddp"},
+            "machine": machine | {"device": "cpu", "timeout": TIMEOUT},
+        }
+    )
+    (tmp_path / "losing_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    monkeypatch.setattr(TimedRunOrder, "worker", "losing_worker")
+    order = TimedRunOrder(spec=spec, data=tmp_path, output=tmp_path, command=end, repeat=1)
+    code = run_workers(order)
+    outcome = read_outcomes(tmp_path)
+    assert outcome is not None, "nobody said why"
+    return code, outcome
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize(
+    ("end", "nodes", "reason"),
+    [
+        ("killed", 1, r"^rank 1 on host \S+ does not answer$"),
+        ("stopped", 2, r"^rank 1 on host 1 on \S+ does not answer$"),
+        ("asleep", 1, r"^rank 1 on host \S+ stands still, behind the others$"),
+    ],
+)
+def test_the_lost_rank_and_its_host_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int, reason: str
+) -> None:
+    code, outcome = end_of(tmp_path, monkeypatch, end, nodes)
+    assert code > 0
+    assert outcome.status == "failed"
+    assert re.search(reason, outcome.reason or ""), outcome

@@ -109,11 +109,6 @@ def test_of_equal_ends_the_first_is_told(tmp_path: Path) -> None:
     assert outcome is not None
     assert "first" in (outcome.reason or "")
     assert "RuntimeError: first" in (outcome.traceback or "")
-    assert outcome.of_a_result == {
-        "status": "failed",
-        "reason": outcome.reason,
-        "traceback": outcome.traceback,
-    }
     clear_outcomes(tmp_path)
     assert read_outcomes(tmp_path) is None
 

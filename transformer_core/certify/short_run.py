@@ -14,7 +14,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.training import AnySchedule
 from schemas.results import Trajectory
 from transformer_core.common.digests import forget, record
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
@@ -76,11 +76,9 @@ def supervise(order: ShortRunOrder, made_from: Sequence[Path]) -> None:
     for name in (*WEIGHTS, RECORD):
         (order.output / name).unlink(missing_ok=True)
         forget(order.output / name)
-    outcome = attempt(order, order.output / RECORD)
+    outcome = attempt(order, order.output / RECORD, order.output / RECORD)
     if outcome is not None:
         _write_unfinished(order, outcome, started)
-        if outcome.again:
-            count_failure(order.output / RECORD)
     for name in WEIGHTS:
         record(order.output / name)
     # The weights belong to this training, not to another with the same outcome.
@@ -92,13 +90,8 @@ def _write_unfinished(order: ShortRunOrder, outcome: Outcome, started: datetime)
     for name in WEIGHTS:
         with atomic_path(order.output / name) as temporary:
             safetensors.numpy.save_file({}, temporary)
-    ended = Trajectory(
-        name=order.spec.variant,
-        **outcome.of_a_result,
-        topology=None,
-        seeds=[],
-        provenance=collect(order.spec, order.command, started),
-    )
+    provenance = collect(order.spec, order.command, started)
+    ended = outcome.result(Trajectory, name=order.spec.variant, provenance=provenance)
     write_text(order.output / RECORD, ended.model_dump_json(indent=1) + "\n")
 
 

@@ -21,7 +21,7 @@ from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from transformer_core.common import tables
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log
 from transformer_core.machine.hardware import cpu_name
 from transformer_core.parallel.hooks import ring_all_reduce
@@ -49,21 +49,11 @@ class CollectivesOrder(Order):
 
 def supervise(order: CollectivesOrder) -> None:
     """Runs the workers, and makes sure that the table says how they ended."""
-    outcome = attempt(order, order.table)
-    if outcome is None:
-        return
-    if outcome.again:
-        count_failure(order.table)
-    run = CollectiveRun(
-        status=outcome.status,
-        reason=outcome.reason,
-        backend=None,
-        world_size=order.spec.world_size,
-        nodes=order.spec.machine.nodes,
-        device=None,
-        command=order.command,
-    )
-    write_table(order.table, [], run)
+    outcome = attempt(order, order.table, order.table)
+    if outcome is not None:
+        size, nodes = order.spec.world_size, order.spec.machine.nodes
+        known = {"world_size": size, "nodes": nodes, "command": order.command}
+        write_table(order.table, [], outcome.result(CollectiveRun, **known))
 
 
 class Collectives(Job):

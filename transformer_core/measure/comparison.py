@@ -195,10 +195,10 @@ def _record(
 ) -> PairedRun:
     """The record of a pair, without sessions where one of its sides ``ended`` before the others."""
     outcome = ended.outcome if ended else Outcome(status="ok", reason=None)
-    return PairedRun(
+    return outcome.result(
+        PairedRun,
         reference=pair.reference,
         variant=pair.variant,
-        **outcome.of_a_result,
         ended_by=ended.side if ended else None,
         sessions=[] if ended else [of_two(session, pair) for session in done],
         others=[side.name for side in sides if side.name not in pair],

@@ -26,7 +26,7 @@ from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, ComputeTimes, ReadyGradient
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
@@ -78,25 +78,13 @@ def measure(order: ComputeOrder, target: Path) -> ComputeTimes:
     started = datetime.now(UTC)
     log.info("compute times: %s", order.spec.variant)
     result = order.output / RESULT
-    outcome = attempt(order, result)
+    outcome = attempt(order, result, target)
     if outcome is None:
         return read_record(result, ComputeTimes)
-    if outcome.again:
-        count_failure(target)
-    return ComputeTimes(
+    return outcome.result(
+        ComputeTimes,
         variant=order.spec.variant,
-        status=outcome.status,
-        reason=outcome.reason,
         micro_batches=order.spec.training.accumulation.micro_batches,
-        forward_seconds=None,
-        backward_seconds=None,
-        update_seconds=None,
-        other_seconds=None,
-        gradients=[],
-        source_tokens=None,
-        target_tokens=None,
-        vocabulary=None,
-        topology=None,
         provenance=collect(order.spec, order.command, started),
     )
 

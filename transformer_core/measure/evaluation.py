@@ -8,35 +8,21 @@ from typing import TYPE_CHECKING
 
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
-from schemas.results import EvaluationResult, Repeat, Status
+from schemas.results import EvaluationResult, Repeat
 from transformer_core.common.digests import check_all, write_result
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
 from transformer_core.run.order import TrainingOrder
+from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt
 
 if TYPE_CHECKING:
     from transformer_core.run.worker import Program
 
 RESULT = "evaluation.json"
-
-
-def not_evaluated(variant: str, status: Status, reason: str | None) -> EvaluationResult:
-    """The evaluation of a run whose model is missing, unusable or not needed."""
-    return EvaluationResult(
-        variant=variant,
-        status=status,
-        reason=reason,
-        bleu=None,
-        chrf=None,
-        signature=None,
-        pairs=0,
-        seconds=None,
-        samples=[],
-    )
 
 
 class EvaluationOrder(TrainingOrder):
@@ -52,16 +38,16 @@ class EvaluationOrder(TrainingOrder):
 
 def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationResult:
     """Returns what the worker found, or the reason why there is nothing."""
+    outcome = None
     if run.status != "ok":
-        return not_evaluated(run.variant, run.status, run.reason)
-    if order.spec.evaluation.max_pairs == 0:
-        return not_evaluated(run.variant, "ok", None)
-    outcome = attempt(order, order.output / RESULT)
+        outcome = Outcome(status=run.status, reason=run.reason)
+    elif order.spec.evaluation.max_pairs == 0:
+        outcome = Outcome(status="ok", reason=None)
+    else:
+        outcome = attempt(order, order.output / RESULT, output)
     if outcome is None:
         return read_record(order.output / RESULT, EvaluationResult)
-    if outcome.again:
-        count_failure(output)
-    return not_evaluated(run.variant, outcome.status, outcome.reason)
+    return outcome.result(EvaluationResult, variant=run.variant, pairs=0)
 
 
 def alone(spec: RunSpec) -> RunSpec:

@@ -20,7 +20,6 @@ import torch
 from schemas.config.data import FixedSize, PackedRows
 from schemas.config.measurement import LargestBatch
 from schemas.config.run_spec import RunSpec
-from schemas.errors import Unsupported
 from schemas.results import BatchShape, BatchTrial, LargestBatchResult, ShardManifest
 from schemas.results.memory import LimitKind, Purpose
 from transformer_core.common.digests import write_result
@@ -34,13 +33,11 @@ from transformer_core.measure.heaviest_batch import blank_batch
 from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel.registry import build_strategy
-from transformer_core.run import oom
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
 from transformer_core.run.oom import data_bytes
 from transformer_core.run.order import Order
-from transformer_core.run.statuses import classify, clear_outcomes, read_outcomes
-from transformer_core.run.supervisor import end_as_stopped, how_ended, run_workers
+from transformer_core.run.supervisor import attempt
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import equip
 
@@ -120,8 +117,6 @@ class Trials:
     def fits(self, size: int, purpose: Purpose = "search") -> bool:
         """Whether a batch of this size trains; NoAnswerError if that cannot be determined."""
         pairs = size * self.spec.parts
-        clear_outcomes(self.order.output)
-        (self.order.output / RESULT).unlink(missing_ok=True)
         began = time.perf_counter()
         ended = self._attempt(pairs)
         trial = BatchTrial.model_validate(
@@ -139,26 +134,15 @@ class Trials:
     def _attempt(self, pairs: int) -> dict[str, Any]:
         order = self.order.model_copy(update={"pairs": pairs})
         result = order.output / RESULT
-        kills, code = oom.kernel_kills(), 0
-        try:
-            code = run_workers(order)
-        except Unsupported as error:
-            status, reason = classify(error)
-            return {"status": status, "reason": reason, "peak_bytes": None}
-        if code == 0 and result.exists():
+        outcome = attempt(order, result)
+        if outcome is None:
             peak = json.loads(result.read_text())["peak_bytes"]
             return {"status": "ok", "reason": None, "peak_bytes": peak}
-        if code in (-signal.SIGTERM, -signal.SIGINT):
-            end_as_stopped(order.output, code)
-        outcome = read_outcomes(order.output)
-        status, reason = "failed", how_ended(code)
-        if outcome is not None:
-            status, reason = outcome.status, outcome.reason or reason
-        if oom.kernel_kills() > kills:
-            status, reason = "oom", oom.reason_of_kill()
-        elif outcome is None and code < 0:
+        status, reason = outcome.status, outcome.reason
+        if outcome.signal:
             # Libraries that cannot get memory under the limit end their process.
-            status, reason = "oom", f"A process ended by itself under the limit: {how_ended(code)}."
+            how = signal.Signals(outcome.signal).name
+            status, reason = "oom", f"A process ended by itself under the limit: {how}."
         return {"status": status, "reason": reason, "peak_bytes": None}
 
 

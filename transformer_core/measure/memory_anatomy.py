@@ -7,19 +7,19 @@ is for. Like a timed run it always has a result, with a status that says why the
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import TrainingJob
 from transformer_core.run.order import TrainingOrder
+from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, lend_processes
 
 
@@ -48,28 +48,27 @@ def measure(order: AnatomyOrder) -> MemoryResult:
     spec, folder = order.spec, order.output
     for file in folder.glob(rank_file("*")):
         file.unlink()
-    outcome = attempt(order, folder / rank_file(0))
-    record: dict[str, Any] = {
+    outcome = attempt(order, folder / rank_file(0), folder.with_suffix(".json"))
+    known = {
         "variant": spec.variant,
         "steps": order.steps,
         "provenance": collect(spec, order.command, started),
     }
     if outcome is not None:
-        if outcome.again:
-            count_failure(folder.with_suffix(".json"))
-        record |= outcome.of_a_result
-        record |= dict.fromkeys(("topology", "parameters", "decoding"))
-        record |= {"mixed_precision": False, "ranks": [], "foreign": []}
-        return MemoryResult.model_validate(record)
+        return outcome.result(MemoryResult, mixed_precision=False, **known)
     found = [json.loads((folder / rank_file(r)).read_text()) for r in range(spec.world_size)]
     ranks = [rank for of_process in found for rank in of_process["ranks"]]
     # Ranks that share a host see the same processes.
     foreign = {(p["device"], p["pid"]): p for of_process in found for p in of_process["foreign"]}
     parts = [rank["anatomy"] for rank in ranks if rank["anatomy"] is not None]
-    record |= {name: found[0][name] for name in ("topology", "parameters", "decoding")}
-    record |= {"status": "ok", "reason": None, "traceback": None, "ranks": ranks}
-    record |= {"mixed_precision": any(part["master_weights_bytes"] for part in parts)}
-    return MemoryResult.model_validate(record | {"foreign": list(foreign.values())})
+    known |= {name: found[0][name] for name in ("topology", "parameters", "decoding")}
+    return Outcome(status="ok", reason=None).result(
+        MemoryResult,
+        mixed_precision=any(part["master_weights_bytes"] for part in parts),
+        ranks=ranks,
+        foreign=[*foreign.values()],
+        **known,
+    )
 
 
 class MemoryAnatomy(TrainingJob):

@@ -32,6 +32,7 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.machine import hardware
+from transformer_core.run.statuses import Outcome
 from transformer_core.training.precision import set_matmul
 
 TRANSFER_BYTES = 64 * 2**20
@@ -68,21 +69,10 @@ def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str)
 
 def _without_device(command: str) -> Roofline:
     """The record of a host without the requested device."""
-    return Roofline(
-        status="unsupported",
-        reason="The study asks for CUDA devices, and this host has none.",
-        device=None,
-        kind=None,
-        threads=hardware.usable_cores(),
-        matrix=[],
-        memory=[],
-        launch_overhead_seconds=None,
-        transfers=[],
-        transfer_reason=None,
-        vendor=None,
-        torch=torch.__version__,
-        command=command,
-    )
+    reason = "The study asks for CUDA devices, and this host has none."
+    ended = Outcome(status="unsupported", reason=reason)
+    known = {"threads": hardware.usable_cores(), "torch": torch.__version__, "command": command}
+    return ended.result(Roofline, **known)
 
 
 class Stopwatch:

@@ -17,7 +17,7 @@ import safetensors.numpy
 from schemas.config.run_spec import RunSpec
 from schemas.results import RankMemory, Repeat, Window
 from transformer_core.common.digests import forget, record
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.common.records import read_record
@@ -56,14 +56,12 @@ def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
         (order.output / name).unlink(missing_ok=True)
         forget(order.output / name)
     metrics = order.output / "metrics.json"
-    outcome = attempt(order, metrics)
+    outcome = attempt(order, metrics, metrics)
     if outcome is not None:
         _write_unfinished(order, outcome, started)
     record(order.output / "model.safetensors")
     record(metrics, made_from)
-    if outcome is not None and outcome.again:
-        count_failure(metrics)  # and the next attempt resumes from the last checkpoint
-    else:
+    if outcome is None or not outcome.again:  # else the next attempt resumes from the last one
         shutil.rmtree(order.output / CHECKPOINTS, ignore_errors=True)
 
 
@@ -72,21 +70,12 @@ def _write_unfinished(order: TimedRunOrder, outcome: Outcome, started: datetime)
     with atomic_path(order.output / "model.safetensors") as temporary:
         safetensors.numpy.save_file({}, temporary, {"status": outcome.status})
     History().write(order.output / "steps.parquet")
-    repeat = Repeat(
+    repeat = outcome.result(
+        Repeat,
         variant=order.spec.variant,
         repeat=order.repeat,
-        **outcome.of_a_result,
-        topology=None,
-        parameters=None,
         steps=0,
-        resumed_at=[],
-        startup_seconds=None,
-        warmup_seconds=None,
         total_seconds=time.time() - started.timestamp(),
-        windows=[],
-        validations=[],
-        memory=[],
-        communication=None,
         provenance=collect(order.spec, order.command, started),
     )
     write_text(order.output / "metrics.json", repeat.model_dump_json(indent=2) + "\n")

@@ -252,9 +252,9 @@ def result(
         paths = (order.output / rank_file(rank) for rank in range(order.spec.world_size))
         done = [json.loads(path.read_text()) for path in paths]
     outcome = outcome or Outcome(status="ok", reason=None)
-    return Capture(
+    return outcome.result(
+        Capture,
         variant=order.spec.variant,
-        **outcome.of_a_result,
         profiler=choice.profiler if done else None,
         profiler_version=choice.version if done else None,
         profiler_reason=choice.reason,

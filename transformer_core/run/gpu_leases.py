@@ -7,6 +7,7 @@ that sees GPUs which no other leased command on this host sees.
 import argparse
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import IO
 
 from transformer_core.common.endings import program
 from transformer_core.parallel import nvml
-from transformer_core.run.own_folder import open_own, own_folder
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _POLL = 0.5
@@ -67,14 +67,56 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
 
 
 def _lock(path: Path) -> IO[str] | None:
-    """The locked file; null while another process has it."""
-    file = os.fdopen(open_own(path), "a")
+    """The locked file; null while another process has it. OSError for a link, and for a file of
+    another user."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags, 0o600), "a")
+    if os.fstat(file.fileno()).st_uid != os.getuid():
+        file.close()
+        raise PermissionError(f"{path}: belongs to another user. Remedy: remove it")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
         return None
     return file
+
+
+def lease_folder() -> Path:
+    """The private folder for leases below XDG_RUNTIME_DIR, or below the user's cache where that is
+    unset or belongs to another user. Made if it is missing.
+
+    Raises OSError where there is none: PermissionError for a folder of somebody else.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and _is_own(Path(runtime)) and os.access(runtime, os.W_OK):
+        folder = Path(runtime)
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        if not folder.is_absolute():
+            raise FileNotFoundError(
+                f"{folder}: set XDG_RUNTIME_DIR or HOME to a folder of your own"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    for name in ("transformer_core", "leased-gpus"):
+        folder /= name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not _is_own(folder):
+            raise PermissionError(
+                f"{folder}: must be a folder that only this user may enter. Remedy: remove it, or "
+                "set XDG_RUNTIME_DIR to a folder of your own"
+            )
+    return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether this is a folder, not a link, that only this user can enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(found.st_mode) and private
 
 
 @program
@@ -90,7 +132,7 @@ def main() -> None:
     found = visible_gpus()
     if found and arguments.count:
         # With too few GPUs the command itself reports what it cannot do.
-        held = lease(found, min(arguments.count, len(found)), own_folder("leased-gpus"))
+        held = lease(found, min(arguments.count, len(found)), lease_folder())
         for file in held.values():
             # The command holds them from here on.
             os.set_inheritable(file.fileno(), True)

@@ -5,7 +5,6 @@ import sys
 from schemas.config.parallel import Ddp, Link, LinkKind
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from transformer_core.run import namespaces
 from transformer_core.run.gpu_leases import visible_gpus
 from transformer_core.run.host_processes import (
     QUICK_START,
@@ -15,7 +14,7 @@ from transformer_core.run.host_processes import (
     this_host,
     torchrun,
 )
-from transformer_core.run.linked_hosts import Linked
+from transformer_core.run.linked_hosts import Linked, refusal
 
 
 def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
@@ -89,7 +88,7 @@ def _no_gpus(spec: RunSpec) -> bool:
 
 def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
     """How this host can emulate the link of ``spec``; Unsupported if it cannot."""
-    reason = "machine.link.emulate" if link.emulate else namespaces.refusal()
+    reason = "machine.link.emulate" if link.emulate else refusal()
     if reason is None:
         return "namespaces"
     parallel = spec.parallel

@@ -14,11 +14,12 @@ import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, get_args
 
 from schemas.base import Schema
 from schemas.errors import Diverged, PeerLost, Refusal, Unsupported
 from schemas.results import Status
+from schemas.results.common import Ending
 from transformer_core.common.endings import REMEDIES
 from transformer_core.common.files import write_text
 from transformer_core.parallel import shared_gpus
@@ -37,11 +38,14 @@ _LIBRARY = ctypes.CDLL(None)
 _TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
 
 
-class Outcome(Schema):
+Record = TypeVar("Record", bound=Schema)
+ENDS = ("status", "reason", "traceback")
+"""Fields of a result that describe its end."""
+
+
+class Outcome(Ending):
     """How unfinished workers ended."""
 
-    status: Status
-    reason: str | None
     traceback: str | None = None
     rank: int | None = None
     """The process that reports it; null if its supervisor does."""
@@ -49,6 +53,8 @@ class Outcome(Schema):
     """When it was reported, in seconds since the epoch."""
     again: bool = False
     """Whether another attempt may succeed: this is not a lasting result."""
+    signal: int = 0
+    """The signal that ended the processes before they could say why; 0 for another end."""
 
     @classmethod
     def of(cls, error: BaseException, rank: int | None = None) -> Self:
@@ -62,10 +68,16 @@ class Outcome(Schema):
             status=status, reason=reason, traceback=text, rank=rank, time=time.time(), again=again
         )
 
-    @property
-    def of_a_result(self) -> dict[str, Any]:
-        """The fields of a result that describe its end."""
-        return {"status": self.status, "reason": self.reason, "traceback": self.traceback}
+    def result(self, model: type[Record], **known: Any) -> Record:
+        """A result that has only this end, and what is ``known``: its other fields are null, or
+        empty lists."""
+        fields: dict[str, Any] = {
+            name: None if type(None) in get_args(field.annotation) else []
+            for name, field in model.model_fields.items()
+            if field.is_required()
+        }
+        fields |= {name: getattr(self, name) for name in ENDS if name in model.model_fields}
+        return model.model_validate(fields | known)
 
 
 def classify(error: BaseException) -> tuple[Status, str]:

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
+from transformer_core.common.endings import count_failure
 from transformer_core.common.progress import log
 from transformer_core.run import oom
 from transformer_core.run.environment import (
@@ -50,11 +51,11 @@ def lend_processes(order: Order) -> None:
         sys.exit(run_workers(order))
 
 
-def attempt(order: Order, result: Path) -> Outcome | None:
+def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome | None:
     """Runs the workers; returns None if they wrote ``result``, else how they ended.
 
-    What an earlier attempt left of both is forgotten. Ends this process if the workers were asked
-    to stop.
+    What an earlier attempt left of both is forgotten. If another attempt may succeed, the next call
+    of the same command makes ``target`` again. Ends this process if the workers were asked to stop.
     """
     clear_outcomes(order.output)
     result.unlink(missing_ok=True)
@@ -81,6 +82,8 @@ def attempt(order: Order, result: Path) -> Outcome | None:
     outcome = outcome or without_words(order, code)
     log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
     clear_outcomes(order.output)
+    if outcome.again and target is not None:
+        count_failure(target)
     return outcome
 
 
@@ -90,7 +93,7 @@ def without_words(order: Order, code: int) -> Outcome:
     threads = threads_per_process(spec) * spec.processes_per_node
     why = obstacle(order.output, threads) or "The log may tell more."
     reason = f"The processes ended ({how_ended(code)}) before they could say why. {why} {AGAIN}"
-    return Outcome(status="failed", reason=reason, again=True)
+    return Outcome(status="failed", reason=reason, again=True, signal=max(0, -code))
 
 
 def run_workers(order: Order) -> int:
