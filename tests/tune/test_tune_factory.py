@@ -13,8 +13,9 @@ from torch import nn
 from docs.examples import byte_gpt
 from transformer_core.tune.certificate import Certificate, Record, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
+from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.factory import checked, divided, layers_of, load, next_batch, train
-from transformer_core.tune.flow import CannotTune, Tuning
+from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import OWN, floor_name, floors
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
@@ -212,7 +213,7 @@ def test_parts_of_a_batch_add_up(found: Record, word: str) -> None:
 def test_a_factory_that_fails_is_named_by_file_and_line(home: Path) -> None:
     tuning = Tuning(program(home, "fails"), home / "out", lambda text: None)
     line = MODULE.splitlines().index('    raise KeyError("no such data")') + 1
-    with pytest.raises(CannotTune, match=rf"{NAME}\.py, line {line}: KeyError"):
+    with pytest.raises(CannotObserve, match=rf"{NAME}\.py, line {line}: KeyError"):
         tuning.run()
 
 

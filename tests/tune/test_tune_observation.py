@@ -9,7 +9,8 @@ import pytest
 
 from transformer_core.tune.certificate import Record, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.flow import CannotTune, Tuning
+from transformer_core.tune.driver import CannotObserve
+from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import OWN
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -133,6 +134,6 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path: Pa
 def test_an_end_is_one_sentence_with_a_remedy(how: str, words: str, tmp_path: Path) -> None:
     said: list[str] = []
     tuning = Tuning(Program(("ends.py", how), SCRIPTS), tmp_path, said.append)
-    with pytest.raises(CannotTune, match=words) as caught:
+    with pytest.raises(CannotObserve, match=words) as caught:
         tuning.run()
     assert how == "error" or "remedy" in str(caught.value)

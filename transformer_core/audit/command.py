@@ -1,21 +1,15 @@
 """``audit-training train.py [its arguments]``: does any training script do what it says?"""
 
 import argparse
-import json
-import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from schemas.base import seconds_of
 from schemas.config.run_spec import ScriptTask
-from schemas.errors import ConfigError
-from transformer_core.audit.flow import Answer, Audit, CannotAudit
+from transformer_core.audit.flow import Answer, Audit
 from transformer_core.audit.relations import RELATIONS
-from transformer_core.common.files import write_text
-from transformer_core.tune.isolation import TooLarge
-from transformer_core.tune.job import program_of
+from transformer_core.tune.driver import REFUSED, answer, parser, program_of, progress, with_script
 
 USAGE = """examples:
   audit-training train.py --batch-size 8
@@ -28,43 +22,32 @@ audited."""
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="audit-training",
-        description="Test the relations that a training has to itself: the same run twice, a batch "
-        "in parts, other samples, later tokens, padding, gradients, updates, formats, evaluation. "
-        "The script is run as it is, and its folder is left as it is.",
-        epilog=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    made = parser(
+        "audit-training",
+        "Test the relations that a training has to itself: the same run twice, a batch in\nparts, "
+        "other samples, later tokens, padding, gradients, updates, formats,\nevaluation. The script "
+        "is run as it is, and its folder is left as it is.",
+        "150s",
+        USAGE,
     )
-    parser.add_argument(
-        "--time", default="150s", help="time to spend at most, about (default: 150s)"
-    )
-    parser.add_argument("--report", type=Path, help="write the answer to a file as Markdown")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, help="the script and its arguments, as after python"
-    )
-    given = parser.parse_args(arguments)
-    if not given.command:
-        parser.error("which script? For instance: audit-training train.py")
-    return given
+    return with_script(made, arguments)
 
 
-def headline(answer: Answer) -> str:
+def headline(found: Answer) -> str:
     """The answer in one sentence."""
-    if answer.status == "failed":
-        return f"{answer.command} cannot be audited: {answer.reason}"
-    tested = sum(r["status"] != "untested" for r in answer.relations.values())
-    wrong = sum(f.sure for f in answer.findings)
+    if found.status == "failed":
+        return f"{found.command} cannot be audited: {found.reason}"
+    tested = sum(r["status"] != "untested" for r in found.relations.values())
+    wrong = sum(f.sure for f in found.findings)
     if wrong:
-        return f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong with {answer.command}."
-    return f"Nothing is wrong with {answer.command}, as far as {tested} relations can tell."
+        return f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong with {found.command}."
+    return f"Nothing is wrong with {found.command}, as far as {tested} relations can tell."
 
 
-def text(answer: Answer) -> str:
+def text(found: Answer) -> str:
     """The answer for a terminal."""
-    lines = [headline(answer)]
-    for finding in answer.findings:
+    lines = [headline(found)]
+    for finding in found.findings:
         word = "WRONG" if finding.sure else "LOOK"
         lines += ["", f"{word}  {RELATIONS[finding.relation]}", f"  where   {finding.where}"]
         lines += [f"  cause   {finding.cause}"]
@@ -73,56 +56,45 @@ def text(answer: Answer) -> str:
                 f"  found   {finding.measured:.3g}, where {finding.allowed:.3g} is allowed"
             )
         lines.append(f"  remedy  {finding.remedy}")
-    if answer.relations:
+    if found.relations:
         lines += ["", "Relations:"]
-        for name, found in answer.relations.items():
-            how = f" ({found['how']})" if found["how"] else ""
-            lines.append(f"  {found['status']:<9} {RELATIONS[name]}{how}")
-        lines += ["", f"{answer.steps} steps in {answer.seconds:.0f} s."]
+        for name, each in found.relations.items():
+            how = f" ({each['how']})" if each["how"] else ""
+            lines.append(f"  {each['status']:<9} {RELATIONS[name]}{how}")
+        lines += ["", f"{found.steps} steps in {found.seconds:.0f} s."]
     return "\n".join(lines)
 
 
-def markdown(answer: Answer) -> str:
+def markdown(found: Answer) -> str:
     """The answer on one page of Markdown."""
-    lines = [f"# `{answer.command}`", "", headline(answer), ""]
-    for finding in answer.findings:
+    lines = [f"# `{found.command}`", "", headline(found), ""]
+    for finding in found.findings:
         lines += [
             f"- **{'Wrong' if finding.sure else 'Worth a look'}: {finding.where}.** "
             f"{finding.cause[:1].upper()}{finding.cause[1:]}. Remedy: {finding.remedy}."
         ]
-    if answer.relations:
+    if found.relations:
         lines += ["", "| relation | | how, or why not |", "|---|---|---|"]
-        for name, found in answer.relations.items():
-            lines.append(f"| {RELATIONS[name]} | {found['status']} | {found['how']} |")
+        for name, each in found.relations.items():
+            lines.append(f"| {RELATIONS[name]} | {each['status']} | {each['how']} |")
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Audit a script; the exit status."""
     given = parse(arguments)
-    began = time.monotonic()
-    place = Path(tempfile.mkdtemp(prefix="audit-"))
-
-    def say(words: str) -> None:
-        gone = time.monotonic() - began
-        left = max(0.0, seconds_of(given.time) - gone)
-        print(f"{gone:4.0f} s  {words} (at most {left:.0f} s left)", file=sys.stderr, flush=True)
-
-    try:
-        program = program_of(ScriptTask(kind="script", command=tuple(given.command)))
-        answer = Audit(program, place, say, seconds_of(given.time)).run()
-    except (CannotAudit, ConfigError, TooLarge, ValueError) as error:
-        title = " ".join(given.command)
-        answer = Answer(title, "failed", str(error), seconds=time.monotonic() - began)
-    except KeyboardInterrupt:
-        print("\nStopped.", file=sys.stderr)
-        return 130
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    if given.report is not None:
-        write_text(given.report, markdown(answer))
-    print(json.dumps(answer.to_json(), indent=1) if given.json else text(answer))
-    return {"clean": 0, "wrong": 1, "failed": 2}[answer.status]
+    with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as place:
+        try:
+            program = program_of(ScriptTask(kind="script", command=tuple(given.command)))
+            budget = seconds_of(given.time)
+            found = Audit(program, Path(place), progress(budget), budget).run()
+        except REFUSED as error:
+            found = Answer(" ".join(given.command), "failed", str(error))
+        except KeyboardInterrupt:
+            print("\nStopped.", file=sys.stderr)
+            return 130
+    answer(given, found.to_json(), text(found), markdown(found))
+    return {"clean": 0, "wrong": 1, "failed": 2}[found.status]
 
 
 if __name__ == "__main__":

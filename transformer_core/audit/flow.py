@@ -8,7 +8,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,8 @@ from transformer_core.audit.relations import RELATIONS, Finding, Notes
 from transformer_core.audit.watcher import uneven
 from transformer_core.tune.certificate import Record, certify, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
-from transformer_core.tune.order import UNOBSERVED
+from transformer_core.tune.driver import CannotObserve, Say, learn
 from transformer_core.tune.techniques.technique import NOISE
-
-Say = Callable[[str], None]
 
 MODULE = "transformer_core.audit.side"
 OWN, TWIN, EAGER, FLOOR = "own", "twin", "eager", "floor"
@@ -29,10 +27,6 @@ MOST_RECORDED = 6
 LEAST_STEPS = 2
 SECONDS = 150.0
 """About as long an audit may take."""
-
-
-class CannotAudit(Exception):
-    """A script that cannot be observed: the message says why, and what to do."""
 
 
 @dataclass
@@ -71,35 +65,24 @@ class Audit:
         self._notes: list[Notes] = []
 
     def run(self) -> Answer:
-        """The answer. Raises CannotAudit."""
+        """The answer. Raises CannotObserve."""
         for _ in range(4):
             try:
                 self._notes = []
                 facts = self._session()
                 break
             except SideEnded as error:
-                self._learn(error)
+                self.program, self.steps = learn(
+                    error, self.program, self.steps, LEAST_STEPS, self.say
+                )
         else:
-            raise CannotAudit("the script takes no steps that can be observed")
+            raise CannotObserve("the script takes no steps that can be observed")
         if facts[0]["compiled"]:
             self._compiled()
         return self._answer(facts)
 
     def _left(self) -> float:
         return self.budget - (time.monotonic() - self.began)
-
-    def _learn(self, error: SideEnded) -> None:
-        """Explains why a script ended early. Raises CannotAudit if nothing can be done."""
-        said = error.said
-        no_step = error.why == "no step" or (not error.why and not said.get("step"))
-        if not error.why and self.steps is None and said.get("step", 0) >= LEAST_STEPS:
-            self.steps = said["step"]
-            self.say(f"the script ends after {self.steps} steps")
-        elif no_step and self.program.boundary == "optimizer" and said.get("backwards"):
-            self.say("no optimizer of torch steps: a step is a backward pass")
-            self.program = replace(self.program, boundary="backward")
-        else:
-            raise CannotAudit(_why(error)) from None
 
     def _session(self) -> list[dict[str, Any]]:
         """Both copies, recorded, probed and run on; facts of each rank of the watched one."""
@@ -298,29 +281,3 @@ def _at_the_end(work: Callable[[], Any]) -> dict[str, Any] | None:
             raise
         return dict(error.said["facts"])
     return None
-
-
-def _why(error: SideEnded) -> str:
-    """Explains why a script cannot be observed, and what to do."""
-    if error.why.startswith(UNOBSERVED):
-        return f"the script {error.why}"
-    output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
-    tail = "\n".join(f"    {line}" for line in output)
-    if "EOFError" in error.why:
-        return (
-            "the script reads from standard input, which is empty here; remedy: give it its "
-            f"answers as arguments or in a file\n{tail}"
-        )
-    if not error.why:
-        step = error.said.get("step", 0)
-        if not error.said.get("backwards"):
-            return (
-                "the script ended without a backward pass of torch in its own process, so there is "
-                "no training to observe; remedy: give it the arguments with which it trains, and "
-                f"start several processes with torchrun\n{tail}"
-            )
-        return (
-            f"the script ended after {step} steps, and at least {LEAST_STEPS} are needed; remedy: "
-            f"let it train longer (more steps, epochs or samples)\n{tail}"
-        )
-    return f"the script itself fails: {error.why}; its last words, from {error.log}:\n{tail}"

@@ -6,7 +6,6 @@ command goes on where an earlier one was stopped.
 
 import argparse
 import importlib.metadata
-import json
 import os
 import shlex
 import signal
@@ -22,7 +21,9 @@ from schemas.config.run_spec import ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
-from transformer_core.tune.job import FAILED, program_of
+from transformer_core.tune import driver
+from transformer_core.tune.driver import parser, program_of, with_script
+from transformer_core.tune.job import FAILED
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:
@@ -45,27 +46,19 @@ def snakefile() -> Path:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="tune-training",
-        description="Find out what makes a training script faster on this machine, by how much, and "
-        "whether it still trains the same model. The script is run as it is; its folder gets one new "
-        "folder, tuned-<script>, and nothing else.",
-        epilog=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    made = parser(
+        "tune-training",
+        "Find out what makes a training script faster on this machine, by how much, and\nwhether it "
+        "still trains the same model. The script is run as it is; its folder\ngets one new folder, "
+        "tuned-<script>, and nothing else.",
+        "5min",
+        USAGE,
     )
-    parser.add_argument("--time", default="5min", help="approximate time to spend (default: 5min)")
-    parser.add_argument("--only", help="techniques to try, with commas between them (default: all)")
-    parser.add_argument("--folder", type=Path, help="folder of the study (default: tuned-<script>)")
-    parser.add_argument("--no-verify", action="store_true", help="do not run the changed script")
-    parser.add_argument("--apply", action="store_true", help="apply the diff if it holds")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, help="the script and its arguments, as after python"
-    )
-    given = parser.parse_args(arguments)
-    if not given.command:
-        parser.error("which script? For instance: tune-training train.py")
-    return given
+    made.add_argument("--only", help="techniques to try, with commas between them (default: all)")
+    made.add_argument("--folder", type=Path, help="folder of the study (default: tuned-<script>)")
+    made.add_argument("--no-verify", action="store_true", help="do not run the changed script")
+    made.add_argument("--apply", action="store_true", help="apply the diff if it holds")
+    return with_script(made, arguments)
 
 
 def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -142,18 +135,16 @@ def main(arguments: list[str] | None = None) -> int:
 def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
     """Print the answer and apply its diff where that is asked for; the exit code."""
     from transformer_core.tune.flow import Answer, useful
-    from transformer_core.tune.terminal import text
+    from transformer_core.tune.terminal import markdown, text
 
-    answer = Answer.read(file)
+    found = Answer.read(file)
     page, diff = (folder / "results" / name for name in ("report.html", "tune/changes.diff"))
-    if given.json:
-        print(json.dumps(answer.to_json(), indent=1))
-    else:
-        print(text(answer, str(page), os.path.relpath(diff)))
-    if answer.status != "ok":
+    said = text(found, str(page), os.path.relpath(diff))
+    driver.answer(given, found.to_json(), said, markdown(found))
+    if found.status != "ok":
         return 1
     if given.apply:
-        if not answer.diff or answer.patched is None or not useful(answer.patched):
+        if not found.diff or found.patched is None or not useful(found.patched):
             print("There is no diff that was run and held: nothing was applied.", file=sys.stderr)
             return 1
         return subprocess.run(["git", "apply", str(diff)], check=False).returncode

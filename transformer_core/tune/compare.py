@@ -5,8 +5,6 @@ first steps and again after the last turn, so that work that is skipped later sh
 """
 
 import argparse
-import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,14 +15,19 @@ from typing import Any
 
 from schemas.base import seconds_of
 from schemas.config.run_spec import ScriptTask
-from schemas.errors import ConfigError
 from schemas.results import Pair
-from transformer_core.common.files import write_text
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.flow import CannotTune, Tuning, verdict
-from transformer_core.tune.job import program_of
+from transformer_core.tune.driver import (
+    REFUSED,
+    CannotObserve,
+    answer,
+    parser,
+    program_of,
+    progress,
+)
+from transformer_core.tune.flow import Tuning, verdict
 from transformer_core.tune.sessions import AGAIN, OWN, Outcome, Plan, SideEnded, floors, status_of
 
 NEW = "new"
@@ -32,33 +35,27 @@ NEW = "new"
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="compare-training",
-        description="Compare two versions of a training script: is the new one faster, by how much, "
-        "and does it train the same model? The exit status is 0 if it trains the same model, 1 if "
-        "it does not, and 2 if they cannot be compared.",
-        epilog="OLD and NEW are files, or commits of the repository if --script names the script.",
+    made = parser(
+        "compare-training",
+        "Compare two versions of a training script: is the new one faster, by how much,\nand does it "
+        "train the same model? The exit status is 0 if it trains the same\nmodel, 1 if it does not, "
+        "and 2 if they cannot be compared.",
+        "2min",
+        "OLD and NEW are files, or commits of the repository if --script names the script.",
     )
-    parser.add_argument("old", help="the old script, or a commit")
-    parser.add_argument("new", help="the changed script, or a commit")
-    parser.add_argument("--script", help="the script, if OLD and NEW are commits")
-    parser.add_argument("--time", default="2min", help="time to spend (default: 2min)")
-    parser.add_argument("--report", type=Path, help="write the answer to a file as Markdown")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.add_argument("--not-slower", action="store_true", help="exit with 1 if NEW is SLOWER")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of both scripts")
-    return parser.parse_args(arguments)
+    made.add_argument("old", help="the old script, or a commit")
+    made.add_argument("new", help="the changed script, or a commit")
+    made.add_argument("--script", help="the script, if OLD and NEW are commits")
+    made.add_argument("--not-slower", action="store_true", help="exit with 1 if NEW is SLOWER")
+    made.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of both scripts")
+    return made.parse_args(arguments)
 
 
 def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str, Any]:
-    """Compares ``new`` with ``old``. Raises CannotTune if one cannot be observed."""
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - began:4.0f} s  {text}", file=sys.stderr, flush=True)
-
-    began = time.monotonic()
+    """Compares ``new`` with ``old``. Raises CannotObserve if one cannot be observed."""
+    began, say = time.monotonic(), progress()
     tuning = Tuning(old, folder, say, budget)
-    answer = tuning.trust()
+    trusted = tuning.trust()
     new = replace(new, boundary=tuning.program.boundary)
     side = Side(NEW, program=new)
     sessions: list[Outcome] = []
@@ -70,10 +67,10 @@ def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str
         try:
             found = tuning.sessions.run(plan, lambda text, n=number: say(f"session {n}: {text}"))  # type: ignore[misc]
         except SideEnded as error:
-            raise CannotTune(f"{old.title}: {status_of(error)[1]}") from None
+            raise CannotObserve(f"{old.title}: {status_of(error)[1]}") from None
         measured = found.sides[NEW]
         if measured.status != "ok":
-            raise CannotTune(f"{new.title}: {measured.status}, {measured.reason}")
+            raise CannotObserve(f"{new.title}: {measured.status}, {measured.reason}")
         sessions.append(found)
     ratios = [
         [log_ratio_of(Pair(name, OWN), s.log_ratios(name)) for s in sessions]
@@ -85,8 +82,8 @@ def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str
     return {
         "old": old.title,
         "new": new.title,
-        "reproducible": answer.reproducible,
-        "trust": answer.trust,
+        "reproducible": trusted.reproducible,
+        "trust": trusted.trust,
         "ratio": speed.median,
         "low": speed.low,
         "high": speed.high,
@@ -141,19 +138,18 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
 def main(arguments: list[str] | None = None) -> int:
     """Compare two scripts; the exit status."""
     given = parse(arguments)
-    place = Path(tempfile.mkdtemp(prefix="compare-"))
-    try:
-        old, new = programs(given, place)
-        found = compare(old, new, place / "work", seconds_of(given.time))
-    except (ConfigError, CannotTune, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="compare-", ignore_cleanup_errors=True) as place:
+        try:
+            old, new = programs(given, Path(place))
+            found = compare(old, new, Path(place) / "work", seconds_of(given.time))
+        except REFUSED as error:
+            print(error, file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("\nStopped.", file=sys.stderr)
+            return 130
     text = markdown(found)
-    if given.report is not None:
-        write_text(given.report, text)
-    print(json.dumps(found, indent=1) if given.json else text)
+    answer(given, found, text, text)
     slower = given.not_slower and found["verdict"] == "SLOWER"
     return 0 if found["same"] and not slower else 1
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from transformer_core.trace.breakdown.profile import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
 from transformer_core.tune.certificate import Record, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.order import UNOBSERVED
+from transformer_core.tune.driver import CannotObserve, Say, learn
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
@@ -147,13 +147,6 @@ LEAST_STEPS = 12
 """A session needs a few steps to compare and one for each of up to seven rounds."""
 
 
-class CannotTune(Exception):
-    """A script that cannot be observed: the message says why, and what to do."""
-
-
-Say = Callable[[str], None]
-
-
 class Tuning:
     """Finds out what makes a program faster, below ``folder``, in about ``budget`` seconds."""
 
@@ -212,7 +205,7 @@ class Tuning:
         return found
 
     def run(self) -> Answer:
-        """The answer. Raises CannotTune."""
+        """The answer. Raises CannotObserve."""
         answer = self.trust()
         self.say(f"run twice: {answer.trust}")
         self._screen(answer)
@@ -238,46 +231,10 @@ class Tuning:
             try:
                 return self._run_twice()
             except SideEnded as error:
-                said = error.said
-                if not error.why and self.steps is None and said.get("step", 0) >= LEAST_STEPS:
-                    self.steps = said["step"]
-                    self.say(f"the script ends after {self.steps} steps: sessions are short")
-                    continue
-                no_step = error.why == "no step" or (not error.why and not said.get("step"))
-                if no_step and self.program.boundary == "optimizer" and said.get("backwards"):
-                    self.say("no optimizer of torch steps: a step is a backward pass")
-                    self.program = replace(self.program, boundary="backward")
-                    continue
-                raise CannotTune(self._why(error)) from None
-        raise CannotTune("the script takes no steps that can be observed")
-
-    def _why(self, error: SideEnded) -> str:
-        output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
-        tail = "\n".join(f"    {line}" for line in output)
-        what = "factory" if self.program.factory is not None else "script"
-        if error.why.startswith(UNOBSERVED):
-            return f"the {what} {error.why}"
-        if "EOFError" in error.why:
-            return (
-                "the script reads from standard input, which is empty here; remedy: give it its "
-                f"answers as arguments or in a file\n{tail}"
-            )
-        if not error.why:
-            step, backwards = error.said.get("step", 0), error.said.get("backwards", 0)
-            if not backwards:
-                return (
-                    "the script ended without a backward pass of torch in its own process, so there "
-                    "is no training to observe; remedy: give it the arguments with which it trains, "
-                    f"and start several processes with torchrun\n{tail}"
+                self.program, self.steps = learn(
+                    error, self.program, self.steps, LEAST_STEPS, self.say
                 )
-            return (
-                f"the script ended after {step} steps, and at least {LEAST_STEPS} are needed, better "
-                "some hundreds; remedy: "
-                f"let it train longer (more steps, epochs or samples)\n{tail}"
-            )
-        place = f"{error.said['place']}: " if error.said.get("place") else ""
-        why = f"{place}{error.why}"
-        return f"the {what} itself fails: {why}; its last words, from {error.log}:\n{tail}"
+        raise CannotObserve("the script takes no steps that can be observed")
 
     def _run_twice(self) -> Answer:
         began = time.monotonic()

@@ -1,7 +1,6 @@
 """Find out what makes a script faster, as a job of a study."""
 
 import json
-import shlex
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 from schemas.base import seconds_of
 from schemas.config.run_spec import ImportedTask, RunSpec, ScriptTask
 from schemas.config.study import Study
-from schemas.errors import ConfigError, ConfigProblem
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
@@ -17,43 +15,15 @@ from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.tune.coordinator import LAUNCHERS, Program
-from transformer_core.tune.flow import Answer, CannotTune, Tuning
+from transformer_core.tune.coordinator import Program
+from transformer_core.tune.driver import CannotObserve, program_of
+from transformer_core.tune.flow import Answer, Tuning
 from transformer_core.tune.isolation import TooLarge
 
 FAILED = "failed.json"
 """The answer where there is none: it says why."""
 SECONDS = 300.0
 """Seconds to spend where the study sets no time."""
-
-
-def program_of(task: ScriptTask) -> Program:
-    """The program that a study names. Raises ConfigError for a command that cannot be one."""
-    folder = Path(task.directory or ".").resolve()
-    command = list(task.command)
-    launcher: list[str] = []
-    if Path(command[0]).name in LAUNCHERS:
-        # The script is the first argument that is a Python file, or what follows -m.
-        split = next(
-            (n for n, a in enumerate(command) if n and (a.endswith(".py") or a == "-m")), 0
-        )
-        launcher, command = command[:split], command[split:]
-    if command and Path(command[0]).name.startswith("python"):
-        command = command[1:]
-    script = command[0] if command else ""
-    if script != "-m" and not (folder / script).is_file():
-        raise ConfigError(
-            [
-                ConfigProblem(
-                    "study",
-                    "task.command",
-                    shlex.join(task.command),
-                    f"names no script in {folder}",
-                    "give the path of a Python file, relative to that folder",
-                )
-            ]
-        )
-    return Program(tuple(command), folder, tuple(launcher))
 
 
 def factory_of(task: ImportedTask, spec: RunSpec, devices: int) -> Program:
@@ -78,7 +48,7 @@ def factory_of(task: ImportedTask, spec: RunSpec, devices: int) -> Program:
 
 def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
     """The answer for the script or factory of a study. What is needed to go on lies below
-    ``folder``. Raises CannotTune if it cannot be observed."""
+    ``folder``. Raises CannotObserve if it cannot be observed."""
     task = study.task
     assert isinstance(task, ScriptTask | ImportedTask)
     began = time.monotonic()
@@ -94,7 +64,7 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
         record = task.steps
     try:
         return Tuning(tuned, folder, say, budget, task.techniques, task.verify, record).run()
-    except (CannotTune, TooLarge) as error:
+    except (CannotObserve, TooLarge) as error:
         return Answer(command=tuned.title, status="failed", reason=str(error))
 
 

@@ -1,0 +1,147 @@
+"""Shared by all programs that observe a script: the command line, progress, and the reason why a
+script cannot be observed."""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from schemas.config.run_spec import ScriptTask
+from schemas.errors import ConfigError, ConfigProblem
+from transformer_core.common.files import write_text
+from transformer_core.tune.coordinator import LAUNCHERS, Program, SideEnded
+from transformer_core.tune.isolation import TooLarge
+from transformer_core.tune.order import UNOBSERVED
+
+Say = Callable[[str], None]
+
+
+class CannotObserve(Exception):
+    """A script that cannot be observed: the message says why, and what to do."""
+
+
+REFUSED = (CannotObserve, ConfigError, TooLarge, ValueError)
+"""Errors of a command line or a script, whose message is for the user."""
+
+
+def parser(name: str, description: str, seconds: str, epilog: str = "") -> argparse.ArgumentParser:
+    """A command line with the options of every program."""
+    made = argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    about = f"approximate time to spend (default: {seconds})"
+    made.add_argument("--time", default=seconds, help=about)
+    made.add_argument("--report", type=Path, help="write the answer to a file as Markdown")
+    made.add_argument("--json", action="store_true", help="print the answer as JSON")
+    return made
+
+
+def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """The arguments, of which the last ones are a script and its own."""
+    made.add_argument(
+        "command", nargs=argparse.REMAINDER, help="the script and its arguments, as after python"
+    )
+    given = made.parse_args(arguments)
+    if not given.command:
+        made.error(f"which script? For instance: {made.prog} train.py")
+    return given
+
+
+def progress(budget: float | None = None) -> Say:
+    """Prints each text with the seconds since now, and those left of ``budget``."""
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        gone = time.monotonic() - began
+        left = "" if budget is None else f" (at most {max(0.0, budget - gone):.0f} s left)"
+        print(f"{gone:4.0f} s  {text}{left}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> None:
+    """Prints the answer, and writes its report if one is asked for."""
+    if given.report is not None:
+        write_text(given.report, markdown)
+    print(json.dumps(found, indent=1) if given.json else text)
+
+
+def program_of(task: ScriptTask) -> Program:
+    """The program that a study names. Raises ConfigError for a command that cannot be one."""
+    folder = Path(task.directory or ".").resolve()
+    command = list(task.command)
+    launcher: list[str] = []
+    if Path(command[0]).name in LAUNCHERS:
+        # The script is the first argument that is a Python file, or what follows -m.
+        split = next(
+            (n for n, a in enumerate(command) if n and (a.endswith(".py") or a == "-m")), 0
+        )
+        launcher, command = command[:split], command[split:]
+    if command and Path(command[0]).name.startswith("python"):
+        command = command[1:]
+    script = command[0] if command else ""
+    if script != "-m" and not (folder / script).is_file():
+        raise ConfigError(
+            [
+                ConfigProblem(
+                    "study",
+                    "task.command",
+                    shlex.join(task.command),
+                    f"names no script in {folder}",
+                    "give the path of a Python file, relative to that folder",
+                )
+            ]
+        )
+    return Program(tuple(command), folder, tuple(launcher))
+
+
+def learn(
+    error: SideEnded, program: Program, steps: int | None, least: int, say: Say
+) -> tuple[Program, int | None]:
+    """How to start a script that has ended early once more, and the steps after which it ends.
+    Raises CannotObserve if nothing can be done: ``least`` steps are needed."""
+    said = error.said
+    if not error.why and steps is None and said.get("step", 0) >= least:
+        say(f"the script ends after {said['step']} steps: sessions are short")
+        return program, said["step"]
+    no_step = error.why == "no step" or (not error.why and not said.get("step"))
+    if no_step and program.boundary == "optimizer" and said.get("backwards"):
+        say("no optimizer of torch steps: a step is a backward pass")
+        return replace(program, boundary="backward"), steps
+    raise CannotObserve(_why(error, program, least)) from None
+
+
+def _why(error: SideEnded, program: Program, least: int) -> str:
+    """Explains why a program ended, with a remedy."""
+    output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+    tail = "\n".join(f"    {line}" for line in output)
+    kind = "factory" if program.factory is not None else "script"
+    if error.why.startswith(UNOBSERVED):
+        return f"the {kind} {error.why}"
+    if "EOFError" in error.why:
+        return (
+            "the script reads from standard input, which is empty here; remedy: give it its "
+            f"answers as arguments or in a file\n{tail}"
+        )
+    if not error.why and not error.said.get("backwards"):
+        return (
+            "the script ended without a backward pass of torch in its own process, so there "
+            "is no training to observe; remedy: give it the arguments with which it trains, "
+            f"and start several processes with torchrun\n{tail}"
+        )
+    if not error.why:
+        return (
+            f"the script ended after {error.said.get('step', 0)} steps, and at least {least} are "
+            "needed, better some hundreds; remedy: let it train longer (more steps, epochs or "
+            f"samples)\n{tail}"
+        )
+    place = f"{error.said['place']}: " if error.said.get("place") else ""
+    return f"the {kind} itself fails: {place}{error.why}; its last words, from {error.log}:\n{tail}"
