@@ -43,27 +43,34 @@ def generated() -> dict[str, str]:
 
 
 def describe_fields() -> None:
-    """Use the docstring below each field as its description."""
+    """Use the text of each field as its description."""
     every = list(_descendants(Schema))
     for schema in every:
-        for name, text in field_docstrings(schema).items():
+        for name, text in field_texts(schema).items():
             schema.model_fields[name].description = text
     # Twice, because a schema embeds the other schemas as they were when it was rebuilt.
     for schema in every * 2:
         schema.model_rebuild(force=True)
 
 
-def field_docstrings(schema: type[Schema]) -> dict[str, str]:
-    """The docstrings of a schema's fields by field name, including inherited ones."""
+def field_texts(schema: type[Schema]) -> dict[str, str]:
+    """The text of each field, including inherited ones: the docstring below it, or the comment
+    beside it, as a sentence."""
     found: dict[str, str] = {}
     for parent in reversed(schema.__mro__):
         if issubclass(parent, Schema):
-            (statement,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+            source = textwrap.dedent(inspect.getsource(parent))
+            (statement,) = ast.parse(source).body
             assert isinstance(statement, ast.ClassDef)
-            for field, below in pairwise(statement.body):
+            for field, below in pairwise([*statement.body, None]):
                 match field, below:
                     case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
                         found[name] = inspect.cleandoc(text)
+                    case ast.AnnAssign(target=ast.Name(name)), _:
+                        line = source.splitlines()[(field.end_lineno or field.lineno) - 1]
+                        text = line.partition("  # ")[2]
+                        if text:
+                            found[name] = text[0].upper() + text[1:].removesuffix(".") + "."
     return {name: found[name] for name in schema.model_fields if name in found}
 
 

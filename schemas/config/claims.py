@@ -24,10 +24,8 @@ OneSided = Literal["more", "less", "not_more", "not_less"]
 class Needs(Schema):
     """Requirements on the runs of a study for a test to be meaningful."""
 
-    device: Literal["cpu", "cuda"] | None = None
-    """Kind of device; null for any."""
-    devices: Count = 1
-    """Devices of one run."""
+    device: Literal["cpu", "cuda"] | None = None  # kind of device; null for any
+    devices: Count = 1  # devices of one run
 
 
 class Expected(Schema):
@@ -35,10 +33,8 @@ class Expected(Schema):
 
     needs: Needs = Needs()
     """Requirements; unless they are met, the test says nothing about the claim."""
-    at_least: Decimal | None = None
-    """Smallest value that agrees with the claim; null for any."""
-    at_most: Decimal | None = None
-    """Largest value that agrees with the claim; null for any."""
+    at_least: Decimal | None = None  # smallest value that agrees with the claim; null for any
+    at_most: Decimal | None = None  # largest value that agrees with the claim; null for any
 
     @model_validator(mode="after")
     def _bounds_are_a_range(self) -> "Expected":
@@ -57,12 +53,9 @@ class ComparisonTest(Expected):
     reference."""
 
     kind: Literal["comparison"]
-    variant: Name = Field(examples=["amp_bf16"])
-    """The variant."""
-    reference: Name = Field(examples=["single"])
-    """The variant that it is compared with."""
-    quantity: Quantity = "throughput"
-    """The quantity compared."""
+    variant: Name = Field(examples=["amp_bf16"])  # the variant
+    reference: Name = Field(examples=["single"])  # the variant that it is compared with
+    quantity: Quantity = "throughput"  # the quantity compared
     direction: Direction
     """How the variant compares with the reference, as in the comparison's verdict; not_more
     covers both less and the same."""
@@ -72,8 +65,7 @@ class CertificateTest(Schema):
     """Whether a variant trains the same model as the certificates' reference."""
 
     kind: Literal["certificate"]
-    variant: Name = Field(examples=["amp_bf16"])
-    """The variant."""
+    variant: Name = Field(examples=["amp_bf16"])  # the variant
     needs: Needs = Needs()
     """Requirements; unless they are met, the test says nothing about the claim."""
 
@@ -130,8 +122,7 @@ class MeasurementTest(Expected):
     kind: Literal["measurement"]
     what: str = Field(min_length=1, examples=["Peak of tensor memory"])
     """Name of the number, as shown in the report."""
-    number: Number
-    """The number."""
+    number: Number  # the number
     direction: OneSided | None = Field(default=None, examples=["less"])
     """Which side of ``than`` the number lies on; null if the claim is about size alone."""
     than: Decimal | None = Field(default=None, examples=[1e9])
@@ -156,10 +147,8 @@ class RatioTest(Expected):
     kind: Literal["ratio"]
     what: str = Field(min_length=1, examples=["Peak of tensor memory"])
     """Name of the ratio, as shown in the report."""
-    numerator: Number
-    """The numerator."""
-    denominator: Number
-    """The denominator."""
+    numerator: Number  # the numerator
+    denominator: Number  # the denominator
     factor: Number | None = None
     """A factor for the ratio, such as a bandwidth that turns FLOPs per byte into FLOPs per
     second; null for none."""
@@ -201,14 +190,12 @@ ClaimTest = Annotated[
 class Claim(Schema):
     """One sentence, and the tests that it must pass."""
 
-    statement: str = Field(min_length=1)
-    """The claim, in a sentence."""
+    statement: str = Field(min_length=1)  # the claim, in a sentence
     source: str = Field(min_length=1, examples=["data/corpus.en.gz"])
     """Who makes the claim, and where."""
     needs: Needs = Needs()
     """Requirements; unless they are met, no test says anything about the claim."""
-    tests: list[ClaimTest] = Field(min_length=1)
-    """Tests that must pass for the claim to hold."""
+    tests: list[ClaimTest] = Field(min_length=1)  # tests that must pass for the claim to hold
 
 
 Claims = dict[ClaimId, Claim]

@@ -29,45 +29,36 @@ class ReadingLimits(Schema):
 
     line: Size = Field(default=2**20, ge=2**18)
     """Longest line in bytes, or as text (4MiB); one line is held in memory at a time."""
-    file: Size = 2**40
-    """Largest file in bytes, after decompression."""
+    file: Size = 2**40  # largest file in bytes, after decompression
     ratio: float = Field(default=200.0, ge=2.0, le=1e6)
     """Largest ratio of a file's text to its compressed size, beyond the first 64 MiB. Text
     compresses 3 to 10 times."""
     memory: Size = Field(default=2**31, ge=2**26)
     """Maximum memory in bytes for reading one piece of a Parquet or Arrow file, on Linux: its
     pages and record batches are compressed, and are held in memory whole."""
-    download: Size = 2**38
-    """Largest download in bytes."""
+    download: Size = 2**38  # largest download in bytes
 
 
 class Corpus(Schema):
     """Fields common to all kinds of corpora."""
 
-    name: Name = Field(examples=["my_corpus"])
-    """Name of the corpus: its folder below results/data."""
+    name: Name = Field(examples=["my_corpus"])  # name of the corpus: its folder below results/data
     source_language: str = Field(default="en", min_length=1, max_length=35)
     """Source language, as an ISO 639-1 code."""
     target_language: str = Field(default="de", min_length=1, max_length=35)
     """Target language, as an ISO 639-1 code."""
-    limits: ReadingLimits = ReadingLimits()
-    """Limits on the size of its files."""
+    limits: ReadingLimits = ReadingLimits()  # limits on the size of its files
 
 
 class GrammarCorpus(Corpus):
     """The built-in English-German generator: any number of pairs, from a seed."""
 
     kind: Literal["grammar"] = "grammar"
-    name: Name = "grammar"
-    """Name of the corpus: its folder below results/data."""
-    train_pairs: Pairs = 20_000
-    """Sentence pairs to train on."""
-    validation_pairs: Pairs = 500
-    """Sentence pairs for the validation loss."""
-    test_pairs: Pairs = 500
-    """Sentence pairs for BLEU."""
-    seed: Seed = 1
-    """Seed of the generator."""
+    name: Name = "grammar"  # name of the corpus: its folder below results/data
+    train_pairs: Pairs = 20_000  # sentence pairs to train on
+    validation_pairs: Pairs = 500  # sentence pairs for the validation loss
+    test_pairs: Pairs = 500  # sentence pairs for BLEU
+    seed: Seed = 1  # seed of the generator
     names: int = Field(default=0, ge=0, le=200_000)
     """Number of invented names of people and places used instead of the lexicon's, with
     Zipf-distributed frequencies. The lexicon has some 5,000 words; 60,000 names allow a
@@ -87,23 +78,18 @@ class TextCorpus(Corpus):
     """One sentence per line, two files per split."""
 
     kind: Literal["text"]
-    train: TextPair
-    """Files to train on."""
-    validation: TextPair
-    """Files for the validation loss."""
-    test: TextPair
-    """Files for BLEU."""
+    train: TextPair  # files to train on
+    validation: TextPair  # files for the validation loss
+    test: TextPair  # files for BLEU
 
 
 class OneFileCorpus(Corpus):
     """A corpus with both sentences of a pair in one file per split."""
 
-    train: PathText = Field(examples=["data/train"])
-    """Path of the file to train on."""
+    train: PathText = Field(examples=["data/train"])  # path of the file to train on
     validation: PathText = Field(examples=["data/validation"])
     """Path of the file for the validation loss."""
-    test: PathText = Field(examples=["data/test"])
-    """Path of the file for BLEU."""
+    test: PathText = Field(examples=["data/test"])  # path of the file for BLEU
 
 
 class TsvCorpus(OneFileCorpus):
@@ -114,8 +100,7 @@ class TsvCorpus(OneFileCorpus):
     """Column of the source sentence, counted from 1."""
     target_column: int = Field(default=2, ge=1, le=10_000)
     """Column of the target sentence, counted from 1."""
-    header: bool = False
-    """Whether the first line holds column names."""
+    header: bool = False  # whether the first line holds column names
 
 
 class JsonlCorpus(OneFileCorpus):
@@ -143,14 +128,10 @@ class DatasetsCorpus(Corpus):
     per split, as on the Hugging Face Hub."""
 
     kind: Literal["datasets"]
-    folder: PathText = Field(examples=["data/wmt"])
-    """Path of the folder."""
-    train: PathText = "train"
-    """Name of the split to train on."""
-    validation: PathText = "validation"
-    """Name of the split for the validation loss."""
-    test: PathText = "test"
-    """Name of the split for BLEU."""
+    folder: PathText = Field(examples=["data/wmt"])  # path of the folder
+    train: PathText = "train"  # name of the split to train on
+    validation: PathText = "validation"  # name of the split for the validation loss
+    test: PathText = "test"  # name of the split for BLEU
     source_field: PathText = "source"
     """Column of the source sentence; dots reach into struct columns (translation.en)."""
     target_field: PathText = "target"
@@ -164,29 +145,23 @@ class RemoteFile(Schema):
         pattern=URL_PATTERN, max_length=4_096, examples=["https://example.org/train.en.gz"]
     )
     """URL of the file; the end of its path gives its compression."""
-    sha256: Sha256 = Field(examples=[64 * "0"])
-    """SHA-256 of the file as downloaded."""
+    sha256: Sha256 = Field(examples=[64 * "0"])  # SHA-256 of the file as downloaded
 
 
 class RemotePair(Schema):
     """Two remote files aligned line by line."""
 
-    source: RemoteFile
-    """The source sentences, one per line."""
-    target: RemoteFile
-    """The target sentences, one per line."""
+    source: RemoteFile  # the source sentences, one per line
+    target: RemoteFile  # the target sentences, one per line
 
 
 class UrlCorpus(Corpus):
     """Text files that are downloaded once and checked."""
 
     kind: Literal["url"]
-    train: RemotePair
-    """Files to train on."""
-    validation: RemotePair
-    """Files for the validation loss."""
-    test: RemotePair
-    """Files for BLEU."""
+    train: RemotePair  # files to train on
+    validation: RemotePair  # files for the validation loss
+    test: RemotePair  # files for BLEU
     folder: PathText | None = None
     """A local folder with files of the same names, verified the same way: nothing is downloaded."""
     retries: int = Field(default=5, ge=0, le=100)
@@ -200,12 +175,10 @@ class TextsCorpus(Schema):
     or .parquet, otherwise plain text; plain, .gz, .xz or .zst."""
 
     kind: Literal["documents"]
-    name: Name = Field(examples=["my_texts"])
-    """Name of the corpus: its folder below results/data."""
+    name: Name = Field(examples=["my_texts"])  # name of the corpus: its folder below results/data
     language: str = Field(default="en", min_length=1, max_length=35)
     """Language of the texts, as an ISO 639-1 code."""
-    train: PathText = Field(examples=["data/train.txt.gz"])
-    """Path of the file to train on."""
+    train: PathText = Field(examples=["data/train.txt.gz"])  # path of the file to train on
     validation: PathText = Field(examples=["data/validation.txt"])
     """Path of the file for the validation loss."""
     test: PathText = Field(examples=["data/test.txt"])
@@ -214,8 +187,7 @@ class TextsCorpus(Schema):
     """Key (.jsonl) or column (.parquet) of the text; dots reach into objects and structs."""
     ends: Literal["line", "blank_line"] = "line"
     """Where a text ends in a plain-text file: at the end of its line, or at a blank line."""
-    limits: ReadingLimits = ReadingLimits()
-    """Limits on the size of its files."""
+    limits: ReadingLimits = ReadingLimits()  # limits on the size of its files
 
 
 class GrammarTexts(Schema):
@@ -223,20 +195,14 @@ class GrammarTexts(Schema):
     texts, from a seed."""
 
     kind: Literal["grammar_documents"] = "grammar_documents"
-    name: Name = "grammar_documents"
-    """Name of the corpus: its folder below results/data."""
-    language: Literal["en", "de"] = "de"
-    """Language of the sentences."""
-    train_texts: Pairs = 2_000
-    """Texts to train on."""
-    validation_texts: Pairs = 100
-    """Texts for the validation loss."""
-    test_texts: Pairs = 100
-    """Texts for the trained model's loss and its continuations."""
+    name: Name = "grammar_documents"  # name of the corpus: its folder below results/data
+    language: Literal["en", "de"] = "de"  # language of the sentences
+    train_texts: Pairs = 2_000  # texts to train on
+    validation_texts: Pairs = 100  # texts for the validation loss
+    test_texts: Pairs = 100  # texts for the trained model's loss and its continuations
     sentences: int = Field(default=8, ge=1, le=10_000)
     """Average sentences per text; a text has 1 to twice this number less 1."""
-    seed: Seed = 1
-    """Seed of the generator."""
+    seed: Seed = 1  # seed of the generator
     names: int = Field(default=0, ge=0, le=200_000)
     """Number of invented names of people and places used instead of the lexicon's, as for the
     kind grammar."""
@@ -286,26 +252,26 @@ class Tokenizer(Schema):
     """Maximum number of training pairs, evenly spaced, used to train the tokenizer."""
 
 
-class TokenizerFile(Schema):
+class ExistingTokenizer(Schema):
+    """Fields common to all existing tokenizers."""
+
+    vocabulary: Annotated[int, Unit("tokens")] = Field(ge=5, le=1_000_000, examples=[32_000])
+    """Vocabulary size in tokens, including padding, begin, end and unknown, which are added if
+    missing."""
+
+
+class TokenizerFile(ExistingTokenizer):
     """An existing tokenizer, in the format of the Hugging Face library."""
 
     kind: Literal["file"]
-    path: PathText = Field(examples=["data/tokenizer.json"])
-    """Path of its tokenizer.json."""
-    vocabulary: Annotated[int, Unit("tokens")] = Field(ge=5, le=1_000_000, examples=[32_000])
-    """Vocabulary size in tokens, including padding, begin, end and unknown, which are added if
-    missing."""
+    path: PathText = Field(examples=["data/tokenizer.json"])  # path of its tokenizer.json
 
 
-class SentencePieceModel(Schema):
+class SentencePieceModel(ExistingTokenizer):
     """An existing SentencePiece model, of type unigram or bpe."""
 
     kind: Literal["sentencepiece"]
-    path: PathText = Field(examples=["data/sentencepiece.model"])
-    """Path of its .model file."""
-    vocabulary: Annotated[int, Unit("tokens")] = Field(ge=5, le=1_000_000, examples=[32_000])
-    """Vocabulary size in tokens, including padding, begin, end and unknown, which are added if
-    missing."""
+    path: PathText = Field(examples=["data/sentencepiece.model"])  # path of its .model file
 
 
 def _trained_unless_said(section: Any) -> Any:
@@ -319,10 +285,9 @@ AnyTokenizer = Annotated[
 ]
 
 
-class PaddedRows(Schema):
-    """Each pair in a row of its own, padded to the longest of its micro-batch."""
+class Rows(Schema):
+    """Fields common to all layouts of rows."""
 
-    kind: Literal["padded"] = "padded"
     width_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
     """Micro-batch widths are rounded up to a multiple of this, in tokens. Fewer distinct shapes
     mean that kernels built for one shape are built once, at the cost of padding."""
@@ -334,7 +299,13 @@ class PaddedRows(Schema):
     label. Together with width_multiple this bounds the number of shapes."""
 
 
-class PackedRows(Schema):
+class PaddedRows(Rows):
+    """Each pair in a row of its own, padded to the longest of its micro-batch."""
+
+    kind: Literal["padded"] = "padded"
+
+
+class PackedRows(Rows):
     """Several pairs per row, which cannot see each other (arXiv 2107.02027): little padding
     whatever the lengths, but attention works on longer rows."""
 
@@ -342,15 +313,6 @@ class PackedRows(Schema):
     tokens: Annotated[int, Unit("tokens")] = Field(default=128, ge=1, le=1_000_000)
     """Target length of a row on either side, in tokens; a longer sentence makes every row of its
     micro-batch as long."""
-    width_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
-    """Micro-batch widths are rounded up to a multiple of this, in tokens. Fewer distinct shapes
-    mean that kernels built for one shape are built once, at the cost of padding."""
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    row_multiple: Annotated[int, Unit("rows")] = Field(
-        default=1, ge=1, le=65_536, exclude_if=lambda rows: rows == 1
-    )
-    """Rows of a micro-batch are rounded up to a multiple of this; rows that are added have no
-    label. Together with width_multiple this bounds the number of shapes."""
 
 
 AnyRows = Annotated[PaddedRows | PackedRows, Field(discriminator="kind")]

@@ -20,10 +20,8 @@ class Numbers:
 
     products: NumberFormat = "fp32"
     """Format of the operands of matrix products, forward and backward."""
-    results: bool = False
-    """Whether products return 16-bit tensors."""
-    everything: bool = False
-    """Whether values between products are 16-bit, too."""
+    results: bool = False  # whether products return 16-bit tensors
+    everything: bool = False  # whether values between products are 16-bit, too
     rounded_weights: bool = False
     """Whether all weights are rounded to 16 bits before use, including those that no product
     takes: normalizations, biases and embeddings."""
@@ -33,12 +31,9 @@ class Numbers:
     """The only kind of device that supports it; null for any."""
     loss_scaled: bool = False
     """Whether the loss is scaled, and steps with overflowing gradients are skipped."""
-    weights: float = 4.0
-    """Bytes per weight of the model."""
-    copies: float = 0.0
-    """Bytes per weight of the copies that layers compute with."""
-    gradients: float = 4.0
-    """Bytes per gradient element, in messages too."""
+    weights: float = 4.0  # bytes per weight of the model
+    copies: float = 0.0  # bytes per weight of the copies that layers compute with
+    gradients: float = 4.0  # bytes per gradient element, in messages too
     masters: float = 0.0
     """Bytes per 32-bit master weight that the optimizer keeps beside a shorter one."""
 
@@ -83,21 +78,18 @@ class LossFacts:
     """Whether the backward pass recomputes logits to save memory."""
     smooths_other_tokens_only: ClassVar[bool] = False
     """Whether padding and the label get no share of the smoothing."""
-    only_32_bits: ClassVar[str] = ""
-    """Why 16 bits are too few for it; empty if it takes any format."""
+    only_32_bits: ClassVar[str] = ""  # why 16 bits are too few for it; empty if it takes any format
 
 
 class StrategyFacts:
     """Facts of a parallel strategy."""
 
-    one_process: ClassVar[bool] = False
-    """Whether a single process does everything."""
+    one_process: ClassVar[bool] = False  # whether a single process does everything
     central: ClassVar[bool] = False
     """Whether one process reads each batch and updates the weights for all devices."""
     sharded: ClassVar[bool] = False
     """Whether each process keeps a shard of the weights, gradients and optimizer state."""
-    buckets: ClassVar[bool] = False
-    """Whether gradients are all-reduced in buckets."""
+    buckets: ClassVar[bool] = False  # whether gradients are all-reduced in buckets
 
     @property
     def message_hook(self) -> Any:

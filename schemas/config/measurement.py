@@ -30,14 +30,12 @@ class LargestBatch(Schema):
     Every size is tried in fresh processes on batches of the corpus's longest sentences.
     """
 
-    variants: list[Name] = Field(default_factory=list)
-    """Variants of the study to search for."""
+    variants: list[Name] = Field(default_factory=list)  # variants of the study to search for
     limit: Size | None = None
     """Memory available to each process, in bytes or as text (2GiB): on a CPU all writable
     memory, on a GPU what torch's allocator may reserve. Null is the whole device, or an equal
     share of the host."""
-    margin: Fraction = 0.05
-    """Fraction of the limit that must stay free."""
+    margin: Fraction = 0.05  # fraction of the limit that must stay free
     resolution: float = Field(default=0.02, ge=1e-4, le=0.5)
     """Largest gap between the answer and the size that fails, as a fraction of the answer; at
     least one pair per micro-batch of each device."""
@@ -46,8 +44,7 @@ class LargestBatch(Schema):
 class MemoryUse(Schema):
     """Memory measurements. Memory is predicted for all variants."""
 
-    anatomy: bool = True
-    """Measure how every variant uses memory: a few steps in separate processes."""
+    anatomy: bool = True  # measure how every variant uses memory: a few steps in separate processes
     largest_batch: LargestBatch = LargestBatch()
     """The search for the largest batch that fits, and its variants."""
 
@@ -60,8 +57,7 @@ class Profiling(Schema):
     device is available, otherwise torch.profiler."""
     warmup_steps: Annotated[int, Field(ge=1, le=100_000), Unit("steps")] = 3
     """Steps before the profiled ones."""
-    steps: Annotated[int, Field(ge=1, le=1_000), Unit("steps")] = 3
-    """Profiled steps."""
+    steps: Annotated[int, Field(ge=1, le=1_000), Unit("steps")] = 3  # profiled steps
 
 
 class Limits(Schema):
@@ -89,8 +85,7 @@ class Measurement(Schema):
 
     warmup_steps: StepsOrNone = 20
     """Initial steps, reported separately and excluded from the throughput."""
-    window_steps: Steps = 10
-    """Steps between two synchronised clock readings: one throughput sample."""
+    window_steps: Steps = 10  # steps between two synchronised clock readings: one throughput sample
 
 
 class LeastOnGpu(Schema):
@@ -102,13 +97,11 @@ class LeastOnGpu(Schema):
     rise."""
     window_seconds: Annotated[float, Field(ge=1e-6, le=3_600.0), Unit("seconds")] = 1.0
     """Duration of the timed steps of a turn, in seconds."""
-    window_steps: Steps = 20
-    """Timed steps per turn."""
+    window_steps: Steps = 20  # timed steps per turn
     lead_steps: Annotated[int, Field(ge=0, le=10_000), Unit("steps")] = 4
     """Untimed steps at the start of a turn: more than the number of prefetched batches, which
     are ready after a side has waited."""
-    budget: Seconds = 90.0
-    """Seconds for all sessions of a two-sided comparison."""
+    budget: Seconds = 90.0  # seconds for all sessions of a two-sided comparison
 
 
 class Comparing(Schema):
@@ -123,21 +116,17 @@ class Comparing(Schema):
     """Minimum duration of a side's steps in a turn, in seconds; each side takes as many steps as
     the reference needs for it. Many short windows are less affected by machine drift than a few
     long ones."""
-    window_steps: Steps = 2
-    """Minimum number of timed steps per turn."""
+    window_steps: Steps = 2  # minimum number of timed steps per turn
     lead_steps: Annotated[int, Field(ge=0, le=10_000), Unit("steps")] = 1
     """Untimed steps at the start of a turn, while caches and clocks still reflect the previous
     side."""
-    on_gpu: LeastOnGpu = LeastOnGpu()
-    """Minimum values of these settings on GPUs."""
-    pairs: Annotated[int, Field(ge=5, le=100_000)] = 5
-    """Minimum turns per side in a session."""
+    on_gpu: LeastOnGpu = LeastOnGpu()  # minimum values of these settings on GPUs
+    pairs: Annotated[int, Field(ge=5, le=100_000)] = 5  # minimum turns per side in a session
     sessions_least: Count = 5
     """Sessions of each comparison, each in fresh processes. A single one cannot show how much
     processes differ: its verdict is UNDECIDED. Two sessions give an interval of 12.7 times the
     error, five of 2.8 times (Student's t): several short ones tell more than two long ones."""
-    sessions_most: Count = 8
-    """Maximum number of sessions, however wide the interval still is."""
+    sessions_most: Count = 8  # maximum number of sessions, however wide the interval still is
     precision: Annotated[float, Field(ge=1e-6, lt=1.0)] = 0.01
     """A comparison is precise enough once twice the standard error of its ratio, from the
     windows alone, is below this."""
@@ -180,12 +169,10 @@ class Quality(Schema):
 
     bleu: Annotated[float, Field(gt=0.0, lt=100.0)] = 50.0
     """Target BLEU on the validation split, 0 to 100."""
-    steps: Steps = 2_000
-    """Maximum steps of each training."""
+    steps: Steps = 2_000  # maximum steps of each training
     schedule: AnySchedule | None = None
     """Learning rate schedule over these steps; null for the study's schedule."""
-    every: Steps = 100
-    """Steps per turn, and between two evaluations of translation quality."""
+    every: Steps = 100  # steps per turn, and between two evaluations of translation quality
     max_pairs: Annotated[int, Field(ge=10, le=100_000), Unit("pairs")] = 50
     """Validation pairs translated per evaluation, greedily."""
     also: list[str] = Field(default_factory=list)
@@ -209,8 +196,7 @@ class Search(Schema):
     session starts that would not finish in time."""
     candidates: Annotated[int, Field(ge=1, le=64)] = 6
     """Number of starting combinations, at least two if that many exist."""
-    largest: Annotated[int, Field(ge=1, le=64)] = 64
-    """Maximum techniques in a combination."""
+    largest: Annotated[int, Field(ge=1, le=64)] = 64  # maximum techniques in a combination
     together: Annotated[int, Field(ge=3, le=256)] = 9
     """Trainings that may run at the same time, taking turns. All of them must fit into device
     memory."""
@@ -228,8 +214,7 @@ class Projecting(Schema):
 
     steps: Annotated[int, Field(ge=1, le=1_000), Unit("steps")] = 6
     """Steps whose parts are timed on every device, without communication."""
-    warmup_steps: Steps = 3
-    """Steps before them."""
+    warmup_steps: Steps = 3  # steps before them
     devices: Annotated[int, Field(ge=1, le=1_048_576)] = 1024
     """Maximum number of devices; the projection uses powers of two up to it."""
     links: dict[Name, LinkModel] = Field(
@@ -258,8 +243,7 @@ class Bitwise(Schema):
     kind: Literal["bitwise"]
     against: Name = "single"
     """Variant whose losses, gradient norms and final weights must be identical."""
-    reason: str = "It changes no computation."
-    """Reason for this class."""
+    reason: str = "It changes no computation."  # reason for this class
 
 
 class Tolerance(Schema):

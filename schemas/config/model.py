@@ -139,8 +139,7 @@ class UnpaddedTokens(Schema):
     sentences in blocks of similar lengths, each padded to its longest."""
 
     kind: Literal["unpadded"]
-    blocks: Count = 4
-    """Blocks per batch: more blocks mean less padding but smaller matrix products."""
+    blocks: Count = 4  # blocks per batch: more blocks mean less padding but smaller matrix products
     row_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
     """The list is padded to a multiple of this, in tokens. Fewer distinct shapes mean that
     kernels built for one shape (oneDNN's in bfloat16) are built once, at the cost of a little
@@ -154,41 +153,37 @@ ResidualFormat = Literal["as_computed", "bf16"]
 Compiling = Literal["none", "layers", "graphs"]
 
 
-class Transformer(Schema):
-    """The encoder-decoder of "Attention Is All You Need" (arXiv 1706.03762)."""
+class SizedModel(Schema):
+    """Sizes of encoder-decoders."""
 
-    kind: Literal["transformer"] = "transformer"
-    encoder_layers: Count = 2
-    """Layers of the encoder."""
-    decoder_layers: Count = 2
-    """Layers of the decoder."""
+    encoder_layers: Count = 2  # layers of the encoder
+    decoder_layers: Count = 2  # layers of the decoder
     d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream, in elements."""
     d_ff: Annotated[int, Unit("elements")] = Field(default=512, ge=1, le=1_048_576)
     """Width of the feed-forward layers, in elements."""
-    heads: Count = 4
-    """Attention heads; must divide d_model."""
-    dropout: Fraction = 0.1
-    """Probability that an activation is dropped in training."""
+    heads: Count = 4  # attention heads; must divide d_model
+    dropout: Fraction = 0.1  # probability that an activation is dropped in training
     tied_embeddings: bool = True
     """Whether the source embedding, target embedding and output projection share one matrix."""
+
+
+class Transformer(SizedModel):
+    """The encoder-decoder of "Attention Is All You Need" (arXiv 1706.03762)."""
+
+    kind: Literal["transformer"] = "transformer"
     norm: Literal["pre", "post"] = "pre"
     """Layer normalization before (Annotated Transformer) or after (original paper) each
     sub-layer."""
-    attention: AnyAttention = SdpaAttention()
-    """How attention is computed."""
-    qkv: AnyQkv = FusedQkv()
-    """How queries, keys and values are projected."""
+    attention: AnyAttention = SdpaAttention()  # how attention is computed
+    qkv: AnyQkv = FusedQkv()  # how queries, keys and values are projected
     memory_products: Literal["per_layer", "together"] = "per_layer"
     """Whether each decoder layer projects the encoder's output to keys and values itself, or one
     matrix product does so for all layers up front (together). The latter needs the weights of
     all layers at once: not with FSDP."""
-    dropout_method: AnyDropout = SharedDraws()
-    """How activations are dropped."""
-    norm_method: AnyNorm = FusedNorm()
-    """How layer normalization is computed."""
-    tokens: AnyTokens = PaddedTokens()
-    """How padding is treated in training."""
+    dropout_method: AnyDropout = SharedDraws()  # how activations are dropped
+    norm_method: AnyNorm = FusedNorm()  # how layer normalization is computed
+    tokens: AnyTokens = PaddedTokens()  # how padding is treated in training
     residual: ResidualFormat = "as_computed"
     """Number format of the residual stream: that of the weights (32 bits under autocast), or
     bfloat16, which halves memory traffic between matrix products; needs training.precision bf16
@@ -204,31 +199,11 @@ class Transformer(Schema):
     input of each layer, and the backward pass recomputes the layer."""
 
 
-class SizedModel(Schema):
-    """Sizes that models from other libraries share with the Transformer."""
-
-    encoder_layers: Count = 2
-    """Layers of the encoder."""
-    decoder_layers: Count = 2
-    """Layers of the decoder."""
-    d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
-    """Width of the residual stream, in elements."""
-    d_ff: Annotated[int, Unit("elements")] = Field(default=512, ge=1, le=1_048_576)
-    """Width of the feed-forward layers, in elements."""
-    heads: Count = 4
-    """Attention heads; must divide d_model."""
-    dropout: Fraction = 0.1
-    """Probability that an activation is dropped in training."""
-    tied_embeddings: bool = True
-    """Whether the source embedding, target embedding and output projection share one matrix."""
-
-
 class TorchTransformer(SizedModel):
     """torch.nn.Transformer between the Transformer's embeddings and projection."""
 
     kind: Literal["torch_nn"]
-    norm: Literal["pre", "post"] = "pre"
-    """Layer normalization before or after each sub-layer."""
+    norm: Literal["pre", "post"] = "pre"  # layer normalization before or after each sub-layer
 
 
 class HuggingFace(SizedModel):
@@ -287,16 +262,14 @@ class RmsNorm(Schema):
     """Division by the root mean square (arXiv 1910.07467); no mean, no bias."""
 
     kind: Literal["rms"] = "rms"
-    eps: float = Field(default=1e-6, ge=1e-30, le=1.0)
-    """Added to the mean square."""
+    eps: float = Field(default=1e-6, ge=1e-30, le=1.0)  # added to the mean square
 
 
 class LayerNorm(Schema):
     """Layer normalization (arXiv 1607.06450)."""
 
     kind: Literal["layer"]
-    eps: float = Field(default=1e-5, ge=1e-30, le=1.0)
-    """Added to the variance."""
+    eps: float = Field(default=1e-5, ge=1e-30, le=1.0)  # added to the variance
 
 
 AnyDecoderNorm = Annotated[RmsNorm | LayerNorm, Field(discriminator="kind")]
@@ -329,38 +302,30 @@ class DecoderOnly(Schema):
     """A decoder-only model that normalizes the input of each sub-layer."""
 
     kind: Literal["decoder_only"] = "decoder_only"
-    layers: Count = 4
-    """Number of layers."""
+    layers: Count = 4  # number of layers
     d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream, in elements."""
-    d_ff: Elements = 512
-    """Width of the feed-forward layers, in elements."""
-    heads: Count = 4
-    """Query heads; must divide d_model."""
+    d_ff: Elements = 512  # width of the feed-forward layers, in elements
+    heads: Count = 4  # query heads; must divide d_model
     kv_heads: Count | None = Field(default=None, examples=[2])
     """Key and value heads, each shared by the same number of query heads (arXiv 2305.13245);
     must divide heads. Null: as many as heads."""
     dropout: Fraction = 0.0
     """Probability that an activation or an attention weight is dropped in training."""
-    tied_embeddings: bool = True
-    """Whether the embedding and the output projection share one matrix."""
+    tied_embeddings: bool = True  # whether the embedding and the output projection share one matrix
     bias: bool = False
     """Whether linear maps and layer normalizations have a bias. The output projection never
     does."""
-    positions: AnyPositions = RotaryPositions()
-    """How positions are encoded."""
-    norm: AnyDecoderNorm = RmsNorm()
-    """Normalization before each sub-layer and after the last layer."""
-    feed_forward: AnyFeedForward = SwiGlu()
-    """Feed-forward layers."""
+    positions: AnyPositions = RotaryPositions()  # how positions are encoded
+    norm: AnyDecoderNorm = RmsNorm()  # normalization before each sub-layer and after the last layer
+    feed_forward: AnyFeedForward = SwiGlu()  # feed-forward layers
     attention: Annotated[
         ReferenceAttention | SdpaAttention | FusedSoftmaxAttention, Field(discriminator="kind")
     ] = SdpaAttention()
     """How attention is computed."""
     qkv: Annotated[SeparateQkv | FusedQkv | StreamsQkv, Field(discriminator="kind")] = FusedQkv()
     """How queries, keys and values are projected."""
-    dropout_method: AnyDropout = SharedDraws()
-    """How activations are dropped."""
+    dropout_method: AnyDropout = SharedDraws()  # how activations are dropped
     residual: ResidualFormat = "as_computed"
     """Number format of the residual stream, as for the Transformer."""
     compile: Compiling = "none"
@@ -413,14 +378,12 @@ class HuggingFaceCausal(Schema):
     kind: Literal["huggingface_causal"]
     architecture: str = Field(pattern=r"^[a-z][a-z0-9_\-.]*$", max_length=64, examples=["gpt2"])
     """The library's name for the model type: gpt2, llama, qwen3, ..."""
-    layers: Count = 4
-    """Layers: the library's num_hidden_layers."""
+    layers: Count = 4  # layers: the library's num_hidden_layers
     d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream, in elements: hidden_size."""
     d_ff: Elements = 512
     """Width of the feed-forward layers, in elements: intermediate_size, or n_inner."""
-    heads: Count = 4
-    """Attention heads: num_attention_heads."""
+    heads: Count = 4  # attention heads: num_attention_heads
     dropout: Fraction = 0.0
     """Probability that an activation is dropped in training, for every kind of dropout that the
     model type has."""
@@ -444,8 +407,7 @@ class Sampling(Schema):
     """Divides the logits: below 1, probable tokens become more probable."""
     top_k: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Number of most probable tokens to draw from; null for all."""
-    seed: Seed = 1
-    """Seed of the draws."""
+    seed: Seed = 1  # seed of the draws
 
 
 def _no_divisor(name: str, value: int) -> PydanticCustomError:

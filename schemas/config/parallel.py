@@ -56,8 +56,7 @@ class Link(Schema):
 
     bandwidth: Bandwidth = Field(examples=["100Mbit/s"])
     """Bits per second in each direction, including headers: a number, or text such as 100Mbit/s."""
-    emulate: bool = False
-    """Emulate the link even if it could be created."""
+    emulate: bool = False  # emulate the link even if it could be created
 
 
 LinkKind = Literal["namespaces", "emulated"]
@@ -72,8 +71,7 @@ class LinkModel(Schema):
 
     bandwidth: Bandwidth = Field(examples=["100Mbit/s"])
     """Bits per second that a device can send, and can receive at the same time."""
-    latency: Seconds = 0.0
-    """Seconds that any message takes, however short."""
+    latency: Seconds = 0.0  # seconds that any message takes, however short
     algorithm: Algorithm = "ring"
     """ring: 2(p - 1) steps, each with 1/p of the bytes; tree: a reduction up a binomial tree and
     a broadcast back down, 2 log2(p) steps with all bytes."""
@@ -98,8 +96,7 @@ class DataParallel(StrategyFacts, Schema):
     """torch.nn.DataParallel: one process drives all GPUs, the first one gathers and updates."""
 
     kind: Literal["data_parallel"]
-    local_loss: bool = False
-    """Compute the loss where the logits are, and gather only the losses."""
+    local_loss: bool = False  # compute the loss where the logits are, and gather only the losses
 
     one_process: ClassVar = True
     central: ClassVar = True
@@ -109,8 +106,7 @@ class Central(StrategyFacts, Schema):
     """The scheme of DataParallel on process groups: rank 0 scatters, gathers and updates."""
 
     kind: Literal["central"]
-    local_loss: bool = False
-    """Compute the loss where the logits are, and gather only the losses."""
+    local_loss: bool = False  # compute the loss where the logits are, and gather only the losses
 
     central: ClassVar = True
 
@@ -125,8 +121,7 @@ class CompressHook(HookFacts, Schema):
     """All-reduce in a 16-bit format: half the bytes."""
 
     kind: Literal["compress"]
-    dtype: Literal["fp16", "bf16"]
-    """Format on the wire."""
+    dtype: Literal["fp16", "bf16"]  # format on the wire
 
     payload: ClassVar = 0.5
     by_backend: ClassVar = True
@@ -140,8 +135,7 @@ class PowerSgdHook(HookFacts, Schema):
     """All-reduce of a low-rank approximation (arXiv 1905.13727)."""
 
     kind: Literal["powersgd"]
-    rank: Count = 2
-    """Rank of the approximation."""
+    rank: Count = 2  # rank of the approximation
     start_step: Annotated[int, Unit("steps")] = Field(default=10, ge=2, le=MOST_STEPS)
     """Steps that all-reduce uncompressed gradients first."""
 
@@ -189,8 +183,7 @@ class Ddp(StrategyFacts, Schema):
     """Whether gradients are views into the buckets (torch: gradient_as_bucket_view)."""
     overlap: bool = True
     """Reduce buckets during backward; if false, all gradients are reduced before the update."""
-    hook: AnyHook | None = None
-    """How a bucket is reduced; null for the backend's own all-reduce."""
+    hook: AnyHook | None = None  # how a bucket is reduced; null for the backend's own all-reduce
 
     buckets: ClassVar = True
 
@@ -235,8 +228,7 @@ class Machine(Schema):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device; auto uses CUDA if a GPU is available, otherwise the CPU."""
-    nodes: Count = 1
-    """Hosts of a distributed run; a single run takes one."""
+    nodes: Count = 1  # hosts of a distributed run; a single run takes one
     devices_per_node: Annotated[int, Field(ge=1, le=128)] = 2
     """Devices (processes) on each host of a distributed run; a single run takes one."""
     threads: int = Field(default=0, ge=0, le=1_024)

@@ -70,8 +70,7 @@ class ScriptTask(Schema):
     """Working directory of the script. Null: the folder in which Snakemake is started."""
     techniques: tuple[ScriptTechnique, ...] | None = Field(default=None, max_length=64)
     """Changes to try. Null: all that apply to the script on this machine."""
-    verify: bool = True
-    """Whether the changed script is run against the original."""
+    verify: bool = True  # whether the changed script is run against the original
 
 
 def _named(value: Any) -> Any:
@@ -111,8 +110,7 @@ class ImportedTask(Schema):
     """Optimizer steps that certificates compare. Null: six, or fewer where steps are slow."""
     applied: tuple[_Named, ...] = Field(default=(), max_length=64)
     """Techniques applied to your step before anything is tried: the baseline has them too."""
-    verify: bool = True
-    """Whether the changed files are run against the original ones."""
+    verify: bool = True  # whether the changed files are run against the original ones
 
 
 MOST_CHARACTERS = 10_000_000
@@ -178,24 +176,16 @@ class Sections(Schema):
     # Omitted if it is the default, so that run specs older than tasks keep their hashes.
     task: AnyTask = Field(default=Translation(), exclude_if=lambda task: task == Translation())
     """The task: translation of sentence pairs, or a language model of texts."""
-    corpus: AnyCorpus = GrammarCorpus()
-    """The sentence pairs, or the texts of a language model."""
-    filter: Filter = Filter()
-    """How unusable pairs or texts are handled."""
-    tokenizer: AnyTokenizer = Tokenizer()
-    """How sentences become tokens."""
-    batching: AnyBatching = TokenBudget()
-    """How pairs are grouped into global batches."""
-    model: AnyTrained = Transformer()
-    """The network."""
-    training: Training = Training()
-    """How it is trained."""
+    corpus: AnyCorpus = GrammarCorpus()  # the sentence pairs, or the texts of a language model
+    filter: Filter = Filter()  # how unusable pairs or texts are handled
+    tokenizer: AnyTokenizer = Tokenizer()  # how sentences become tokens
+    batching: AnyBatching = TokenBudget()  # how pairs are grouped into global batches
+    model: AnyTrained = Transformer()  # the network
+    training: Training = Training()  # how it is trained
     machine: Machine = Machine()
     """The devices that distributed variants use; a single-device variant uses one."""
-    measurement: Measurement = Measurement()
-    """The timed part of a run."""
-    evaluation: Evaluation = Evaluation()
-    """How trained models are evaluated."""
+    measurement: Measurement = Measurement()  # the timed part of a run
+    evaluation: Evaluation = Evaluation()  # how trained models are evaluated
 
     @model_validator(mode="before")
     @classmethod
@@ -220,10 +210,8 @@ class Sections(Schema):
 class RunSpec(Sections):
     """A variant fully resolved against its study: everything a run depends on, and nothing else."""
 
-    variant: Name
-    """Name of the variant."""
-    parallel: AnyParallel = Single()
-    """How the work is distributed over devices."""
+    variant: Name  # name of the variant
+    parallel: AnyParallel = Single()  # how the work is distributed over devices
     # Omitted if there is none, so that older run specs keep their hashes.
     no_meaning: str | None = Field(default=None, exclude_if=lambda reason: reason is None)
     """Why the variant's change does not apply to the task. It is then not trained: everything

@@ -26,27 +26,21 @@ class Study(Sections):
 
     name: Name = Field(examples=["my_study"])
     """Name of the study. Results of a different study are never overwritten silently."""
-    title: Line = "Transformer training, measured"
-    """Heading of the report."""
+    title: Line = "Transformer training, measured"  # heading of the report
     time: Duration | None = Field(default=None, examples=["10 min"])
     """Total time for the study, as a number with s, min or h. Required jobs always run; then
     undecided comparisons continue, most important first, until the time is up. Null: each
     comparison has its own budget, and nothing more."""
     repeats: Count = 1
     """Runs of each variant, each in fresh processes: for quality, memory and throughput."""
-    comparison: Comparing = Comparing()
-    """How variants are timed against their reference."""
+    comparison: Comparing = Comparing()  # how variants are timed against their reference
     comparisons: list[tuple[Name, Name]] = Field(default_factory=list, max_length=10_000)
     """Additional comparisons, each as [variant, reference]. Every variant is compared with the
     baseline anyway."""
-    self_test: SelfTest = SelfTest()
-    """How the comparison protocol is tested."""
-    profiling: Profiling = Profiling()
-    """How variants are profiled."""
-    limits: Limits = Limits()
-    """How the limits of the machine are measured."""
-    certificate: Certification = Certification()
-    """How variants are shown to train the same model."""
+    self_test: SelfTest = SelfTest()  # how the comparison protocol is tested
+    profiling: Profiling = Profiling()  # how variants are profiled
+    limits: Limits = Limits()  # how the limits of the machine are measured
+    certificate: Certification = Certification()  # how variants are shown to train the same model
     search: Search | None = Search()
     """The search for the best combination of techniques; null for none."""
     quality: Quality | None = None
@@ -62,13 +56,11 @@ class Study(Sections):
     as_published_with_qkv_fused."""
     baseline: VariantName = "single"
     """The variant that the others are compared with; must be one of variants."""
-    memory: MemoryUse | None = MemoryUse()
-    """Memory measurements; null for none."""
+    memory: MemoryUse | None = MemoryUse()  # memory measurements; null for none
     traces: dict[Name, list[PathText]] = Field(default_factory=dict)
     """Your own profiles, by name: SQLite exports of Nsight Systems or Kineto traces of
     torch.profiler (.json, .json.gz), one file per rank. They are only read."""
-    replace_results: bool = False
-    """Allow results/ to be overwritten if it holds another study."""
+    replace_results: bool = False  # allow results/ to be overwritten if it holds another study
 
     @field_validator("memory")
     @classmethod

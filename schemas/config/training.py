@@ -67,8 +67,7 @@ class Fp16(Schema):
     kind: Literal["fp16"]
     initial_scale: float = Field(default=65536.0, ge=2.0**-24, le=2.0**64)
     """Initial loss scale; it doubles after growth_interval good steps."""
-    growth_interval: Steps = 2_000
-    """Steps without overflow after which the loss scale doubles."""
+    growth_interval: Steps = 2_000  # steps without overflow after which the loss scale doubles
 
     numbers: ClassVar = Numbers("fp16", results=True, loss_scaled=True, copies=2.0)
 
@@ -96,49 +95,41 @@ AnyPrecision = Annotated[
 ]
 
 
-class AdamW(Schema):
-    """AdamW (arXiv 1711.05101): 8 bytes of state per parameter."""
+class Moments(Schema):
+    """Fields common to all kinds of Adam."""
 
-    kind: Literal["adamw"] = "adamw"
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Decay rates of the first and second moment."""
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
-    """Added to the denominator."""
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
-    """Decoupled weight decay."""
-    fused: bool = True
-    """Use a single fused kernel per step if torch has one for the device."""
-
-    state: ClassVar = OptimizerState(8.0, takes_masters=True)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)  # decay rates of the first and second moment
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)  # added to the denominator
 
     @property
     def rule(self) -> UpdateRule:
-        return AdamRule(self.betas, self.eps, self.weight_decay)
+        return AdamRule(self.betas, self.eps, getattr(self, "weight_decay", 0.0))
 
 
-class Adam(Schema):
+class AdamW(Moments):
+    """AdamW (arXiv 1711.05101): 8 bytes of state per parameter."""
+
+    kind: Literal["adamw"] = "adamw"
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)  # decoupled weight decay
+    fused: bool = True  # use a single fused kernel per step if torch has one for the device
+
+    state: ClassVar = OptimizerState(8.0, takes_masters=True)
+
+
+class Adam(Moments):
     """Adam (arXiv 1412.6980) as in the published code, by torch's default: many small operations per
     parameter on a CPU, on all parameters together on a GPU; 8 bytes of state."""
 
     kind: Literal["adam"]
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Decay rates of the first and second moment."""
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
-    """Added to the denominator."""
 
     state: ClassVar = OptimizerState(8.0)
-
-    @property
-    def rule(self) -> UpdateRule:
-        return AdamRule(self.betas, self.eps)
 
 
 class Sgd(Schema):
     """Stochastic gradient descent with momentum: 4 bytes of state per parameter."""
 
     kind: Literal["sgd"]
-    momentum: Fraction = 0.9
-    """Fraction of the previous update that is kept."""
+    momentum: Fraction = 0.9  # fraction of the previous update that is kept
     rate_factor: float = Field(default=10.0, gt=0, le=1e6)
     """Multiplies the schedule's learning rate, which is tuned for Adam's normalised updates."""
 
@@ -151,22 +142,13 @@ class Sgd(Schema):
         return MomentumRule(self.momentum, self.rate_factor)
 
 
-class AdamW8bit(Schema):
+class AdamW8bit(Moments):
     """AdamW with 8-bit state (arXiv 2110.02861): 2 bytes of state per parameter."""
 
     kind: Literal["adamw_8bit"]
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Decay rates of the first and second moment."""
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
-    """Added to the denominator."""
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
-    """Decoupled weight decay."""
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)  # decoupled weight decay
 
     state: ClassVar = OptimizerState(2.0, moment_bits=8)
-
-    @property
-    def rule(self) -> UpdateRule:
-        return AdamRule(self.betas, self.eps, self.weight_decay)
 
 
 AnyOptimizer = Annotated[AdamW | Adam | Sgd | AdamW8bit | Muon, Field(discriminator="kind")]
@@ -226,38 +208,32 @@ class Noam(Schema):
     kind: Literal["noam"] = "noam"
     factor: float = Field(default=1.0, gt=0, le=1e6)
     """Multiplies the rate d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)."""
-    warmup: Steps = 100
-    """Steps of linear warm-up."""
+    warmup: Steps = 100  # steps of linear warm-up
 
 
-class Linear(Schema):
+class WarmedUp(Schema):
+    """Fields common to schedules with a peak."""
+
+    peak: Rate = Field(examples=[0.003])  # highest learning rate
+    warmup: StepsOrNone = 0  # steps of linear warm-up
+
+
+class Linear(WarmedUp):
     """Linear warm-up to a peak, then linear decay to zero at the last step."""
 
     kind: Literal["linear"]
-    peak: Rate = Field(examples=[0.003])
-    """Highest learning rate."""
-    warmup: StepsOrNone = 0
-    """Steps of linear warm-up."""
 
 
-class Cosine(Schema):
+class Cosine(WarmedUp):
     """Linear warm-up to a peak, then a half cosine down to zero at the last step."""
 
     kind: Literal["cosine"]
-    peak: Rate = Field(examples=[0.003])
-    """Highest learning rate."""
-    warmup: StepsOrNone = 0
-    """Steps of linear warm-up."""
 
 
-class Constant(Schema):
+class Constant(WarmedUp):
     """Linear warm-up, then the same learning rate throughout."""
 
     kind: Literal["constant"]
-    peak: Rate = Field(examples=[0.003])
-    """The learning rate."""
-    warmup: StepsOrNone = 0
-    """Steps of linear warm-up."""
 
 
 AnySchedule = Annotated[Noam | Linear | Cosine | Constant, Field(discriminator="kind")]
@@ -266,8 +242,7 @@ AnySchedule = Annotated[Noam | Linear | Cosine | Constant, Field(discriminator="
 class Accumulation(Schema):
     """Splits a global batch into micro-batches whose gradients are summed."""
 
-    micro_batches: Count = 1
-    """Micro-batches per optimizer step."""
+    micro_batches: Count = 1  # micro-batches per optimizer step
     synchronise: Literal["last", "every"] = "last"
     """Reduce gradients over devices only after the last micro-batch (no_sync), or after each."""
 
@@ -275,20 +250,13 @@ class Accumulation(Schema):
 class Training(Schema):
     """How a run trains."""
 
-    steps: Steps = 300
-    """Optimizer steps."""
-    seed: Seed = 1
-    """Seed of the initial weights, the order of the batches and dropout."""
-    precision: AnyPrecision = Fp32()
-    """Number format of the matrix products and activations."""
-    optimizer: AnyOptimizer = AdamW()
-    """Update rule."""
-    schedule: AnySchedule = Noam()
-    """Learning rate over the steps."""
-    accumulation: Accumulation = Accumulation()
-    """Micro-batches per step."""
-    loss: AnyLoss = WholeLoss()
-    """How the loss is computed from the decoder's output."""
+    steps: Steps = 300  # optimizer steps
+    seed: Seed = 1  # seed of the initial weights, the order of the batches and dropout
+    precision: AnyPrecision = Fp32()  # number format of the matrix products and activations
+    optimizer: AnyOptimizer = AdamW()  # update rule
+    schedule: AnySchedule = Noam()  # learning rate over the steps
+    accumulation: Accumulation = Accumulation()  # micro-batches per step
+    loss: AnyLoss = WholeLoss()  # how the loss is computed from the decoder's output
     label_smoothing: Fraction = 0.1
     """Probability mass that the loss assigns to the other tokens of the vocabulary."""
     clip_norm: float = Field(default=1.0, ge=0, le=1e9)
@@ -297,8 +265,7 @@ class Training(Schema):
     """Whether gradients are scaled in a separate pass (apart), or by the optimizer as it reads
     them (folded), which torch's fused kernels can do. fp16, where those kernels unscale the
     loss, and shards always use apart."""
-    log_every: Steps = 10
-    """Steps between two readings of the loss on the host."""
+    log_every: Steps = 10  # steps between two readings of the loss on the host
     validate_every: StepsOrNone = 100
     """Steps between two validation losses; 0 validates at the end only."""
     checkpoint_every: StepsOrNone = 0
@@ -317,5 +284,4 @@ class Evaluation(Schema):
     short to translate anything."""
     batch_pairs: Annotated[int, Field(ge=1, le=65_536), Unit("pairs")] = 64
     """Sentences translated together."""
-    samples: int = Field(default=5, ge=0, le=1_000)
-    """Translations shown in the report."""
+    samples: int = Field(default=5, ge=0, le=1_000)  # translations shown in the report

@@ -22,10 +22,8 @@ from schemas.errors import nearest
 class Member(Schema):
     """One variant of a family."""
 
-    value: float = Field(gt=0, le=1e18, examples=[0.5])
-    """The number that differs between members."""
-    variant: Name = Field(examples=["batch_half"])
-    """The variant with this number."""
+    value: float = Field(gt=0, le=1e18, examples=[0.5])  # the number that differs between members
+    variant: Name = Field(examples=["batch_half"])  # the variant with this number
     reference: Name | None = None
     """Variant that this member is compared with; null for the family's reference."""
 
@@ -33,23 +31,17 @@ class Member(Schema):
 class Family(Schema):
     """Variants that differ in one number, compared over its values."""
 
-    title: str = Field(min_length=1)
-    """Name of the number, as an axis label."""
-    unit: str = ""
-    """Unit of the number; empty for a count."""
-    summary: str = Field(min_length=1)
-    """The question that the family answers, in a sentence."""
-    scale: Literal["log", "linear"] = "log"
-    """Scale of the axis."""
+    title: str = Field(min_length=1)  # name of the number, as an axis label
+    unit: str = ""  # unit of the number; empty for a count
+    summary: str = Field(min_length=1)  # the question that the family answers, in a sentence
+    scale: Literal["log", "linear"] = "log"  # scale of the axis
     reference: Name | None = None
     """Variant that the members are compared with; null if each member has its own."""
-    field: str = ""
-    """Run spec field that holds the number; empty if not given."""
+    field: str = ""  # run spec field that holds the number; empty if not given
     as_in_study: list[Name] = Field(default_factory=list)
     """Members that have their number by the study's default: they drop out if the study sets a
     different one."""
-    members: list[Member] = Field(min_length=2)
-    """The variants with their numbers."""
+    members: list[Member] = Field(min_length=2)  # the variants with their numbers
 
     @field_validator("members")
     @classmethod
@@ -102,8 +94,7 @@ Change = Annotated[dict[str, Any], AfterValidator(_of_a_run)]
 class Variant(Schema):
     """One change to a parent variant."""
 
-    parent: Name | None = None
-    """Variant that this one changes; null for the study itself."""
+    parent: Name | None = None  # variant that this one changes; null for the study itself
     change: Change = Field(default_factory=dict)
     """Sections and fields of the run spec, as in a study, with their new values."""
     equivalence: AnyEquivalence
@@ -111,8 +102,7 @@ class Variant(Schema):
     its bounds, or just its name for the default bounds."""
     tests: list[str] = Field(default_factory=list)
     """Items of the original study that it relates to: techniques A1-A19, claims C1-C16."""
-    summary: str = Field(min_length=1)
-    """The change and its purpose, in a sentence."""
+    summary: str = Field(min_length=1)  # the change and its purpose, in a sentence
 
 
 class Composition(Schema):
@@ -121,8 +111,7 @@ class Composition(Schema):
     parts: list[Name] = Field(alias="with", min_length=1, examples=[["ddp", "amp_bf16"]])
     """Variants: the first one whole, and from each other one its change to its parent, applied
     in order. No two of the others may set the same field differently."""
-    change: Change = Field(default_factory=dict)
-    """Additional changes, applied on top of the parts."""
+    change: Change = Field(default_factory=dict)  # additional changes, applied on top of the parts
     equivalence: AnyEquivalence | None = None
     """How closely it must train the same model; null to derive it from its parts."""
     tests: list[str] | None = None
@@ -151,12 +140,10 @@ name is as_published_with_qkv_fused."""
 class SweepValue(Schema):
     """One value of a sweep, and how it is written in names and text."""
 
-    value: Decimal | Whole | str = Field(examples=[25])
-    """The value of the field."""
+    value: Decimal | Whole | str = Field(examples=[25])  # the value of the field
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")] | None = None
     """The value in names, such as 256kb; null for the number itself."""
-    text: str | None = None
-    """The value in the summary; null for the number itself."""
+    text: str | None = None  # the value in the summary; null for the number itself
     at: Annotated[float, Field(gt=0, le=1e18)] | None = None
     """The value on the axis of a curve; null for the number itself."""
 
@@ -194,14 +181,11 @@ class Curve(Schema):
 
     title: str = Field(min_length=1, examples=["Size of a bucket"])
     """Name of the number, as an axis label."""
-    unit: str = ""
-    """Unit of the number; empty for a count."""
+    unit: str = ""  # unit of the number; empty for a count
     summary: str = Field(min_length=1, examples=["How large should a bucket be?"])
     """The question that the family answers, in a sentence."""
-    scale: Literal["log", "linear"] = "log"
-    """Scale of the axis."""
-    parent: Name | None = None
-    """Which of the sweep's parents the curve uses; null for the first."""
+    scale: Literal["log", "linear"] = "log"  # scale of the axis
+    parent: Name | None = None  # which of the sweep's parents the curve uses; null for the first
     reference: Annotated[str, _with("value")] = Field(min_length=1, examples=["ddp"])
     """Variant that the members are compared with; with {value}, the one with the same value."""
     others: list[Member] = Field(default_factory=list)
@@ -211,16 +195,14 @@ class Curve(Schema):
 class Sweep(Schema):
     """One technique with several values: the variants of a field, and the curves over them."""
 
-    parents: list[Name] = Field(min_length=1)
-    """Variants to change: each one with each value."""
+    parents: list[Name] = Field(min_length=1)  # variants to change: each one with each value
     names: Annotated[str, _with("parent", "value")]
     """Names of the variants: {value} stands for the value, {parent} for the parent."""
     field: str = Field(pattern=r"^\w+(\.\w+)+$")
     """Field of the run spec that takes the values, such as parallel.bucket_mb."""
     values: list[Annotated[SweepValue, BeforeValidator(_number_alone)]] = Field(min_length=1)
     """The values: numbers, or sections that say how they are written."""
-    change: Change = Field(default_factory=dict)
-    """Additional changes, the same for all values."""
+    change: Change = Field(default_factory=dict)  # additional changes, the same for all values
     equivalence: AnyEquivalence | None = None
     """How closely they must train the same model; null to derive it from their parents."""
     tests: list[str] | None = None

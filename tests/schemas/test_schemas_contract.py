@@ -41,7 +41,7 @@ def test_every_schema_and_setting_is_described(model: type[Schema]) -> None:
     if ".results." in model.__module__:
         return
     # The docstring of the class describes its kind.
-    described = {name for name, text in generate.field_docstrings(model).items() if text.strip()}
+    described = {name for name, text in generate.field_texts(model).items() if text.strip()}
     missing = sorted(set(model.model_fields) - described - {"kind"})
     assert not missing, f"{model.__module__}.{model.__name__}: describe {', '.join(missing)}"
 

@@ -36,10 +36,10 @@ def read_job(text: str) -> Job:
 
 def describe(kind: str) -> str:
     """The fields of an order, with their meanings and defaults."""
-    from schemas.generate import field_docstrings  # slow, and only users ask for it
+    from schemas.generate import field_texts  # slow, and only users ask for it
 
     model = class_of(kind, JOBS, "--describe")
-    meanings = field_docstrings(model)
+    meanings = field_texts(model)
     lines = [f"{kind}: {(model.__doc__ or '').strip()}"]
     for name, field in model.model_fields.items():
         default = "" if field.default is PydanticUndefined else f" (default: {field.default})"
