@@ -136,7 +136,7 @@ class PaddedTokens(Schema):
 
 class UnpaddedTokens(Schema):
     """The real tokens of a batch in one list: padding is not computed. Attention processes the
-    sentences in blocks of similar lengths, each padded to its longest."""
+    sentences, or texts, in blocks of similar lengths, each padded to its longest."""
 
     kind: Literal["unpadded"]
     blocks: Count = 4  # blocks per batch: more blocks mean less padding but smaller matrix products
@@ -326,6 +326,13 @@ class DecoderOnly(Schema):
     qkv: Annotated[SeparateQkv | FusedQkv | StreamsQkv, Field(discriminator="kind")] = FusedQkv()
     """How queries, keys and values are projected."""
     dropout_method: AnyDropout = SharedDraws()  # how activations are dropped
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    tokens: AnyTokens = Field(
+        default=PaddedTokens(), exclude_if=lambda tokens: tokens == PaddedTokens()
+    )
+    """Rows of texts with a mask (padded), or the texts one after the other in a list (unpadded):
+    attention then takes each text by itself, in blocks of similar lengths or, with the flash
+    backend on a GPU, at its own length. Nothing is computed between texts."""
     residual: ResidualFormat = "as_computed"
     """Number format of the residual stream, as for the Transformer."""
     compile: Compiling = "none"

@@ -1,5 +1,6 @@
 """The decoder: what each option computes, masks of documents, initial weights, sharding units."""
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ OPTIONS = [
     {"positions": {"kind": "sinusoidal"}, "feed_forward": {"kind": "relu"}},
     {"feed_forward": {"kind": "gelu"}, "tied_embeddings": False},
     {"attention": {"kind": "reference"}},
+    {"tokens": {"kind": "unpadded", "blocks": 2, "row_multiple": 16}},
 ]
 
 
@@ -42,7 +44,7 @@ def batch():
 @pytest.mark.parametrize("fields", OPTIONS)
 def test_later_tokens_change_nothing(fields):
     tokens, _, _ = batch()
-    model = build(**fields).eval()
+    model = build(**fields)
     other = tokens.clone()
     other[:, 5:] = 4
     first, second = model.logits(tokens), model.logits(other)
@@ -53,7 +55,7 @@ def test_later_tokens_change_nothing(fields):
 @pytest.mark.parametrize("fields", OPTIONS)
 def test_a_document_does_not_see_those_beside_it(fields):
     tokens, targets, segments = batch()
-    model = build(**fields).eval()
+    model = build(**fields)
     logits, loss = model.logits(tokens, segments), model(tokens, targets, segments)
     rows = [(0, slice(0, 10)), (1, slice(0, 3)), (1, slice(3, 10))]
     rows += [(2, part) for part in (slice(0, 4), slice(4, 8), slice(8, 10))]
@@ -70,7 +72,7 @@ def test_a_document_does_not_see_those_beside_it(fields):
 @pytest.mark.parametrize("fields", OPTIONS)
 def test_what_is_known_of_the_order(fields):
     """The same tokens at other places give other logits."""
-    model = build(**fields).eval()
+    model = build(**fields)
     tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 9]])
     swapped = tokens[:, [1, 0, 2, 3, 4, 5, 6]]
     assert not torch.allclose(model.logits(tokens)[0, -1], model.logits(swapped)[0, -1], atol=1e-6)
@@ -128,6 +130,23 @@ def test_losses_without_all_logits_have_the_same_gradients(head):
     torch.testing.assert_close(
         found[0][0], token_loss_sum(build().logits(tokens, segments), targets).detach()
     )
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("head", [None, lambda h, w, y: one_pass_loss_sum(h, w, y, 0.0)])
+def test_texts_in_a_list_have_the_gradients_of_padded_rows(masked, head):
+    tokens, targets, segments = batch()
+    tokens[1, 7:] = PAD
+    lengths = np.array([10, 3, 4, 4, 4, 2]) if masked else np.array([10, 7, 10])
+    found = []
+    for kind, known in (("padded", None), ("unpadded", None), ("unpadded", lengths)):
+        model = build(tokens={"kind": kind}, kv_heads=2, dropout=0.0)
+        more = {} if head is None else {"loss": head}
+        loss = model(tokens, targets, segments if masked else None, lengths=known, **more)
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in model.parameters()]))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
 
 
 def test_checkpointing_changes_no_bit_of_loss_and_gradients():

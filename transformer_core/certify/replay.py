@@ -75,6 +75,8 @@ def obstacle(setup: Setup) -> str | None:
         return "the model is not the project's own"
     if setup.spec.parallel.kind in ("central", "data_parallel"):
         return "one process hands out the rows of all replicas"
+    if isinstance(model, DecoderOnly) and model.tokens.kind == "unpadded":
+        return "the texts of several rows stand in one list"
     if model.compile != "none":
         return "compiled layers draw inside their kernels"
     if getattr(model, "norm_method", None) == ResidualNorm(kind="with_residual"):

@@ -22,7 +22,7 @@ from schemas.config.model import (
     RotaryPositions,
     Sampling,
 )
-from transformer_core.models.attention import in_decoding, mask_for_kernels
+from transformer_core.models.attention import in_decoding, mask_for_kernels, takes_sentences
 from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
 from transformer_core.models.decoding import DecoderCache, LayerCache, generate, seen_in_decoding
 from transformer_core.models.dropout import Dropout
@@ -31,7 +31,8 @@ from transformer_core.models.loss import whole_head_loss
 from transformer_core.models.packed_segments import places_within, together
 from transformer_core.models.positions import Positions, Rotation, rotated, rotation
 from transformer_core.models.qkv_projection import Projection, build_projection
-from transformer_core.models.sublayers import Attention, FusedNorm, RmsNorm
+from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm
+from transformer_core.models.unpadded import Blocks, Counts, documents
 
 
 class Decoder(nn.Module):
@@ -41,6 +42,10 @@ class Decoder(nn.Module):
     number, and places are counted from the first of them. Padding, at the end of a row, needs no
     number of its own: nothing before it sees it.
 
+    With ``tokens: unpadded`` training takes the documents one after the other in a list, without a
+    mask (:mod:`transformer_core.models.unpadded`); evaluation goes on as ever, unless its kernel
+    takes no mask, and decoding does.
+
     With ``checkpoint: layers`` each layer is computed once more in the backward pass, with the same
     random numbers, instead of keeping what is inside it.
     """
@@ -48,6 +53,7 @@ class Decoder(nn.Module):
     def __init__(self, spec: DecoderOnly, vocabulary: int) -> None:
         super().__init__()
         d_model, self.spec = spec.d_model, spec
+        self.blocks = getattr(spec.tokens, "blocks", 0)
         self.embedding = nn.Embedding(vocabulary, d_model)
         # None, not the same module once more: a matrix has one name in the state dict.
         self.output = None if spec.tied_embeddings else nn.Linear(d_model, vocabulary, bias=False)
@@ -68,18 +74,29 @@ class Decoder(nn.Module):
         targets: Tensor | None = None,
         segments: Tensor | None = None,
         loss: HeadLoss = whole_head_loss,
+        lengths: Counts | None = None,
     ) -> Tensor:
         """Loss sum in nats, a float32 scalar, of ``targets`` [b, n] given tokens [b, n], of those
         that are not PAD; without targets, logits [b, n, v] of the next tokens. segments [b, n].
 
         ``loss`` makes it of the last hidden states [b, n, d], the output map [v, d] and targets.
+        ``lengths`` are the tokens of each document, where the host knows them.
         """
-        mask, places = None, None
-        if segments is not None:
-            mask, places = together(segments, segments).tril(), places_within(segments)
-            mask = mask_for_kernels(self.spec.attention, mask, self.embedding.weight)
-        x = self._stack(tokens, mask, places)
+        self._check_length(tokens.size(1))
         output = (self.output or self.embedding).weight
+        if self.blocks and (self.training or takes_sentences(self.spec.attention, tokens)):
+            multiple = self.spec.tokens.row_multiple  # type: ignore[union-attr]
+            listed = documents(tokens, segments, multiple, lengths)
+            mask = Blocks(listed, listed, self.blocks, causal=True)
+            x = self._stack(listed.rows(tokens), mask, listed.within[None])
+            if targets is None:
+                return F.linear(listed.batch(x), output)
+            return loss(x, output, listed.rows(targets))
+        seen, places = None, None
+        if segments is not None:
+            seen, places = together(segments, segments).tril(), places_within(segments)
+            seen = mask_for_kernels(self.spec.attention, seen, self.embedding.weight)
+        x = self._stack(tokens, seen, places)
         return F.linear(x, output) if targets is None else loss(x, output, targets)
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -108,6 +125,7 @@ class Decoder(nn.Module):
         ``real`` [b, m] is False at padding, at the start of a row; None where there is none.
         """
         start, mask = cache.length, None
+        self._check_length(start + tokens.size(1))
         if real is None:
             places = torch.arange(start, start + tokens.size(1), device=tokens.device)[None]
         else:
@@ -121,7 +139,7 @@ class Decoder(nn.Module):
     def _stack(
         self,
         tokens: Tensor,
-        mask: Tensor | None,
+        mask: Mask | None,
         places: Tensor | None,
         cache: DecoderCache | None = None,
     ) -> Tensor:
@@ -137,7 +155,6 @@ class Decoder(nn.Module):
     def _embed(self, tokens: Tensor, places: Tensor, start: int) -> tuple[Tensor, Rotation | None]:
         x, positions = self.embedding(tokens), self.spec.positions
         if self.places is not None:
-            self._check_length(start + tokens.size(1))
             x = x + self.places(places)
         elif self.positions is not None:
             # Scaled as in the paper (3.4): beside sines of size 1, small embeddings would drown.
@@ -227,7 +244,7 @@ class CausalAttention(Attention):
         )
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, turn: Rotation | None, cache: LayerCache | None
+        self, x: Tensor, mask: Mask | None, turn: Rotation | None, cache: LayerCache | None
     ) -> Tensor:
         """x [b, n, d] -> [b, n, d]. A ``mask`` [b, 1, n, m] says all that is seen; without one it
         is what comes before, all of it for the single token that follows a cached prefix."""
@@ -286,7 +303,7 @@ class CausalLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         turn: Rotation | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:

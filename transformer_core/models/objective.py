@@ -112,18 +112,26 @@ class TextObjective(Objective):
         of_head = head_loss(self.spec)
         if of_head is None:
             # Some models of other libraries make their logits of more than hidden states.
-            return self.loss(self.logits(source, target_input), target_output)
+            return self.loss(self.logits(source, target_input, known), target_output)
         loss = partial(self._of_head, of_head)
         segments = text_segments(target_input) if self.masked else None
         # Inside the model's forward, where a sharded output map is gathered.
-        loss_sum: Tensor = self.model(target_input, target_output, segments, loss)
+        loss_sum: Tensor = self.model(
+            target_input, target_output, segments, loss, **self._lengths(known)
+        )
         return loss_sum
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         """Logits [b, t, v] of the next tokens."""
         segments = text_segments(target_input) if self.masked else None
-        logits: Tensor = self.model(target_input, None, segments)
+        logits: Tensor = self.model(target_input, None, segments, **self._lengths(known))
         return logits
+
+    def _lengths(self, known: Known) -> dict[str, Any]:
+        """Tokens of each document, for a model that takes them apart."""
+        if known.lengths is None or not getattr(self.model, "blocks", 0):
+            return {}
+        return {"lengths": known.lengths[self.masked]}
 
     def _of_head(
         self, of_head: Callable[..., Tensor], hidden: Tensor, output: Tensor, labels: Tensor

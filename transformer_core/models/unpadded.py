@@ -116,7 +116,7 @@ def source_sentences(
     The list is filled up to a ``multiple`` of rows. The host may have ``known`` their lengths.
     """
 
-    def lengths(tokens: Tensor) -> Tensor:
+    def lengths(tokens: Tensor, index: Tensor) -> Tensor:
         return _true(tokens == EOS, _count(known)).diff(prepend=tokens.new_full((1,), -1))
 
     return _sentences(source, lengths if packed else None, multiple, known)
@@ -127,10 +127,26 @@ def target_sentences(
 ) -> Sentences:
     """The sentences of target_input [b, t]; with ``packed``, BOS begins each."""
 
-    def lengths(tokens: Tensor) -> Tensor:
+    def lengths(tokens: Tensor, index: Tensor) -> Tensor:
         return _true(tokens == BOS, _count(known)).diff(append=tokens.new_full((1,), len(tokens)))
 
     return _sentences(target_input, lengths if packed else None, multiple, known)
+
+
+def documents(
+    tokens: Tensor, segments: Tensor | None, multiple: int = 1, known: Counts | None = None
+) -> Sentences:
+    """The documents of tokens [b, n], which ``segments`` [b, n] number; without them each row is
+    one."""
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None] * (tokens.size(1) + 1)
+    numbers = (rows + (0 if segments is None else segments)).expand_as(tokens).flatten()
+
+    def lengths(real: Tensor, index: Tensor) -> Tensor:
+        own = numbers[index]
+        begins = _true(own.diff(prepend=own.new_full((1,), -1)) != 0, _count(known))
+        return begins.diff(append=begins.new_full((1,), len(own)))
+
+    return _sentences(tokens, lengths, multiple, known)
 
 
 def _count(known: Counts | None) -> int | None:
@@ -139,7 +155,7 @@ def _count(known: Counts | None) -> int | None:
 
 def _sentences(
     tokens: Tensor,
-    lengths: Callable[[Tensor], Tensor] | None,
+    lengths: Callable[[Tensor, Tensor], Tensor] | None,
     multiple: int,
     known: Counts | None,
 ) -> Sentences:
@@ -149,7 +165,7 @@ def _sentences(
         expected = np.array(expected_lengths(tokens))
         found = torch.empty(len(expected), dtype=torch.int64, device=tokens.device)
         return Sentences(tokens.shape, index, found, longest, fill, expected)
-    found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index])
+    found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index], index)
     # The width, not the longest: asking a GPU for that would make the host wait.
     return Sentences(tokens.shape, index, found, longest, fill, known)
 

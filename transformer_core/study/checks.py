@@ -117,15 +117,8 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
         remedy = "take precision: {kind: bf16}, or the backend efficient"
         yield field, backend, message, remedy
     masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
-    if isinstance(model, DecoderOnly) and backend == "flash" and masked:
-        message = "takes no mask, and with task.texts: masked there is one"
-        remedy = "take task.texts: joined, or the backend efficient"
-        yield field, backend, message, remedy
-    elif (
-        isinstance(model, Transformer)
-        and backend == "flash"
-        and not isinstance(model.tokens, UnpaddedTokens)
-    ):
+    needs_mask = masked or isinstance(model, Transformer)
+    if backend == "flash" and needs_mask and not isinstance(model.tokens, UnpaddedTokens):
         message = "takes no mask, and with tokens: {kind: padded} there is one"
         remedy = "take tokens: {kind: unpadded}, or the backend efficient"
         yield field, backend, message, remedy

@@ -21,7 +21,7 @@ class Known:
     """Whether it is known that no source has padding."""
     lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Tokens of each source and of each target sentence, ends included, in the order in which they
-    stand in the batch, row after row."""
+    stand in the batch, row after row; of texts, those of each row and of each text in it."""
 
 
 NOTHING = Known()
@@ -142,11 +142,18 @@ def collate_texts(source: Ragged, target: Ragged) -> Batch:
     inputs = np.full_like(outputs, BOS)
     inputs[:, 1:] = np.where(outputs[:, :-1] == EOS, BOS, outputs[:, :-1])
     inputs[outputs == PAD] = PAD
+    begins = np.flatnonzero(inputs[inputs != PAD] == BOS)
     return Batch(
         source=torch.empty((len(target), 0), dtype=torch.int64),
         target_input=torch.from_numpy(inputs),
         target_output=torch.from_numpy(outputs),
         pairs=len(target),
+        known=Known(
+            lengths=(
+                target.lengths.astype(np.int64),
+                np.diff(begins, append=int(target.lengths.sum())),
+            )
+        ),
     )
 
 
