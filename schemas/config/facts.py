@@ -67,6 +67,8 @@ class OptimizerState:
     """Bits per number: 8 in blocks with their own scales (arXiv 2110.02861)."""
     takes_masters: bool = False
     """Whether it can keep 32-bit weights beside 16-bit ones and update those."""
+    divided: bool = False
+    """Whether the ranks divide it, so that each keeps that of a share of the parameters."""
 
 
 class LossFacts:

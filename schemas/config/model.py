@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Seed, Whole
+from transformer_core.techniques.recomputation import Recomputed
 from transformer_core.techniques.residual_norm import ResidualNorm
 
 
@@ -150,7 +151,8 @@ AnyTokens = Annotated[PaddedTokens | UnpaddedTokens, Field(discriminator="kind")
 
 
 ResidualFormat = Literal["as_computed", "bf16"]
-Compiling = Literal["none", "layers", "graphs"]
+Compiling = Literal["none", "layers", "autotuned", "graphs"]
+KeptShare = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class SizedModel(Schema):
@@ -191,12 +193,18 @@ class Transformer(SizedModel):
     compile: Compiling = "none"
     """torch.compile in training: with layers, compiled once per kind of layer for any lengths,
     which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
-    process or with DDP, on padded rows. With graphs, on CUDA, each layer is also recorded as a
+    process or with DDP, on padded rows. With autotuned, also with kernels for matrix products that
+    torch tries out for each shape (max-autotune), which takes longer. With graphs, on CUDA, each layer is also recorded as a
     CUDA graph for every shape and launched at once; batching.rows.width_multiple limits the
     number of shapes. In one process, without accumulation."""
-    checkpoint: Literal["none", "layers"] = "none"
-    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps only the
-    input of each layer, and the backward pass recomputes the layer."""
+    checkpoint: Recomputed = "none"
+    """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
+    pass does not keep. With layers only the input of each layer is kept, with alternate that of
+    every second one, with products also the results of matrix products and fused attention."""
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    kept_share: KeptShare = Field(default=1.0, exclude_if=lambda share: share == 1.0)
+    """Share of the activations of compiled layers that is kept (torch's
+    activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""
 
 
 class TorchTransformer(SizedModel):
@@ -338,14 +346,20 @@ class DecoderOnly(Schema):
     compile: Compiling = "none"
     """torch.compile in training: with layers, compiled once for all layers and any lengths,
     which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
-    process or with DDP. With graphs, on CUDA, each layer is also recorded as a CUDA graph and
+    process or with DDP. With autotuned, also with kernels for matrix products that torch tries out
+    for each shape (max-autotune), which takes longer. With graphs, on CUDA, each layer is also recorded as a CUDA graph and
     launched at once; in one process, without accumulation."""
     initial_std: float = Field(default=0.02, gt=0, le=10.0)
     """Standard deviation of the initial weights; maps that write to the residual stream use a
     value smaller by sqrt(2 layers), as in GPT-2."""
-    checkpoint: Literal["none", "layers"] = "none"
-    """Activation checkpointing (arXiv 1604.06174): with layers, the forward pass keeps only the
-    input of each layer, and the backward pass recomputes the layer."""
+    checkpoint: Recomputed = "none"
+    """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
+    pass does not keep. With layers only the input of each layer is kept, with alternate that of
+    every second one, with products also the results of matrix products and fused attention."""
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    kept_share: KeptShare = Field(default=1.0, exclude_if=lambda share: share == 1.0)
+    """Share of the activations of compiled layers that is kept (torch's
+    activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""
 
     @field_validator("heads")
     @classmethod

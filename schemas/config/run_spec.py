@@ -20,7 +20,7 @@ from schemas.config.facts import Numbers
 from schemas.config.measurement import Measurement
 from schemas.config.model import AnyLanguageModel, AnyModel, Sampling, Transformer
 from schemas.config.parallel import AnyParallel, Fsdp, Machine, Single
-from schemas.config.training import Evaluation, Training
+from schemas.config.training import AnySchedule, Evaluation, Training
 from schemas.errors import Unsupported
 
 ScriptTechnique = Literal[
@@ -250,6 +250,17 @@ class RunSpec(Sections):
         """Micro-batches that a global batch is split into, over all devices."""
         devices = self.machine.nodes * self.machine.devices_per_node
         return devices * self.training.accumulation.micro_batches
+
+    @property
+    def schedule(self) -> AnySchedule:
+        """The learning rate over the steps, of a global batch of this size."""
+        given, scale = self.training.schedule, getattr(self.batching, "scale", 1.0)
+        how = self.training.rate_follows_batch
+        if how == "none" or scale == 1.0:
+            return given
+        name = "factor" if given.kind == "noam" else "peak"
+        grown = getattr(given, name) * (scale**0.5 if how == "square_root" else scale)
+        return given.model_copy(update={name: grown})
 
     @property
     def numbers(self) -> Numbers:

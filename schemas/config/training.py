@@ -14,8 +14,11 @@ from schemas.config.facts import (
     OptimizerState,
     UpdateRule,
 )
+from transformer_core.techniques.compiled_adamw import CompiledAdamW
 from transformer_core.techniques.linear_cross_entropy import LinearCrossEntropy
 from transformer_core.techniques.muon import Muon
+from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
+from transformer_core.techniques.zero_redundancy import ZeroRedundancy
 
 
 class Fp32(Schema):
@@ -151,7 +154,10 @@ class AdamW8bit(Moments):
     state: ClassVar = OptimizerState(2.0, moment_bits=8)
 
 
-AnyOptimizer = Annotated[AdamW | Adam | Sgd | AdamW8bit | Muon, Field(discriminator="kind")]
+AnyOptimizer = Annotated[
+    AdamW | Adam | Sgd | AdamW8bit | Muon | CompiledAdamW | ZeroRedundancy | ScheduleFreeAdamW,
+    Field(discriminator="kind"),
+]
 
 
 class WholeLoss(LossFacts, Schema):
@@ -255,6 +261,12 @@ class Training(Schema):
     precision: AnyPrecision = Fp32()  # number format of the matrix products and activations
     optimizer: AnyOptimizer = AdamW()  # update rule
     schedule: AnySchedule = Noam()  # learning rate over the steps
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    rate_follows_batch: Literal["none", "square_root", "linear"] = Field(
+        default="none", exclude_if=lambda how: how == "none"
+    )
+    """Whether the learning rate grows with batching.scale: by its square root (arXiv 2205.10287,
+    for Adam) or in proportion (arXiv 1706.02677, for SGD)."""
     accumulation: Accumulation = Accumulation()  # micro-batches per step
     loss: AnyLoss = WholeLoss()  # how the loss is computed from the decoder's output
     label_smoothing: Fraction = 0.1

@@ -1,11 +1,17 @@
 """Activation checkpointing: the same numbers from less memory."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.config.model import Transformer
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.registry import build_model
+from transformer_core.techniques.recomputation import recomputing
 
 VOCABULARY = 31
 
@@ -33,9 +39,12 @@ def step(checkpoint: str, norm: str = "pre") -> tuple[torch.Tensor, list[torch.T
     return logits.detach(), [p.grad for p in net.parameters()]
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_losses_and_gradients_are_the_same_to_the_last_bit(norm: str) -> None:
-    (logits, gradients), (plain, expected) = step("layers", norm), step("none", norm)
+@pytest.mark.parametrize(
+    ("kind", "norm"),
+    [("layers", "pre"), ("layers", "post"), ("alternate", "pre"), ("products", "pre")],
+)
+def test_losses_and_gradients_are_the_same_to_the_last_bit(kind: str, norm: str) -> None:
+    (logits, gradients), (plain, expected) = step(kind, norm), step("none", norm)
     assert torch.equal(logits, plain)
     for one, other in zip(gradients, expected, strict=True):
         assert torch.equal(one, other)
@@ -59,6 +68,41 @@ def saved_bytes(checkpoint: str) -> int:
 
 def test_the_forward_pass_keeps_less() -> None:
     assert saved_bytes("layers") < saved_bytes("none") / 3
+    assert saved_bytes("layers") < saved_bytes("alternate") < saved_bytes("none")
+
+
+class Counting(TorchDispatchMode):
+    """Counts calls of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "products", "activations"),
+    # Of two products, the second is not computed again: nothing in backward needs its result.
+    [
+        ("none", 0, 2, 1),
+        ("layers", 0, 3, 2),
+        ("alternate", 0, 3, 2),
+        ("alternate", 1, 2, 1),
+        ("products", 0, 2, 2),
+    ],
+)
+def test_what_is_computed_twice(kind: Any, number: int, products: int, activations: int) -> None:
+    layer = nn.Sequential(nn.Linear(8, 8, bias=False), nn.GELU(), nn.Linear(8, 8, bias=False))
+    x = torch.randn(4, 8, requires_grad=True)
+    with Counting() as plain:
+        layer(x).sum().backward()
+    with Counting() as counted:
+        recomputing(kind, number, layer)(x).sum().backward()
+    assert counted.calls["mm"] == plain.calls["mm"] - 2 + products
+    assert counted.calls["gelu"] == activations
 
 
 def test_nothing_is_computed_twice_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +111,6 @@ def test_nothing_is_computed_twice_without_gradients(monkeypatch: pytest.MonkeyP
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("checkpointed without gradients")
 
-    monkeypatch.setattr("transformer_core.models.transformer.checkpoint", refuse)
+    monkeypatch.setattr("torch.utils.checkpoint.checkpoint", refuse)
     with torch.no_grad():
         assert net(*batch()).shape == (4, 6, VOCABULARY)

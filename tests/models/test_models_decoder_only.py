@@ -149,10 +149,11 @@ def test_texts_in_a_list_have_the_gradients_of_padded_rows(masked, head):
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
 
 
-def test_checkpointing_changes_no_bit_of_loss_and_gradients():
+@pytest.mark.parametrize("kind", ["layers", "alternate", "products"])
+def test_checkpointing_changes_no_bit_of_loss_and_gradients(kind):
     tokens, targets, segments = batch()
     found = []
-    for checkpoint in ("none", "layers"):
+    for checkpoint in ("none", kind):
         model = build(checkpoint=checkpoint, dropout=0.2)
         torch.manual_seed(7)
         loss = model(tokens, targets, segments)

@@ -67,7 +67,7 @@ class CheckedUpdates:
         change = torch.zeros_like(before)
         if gradients is not None:
             training, width = self.spec.training, self.spec.model.d_model
-            rate = expected_rate(training.schedule, step, training.steps, width)
+            rate = expected_rate(self.spec.schedule, step, training.steps, width)
             change = self.expected.next(before, self._vector(gradients), rate)
         lost = self.unit * self._norms(before)
         self._compare("", step, lost, self.before - before, change)

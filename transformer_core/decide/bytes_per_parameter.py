@@ -32,12 +32,13 @@ class Formula:
 def formula(spec: RunSpec) -> Formula:
     """The memory that a variant needs by the formulas; FSDP shards are equal parts."""
     shards = spec.world_size if spec.parallel.sharded else 1
+    state = spec.training.optimizer.state
     kept = spec.training.precision.numbers
     return Formula(
         # Copies are made of gathered layers, regardless of sharding.
         weights=kept.weights / shards + kept.copies,
         gradients=kept.gradients / shards,
-        optimizer=(kept.masters + spec.training.optimizer.state.bytes) / shards,
+        optimizer=(kept.masters + state.bytes) / (spec.world_size if state.divided else shards),
         buckets=_buckets(spec),
     )
 

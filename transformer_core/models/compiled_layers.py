@@ -28,20 +28,26 @@ def compile_layers(kind: Compiling, *layers: nn.Module, backend: str = "inductor
     options: dict[str, Any] = {"backend": backend}
     if kind == "graphs":
         options = {"mode": "reduce-overhead"}
+    elif kind == "autotuned":
+        options = {"mode": "max-autotune-no-cudagraphs"}
     for layer in layers if kind != "none" else ():
         layer.compile(dynamic=True, **options)
 
 
-def compiled_or_plain(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
+def compiled_or_plain(
+    kind: Compiling, layer: nn.Module, kept_share: float = 1.0
+) -> Callable[..., Tensor]:
     """Returns a function that calls ``layer``: compiled in training, as ``kind`` says; plain in
     evaluation, whose caches and single tokens would be graphs of their own, and where every
-    operation is observed. Unsupported where it cannot be compiled, or graphs are not CUDA's."""
+    operation is observed. Of the activations, torch keeps a ``kept_share`` at most, if it can.
+    Unsupported where it cannot be compiled, or graphs are not CUDA's."""
     if kind == "none":
         return layer
-    return _compiled(kind, layer) if layer.training and not watched() else layer.forward
+    compiles = layer.training and not watched()
+    return _compiled(kind, layer, kept_share) if compiles else layer.forward
 
 
-def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
+def _compiled(kind: Compiling, layer: nn.Module, kept_share: float) -> Callable[..., Tensor]:
     def call(*inputs: Any) -> Tensor:
         if kind == "graphs" and device_kind(inputs[0]) != "cuda":
             raise Unsupported(
@@ -50,10 +56,13 @@ def _compiled(kind: Compiling, layer: nn.Module) -> Callable[..., Tensor]:
             )
         if kind == "graphs":
             _count(layer, inputs)
-        from torch._dynamo.exc import TorchDynamoException  # here: it takes half a second
+        # Here, because they take half a second to import.
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._functorch.config import patch
 
         try:
-            result: Tensor = layer(*inputs)
+            with patch(activation_memory_budget=kept_share):
+                result: Tensor = layer(*inputs)
         except TorchDynamoException as error:
             reason = str(error).strip().split("\n")[0]
             raise Unsupported(f"model.compile: {kind} cannot be compiled here: {reason}") from error

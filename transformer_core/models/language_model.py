@@ -6,12 +6,10 @@ A decoder without an encoder: layers of causal self-attention and feed-forward.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from schemas.config.model import (
     AnyDecoderNorm,
@@ -33,6 +31,7 @@ from transformer_core.models.positions import Positions, Rotation, rotated, rota
 from transformer_core.models.qkv_projection import Projection, build_projection
 from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm
 from transformer_core.models.unpadded import Blocks, Counts, documents
+from transformer_core.techniques.recomputation import recomputing
 
 
 class Decoder(nn.Module):
@@ -148,7 +147,9 @@ class Decoder(nn.Module):
             places = torch.arange(tokens.size(1), device=tokens.device)[None]
         x, turn = self._embed(tokens, places, 0 if cache is None else cache.length)
         for number, layer in enumerate(self.layers):
-            x = self._layer(layer, x, mask, turn, None if cache is None else cache.layers[number])
+            of_layer = None if cache is None else cache.layers[number]
+            call = compiled_or_plain(self.compile_kind, layer, self.spec.kept_share)
+            x = recomputing(self.spec.checkpoint, number, call)(x, mask, turn, of_layer)
         hidden: Tensor = self.norm(x)
         return hidden
 
@@ -173,12 +174,6 @@ class Decoder(nn.Module):
                 f"model.positions.length to at least {tokens} (it is {places.num_embeddings}), or "
                 "take rotary positions"
             )
-
-    def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
-        if self.spec.checkpoint == "layers" and torch.is_grad_enabled():
-            result: Tensor = checkpoint(layer, *inputs, use_reentrant=False)
-            return result
-        return compiled_or_plain(self.compile_kind, layer)(*inputs)
 
 
 def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from schemas.config.model import Transformer
 from transformer_core.data.batching.collate import NOTHING, Known
@@ -29,6 +28,7 @@ from transformer_core.models.positions import Positions
 from transformer_core.models.qkv_projection import Projection, project_together
 from transformer_core.models.sublayers import DecoderLayer, EncoderLayer, Memory, build_norm
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
+from transformer_core.techniques.recomputation import recomputing
 
 Head = Callable[[Tensor, Tensor], Tensor]
 """Maps the decoder's output [b, t, d] and the output map [v, d] to the model's result; usually
@@ -45,9 +45,6 @@ class EncoderDecoder(nn.Module):
     ``pre`` normalization ends each stack with a layer normalization, since nothing else bounds the
     residual stream; ``post`` has one at the end of its last layer already.
 
-    With ``checkpoint: layers`` each layer is computed once more in the backward pass, with the same
-    random numbers, instead of keeping what is inside it.
-
     With ``packed`` set, a row may hold several pairs, which do not see each other
     (:mod:`transformer_core.models.packed_segments`). Decoding with a cache takes one pair in a row.
 
@@ -60,7 +57,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         d_model, tied, pre = spec.d_model, spec.tied_embeddings, spec.norm == "pre"
         self.scale = d_model**0.5
-        self.checkpoint = spec.checkpoint == "layers"
+        self.checkpoint, self.kept_share = spec.checkpoint, spec.kept_share
         self.packed = False
         self.blocks = getattr(spec.tokens, "blocks", 0)
         self.row_multiple = getattr(spec.tokens, "row_multiple", 1)
@@ -112,15 +109,15 @@ class EncoderDecoder(nn.Module):
         targets = target_sentences(target_input, self.packed, self.row_multiple, lengths[1])
         x = self._embed(self.source_embedding, sources.rows(source), places=sources.within[None])
         own = Blocks(sources, sources, self.blocks, causal=False)
-        for layer in self.encoder:
-            x = self._layer(layer, x, own)
+        for number in range(len(self.encoder)):
+            x = self._layer(self.encoder, number, x, own)
         memory = self.encoder_norm(x)
         embedding = self.target_embedding or self.source_embedding
         x = self._embed(embedding, targets.rows(target_input), places=targets.within[None])
         own = Blocks(targets, targets, self.blocks, causal=True)
         across = Blocks(targets, sources, self.blocks, causal=False)
-        for layer, seen in zip(self.decoder, self._memories(memory), strict=True):
-            x = self._layer(layer, x, seen, across, None, own)
+        for number, seen in enumerate(self._memories(memory)):
+            x = self._layer(self.decoder, number, x, seen, across, None, own)
         output = self.source_embedding if self.output is None else self.output
         return head(targets.batch(self.decoder_norm(x)), output.weight)
 
@@ -132,8 +129,8 @@ class EncoderDecoder(nn.Module):
             mask, within = together(segments, segments), places_within(segments)
         mask = self._mask(mask)
         x = self._embed(self.source_embedding, source, places=within)
-        for layer in self.encoder:
-            x = self._layer(layer, x, mask)
+        for number in range(len(self.encoder)):
+            x = self._layer(self.encoder, number, x, mask)
         return self.encoder_norm(x)
 
     def decode(
@@ -168,9 +165,9 @@ class EncoderDecoder(nn.Module):
         embedding = self.target_embedding or self.source_embedding
         x = self._embed(embedding, target_input, start, within)
         memories = self._memories(memory) if cache is None else [memory] * len(self.decoder)
-        for i, (layer, seen) in enumerate(zip(self.decoder, memories, strict=True)):
-            layer_cache = None if cache is None else cache.layers[i]
-            x = self._layer(layer, x, seen, mask, layer_cache, own_mask)
+        for number, seen in enumerate(memories):
+            layer_cache = None if cache is None else cache.layers[number]
+            x = self._layer(self.decoder, number, x, seen, mask, layer_cache, own_mask)
         output = self.source_embedding if self.output is None else self.output
         return head(self.decoder_norm(x), output.weight)
 
@@ -192,12 +189,10 @@ class EncoderDecoder(nn.Module):
             return None
         return mask_for_kernels(self.attention_spec, mask, self.source_embedding.weight)
 
-    def _layer(self, layer: nn.Module, *inputs: Any) -> Tensor:
-        call = compiled_or_plain(self.compile_kind, layer)
-        if self.checkpoint and torch.is_grad_enabled():
-            result: Tensor = checkpoint(call, *inputs, use_reentrant=False)
-            return result
-        return call(*inputs)
+    def _layer(self, layers: nn.ModuleList, number: int, *inputs: Any) -> Tensor:
+        call = compiled_or_plain(self.compile_kind, layers[number], self.kept_share)
+        result: Tensor = recomputing(self.checkpoint, number, call)(*inputs)
+        return result
 
     def _embed(
         self,

@@ -91,7 +91,8 @@ class SpotChecks(Observer):
             return
         self.clock.pause()
         training, width = self.setup.spec.training, self.setup.spec.model.d_model
-        rate = expected_rate(training.schedule, self._step + 1, training.steps, width)
+        schedule = self.setup.spec.schedule
+        rate = expected_rate(schedule, self._step + 1, training.steps, width)
         names: dict[Tensor, str] = {p: n for n, p in self.setup.module.named_parameters()}
         self._error = self._rate = 0.0
         self._where = ""

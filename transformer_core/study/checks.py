@@ -267,6 +267,10 @@ def of_formats(spec: RunSpec) -> Iterator[Violation]:
         yield from _low_weights(spec)
     if getattr(model, "compile", "none") != "none":
         yield from _compiled(spec, model.compile)  # type: ignore[union-attr]
+    elif getattr(model, "kept_share", 1.0) < 1.0:
+        message = "is chosen among the activations of compiled layers, and model.compile is none"
+        remedy = "take model.compile: layers, or model.checkpoint: products"
+        yield "model.kept_share", model.kept_share, message, remedy  # type: ignore[union-attr]
 
 
 def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
@@ -277,7 +281,7 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
     elif _norm_and_residual(spec):
         reason, remedy = "makes that kernel itself", "model.norm_method: {kind: fused}"
-    elif getattr(spec.model, "checkpoint", "none") == "layers":
+    elif getattr(spec.model, "checkpoint", "none") != "none":
         reason, remedy = "computes no layer a second time", "model.checkpoint: none"
     elif graphs and not isinstance(spec.parallel, Single):
         reason, remedy = "is for one process", "parallel: {kind: single}, compile: layers"

@@ -38,6 +38,7 @@ from transformer_core.training.assemble import Setup
 _PREFIX = "step-"
 _KEPT = 2
 _MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
+_COUNTED = "groups"
 
 
 def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path | None:
@@ -54,10 +55,12 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         partial.mkdir(parents=True)
     setup.strategy.synchronise()
     shared, scalars = _state(setup)
+    # Where the ranks divide the optimizer's state, each has that of other parameters.
+    divided = setup.spec.training.optimizer.state.divided
     own = {
         name: piece(tensor).contiguous()
         for name, tensor in shared.items()
-        if main or is_sharded(tensor)
+        if main or is_sharded(tensor) or (divided and name.startswith(_OPTIMIZER))
     }
     file = _shard(partial, setup.process.rank)
     messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
@@ -167,7 +170,10 @@ def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and optimizer state by name, tensors (as this rank has them) apart from numbers."""
     weights = named_tensors(setup.model)
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}
-    scalars = {}
+    # Some optimizers count in their groups, which are all alike.
+    group = setup.optimizer.param_groups[0]
+    counted = getattr(setup.optimizer, "counted", ())
+    scalars = {f"{_COUNTED}/{key}": group[key] for key in counted}
     for name, parameter in weights.items():
         for key, value in setup.optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
@@ -226,9 +232,17 @@ def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) ->
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
+    # An optimizer whose state is divided has another inside, of this rank's share.
+    kept = {
+        parameter
+        for group in getattr(optimizer, "optim", optimizer).param_groups
+        for parameter in group["params"]
+    }
     optimizer.state.clear()
     for full_name in tensors.below(_OPTIMIZER):
         name, key = full_name.rsplit("/", 1)
+        if weights[name] not in kept:
+            continue
         parameter, value = weights[name], tensors.whole(f"{_OPTIMIZER}{full_name}")
         if value.shape == parameter.shape:
             value = divided_like(value, parameter)
@@ -237,7 +251,11 @@ def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) ->
         optimizer.state[parameter][key] = value
     for full_name, number in scalars.items():
         name, key = full_name.rsplit("/", 1)
-        optimizer.state[weights[name]][key] = number
+        if name == _COUNTED:
+            for group in optimizer.param_groups:
+                group[key] = number
+        else:
+            optimizer.state[weights[name]][key] = number
 
 
 def _random_state(devices: Sequence[torch.device]) -> dict[str, Tensor]:

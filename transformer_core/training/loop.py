@@ -3,7 +3,10 @@
 import gc
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,7 +53,9 @@ def train(
             batch = next(batches)
             waited = time.perf_counter() - asked
 
-            rate = learning_rate(training.schedule, step, training.steps, setup.spec.model.d_model)
+            rate = learning_rate(
+                setup.spec.schedule, step, training.steps, setup.spec.model.d_model
+            )
             loss_sum, norm = optimizer_step(setup, batch, rate)
             observer.updated(step, batch.target_tokens, loss_sum, norm)
             loss = None
@@ -72,14 +77,28 @@ def train(
         batches.close()
         gc.unfreeze()
         gc.enable()
+    if hasattr(setup.optimizer, "eval"):  # the final weights are those that it averages
+        setup.optimizer.eval()
     return history
+
+
+@contextmanager
+def averaged(optimizer: Any) -> Iterator[None]:
+    """With the weights that an optimizer makes of those that it trains, if it does."""
+    if not hasattr(optimizer, "eval"):
+        yield
+        return
+    optimizer.eval()
+    yield
+    optimizer.train()
 
 
 def _validate(setup: Setup, observer: Observer, history: History, step: int) -> None:
     observer.pause()
     if not gc.isenabled():
         gc.collect()
-    value = validation_loss(setup)
+    with averaged(setup.optimizer):
+        value = validation_loss(setup)
     _check_finite(value, f"validation loss after step {step}")
     history.validations.append(Validation(step=step, loss=value))
     observer.validated(step, value)

@@ -1,0 +1,81 @@
+"""AdamW whose whole step is compiled."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from schemas.base import Fraction, Schema
+from schemas.config.facts import AdamRule, OptimizerState
+from schemas.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import device, nn
+    from torch.optim import Optimizer
+
+
+class CompiledAdamW(Schema):
+    """AdamW by torch.compile: the step of all parameters becomes a few kernels that torch writes
+    for their shapes. Compiling takes a while, before the timed steps; needs a C++ compiler on a
+    CPU."""
+
+    kind: Literal["adamw_compiled"]
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    """Decay rates of the first and second moment."""
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
+    """Added to the denominator."""
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
+    """Decoupled weight decay."""
+
+    backend: ClassVar[str] = "inductor"
+    state: ClassVar = OptimizerState(8.0)
+
+    @property
+    def rule(self) -> AdamRule:
+        return AdamRule(self.betas, self.eps, self.weight_decay)
+
+    def build(
+        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
+    ) -> "Optimizer":
+        """The optimizer of these parameters. Unsupported for shards."""
+        import inspect
+
+        import torch
+
+        if sharded:
+            raise Unsupported(
+                "adamw_compiled was not made for shards: take DDP, or adamw with FSDP"
+            )
+        # The method itself, below the wrappers that call hooks: those are called once, by ours.
+        plain = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+        compiled = torch.compile(plain, backend=self.backend)
+
+        class Compiled(torch.optim.AdamW):
+            rates: list[Any]
+
+            def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+                from torch._dynamo.exc import TorchDynamoException
+
+                rates = [group["lr"] for group in self.param_groups]
+                for group, rate, kept in zip(self.param_groups, rates, self.rates, strict=True):
+                    # In a tensor: a number would be compiled in, and every step anew.
+                    group["lr"] = kept.fill_(rate)
+                try:
+                    compiled(self)
+                except TorchDynamoException as error:
+                    reason = str(error).strip().split("\n")[0]
+                    raise Unsupported(f"adamw_compiled cannot be compiled: {reason}") from error
+                finally:
+                    for group, rate in zip(self.param_groups, rates, strict=True):
+                        group["lr"] = rate
+
+        arguments: dict[str, Any] = {"betas": self.betas, "eps": self.eps}
+        optimizer = Compiled(
+            [parameter for _, parameter in named],
+            lr=0.0,
+            weight_decay=self.weight_decay,
+            capturable=device.type == "cuda",
+            **arguments,
+        )
+        optimizer.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        return optimizer

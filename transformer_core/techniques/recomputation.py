@@ -1,0 +1,43 @@
+"""Selective recomputation: which activations of a layer are kept for the backward pass."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+Recomputed = Literal["none", "layers", "alternate", "products"]
+"""Activations that are recomputed: those of no layer, of all, of every second, or all that is
+cheaper to compute than a matrix product."""
+
+
+def recomputing(kind: Recomputed, number: int, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` of layer ``number``, whose activations are recomputed as ``kind`` says, with the
+    same random numbers (arXiv 1604.06174)."""
+    import torch
+
+    if kind == "none" or (kind == "alternate" and number % 2) or not torch.is_grad_enabled():
+        return call
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    if kind != "products":
+        return partial(checkpoint, call, use_reentrant=False)
+    kept = partial(create_selective_checkpoint_contexts, _products())
+    return partial(checkpoint, call, use_reentrant=False, context_fn=kept)
+
+
+def _products() -> list[Any]:
+    """torch's operators whose results are kept: matrix products, and fused attention."""
+    from torch import ops
+
+    aten = ops.aten
+    found = [aten.mm.default, aten.addmm.default]
+    found += [
+        getattr(aten, name).default
+        for name in (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        )
+        if hasattr(aten, name)
+    ]
+    return found

@@ -1,0 +1,59 @@
+"""Schedule-free AdamW, by its authors' library."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from schemas.base import Fraction, Schema, StepsOrNone
+from schemas.config.facts import OptimizerState
+from schemas.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import device, nn
+    from torch.optim import Optimizer
+
+
+class ScheduleFreeAdamW(Schema):
+    """AdamW that averages its weights instead of lowering the rate (arXiv 2405.15682), by the
+    library schedulefree: gradients are taken between the average and the last weights, and the
+    average is what is validated and saved. Give it ``schedule: {kind: constant}``."""
+
+    kind: Literal["adamw_schedule_free"]
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    """Share of the average in the point of the gradient, and decay of the second moment."""
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
+    """Added to the denominator."""
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
+    """Decoupled weight decay."""
+    warmup: StepsOrNone = 0
+    """Steps of warm-up that the library counts itself, for weighting the average."""
+
+    state: ClassVar = OptimizerState(8.0)
+    rule: ClassVar = None
+
+    def build(
+        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
+    ) -> "Optimizer":
+        """The optimizer of these parameters, ready for training."""
+        import importlib
+
+        try:
+            library: Any = importlib.import_module("schedulefree")
+        except ImportError:
+            raise Unsupported(
+                "adamw_schedule_free needs the library schedulefree: pip install schedulefree"
+            ) from None
+        optimizer = library.AdamWScheduleFree(
+            [parameter for _, parameter in named],
+            lr=1e-3,  # the loop sets that of the schedule at every step
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            warmup_steps=self.warmup,
+        )
+        optimizer.train()
+        # Numbers of its groups that a checkpoint must keep.
+        optimizer.counted = ("k", "weight_sum", "lr_max")
+        found: Optimizer = optimizer
+        return found

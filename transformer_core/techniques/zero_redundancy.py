@@ -1,0 +1,60 @@
+"""ZeRO-1: every rank keeps the optimizer state of its share of the parameters."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from schemas.base import Fraction, Schema
+from schemas.config.facts import OptimizerState
+from schemas.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import device, nn
+    from torch.optim import Optimizer
+
+
+class ZeroRedundancy(Schema):
+    """AdamW whose state is divided among the ranks (ZeRO stage 1, arXiv 1910.02054), by torch's
+    ZeroRedundancyOptimizer: each rank updates its share of the parameters and sends them to the
+    others. 8 bytes of state per parameter, over all ranks. Needs DDP."""
+
+    kind: Literal["adamw_zero"]
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    """Decay rates of the first and second moment."""
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
+    """Added to the denominator."""
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
+    """Decoupled weight decay."""
+
+    state: ClassVar = OptimizerState(8.0, divided=True)
+    # No rank has the state of all parameters, which checks of updates read.
+    rule: ClassVar = None
+
+    def build(
+        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
+    ) -> "Optimizer":
+        """The optimizer of these parameters, with the state of this rank's share.
+
+        Unsupported without a group of ranks that hold whole parameters.
+        """
+        import torch.distributed as dist
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        from torch.optim import AdamW
+
+        if sharded:
+            raise Unsupported("adamw_zero divides what FSDP has divided already: take adamw")
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            raise Unsupported("adamw_zero has no other rank to divide its state with: take DDP")
+        optimizer = ZeroRedundancyOptimizer(
+            [parameter for _, parameter in named],
+            optimizer_class=AdamW,
+            lr=0.0,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            fused=device.type in ("cuda", "cpu"),
+        )
+        # The state of this rank's share, where everybody looks for it.
+        optimizer.state = optimizer.optim.state
+        return optimizer
