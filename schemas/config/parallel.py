@@ -212,7 +212,38 @@ class Fsdp(StrategyFacts, Schema):
     sharded: ClassVar = True
 
 
-AnyParallel = Annotated[Single | DataParallel | Central | Ddp | Fsdp, Field(discriminator="kind")]
+class TensorParallel(StrategyFacts, Schema):
+    """Tensor parallelism (arXiv 1909.08053) by DTensor: neighbouring ranks share the heads and the
+    feed-forward columns of each layer of a decoder-only model, without dropout. Several such groups
+    shard their weights by FSDP2."""
+
+    kind: Literal["tensor"]
+    ranks: Annotated[int, Field(ge=2, le=128)] = 2
+    """Ranks that share each layer; must divide the ranks of the run."""
+    sequence: bool = False
+    """Divide rows of tokens among them between sub-layers, too (arXiv 2205.05198)."""
+
+    sharded: ClassVar = True
+
+
+class LocalSteps(StrategyFacts, Schema):
+    """Replicas that train apart for some steps, then meet: the average of their changes is one step
+    of an outer optimizer with Nesterov momentum (DiLoCo, arXiv 2311.08105). Messages of weights, once
+    in so many steps; another training."""
+
+    kind: Literal["local_steps"]
+    every: Annotated[int, Field(ge=1, le=MOST_STEPS), Unit("steps")] = 6
+    """Optimizer steps between two meetings; must divide training.steps."""
+    outer_rate: float = Field(default=0.7, gt=0, le=10.0)
+    """Learning rate of the outer optimizer."""
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1.0)
+    """Momentum of the outer optimizer."""
+
+
+AnyParallel = Annotated[
+    Single | DataParallel | Central | Ddp | Fsdp | TensorParallel | LocalSteps,
+    Field(discriminator="kind"),
+]
 
 
 Allocator = Literal["default", "kept", "huge_pages", "tcmalloc", "jemalloc"]

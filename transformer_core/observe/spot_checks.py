@@ -49,7 +49,8 @@ class SpotChecks(Observer):
         rule = setup.spec.training.optimizer.rule
         self._rule = ExpectedUpdates(rule)
         steps = range(first, setup.spec.training.steps + 1)
-        known = rule is not None and setup.spec.training.optimizer.state.moment_bits == 32
+        state = setup.spec.training.optimizer.state
+        known = rule is not None and state.moment_bits == 32 and not state.divided
         alike = not setup.spec.parallel.central
         count = min(STEPS, len(steps)) if known and alike else 0
         mine = random.SystemRandom().sample(steps, count)

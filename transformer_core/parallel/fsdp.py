@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from schemas.config.parallel import Fsdp, Machine
 from schemas.errors import Unsupported
@@ -68,17 +68,28 @@ class FsdpStrategy(ProcessGroupStrategy):
                 mesh=mesh,
                 reshard_after_forward=self.spec.reshard_after_forward,
                 mp_policy=policy,
+                shard_placement_fn=self.placement,
             )
         # The roots are its children (the model), not the module around model and loss: a module
         # gathers its parameters when it is called, and the validation calls the model alone.
         for child in module.children():
             # A root keeps its parameters: backward needs them at once.
-            fully_shard(child, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+            fully_shard(
+                child,
+                mesh=mesh,
+                reshard_after_forward=False,
+                mp_policy=policy,
+                shard_placement_fn=self.placement,
+            )
             self.roots.append(cast(FSDPModule, child))
         # Counted now: while layers are gathered, the module shows their whole parameters.
         shards = [p for p in module.parameters() if isinstance(p, DTensor)]
         self.mine = sum(p.to_local().numel() for p in shards)
         return module
+
+    def placement(self, parameter: nn.Parameter) -> Shard | None:
+        """The dimension along which a parameter is divided; null for its rows."""
+        return None
 
     @property
     def loss_scale(self) -> float:

@@ -1,9 +1,20 @@
 """The registry of parallel strategies."""
 
-from schemas.config.parallel import AnyParallel, Central, DataParallel, Ddp, Fsdp, Machine, Single
+from schemas.config.parallel import (
+    AnyParallel,
+    Central,
+    DataParallel,
+    Ddp,
+    Fsdp,
+    LocalSteps,
+    Machine,
+    Single,
+    TensorParallel,
+)
 from schemas.config.training import Accumulation
 from transformer_core.parallel.central import CentralStrategy, DataParallelStrategy
 from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.local_steps import LocalStepsStrategy
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
 
@@ -12,6 +23,7 @@ def build_strategy(
     spec: AnyParallel, process: Process, machine: Machine, accumulation: Accumulation
 ) -> Strategy:
     """The strategy that ``spec`` names; joins the process group where it needs one."""
+    every = accumulation.synchronise == "every"
     match spec:
         case Single():
             return Strategy(process)
@@ -21,9 +33,14 @@ def build_strategy(
             return CentralStrategy(spec, process, machine, accumulation)
         case Ddp():
             return DdpStrategy(spec, process, machine, accumulation)
+        case LocalSteps():
+            return LocalStepsStrategy(spec, process, machine)
+        # Only here: they import DTensor and more, which takes others half a second.
         case Fsdp():
-            # Only here: it imports DTensor and more, which takes others half a second.
             from transformer_core.parallel.fsdp import FsdpStrategy
 
-            every = accumulation.synchronise == "every"
             return FsdpStrategy(spec, process, machine, synchronise_every=every)
+        case TensorParallel():
+            from transformer_core.parallel.tensor_parallel import TensorParallelStrategy
+
+            return TensorParallelStrategy(spec, process, machine, synchronise_every=every)

@@ -28,6 +28,16 @@ def is_sharded(tensor: object) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def mesh_of(tensor: object) -> Any:
+    """The ranks over which a tensor is sharded; null for a whole one."""
+    return getattr(tensor, "device_mesh", None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The tensor that a sharded one stands for; every rank must call this. Others as they are."""
     tensor = tensor.detach()
@@ -79,20 +89,18 @@ def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         yield name, rows[: tensor.size(0)]
 
 
-def piece(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded tensor; the pieces of all ranks, in order, are the whole.
-
-    Raises ValueError for a tensor that is divided in another way.
-    """
+def piece(tensor: Tensor, main: bool) -> Tensor | None:
+    """This rank's rows of a sharded tensor; the pieces of all ranks, in order, are the whole. The
+    ``main`` rank has tensors that are not divided so, for which every rank must call this."""
     tensor = tensor.detach()
-    if not is_sharded(tensor):
-        return tensor
-    from torch.distributed.tensor import DTensor, Shard
+    if is_sharded(tensor):
+        from torch.distributed.tensor import DTensor, Shard
 
-    assert isinstance(tensor, DTensor)
-    if tensor.placements != (Shard(0),):
-        raise ValueError(f"a tensor placed as {tensor.placements} is not in pieces of rows")
-    return tensor.to_local()
+        assert isinstance(tensor, DTensor)
+        if tensor.placements == (Shard(0),) and tensor.device_mesh.size() == dist.get_world_size():
+            return tensor.to_local()
+        tensor = tensor.full_tensor()
+    return tensor if main else None
 
 
 def divided_like(tensor: Tensor, pattern: Tensor) -> Tensor:

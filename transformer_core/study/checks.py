@@ -20,7 +20,7 @@ from schemas.config.model import (
     Transformer,
     UnpaddedTokens,
 )
-from schemas.config.parallel import Ddp, Single
+from schemas.config.parallel import Ddp, LocalSteps, Single
 from schemas.config.run_spec import ImportedTask, LanguageModel, RunSpec, ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigProblem, nearest
@@ -233,6 +233,12 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
 
 
 def _parallel(spec: RunSpec) -> Iterator[Violation]:
+    if isinstance(spec.parallel, LocalSteps) and spec.training.steps % spec.parallel.every:
+        message = (
+            f"does not divide training.steps = {spec.training.steps}: replicas would end apart"
+        )
+        remedy = "take a divisor of it"
+        yield "parallel.every", spec.parallel.every, message, remedy
     hook = spec.parallel.message_hook
     if hook is not None and hook.steps_before >= spec.training.steps:
         message = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from schemas.base import Fraction, Schema
-from schemas.config.facts import OptimizerState
+from schemas.config.facts import AdamRule, OptimizerState
 from schemas.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ class ZeroRedundancy(Schema):
     """Decoupled weight decay."""
 
     state: ClassVar = OptimizerState(8.0, divided=True)
-    # No rank has the state of all parameters, which checks of updates read.
-    rule: ClassVar = None
+
+    @property
+    def rule(self) -> AdamRule:
+        return AdamRule(self.betas, self.eps, self.weight_decay)
 
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool

@@ -57,11 +57,11 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     shared, scalars = _state(setup)
     # Where the ranks divide the optimizer's state, each has that of other parameters.
     divided = setup.spec.training.optimizer.state.divided
-    own = {
-        name: piece(tensor).contiguous()
-        for name, tensor in shared.items()
-        if main or is_sharded(tensor) or (divided and name.startswith(_OPTIMIZER))
-    }
+    own = {}
+    for name, tensor in shared.items():
+        mine = piece(tensor, main or (divided and name.startswith(_OPTIMIZER)))
+        if mine is not None:
+            own[name] = mine.contiguous()
     file = _shard(partial, setup.process.rank)
     messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
     save_file(own | messages | _random_state(setup.strategy.devices), file)

@@ -23,15 +23,16 @@ def validation_loss(
     Ranks take turns with the batches, so the sum over ranks is that of a single process. In the
     last turn some may get none: they go forward all the same, since a sharded model takes all.
     """
-    model, process, store = setup.model, setup.process, setup.validation_store
+    model, store = setup.model, setup.validation_store
+    share, shares = setup.strategy.share
     total = torch.zeros(2, dtype=torch.float64)
     nothing = gathered(store, np.empty(0, np.int64))
     objective = objective_of(setup.spec, model)
     training = model.training
     model.eval()
     batches = iter(evaluation_batches(store) if batches is None else batches)
-    while turn := [batch for _, batch in islice(batches, process.world_size)]:
-        batch = turn[process.rank] if process.rank < len(turn) else nothing
+    while turn := [batch for _, batch in islice(batches, shares)]:
+        batch = turn[share] if share < len(turn) else nothing
         batch = batch.to(setup.device)
         with setup.precision.autocast():
             logits = objective.logits(batch.source, batch.target_input)

@@ -28,7 +28,7 @@ from schemas.config.training import (
 )
 from schemas.errors import Unsupported
 from transformer_core.models.device_kind import device_kind
-from transformer_core.parallel.sharded_weights import is_sharded
+from transformer_core.parallel.sharded_weights import is_sharded, mesh_of
 
 
 def build_optimizer(
@@ -90,7 +90,11 @@ def state_bytes(optimizer: Optimizer) -> int:
 
 
 def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:
-    return [{"params": list(parameters), "rate_factor": rate_factor}]
+    """One group, or one for every way in which parameters are divided: no kernel takes several."""
+    found: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        found.setdefault(mesh_of(parameter), []).append(parameter)
+    return [{"params": some, "rate_factor": rate_factor} for some in found.values()]
 
 
 def _of_masters(
@@ -105,7 +109,7 @@ def _of_masters(
 
 
 def _sharded(group: list[dict[str, Any]]) -> bool:
-    return any(is_sharded(parameter) for parameter in group[0]["params"])
+    return any(is_sharded(parameter) for some in group for parameter in some["params"])
 
 
 def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:

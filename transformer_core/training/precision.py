@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from schemas.config.training import AnyPrecision, Clipping, Fp16
 from schemas.errors import Unsupported
-from transformer_core.parallel.sharded_weights import is_sharded, whole
+from transformer_core.parallel.sharded_weights import is_sharded, local, mesh_of, whole
 
 _EPSILON = 1e-6
 """The constant that torch.nn.utils.clip_grad_norm_ adds to the norm."""
@@ -52,10 +52,9 @@ class Precision:
         ``clip_norm`` of 0 does not clip.
         """
         self.unscale(optimizer)
-        # Of parameters in shards, each rank has a part of the norm.
         weights = [parameter for parameter in parameters if parameter.grad is not None]
-        part = _norm([w.grad for w in weights if w.grad is not None])
-        norm = whole(part)
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        norm = _norm(gradients)
         if not clip_norm:
             self.update(optimizer, norm)
         elif self.clipping == "folded" and _divides(optimizer, weights):
@@ -64,7 +63,7 @@ class Precision:
             self.update(optimizer, norm)
             del optimizer.grad_scale  # type: ignore[attr-defined]
         else:
-            nn.utils.clip_grads_with_norm_(weights, clip_norm, part)
+            scale_down(gradients, norm, clip_norm)
             self.update(optimizer, norm)
         return norm
 
@@ -169,12 +168,33 @@ def build_precision(
     return Precision(clipping)
 
 
+def scale_down(gradients: Iterable[Tensor], norm: Tensor, limit: float) -> None:
+    """Scales gradients, whose norm is ``norm``, in place so that it is ``limit`` at most; of shards
+    what is here."""
+    factor = (limit / (norm + _EPSILON)).clamp(max=1.0)
+    for _, some in _of_one_kind(map(local, gradients)):
+        torch._foreach_mul_(some, factor)
+
+
 def _norm(gradients: list[Tensor]) -> Tensor:
-    """The 2-norm of all gradients together, of those in 16 bits with the sum in 32."""
-    if all(g.dtype != torch.bfloat16 for g in gradients):
-        return nn.utils.get_total_norm(gradients)
-    norms = torch._foreach_norm(gradients, 2, torch.float32)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    """The 2-norm of all gradients together, of those in 16 bits with the sum in 32. Of shards each
+    rank has a part of it."""
+    norms = []
+    for mesh, some in _of_one_kind(gradients):
+        if mesh is None and some[0].dtype == torch.bfloat16:
+            each = torch._foreach_norm(some, 2, torch.float32)
+            norms.append(torch.linalg.vector_norm(torch.stack(each)))
+        else:
+            norms.append(whole(nn.utils.get_total_norm(some)))
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _of_one_kind(tensors: Iterable[Tensor]) -> list[tuple[Any, list[Tensor]]]:
+    """Tensors that one kernel may take together: of one format, in shards of one mesh or whole."""
+    found: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault((mesh_of(tensor), tensor.dtype), []).append(tensor)
+    return [(mesh, some) for (mesh, _), some in found.items()]
 
 
 def _divides(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> bool:
