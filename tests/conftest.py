@@ -23,6 +23,11 @@ for folder in sorted(TESTS.rglob("*/")):
         sys.path.append(str(folder))
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: many tests wait for processes that they have stopped."""
+    return (os.cpu_count() or 1) + 1
+
+
 # First of all, so that what selects by marks (-m) finds these.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
