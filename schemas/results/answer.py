@@ -175,6 +175,9 @@ class Answer(Schema):
     """Something faster was found, nothing beats the baseline, or no search was run."""
     reason: str  # reason for the status, in a sentence
     recommended: list[str]  # variants whose changes it has; empty for the baseline
+    bundle: list[str] = Field(
+        default=[]
+    )  # of a bundle that is recommended, the settings it changes
     searched: bool = True  # whether the search found it, or it is a variant of the study
     speedup: Interval | None  # its throughput over that of the baseline
     verdict: Verdict | None  # verdict on the interval

@@ -20,7 +20,8 @@ BEST = "best"
 class Contender(Schema):
     """A combination that was measured."""
 
-    parts: list[str]  # variants whose changes it includes
+    parts: list[str]  # variants whose own changes it includes
+    bundle: bool = False  # whether its only part is a variant with all that it inherits
     predicted: Measured  # its ratio to the baseline if the effects of its parts multiplied
     rounds: list[Measured]  # the same ratio as measured in each session of the search
     status: str  # ok, or the status with which its processes ended in a session
@@ -31,7 +32,8 @@ class Contender(Schema):
 class Stage(Schema):
     """A combination in the final comparison, other than the baseline."""
 
-    parts: list[str]  # variants whose changes it includes
+    parts: list[str]  # variants whose own changes it includes
+    bundle: bool = False  # whether its only part is a variant with all that it inherits
     change: str  # the variant added to the previous stage, or removed from the best combination
     effect: Effect  # its throughput relative to the baseline
     uncertified: list[str] = Field(default=[])
@@ -50,6 +52,7 @@ class SearchResult(Schema):
     considered: Many = 0  # combinations in which no two parts set a field differently
     contenders: list[Contender] = Field(default=[])  # best first
     parts: list[str] = Field(default=[])  # empty for the baseline
+    bundle: bool = False  # whether its only part is a variant with all that it inherits
     spec: RunSpec  # its run spec, as in results/recommended.yaml
     certificate: Certificate | None = None  # null if only the baseline is recommended
     waterfall: list[Stage] = Field(default=[])  # from the baseline, one technique at a time

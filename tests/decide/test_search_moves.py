@@ -35,6 +35,7 @@ class Study:
         pairs = combinations(TECHNIQUES, 2)
         self.beside = {pair: random.normal(0, 0.06) for pair in pairs if random.random() < 0.3}
         self.sessions = 0
+        self.asked: set[Parts] = set()
 
     def truth(self, parts: Parts) -> float:
         """Logarithm of the throughput over that of the baseline."""
@@ -43,6 +44,7 @@ class Study:
 
     def measure(self, asked: Sequence[Parts]) -> dict[Parts, float]:
         self.sessions += 1
+        self.asked |= {*asked}
         baseline = self.random.normal(0, BETWEEN)
         noise = np.hypot(BETWEEN, WITHIN)
         return {one: self.truth(one) - baseline + self.random.normal(0, noise) for one in asked}
@@ -60,11 +62,20 @@ class Study:
         """How much slower the result is than the best, and what the search says of that."""
         seen = {name: (self.alone[name] + self.random.normal(0, BETWEEN)) for name in TECHNIQUES}
         order = sorted(TECHNIQUES, key=lambda name: -seen[name])
-        made = Exploration(space(order), self.measure, 8, lambda: self.sessions < sessions)
-        made.run(starts(made.space, seen, 4))
+        bundle = space(order).filled(map(str, self.random.permutation(TECHNIQUES)[:4]))
+        turns = {frozenset(name): effect for name, effect in seen.items()}
+        turns[bundle] = self.truth(bundle) + self.random.normal(0, BETWEEN)
+        made = Exploration(
+            space(order),
+            self.measure,
+            8,
+            lambda: self.sessions < sessions,
+            {name: (effect, BETWEEN) for name, effect in seen.items()},
+            [turns],
+        )
+        made.run(starts(made.space, seen, [bundle], 4))
         found = max((parts for session in made.seen for parts in session), key=made.rank)
-        single = {name: (effect, BETWEEN) for name, effect in seen.items()}
-        said = regret(made, found, single, float(np.hypot(BETWEEN, WITHIN)))
+        said = regret(made, found, float(np.hypot(BETWEEN, WITHIN)))
         return self.best() - self.truth(found), said
 
 
@@ -97,10 +108,21 @@ def test_what_needs_another_comes_and_goes_with_it() -> None:
     assert needing.filled("gf") == frozenset("fg")
 
 
-def test_it_starts_from_all_at_once_and_from_what_pays_alone() -> None:
-    everything, paying, *_ = starts(space(), {"a": 0.1, "h": 0.2, "d": -0.1}, 4)
+def test_it_starts_from_all_at_once_from_what_pays_alone_and_from_bundles() -> None:
+    effects, bundle = {"a": 0.1, "h": 0.2, "d": -0.1}, frozenset("bdf")
+    everything, paying, *others = starts(space(), effects, [bundle], 4)
     assert everything == frozenset("acfghij")
     assert paying == frozenset("ah")
+    assert others == [frozenset("bdfh"), bundle], "with all that pays and fits, and as it is"
+
+
+def test_what_turns_measured_is_not_measured_again() -> None:
+    study = Study(0)
+    turns = {frozenset(name): effect for name, effect in study.alone.items()}
+    made = Exploration(space(), study.measure, 8, lambda: False, seen=[turns])
+    made.run([frozenset("acf"), frozenset("a"), frozenset("b")])
+    assert study.asked == {frozenset("acf")}
+    assert made.gains(frozenset("a"), frozenset()) == [study.alone["a"]]
 
 
 def test_what_cannot_run_is_left_alone() -> None:

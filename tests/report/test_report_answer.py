@@ -81,7 +81,7 @@ def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, te
 
 def test_brief_is_one_page_and_nothing_of_others_is_markup(text: str) -> None:
     assert len(text.splitlines()) < 70
-    assert "**Training is 1.62× [1.59, 1.65] as fast as `single`** (FASTER) with amp_bf16" in text
+    assert "**Training is 1.62× [1.59, 1.65] as fast as `single`** (FASTER) with `amp_bf16`" in text
     assert "<script>" not in text
     assert "1 hold here: true" in text
     assert "undecided: open" in text
@@ -181,6 +181,32 @@ def test_the_fastest_change_is_a_single_one(answer: Answer, study_folder: Path) 
     bundle = answer.fastest_change.model_copy(update={"changes": ["model.qkv", "parallel"]})
     text = brief(answer.model_copy(update={"fastest_change": bundle}))
     assert "The fastest bundle of changes is `amp_bf16`" in text
+
+
+def test_a_bundle_is_called_a_bundle(study_folder: Path) -> None:
+    """A recommended variant stands for all that it inherits, and is no technique."""
+    found = StudyResults(study_folder).search
+    stage = found.waterfall[0].model_copy(
+        update={
+            "parts": ["accum4_sync"],
+            "change": "accum4_sync",
+            "bundle": True,
+            "effect": Effect(
+                quantity="throughput",
+                ratio=Interval(median=9.0, low=8.0, high=10.0, samples=9),
+                verdict="FASTER",
+            ),
+        }
+    )
+    results = StudyResults(study_folder)
+    whole = {"parts": ["accum4_sync"], "bundle": True, "waterfall": [stage]}
+    results.__dict__["search"] = found.model_copy(update=whole)
+    answer = read_answer(results)
+    assert answer.bundle == ["parallel", "training.accumulation"]
+    assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
+    assert answer.fastest_change is not None
+    assert answer.fastest_change.variant != "accum4_sync"
+    assert answer.techniques == []
 
 
 def test_a_study_without_numbers_has_an_answer(empty_folder: Path) -> None:

@@ -33,14 +33,19 @@ from transformer_core.common.records import read_as, read_record
 from transformer_core.decide.intervals import between_sessions
 from transformer_core.decide.search_final import (
     FinalComparison,
+    Row,
     certified,
     compare_stages,
+    has,
     profile_of,
+    rows_of,
     timed_otherwise,
 )
 from transformer_core.decide.search_moves import (
     NAME,
     Exploration,
+    Parts,
+    Space,
     beside,
     considered,
     eligible,
@@ -54,6 +59,9 @@ from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.resolve import combine
+
+BUNDLES = 2
+"""Bundles of the study, the fastest ones, from which a search starts."""
 
 
 class SearchJob(Job):
@@ -132,23 +140,30 @@ def search(
         return ended("not_searched", reason=reason)
     if not parts:
         return ended("not_searched", reason="no variant of the study has a certificate")
-    effects = own_effects(study, variants, comparisons)
+    alone = own_effects(study, variants, comparisons)
+    effects = {part: effect for part, (effect, _) in alone.items()}
     bench = Bench(
         *(study, variants, effects, baseline, data, folder, command, started),
         deadline=began + asked.budget,
         certificates=certificates,
         reference=reference,
     )
-    space = space_of(study, variants, parts, effects)
-    exploration = Exploration(space, bench.measure, bench.room, bench.more)
-    exploration.run(starts(space, effects, asked.candidates))
+    rows = rows_of(bench, comparisons)
+    whole = [row.trial.parts for row in rows if not row.trial.bundle]
+    space = space_of(study, variants, [*parts, *_inherited(whole, parts)], effects)
+    exploration = Exploration(
+        space, bench.measure, bench.room, bench.more, alone, [_measured(rows, space)]
+    )
+    bundles = [parts for parts in exploration.seen[0] if len(parts) > 1]
+    exploration.run(starts(space, effects, bundles[:BUNDLES], asked.candidates))
     trials = sorted(bench.trials.values(), key=lambda trial: -exploration.rank(trial.parts))
     best = certified(bench, [trial for trial in trials if trial.status == "ok"])
-    tried = {"considered": considered(space), "contenders": [trial.record for trial in trials]}
+    played = [trial.record for trial in trials if trial.rounds or trial.status != "ok"]
+    tried = {"considered": considered(space), "contenders": played}
     if best is None:
         reason = "no certified combination was faster than the baseline"
         return ended("baseline", reason=reason, **tried)
-    final = compare_stages(bench, best, comparisons)
+    final = compare_stages(bench, best, rows)
     # The intervals hold for all at once, so the one chosen for its ratio keeps its interval.
     winner = final.fastest(bench, best)
     shown = final.shown_for(winner) | tried
@@ -161,38 +176,51 @@ def search(
         "found",
         reason="the fastest certified combination of the search",
         parts=sorted(winner.parts),
+        bundle=winner.bundle,
         spec=winner.spec,
         certificate=winner.certificate,
         profile=profile_of(bench, winner.spec),
-        **_regret(bench, exploration, final, winner, comparisons),
+        **_regret(exploration, final, winner),
         **shown,
     )
 
 
-def _regret(
-    bench: Bench,
-    exploration: Exploration,
-    final: FinalComparison,
-    winner: Trial,
-    comparisons: Sequence[Comparison],
-) -> dict[str, Any]:
+def _inherited(rows: Sequence[Parts], parts: Sequence[str]) -> list[str]:
+    """The techniques that only bundles of the study have."""
+    return sorted({part for row in rows for part in row} - {*parts})
+
+
+def _measured(rows: Sequence[Row], space: Space) -> dict[Parts, float]:
+    """What the study's own turns showed of combinations, fastest first: nobody measures it again."""
+    return {
+        row.trial.parts: row.speed
+        for row in rows
+        if not row.trial.bundle
+        and row.trial.parts <= {*space.parts}
+        and space.fits(row.trial.parts)
+    }
+
+
+def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:
     """Each technique's effect beside the winner, and how much faster anything else could still be;
-    nothing if the winner is a variant whose change is not to the baseline."""
-    if not winner.parts <= {*exploration.space.parts}:
+    nothing if the winner is no sum of techniques."""
+    if winner.bundle or not winner.parts <= {*exploration.space.parts}:
         return {}
-    ratios = [[s.ratio(Pair(side, BASELINE)) for s in final.sessions] for side in final.sides]
-    exploration.seen += [
-        {trial.parts: s.ratio(Pair(side, BASELINE)).estimate for side, trial in final.sides.items()}
-        for s in final.sessions
-    ]
-    within = fmean(ratio.error**2 for sessions in ratios for ratio in sessions)
-    deviation = sqrt(between_sessions(ratios)[BASELINE].variance + within)
-    high = own_effects(bench.study, bench.variants, comparisons, "high")
-    # Ends of simultaneous intervals are about three standard errors away.
-    single = {part: (effect, (high[part] - effect) / 3) for part, effect in bench.effects.items()}
+    ratios = final.ratios()
+    for session in final.sessions:
+        exploration.seen.append(
+            {
+                trial.parts: session.ratio(Pair(side, BASELINE)).estimate
+                for side, trial in final.sides.items()
+                if has(session, side) and not trial.bundle
+            }
+        )
+    within = fmean(ratio.error**2 for sessions in ratios.values() for ratio in sessions)
+    between = between_sessions([*ratios.values()])[BASELINE].variance
+    deviation = sqrt(between + within)
     return {
         "beside": beside(exploration, winner.parts, deviation),
-        "regret": regret(exploration, winner.parts, single, deviation),
+        "regret": regret(exploration, winner.parts, deviation),
     }
 
 

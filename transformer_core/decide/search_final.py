@@ -3,14 +3,25 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import fmean
 from typing import Any
 
 from schemas.config.measurement import Different
 from schemas.config.run_spec import RunSpec
-from schemas.results import Breakdown, Certificate, Comparison, Effect, Session, Trajectory
+from schemas.results import (
+    Breakdown,
+    Certificate,
+    Comparison,
+    Effect,
+    Interval,
+    LogRatio,
+    Pair,
+    Session,
+    Trajectory,
+)
 from schemas.results.search import BASELINE, BEST, Stage
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
@@ -19,16 +30,16 @@ from transformer_core.certify.short_run import LateSteps, ShortRun
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log as progress_log
 from transformer_core.common.records import read_record
-from transformer_core.decide.search_moves import NAME, Parts, stages
+from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.decide.search_moves import NAME, eligible, parts_of, stages
 from transformer_core.decide.search_trials import Bench, Trial
-from transformer_core.decide.verdicts import session_effects
+from transformer_core.decide.verdicts import judge
 from transformer_core.machine.provenance import package_versions
 from transformer_core.observe.breakdown import BreakdownJob
 from transformer_core.observe.profile_job import ProfileJob
 from transformer_core.run.job import Job
 from transformer_core.study.certification import short_spec
-from transformer_core.study.resolve import combine, equivalence_of, resolve
-from transformer_core.study.variants import lineage
+from transformer_core.study.resolve import equivalence_of, resolve
 
 MOST_CERTIFIED = 3
 """Maximum number of combinations certified until one holds."""
@@ -36,16 +47,18 @@ MOST_CERTIFIED = 3
 
 @dataclass(frozen=True)
 class FinalComparison:
-    """New sessions of a combination, the steps to it, it without each part, and the fastest
-    certified variants of the study."""
+    """New sessions of a combination, the steps to it, it without each part, and the certified
+    variants of the study that may be as fast."""
 
     sessions: list[Session]
     sides: Mapping[str, Trial]
     """The trials that took turns, by side name."""
     effects: Mapping[str, Effect]
     """Effects by side name."""
-    steps: Mapping[str, Parts]
-    without: Mapping[str, Parts]
+    measured: Mapping[str, Effect]
+    """Effects of the study's certified variants from their own turns, by the key of the trial."""
+    steps: Mapping[str, Trial]
+    without: Mapping[str, Trial]
     certificates: Sequence[Certificate]
 
     def side(self, trial: Trial) -> str:
@@ -55,6 +68,10 @@ class FinalComparison:
     def of(self, trial: Trial) -> Effect:
         """The effect of ``trial`` against the baseline."""
         return self.effects[self.side(trial)]
+
+    def ratios(self) -> dict[str, list[LogRatio]]:
+        """The ratios to the baseline of each side."""
+        return ratios_of(self.sessions, self.sides)
 
     def fastest(self, bench: Bench, best: Trial) -> Trial:
         """The trial with the highest ratio among those that train the same model, which ``best``
@@ -73,78 +90,142 @@ class FinalComparison:
         """The stages shown in a result that recommends ``winner``: those leading to it, those
         beyond it, and it without its parts."""
         steps = self._stages(self.steps)
-        way = [stage for stage in steps if set(stage.parts) <= winner.parts]
+        way = [] if winner.bundle else [s for s in steps if set(s.parts) <= winner.parts]
         if not way or set(way[-1].parts) != winner.parts:
-            way.append(self._stage(" + ".join(sorted(winner.parts)), self.side(winner)))
+            way.append(self._stage(" + ".join(sorted(winner.parts)), winner))
         return {
             "waterfall": way,
-            "beyond": [stage for stage in steps if not set(stage.parts) <= winner.parts],
+            "beyond": [stage for stage in steps if stage not in way],
             "left_out": [s for s in self._stages(self.without) if set(s.parts) < winner.parts],
             "sessions": self.sessions,
         }
 
-    def _stages(self, chosen: Mapping[str, Parts]) -> list[Stage]:
-        names = {trial.parts: side for side, trial in [*self.sides.items()][::-1]}
-        found = ((part, names.get(some)) for part, some in chosen.items())
-        return [self._stage(part, side) for part, side in found if side]
+    def _stages(self, chosen: Mapping[str, Trial]) -> list[Stage]:
+        sides = {trial.key for trial in self.sides.values()} | self.measured.keys()
+        return [self._stage(part, trial) for part, trial in chosen.items() if trial.key in sides]
 
-    def _stage(self, change: str, side: str) -> Stage:
+    def _stage(self, change: str, trial: Trial) -> Stage:
+        side = next((side for side, one in self.sides.items() if one.key == trial.key), None)
         return Stage(
-            parts=sorted(self.sides[side].parts),
+            parts=sorted(trial.parts),
+            bundle=trial.bundle,
             change=change,
-            effect=self.effects[side],
-            uncertified=uncertified(self.sessions, side, self.certificates),
+            effect=self.effects[side] if side else self.measured[trial.key],
+            uncertified=uncertified(self.sessions, side, self.certificates) if side else [],
         )
 
 
-def compare_stages(bench: Bench, best: Trial, comparisons: Sequence[Comparison]) -> FinalComparison:
-    """Compare ``best``, the fastest certified variants of ``comparisons``, and as many stages as
-    may run at once with the baseline, so that no row of the report is faster than the
-    recommendation."""
-    study = bench.study
-    steps, without = stages(study, bench.variants, best.parts, bench.effects)
-    rows = _rows(bench, comparisons)[: max(1, bench.room // 3)]
-    sides, keys = {BEST: best}, {best.key}
-    for trial in (*rows, *(bench.trial(p) for p in (*steps.values(), *without.values()) if p)):
-        if trial.key not in keys and len(sides) < bench.room:
-            keys.add(trial.key)
-            sides[f"stage_{len(sides)}"] = trial
-    sessions = _sessions(bench, {side: trial.spec for side, trial in sides.items()})
+@dataclass(frozen=True)
+class Row:
+    """A certified variant of the study, as its turns with the baseline showed it."""
+
+    trial: Trial
+    effect: Effect
+    speedup: Interval
+
+    @property
+    def speed(self) -> float:
+        """Logarithm of the ratio."""
+        return log(self.speedup.median)
+
+    def may_beat(self, best: float, rows: Sequence["Row"]) -> bool:
+        """Whether it may be as fast as a combination with this estimate and as all other rows."""
+        return self.speedup.high >= max(best, *(row.speedup.low for row in rows))
+
+
+def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalComparison:
+    """Compare ``best``, the ``rows`` that may be as fast, and as many stages as there is time for
+    with the baseline; then any row that seems faster than all of these, so that the recommendation
+    is no slower than any certified variant."""
+    chosen = stages(bench.study, bench.variants, best.parts, bench.effects)
+    steps, without = (
+        {part: bench.trial(parts) for part, parts in some.items() if parts} for some in chosen
+    )
+    measured = {row.trial.key: row.effect for row in rows}
+    rivals = [row.trial for row in rows if row.may_beat(best.estimate, rows)]
+    # A stage that is a variant of the study has been measured beside the baseline already.
+    staged = [t for t in (*steps.values(), *without.values()) if t.key not in measured]
+    waiting = [*rivals, *staged[: max(0, bench.affordable() - 1 - len(rivals))]]
+    sides, sessions = {BEST: best}, list[Session]()
+    while True:
+        new = dict([*_named(waiting, sides).items()][: bench.room - 1])
+        sessions += _sessions(bench, {BEST: best} | new)
+        sides |= new
+        effects = _effects(bench, sessions, sides)
+        fastest = max(effect.ratio.median for effect in effects.values() if effect.ratio)
+        waiting += [row.trial for row in rows if row.speedup.median > fastest]
+        if not (waiting := [*_named(waiting, sides).values()]):
+            break
     for side, trial in sides.items():
-        trial.turns += [(session, side) for session in sessions]
-    found = session_effects(sessions, BASELINE, list(sides), study.comparison)
-    known = [*bench.certificates.values(), *filter(None, [best.certificate])]
-    return FinalComparison(sessions, sides, found, steps, without, known)
+        trial.turns += [(session, side) for session in sessions if has(session, side)]
+    certificates = [*bench.certificates.values(), *filter(None, [best.certificate])]
+    return FinalComparison(sessions, sides, effects, measured, steps, without, certificates)
 
 
-def _rows(bench: Bench, comparisons: Sequence[Comparison]) -> list[Trial]:
-    """The certified variants of a study compared with its baseline, fastest first, including
-    bundles."""
+def _named(trials: Sequence[Trial], sides: Mapping[str, Trial]) -> dict[str, Trial]:
+    """Names for those of ``trials`` that are not among ``sides``, each once."""
+    have = {trial.key for trial in sides.values()}
+    new = {trial.key: trial for trial in trials if trial.key not in have}
+    return {f"stage_{n}": trial for n, trial in enumerate(new.values(), len(sides))}
+
+
+def has(session: Session, side: str) -> bool:
+    """Whether ``side`` took turns in a session."""
+    return any(each.name == side for each in session.sides)
+
+
+def ratios_of(sessions: Sequence[Session], sides: Iterable[str]) -> dict[str, list[LogRatio]]:
+    """The ratio of each side to the baseline, from each of the sessions in which it took turns."""
+    return {
+        side: [s.ratio(Pair(side, BASELINE)) for s in sessions if has(s, side)] for side in sides
+    }
+
+
+def _effects(
+    bench: Bench, sessions: Sequence[Session], sides: Mapping[str, Trial]
+) -> dict[str, Effect]:
+    """The effect of each side over the baseline."""
+    ratios, margin = ratios_of(sessions, sides), bench.study.comparison.margin
+    intervals = simultaneous_ratios([*ratios.values()])
+    return {
+        side: judge("throughput", interval, margin, len(ratios[side]))
+        for side, interval in zip(ratios, intervals, strict=True)
+    }
+
+
+def rows_of(bench: Bench, comparisons: Sequence[Comparison]) -> list[Row]:
+    """The certified variants of a study compared with its baseline, fastest first, bundles as sums
+    of techniques where they are."""
     study, variants = bench.study, bench.variants
-    counted = [c for c in comparisons if c.reference == study.baseline and c.counts and c.speedup]
-    counted.sort(key=lambda c: -c.speedup.median if c.speedup else 0.0)
+    known = eligible(study, bench.certificates)
     found = []
-    for comparison in counted:
-        spec = resolve(study, comparison.variant, variants).model_copy(update={"variant": NAME})
-        line = lineage(comparison.variant, variants)
-        after = line[line.index(study.baseline) + 1 :] if study.baseline in line else []
-        parts = frozenset(after or [comparison.variant])
-        own = combine(study, variants, sorted(parts), NAME)
-        if own != spec:
-            parts = frozenset([comparison.variant])
-        trial = next((t for t in bench.trials.values() if t.key == spec.digest()), None)
-        if trial is None:
-            ratio = comparison.speedup.median if comparison.speedup else 1.0
-            trial = Trial(parts, spec, ratio, certificate=bench.certificates[comparison.variant])
-        found.append(trial)
-    return found
+    for comparison in comparisons:
+        if comparison.reference != study.baseline or not (comparison.counts and comparison.speedup):
+            continue
+        name, speedup = comparison.variant, comparison.speedup
+        parts = parts_of(study, variants, name, known)
+        spec = resolve(study, name, variants).model_copy(update={"variant": NAME})
+        trial = Trial(
+            frozenset([name]) if parts is None else parts,
+            spec,
+            predicted=speedup.median,
+            bundle=parts is None,
+            certificate=bench.certificates[name],
+        )
+        if parts is not None:
+            bench.trials.setdefault(parts, trial)
+        effect = next(e for e in comparison.effects if e.quantity == "throughput")
+        found.append(Row(trial, effect, speedup))
+    return sorted(found, key=lambda row: -row.speedup.median)
 
 
-def _sessions(bench: Bench, specs: Mapping[str, RunSpec]) -> list[Session]:
-    """Sessions of all stages and the baseline, at least as many as a comparison needs."""
+def _sessions(bench: Bench, specs: Mapping[str, Trial]) -> list[Session]:
+    """Sessions of these trials and the baseline, at least as many as a comparison needs."""
     comparing, done = bench.study.comparison, list[Session]()
     with bench.coordinator() as coordinator:
-        sessions = bench.sessions(specs, comparing, coordinator, "final")
+        sessions = bench.sessions(
+            {side: trial.spec for side, trial in specs.items()}, comparing, coordinator, "final"
+        )
         while len(done) < comparing.sessions_least or (
             len(done) < comparing.sessions_most
             and bench.left() > fmean(session.seconds for session in done)
@@ -157,7 +238,7 @@ def _sessions(bench: Bench, specs: Mapping[str, RunSpec]) -> list[Session]:
 
 def certified(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
     """The first trial that beats the baseline and trains the same model; None if none does."""
-    better = [trial for trial in trials if trial.rounds and fmean(trial.rounds) > 1]
+    better = [trial for trial in trials if trial.estimate > 1]
     alike = (trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial))
     return next(alike, None)
 
@@ -201,7 +282,8 @@ def timed_otherwise(
 
 def _certificate(bench: Bench, trial: Trial) -> Certificate:
     """The certificate of a combination, from its own short run."""
-    equivalence = equivalence_of(bench.variants, sorted(trial.parts))
+    # A part's own class says how close it is to its parent, and not to the baseline.
+    equivalence = equivalence_of(bench.variants, [bench.study.baseline, *sorted(trial.parts)])
     assert not isinstance(equivalence, Different), "only certified variants are combined"
     folder = bench.folder / "certificate" / "+".join(sorted(trial.parts))
     spec = short_spec(bench.study, trial.spec).model_copy(update={"variant": NAME})

@@ -13,18 +13,20 @@ Nothing is measured here: a given function does so, which lets tests plant known
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, log, sqrt
 from statistics import fmean
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from schemas.config.measurement import Different
+from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Interval
-from transformer_core.study.resolve import combine, exclusions
-from transformer_core.study.variants import lineage
+from transformer_core.study.resolve import combine, exclusions, resolve
+from transformer_core.study.variants import contradiction, leaves, lineage
 
 Parts = frozenset[str]
 Measure = Callable[[Sequence[Parts]], Mapping[Parts, float]]
@@ -40,6 +42,8 @@ UNTRIED = 0.05
 """Standard deviation of the effect beside others of a technique measured only alone."""
 FREEDOM = 5
 """Degrees of freedom of the variance between sessions of a search, about."""
+ROUNDING = 1e-6
+"""Smallest standard deviation of a logarithm of a ratio."""
 DRAWS = 4_000
 MOST_COUNTED = 16
 
@@ -54,13 +58,10 @@ def eligible(study: Study, certificates: Mapping[str, Certificate]) -> list[str]
 
 
 def own_effects(
-    study: Study,
-    variants: Mapping[str, Variant],
-    comparisons: Sequence[Comparison],
-    end: Literal["median", "high"] = "median",
-) -> dict[str, float]:
-    """Logarithm of the effect of each variant's own change on throughput, if measured: the
-    estimate, or the upper ``end`` of its interval.
+    study: Study, variants: Mapping[str, Variant], comparisons: Sequence[Comparison]
+) -> dict[str, tuple[float, float]]:
+    """Logarithm of the effect of each variant's own change on throughput, and its standard error,
+    where it was measured.
 
     This is the effect of a variant minus that of its parent; absent if either was not measured. A
     variant without a parent changes the study itself, which is what the oldest ancestor of the
@@ -72,14 +73,68 @@ def own_effects(
         if comparison.reference == study.baseline and comparison.speedup
     }
     measured = {name: log(ratio.median) for name, ratio in found.items()} | {study.baseline: 0.0}
-    asked = {name: log(getattr(ratio, end)) for name, ratio in found.items()}
-    asked[study.baseline] = 0.0
     origin = lineage(study.baseline, variants)[0]
     return {
-        name: asked[name] - measured[parent]
+        name: (measured[name] - measured[parent], error_of(found[name]))
         for name in study.variants
-        if (parent := variants[name].parent or origin) in measured and name in measured
+        if name in found and (parent := variants[name].parent or origin) in measured
     }
+
+
+def error_of(ratio: Interval) -> float:
+    """About the standard error of a ratio's logarithm: ends of simultaneous intervals are about
+    three of them away."""
+    return log(ratio.high / ratio.low) / 6
+
+
+def parts_of(
+    study: Study, variants: Mapping[str, Variant], name: str, known: Sequence[str]
+) -> Parts | None:
+    """The techniques that make variant ``name`` of the baseline, those of ``known`` rather than
+    others; None if no techniques do.
+
+    A variant that descends from another one than the baseline is a bundle: it differs from the
+    baseline by all that its ancestors do. Each of these changes may have a variant of its own.
+    """
+    goal = resolve(study, name, variants).model_copy(update={"variant": NAME})
+    line = lineage(name, variants)
+    if study.baseline in line:
+        later = line[line.index(study.baseline) + 1 :]
+        if combine(study, variants, later, NAME) == goal:
+            return frozenset(later)
+    wanted = _settings(goal)
+    waiting = [
+        part
+        for part, variant in variants.items()
+        if contradiction(dict(leaves(variant.change)), wanted) is None
+        and (part in known or part not in study.variants)
+        and not isinstance(variant.equivalence, Different)
+    ]
+    found: list[str] = []
+    while (spec := combine(study, variants, found, NAME)) != goal:
+        have, helps = _apart(spec, wanted), list[tuple[bool, int, str]]()
+        for part in waiting:
+            now = _apart(combine(study, variants, [*found, part], NAME), wanted)
+            if now is not None and have is not None and len(now) < len(have):
+                # Of those not in the study the smallest change: a technique and no bundle.
+                helps.append((part not in known, len(have) - len(now), part))
+        if not helps:
+            return None
+        found.append(min(helps)[-1])
+    return frozenset(found)
+
+
+def _apart(spec: RunSpec | None, wanted: Mapping[Any, Any]) -> set[Any] | None:
+    """The settings in which a run spec is not as ``wanted``; None without a run spec."""
+    if spec is None:
+        return None
+    have = _settings(spec)
+    return {key for key in have.keys() | wanted.keys() if have.get(key) != wanted.get(key)}
+
+
+def _settings(spec: RunSpec) -> dict[tuple[str, ...], Any]:
+    """Every setting of a run spec by its path."""
+    return dict(leaves(spec.model_dump(mode="json")))
 
 
 @dataclass(frozen=True)
@@ -164,13 +219,18 @@ def considered(space: Space) -> int:
     return count(space.parts[:MOST_COUNTED], space.largest)
 
 
-def starts(space: Space, effects: Mapping[str, float], count: int) -> list[Parts]:
-    """Starting points of the search: all techniques at once, only those that help alone, and
-    the latter without one of them each; ``count`` in all, but not fewer than two."""
+def starts(
+    space: Space, effects: Mapping[str, float], bundles: Sequence[Parts], count: int
+) -> list[Parts]:
+    """Starting points of the search: all techniques at once, those that help alone, the
+    ``bundles`` of the study as they are and with all that helps alone, and what helps without one
+    of it each; ``count`` in all, but not fewer than two."""
     everything = space.filled(space.parts)
-    paying = space.filled(part for part in space.parts if effects.get(part, 0.0) > 0)
+    helpful = [part for part in space.parts if effects.get(part, 0.0) > 0]
+    paying = space.filled(helpful)
+    more = [space.filled(helpful, bundle) for bundle in bundles]
     fewer = [paying - {part} for part in sorted(paying, key=lambda part: effects.get(part, 0.0))]
-    found = dict.fromkeys([everything, paying, *filter(space.fits, fewer)])
+    found = dict.fromkeys([everything, paying, *more, *bundles, *filter(space.fits, fewer)])
     return [parts for parts in found if parts][: max(2, count)]
 
 
@@ -184,8 +244,10 @@ class Exploration:
     """Combinations that may take turns at once, besides the baseline."""
     more: Callable[[], bool]
     """Whether there is time for another session."""
+    alone: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Logarithm of the effect of each technique alone, and its standard error."""
     seen: list[Mapping[Parts, float]] = field(default_factory=list)
-    """Measurements of every session."""
+    """Measurements of every session; the first may be those of an earlier comparison."""
     ended: set[Parts] = field(default_factory=set)
     """Combinations that cannot run."""
 
@@ -200,15 +262,23 @@ class Exploration:
 
     def gains(self, parts: Parts, over: Parts) -> list[float]:
         """Speed gain over another combination, for each session in which both took turns."""
-        both = [session for session in self.seen if parts in session and over in session]
-        return [session[parts] - session[over] for session in both]
+        sessions = [{frozenset[str](): 0.0} | dict(session) for session in self.seen]
+        return [s[parts] - s[over] for s in sessions if parts in s and over in s]
+
+    def expected(self, part: str, over: Parts) -> tuple[float, float]:
+        """Gain of the step with ``part`` from a combination as its effect alone suggests, and the
+        standard deviation of what others beside it change."""
+        effect, error = self.alone.get(part, (0.0, UNTRIED))
+        return -effect if part in over else effect, float(np.hypot(error, UNTRIED))
 
     def run(self, first: Sequence[Parts]) -> None:
-        """Measure the ``first`` combinations, which always happens, and climb from each of them,
-        fastest first, while time remains."""
-        for start in range(0, len(first), self.room):
-            self._play(first[start : start + self.room])
-        left = [parts for parts in first if parts not in self.ended]
+        """Measure those of the ``first`` combinations that nobody has, and climb from each of
+        them, fastest first, while time remains."""
+        new = [parts for parts in first if self.speed(parts) == -np.inf]
+        for start in range(0, len(new), self.room):
+            if not start or self.more():
+                self._play(new[start : start + self.room])
+        left = [parts for parts in first if self.speed(parts) > -np.inf]
         for parts in sorted(left, key=self.rank, reverse=True):
             self._climb(parts)
 
@@ -224,7 +294,9 @@ class Exploration:
                 (part for part in better if part not in standing), standing - {*better}
             )
             asked = [together, *(steps[part] for part in better[:1])]
-            asked += [steps[part] for part in steps if gains[part] == -np.inf]
+            untried = [part for part in steps if gains[part] == -np.inf]
+            untried.sort(key=lambda part: -sum(self.expected(part, standing)))
+            asked += [steps[part] for part in untried]
             rivals = [
                 parts
                 for parts in dict.fromkeys(asked)
@@ -251,67 +323,58 @@ class Exploration:
         self.seen.append(found)
 
 
-def _gains(
-    exploration: Exploration, best: Parts, deviation: float
-) -> dict[str, tuple[float, float]]:
-    """By technique, the mean gain of its step from ``best`` and its standard error, from the
-    sessions in which both took turns, whose ratios vary between sessions by ``deviation``."""
+def beside(exploration: Exploration, best: Parts, deviation: float) -> dict[str, Interval]:
+    """By technique, the throughput of its step from ``best`` over that of ``best``, with its 95 %
+    interval, from the sessions in which both took turns, whose ratios vary by ``deviation``."""
+    reach = float(stats.t.ppf(0.975, FREEDOM)) * deviation
     steps = exploration.space.steps(best)
     found = {part: exploration.gains(step, best) for part, step in steps.items()}
     return {
-        part: (fmean(gains), deviation * (2 / len(gains)) ** 0.5)
+        part: Interval(
+            median=exp(fmean(gains)),
+            low=exp(fmean(gains) - reach * sqrt(2 / len(gains))),
+            high=exp(fmean(gains) + reach * sqrt(2 / len(gains))),
+            samples=len(gains),
+        )
         for part, gains in found.items()
         if gains
     }
 
 
-def beside(exploration: Exploration, best: Parts, deviation: float) -> dict[str, Interval]:
-    """By technique, the throughput of its step from ``best`` over that of ``best``, with its 95 %
-    interval."""
-    reach = float(stats.t.ppf(0.975, FREEDOM))
-    return {
-        part: Interval(
-            median=exp(gain),
-            low=exp(gain - reach * error),
-            high=exp(gain + reach * error),
-            samples=len(exploration.gains(exploration.space.steps(best)[part], best)),
-        )
-        for part, (gain, error) in _gains(exploration, best, deviation).items()
-    }
-
-
-def regret(
-    exploration: Exploration,
-    best: Parts,
-    single: Mapping[str, tuple[float, float]],
-    deviation: float,
-) -> Interval:
+def regret(exploration: Exploration, best: Parts, deviation: float) -> Interval:
     """How much faster than ``best`` any other combination could still be, with a 95 % interval.
 
-    For an untried step, ``single`` gives the logarithm of the technique's own effect and its
-    standard error. Steps from the best are assumed to multiply; of mutually exclusive techniques
-    only one contributes.
+    The gain of each step is known from the technique's effect alone and, where it was tried, from
+    the sessions in which it took turns with ``best``, whose ratios vary by ``deviation``; each
+    counts by the inverse of its variance. Steps are assumed to multiply; of mutually exclusive
+    techniques only one contributes.
     """
     random = np.random.default_rng(20_170_612)
-    tried = _gains(exploration, best, deviation)
     drawn: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    tried = 0
     for part, step in exploration.space.steps(best).items():
         if step in exploration.ended:
             continue
-        alone, error = single.get(part, (0.0, UNTRIED))
-        untried = (-alone if part in best else alone, float(np.hypot(error, UNTRIED)))
-        center, error = tried.get(part, untried)
+        gains = exploration.gains(step, best)
+        tried += bool(gains)
+        center, error = exploration.expected(part, best)
+        if gains:
+            known, more = 1 / error**2, len(gains) / (2 * max(deviation, ROUNDING) ** 2)
+            center = (known * center + more * fmean(gains)) / (known + more)
+            error = (known + more) ** -0.5
         drawn[part] = np.maximum(0.0, center + error * random.standard_t(FREEDOM, size=DRAWS))
     total = np.zeros(DRAWS)
     waiting = [*drawn]
     while waiting:
         group = {waiting.pop()}
-        while more := [p for p in waiting if not exploration.space.excluded[p].isdisjoint(group)]:
-            group |= {*more}
+        while more_of := [
+            p for p in waiting if not exploration.space.excluded[p].isdisjoint(group)
+        ]:
+            group |= {*more_of}
             waiting = [part for part in waiting if part not in group]
         total += np.max([drawn[part] for part in group], axis=0)
     low, middle, high = np.exp(np.quantile(total, [0.025, 0.5, 0.975]))
-    return Interval(median=float(middle), low=float(low), high=float(high), samples=len(tried))
+    return Interval(median=float(middle), low=float(low), high=float(high), samples=tried)
 
 
 def stages(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from math import exp
 from pathlib import Path
+from statistics import fmean
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -32,6 +33,8 @@ class Trial:
     spec: RunSpec
     predicted: float
     """Ratio of its throughput to the baseline's if the effects of its parts multiplied."""
+    bundle: bool = False
+    """Whether its only part is a variant with all that it inherits, and not its own change."""
     rounds: list[float] = field(default_factory=list)
     """The same ratio, measured in each session."""
     status: str = "ok"
@@ -46,12 +49,18 @@ class Trial:
         return self.spec.digest()
 
     @property
+    def estimate(self) -> float:
+        """The ratio, as far as it is known."""
+        return fmean(self.rounds) if self.rounds else self.predicted
+
+    @property
     def record(self) -> Contender:
         """It as the result of a search names it."""
         return Contender(
             parts=sorted(self.parts),
             predicted=self.predicted,
             rounds=self.rounds,
+            bundle=self.bundle,
             status=self.status,
             reason=self.reason,
             certificate=self.certificate.status if self.certificate else None,
@@ -80,6 +89,8 @@ class Bench:
     """Trials measured so far."""
     spent: float = 0.0
     """Seconds of the longest session."""
+    per_side: float = 0.0
+    """Seconds of a session for each of its sides, at most."""
 
     def trial(self, parts: Parts) -> Trial:
         """The trial of a combination that is a valid run spec."""
@@ -113,7 +124,9 @@ class Bench:
                 found[trial.parts] = session.ratio(Pair(side, BASELINE)).estimate
                 trial.rounds.append(exp(found[trial.parts]))
                 trial.turns.append((session, side))
-            self.spent = max(self.spent, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self.spent = max(self.spent, seconds)
+            self.per_side = max(self.per_side, seconds / (1 + len(trials)))
             return found
         return {}
 
@@ -146,6 +159,12 @@ class Bench:
         """Combinations that may take turns at once, besides the baseline."""
         assert self.study.search is not None, "somebody asked for a search"
         return self.study.search.together - 1
+
+    def affordable(self) -> int:
+        """Combinations for which there is time in the final comparison."""
+        session = self.left() / self.study.comparison.sessions_least
+        sides = int(session / self.per_side) if self.per_side else 1 + self.room
+        return min(self.room, sides - 1)
 
     def left(self) -> float:
         """Remaining seconds of the budget."""

@@ -49,6 +49,13 @@ class Choice:
     reason: str
     searched: bool = True
 
+    def bundle(self, results: StudyResults) -> list[str]:
+        """The changes of a variant that is recommended as a whole, if it has several."""
+        if self.searched and not results.search.bundle:
+            return []
+        found = changes(results, self.parts[0], results.study.baseline)
+        return found if len(found) > 1 else []
+
     @property
     def path(self) -> str:
         """Its run spec as a file."""
@@ -117,7 +124,7 @@ def _direct(
     found, best = results.search, choice.speedup
     for stage in (*found.waterfall, *found.beyond, *found.left_out):
         ratio = stage.effect.ratio
-        if stage.parts == [variant] and ratio and _changes_alike(results, variant):
+        if ratio and _stands_for(results, stage, variant):
             slower = ratio.median <= best.median if best else stage.effect.verdict != "FASTER"
             if slower:
                 return ratio, found.baseline
@@ -128,10 +135,16 @@ def _direct(
     return None, None
 
 
+def _stands_for(results: StudyResults, stage: Stage, variant: str) -> bool:
+    """Whether a stage of the search trains exactly as a variant of the study."""
+    if stage.bundle:
+        return stage.parts == [variant]
+    own = combine(results.study, results.definitions, stage.parts, variant)
+    return own == results.specs[variant]
+
+
 def _is(results: StudyResults, variant: str, choice: Choice) -> bool:
     """Whether a variant is the recommendation itself, measured in other turns."""
-    if choice.parts == [variant]:
-        return _changes_alike(results, variant)
     return choice.spec.model_copy(update={"variant": variant}) == results.specs[variant]
 
 
@@ -156,6 +169,7 @@ def read_answer(results: StudyResults) -> Answer:
         status=found.status if choice.searched else "found",
         reason=choice.reason,
         recommended=choice.parts,
+        bundle=choice.bundle(results),
         searched=choice.searched,
         speedup=choice.speedup,
         verdict=choice.verdict,
@@ -186,22 +200,20 @@ def read_answer(results: StudyResults) -> Answer:
 
 
 def _fastest_change(results: StudyResults) -> AnswerChange | None:
-    """The single change with the largest certified effect: against the baseline, else in the first
-    step of the search, else against another variant; where no change was measured by itself, the
-    fastest bundle."""
+    """The technique with the largest certified effect as the only change to the baseline; where
+    none was measured so, the fastest bundle."""
     baseline = results.study.baseline
     faster = [
         AnswerChange(
             variant=c.variant,
-            reference=c.reference,
-            changes=changes(results, c.variant, c.reference),
+            reference=baseline,
+            changes=changes(results, c.variant, baseline),
             speedup=c.speedup,
             verdict=c.verdict,
         )
-        for c in results.all_comparisons
+        for c in results.comparisons.values()
         if c.counts and c.speedup and c.verdict == "FASTER"
     ]
-    first = results.search.waterfall[:1]
     faster += [
         AnswerChange(
             variant=stage.change,
@@ -210,24 +222,23 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
             speedup=stage.effect.ratio,
             verdict=stage.effect.verdict,
         )
-        for stage in first
-        if stage.effect.ratio and stage.effect.verdict == "FASTER" and not stage.uncertified
+        for stage in results.search.waterfall
+        if _is_technique(stage) and stage.effect.ratio and stage.effect.verdict == "FASTER"
     ]
-    return max(
-        faster,
-        key=lambda one: (len(one.changes) == 1, one.reference == baseline, one.speedup.median),
-        default=None,
-    )
+    return max(faster, key=lambda one: (len(one.changes) == 1, one.speedup.median), default=None)
+
+
+def _is_technique(stage: Stage) -> bool:
+    """Whether a stage of the search is one technique beside the baseline, and certified."""
+    return stage.parts == [stage.change] and not stage.bundle and not stage.uncertified
 
 
 def techniques(results: StudyResults) -> list[AnswerTechnique]:
     """Each technique beside the baseline and beside what the search found."""
     found = results.search
-    alone = {
-        stage.change: stage.effect.ratio
-        for stage in found.waterfall[:1]
-        if stage.parts == [stage.change] and not stage.uncertified
-    }
+    if found.bundle:
+        return []
+    alone = {s.change: s.effect.ratio for s in found.waterfall if _is_technique(s)}
     alone |= {
         name: comparison.speedup
         for name, comparison in results.comparisons.items()
