@@ -42,8 +42,7 @@ NAME = ".digests.json"
 class Entry(NamedTuple):
     """The identity of a file's contents."""
 
-    xxh3: str
-    """Its digest."""
+    xxh3: str  # its digest
     made_from: dict[str, str]
     """Digests of the results that it was made from, by place below results/."""
 
@@ -52,12 +51,10 @@ class _Known(NamedTuple):
     """A digest that this process has come across."""
 
     xxh3: str
-    witness: Path
-    """The file itself, or one that was made from it."""
+    witness: Path  # the file itself, or one that was made from it
 
 
-_KNOWN: dict[str, _Known] = {}
-"""By absolute path."""
+_KNOWN: dict[str, _Known] = {}  # by absolute path
 
 
 def digest(path: Path) -> str:

@@ -14,8 +14,7 @@ CHANGES_NO_RESULT = True  # it shows progress
 
 log = logging.getLogger("transformer_core")
 
-LINE_SECONDS = 10.0
-"""Least seconds between log lines of sessions."""
+LINE_SECONDS = 10.0  # least seconds between log lines of sessions
 
 
 def log_to(path: Path | None) -> None:
@@ -47,8 +46,7 @@ class Progress:
     ) -> None:
         self.what, self.unit, self.total = what, unit, total
         self.show, self.line_seconds = show, line_seconds
-        self.note = ""
-        """The text shown behind the count."""
+        self.note = ""  # the text shown behind the count
         self.bar: tqdm | None = None
         self.done = self.first = 0
         self.began = self.lined = time.monotonic()

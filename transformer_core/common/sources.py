@@ -40,16 +40,11 @@ _MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+")
 class Source(NamedTuple):
     """A source file."""
 
-    digest: str
-    """Of its code without docstrings."""
-    imports: list[str]
-    """Dotted names that it imports: modules, or names in modules."""
-    strings: list[str]
-    """Modules and packages of the project that it names as strings."""
-    binds: list[str]
-    """Names that its top level defines."""
-    uses_file: bool
-    """Whether it mentions ``__file__``."""
+    digest: str  # of its code without docstrings
+    imports: list[str]  # dotted names that it imports: modules, or names in modules
+    strings: list[str]  # modules and packages of the project that it names as strings
+    binds: list[str]  # names that its top level defines
+    uses_file: bool  # whether it mentions ``__file__``
 
 
 def read_source(content: bytes, module: str, package: bool) -> Source:

@@ -20,19 +20,15 @@ from transformer_core.common.files import write_text
 CHANGES_NO_RESULT = True  # it records how long the work has taken
 
 CLOCK = Path("results/.clock.json")
-BEAT = 5.0
-"""Seconds between two updates of the clock."""
+BEAT = 5.0  # seconds between two updates of the clock
 
 
 class JobTimes(Schema):
     """How long the jobs of a rule took."""
 
-    count: int = 0
-    """Jobs that ended well."""
-    seconds: float = 0.0
-    """All of them together."""
-    share: float = 1.0
-    """Share of the host's cores that a job reserves, 0 to 1."""
+    count: int = 0  # jobs that ended well
+    seconds: float = 0.0  # all of them together
+    share: float = 1.0  # share of the host's cores that a job reserves, 0 to 1
 
     @property
     def mean(self) -> float:
@@ -47,18 +43,12 @@ class JobTimes(Schema):
 class Clock(Schema):
     """The contents of the clock file."""
 
-    spent_before: float = 0.0
-    """Seconds of all commands before the last."""
-    began: float = 0.0
-    """When the last command began to work, in seconds since 1970."""
-    seen: float = 0.0
-    """When it was last seen at work."""
-    running: bool = False
-    """Whether it was still running then."""
-    host: str = ""
-    """The host it ran on."""
-    jobs: dict[str, JobTimes] = Field(default_factory=dict)
-    """By rule, of that host."""
+    spent_before: float = 0.0  # seconds of all commands before the last
+    began: float = 0.0  # when the last command began to work, in seconds since 1970
+    seen: float = 0.0  # when it was last seen at work
+    running: bool = False  # whether it was still running then
+    host: str = ""  # the host it ran on
+    jobs: dict[str, JobTimes] = Field(default_factory=dict)  # by rule, of that host
 
     def spent(self, now: float | None = None) -> float:
         """Working seconds of the study so far; ``now`` is for a running command."""

@@ -15,15 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validation
 
-LARGEST_FILE = 1 << 20
-"""Bytes."""
-DEEPEST = 20
-"""Sections and lists within one another."""
-MOST_NODES = 50_000
-"""Values, sections and lists, those that aliases repeat included."""
+LARGEST_FILE = 1 << 20  # bytes
+DEEPEST = 20  # sections and lists within one another
+MOST_NODES = 50_000  # values, sections and lists, those that aliases repeat included
 MOST_ALIASES = 1_000
-LONGEST_NUMBER = 60
-"""Characters of a number."""
+LONGEST_NUMBER = 60  # characters of a number
 LONGEST_TIME = 10.0
 """Seconds for one file; a file within the other limits takes a fraction of a second."""
 
@@ -138,8 +134,7 @@ class _Values:
     def __init__(self, file: str | Path) -> None:
         self.file = file
         self.nodes = 0
-        self.above: list[yaml.Node] = []
-        """The sections and lists around the one that is made."""
+        self.above: list[yaml.Node] = []  # the sections and lists around the one that is made
 
     def of(self, node: yaml.Node, path: str) -> Any:
         """The value of a node, which stands at the field ``path``."""

@@ -23,16 +23,11 @@ from transformer_core.study.reservations import layer_weights
 class Lengths:
     """Sums over the pairs (or padded rows) of each of n batches; all [n]."""
 
-    sources: NDArray[np.int64]
-    """Source tokens."""
-    targets: NDArray[np.int64]
-    """Target tokens."""
-    source_squares: NDArray[np.int64]
-    """Source tokens of a pair times themselves."""
-    target_squares: NDArray[np.int64]
-    """Target tokens of a pair times themselves."""
-    products: NDArray[np.int64]
-    """Source tokens times target tokens of a pair."""
+    sources: NDArray[np.int64]  # source tokens
+    targets: NDArray[np.int64]  # target tokens
+    source_squares: NDArray[np.int64]  # source tokens of a pair times themselves
+    target_squares: NDArray[np.int64]  # target tokens of a pair times themselves
+    products: NDArray[np.int64]  # source tokens times target tokens of a pair
 
 
 def non_padding(rows: WindowRows) -> Lengths:

@@ -95,8 +95,7 @@ def _seconds(process: psutil.Process) -> float:
 if TYPE_CHECKING:
     import torch
 
-SECONDS = 0.05
-"""Seconds for which each of the two tasks is repeated."""
+SECONDS = 0.05  # seconds for which each of the two tasks is repeated
 
 _CPU_SIZE, _CPU_BYTES = 1024, 64 << 20
 _CUDA_SIZE, _CUDA_BYTES = 4096, 256 << 20

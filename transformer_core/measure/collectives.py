@@ -37,10 +37,8 @@ from transformer_core.study.reservations import on_all_devices
 class CollectivesOrder(Order):
     """Order to time collective operations between the processes of a run."""
 
-    limits: Limits
-    """Sizes and time."""
-    table: Path
-    """File of the result."""
+    limits: Limits  # sizes and time
+    table: Path  # file of the result
 
     @property
     def title(self) -> str:
@@ -96,8 +94,7 @@ def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveR
     tables.write_table(path, table)
 
 
-READINGS = 3
-"""Timings for each size; the best counts."""
+READINGS = 3  # timings for each size; the best counts
 _MOST_CALLS = 200
 
 
@@ -107,12 +104,9 @@ class Exchange:
 
     run: Callable[[], object]
     """Runs the operation. A second call repeats it on the result of the first."""
-    result: Tensor | None
-    """Holds the result; None on a rank that receives none."""
-    expected: float
-    """The value of every element of the result after the first call."""
-    buffers: list[Tensor]
-    """All buffers that it reads and writes."""
+    result: Tensor | None  # holds the result; None on a rank that receives none
+    expected: float  # the value of every element of the result after the first call
+    buffers: list[Tensor]  # all buffers that it reads and writes
 
 
 def exchange(name: str, count: int, rank: int, ranks: int, device: torch.device) -> Exchange:

@@ -64,8 +64,7 @@ class ComputeOrder(TrainingOrder):
     shares: int
     """Devices of the whole run, whose hosts may be several: a worker gets its share of a global
     batch."""
-    settings: Projecting
-    """How many steps."""
+    settings: Projecting  # how many steps
 
     @property
     def title(self) -> str:
@@ -160,16 +159,12 @@ class Timeline:
 class Times:
     """Seconds of the parts of some steps."""
 
-    forward: list[float] = field(default_factory=list)
-    """Of every micro-batch."""
-    backward: list[float] = field(default_factory=list)
-    """Likewise."""
+    forward: list[float] = field(default_factory=list)  # of every micro-batch
+    backward: list[float] = field(default_factory=list)  # likewise
     ready: list[list[float]] = field(default_factory=list)
     """From the start of backward to each parameter's gradient; NaN for one that gets none."""
-    update: list[float] = field(default_factory=list)
-    """Of every step."""
-    whole: list[float] = field(default_factory=list)
-    """Likewise."""
+    update: list[float] = field(default_factory=list)  # of every step
+    whole: list[float] = field(default_factory=list)  # likewise
 
 
 def slowest(ranks: Sequence[Times]) -> Times:

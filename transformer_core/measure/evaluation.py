@@ -28,8 +28,7 @@ RESULT = "evaluation.json"
 class EvaluationOrder(TrainingOrder):
     """Order to translate the test split with a trained model."""
 
-    weights: Path
-    """model.safetensors of the run."""
+    weights: Path  # model.safetensors of the run
 
     @property
     def title(self) -> str:

@@ -14,8 +14,7 @@ from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.special_tokens import EOS
 
-SEARCHED = 200
-"""Global batches that are looked at, from the first on: shapes repeat soon."""
+SEARCHED = 200  # global batches that are looked at, from the first on: shapes repeat soon
 
 
 def heaviest_batch(

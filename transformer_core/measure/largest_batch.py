@@ -42,8 +42,7 @@ from transformer_core.run.worker import Program
 from transformer_core.training.assemble import equip
 
 RESULT = "trial.json"
-STEPS_MORE = 4
-"""Steps beyond the answer that are tried until one fails."""
+STEPS_MORE = 4  # steps beyond the answer that are tried until one fails
 
 
 class NoAnswerError(Exception):
@@ -90,13 +89,10 @@ class BatchTrialOrder(Order):
     """Order to take a few optimizer steps on batches of one size under a memory limit."""
 
     vocabulary: int
-    pairs: int
-    """Of a global batch, which all devices and micro-batches share."""
-    source_tokens: int
-    """Of every sentence; likewise the target's."""
+    pairs: int  # of a global batch, which all devices and micro-batches share
+    source_tokens: int  # of every sentence; likewise the target's
     target_tokens: int
-    limit: int
-    """Bytes that each process may take."""
+    limit: int  # bytes that each process may take
 
 
 @dataclass
@@ -104,8 +100,7 @@ class Trials:
     """Trials of one variant, and what they share. Sizes are counted in pairs for every micro-batch
     of every device."""
 
-    order: BatchTrialOrder
-    """An order of any size."""
+    order: BatchTrialOrder  # an order of any size
     settings: LargestBatch
     trials: list[BatchTrial]
 

@@ -60,12 +60,10 @@ from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Trainer, equip
 from transformer_core.training.precision import Autocast, ScaledAutocast, set_matmul
 
-VALIDATION_TOKENS = 8_192
-"""Tokens of a validation batch, as in ``evaluation_batches``."""
+VALIDATION_TOKENS = 8_192  # tokens of a validation batch, as in ``evaluation_batches``
 
 
-Lengths = list[list[int]]
-"""Real tokens of each row of source, target_input and target_output."""
+Lengths = list[list[int]]  # real tokens of each row of source, target_input and target_output
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class Shapes:
 
     training: list[BatchShape]
     validation: BatchShape
-    lengths: Sequence[Lengths] = ()
-    """Of each micro-batch, where it is one of the corpus."""
+    lengths: Sequence[Lengths] = ()  # of each micro-batch, where it is one of the corpus
 
 
 def shapes(

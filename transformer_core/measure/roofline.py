@@ -172,8 +172,7 @@ class RooflineJob(Job):
         write_result(self.output, roofline.model_dump_json(indent=1) + "\n")
 
 
-_READING_SECONDS = 0.005
-"""Least seconds between two readings of the clock, however short a call is."""
+_READING_SECONDS = 0.005  # least seconds between two readings of the clock, however short a call is
 
 
 def vendor_peaks() -> Iterator[VendorPeak]:

@@ -24,8 +24,7 @@ class WindowClock(Observer):
         synchronise: Callable[[], None],
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.windows: list[Window] = []
-        """The closed windows, those of earlier sessions included."""
+        self.windows: list[Window] = []  # the closed windows, those of earlier sessions included
         self.warmup_seconds: float | None = None
         """Time of the last finished warm-up, pauses left out; None before there is one."""
         self.started_at: float | None = None

@@ -22,8 +22,7 @@ from transformer_core.training.assemble import Trainer
 from transformer_core.training.loop import optimizer_step
 from transformer_core.training.precision import Precision
 
-LEARNING_RATE = 1e-4
-"""Small: learning does not matter here, but numbers must stay finite."""
+LEARNING_RATE = 1e-4  # small: learning does not matter here, but numbers must stay finite
 
 
 class WatchedPrecision(Precision):

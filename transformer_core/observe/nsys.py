@@ -15,14 +15,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-DOMAIN = "transformer_core"
-"""NVTX domain of all ranges."""
+DOMAIN = "transformer_core"  # NVTX domain of all ranges
 
-CAPTURE_RANGE = "capture"
-"""Name of the range around the profiled steps."""
+CAPTURE_RANGE = "capture"  # name of the range around the profiled steps
 
-REPORTS = (".nsys-rep", ".qdrep")
-"""Endings of reports, newest first."""
+REPORTS = (".nsys-rep", ".qdrep")  # endings of reports, newest first
 
 _WANTED = (
     ("--trace", "cuda,nvtx"),
@@ -52,10 +49,8 @@ class Nsys:
     """An installed Nsight Systems."""
 
     path: str
-    version: str
-    """The output of ``nsys --version``."""
-    help: Mapping[str, str]
-    """Text of ``nsys profile --help`` by option."""
+    version: str  # the output of ``nsys --version``
+    help: Mapping[str, str]  # text of ``nsys profile --help`` by option
 
     def command(self, output: Path, cuda: bool) -> list[str]:
         """The command that profiles one rank, without the program it runs.

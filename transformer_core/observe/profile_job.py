@@ -64,8 +64,7 @@ class CaptureOrder(TrainingOrder):
     work = "transformer_core.observe.profiler"
 
     profiling: Profiling
-    profiler: Literal["nsys", "torch"]
-    """The one that records."""
+    profiler: Literal["nsys", "torch"]  # the one that records
 
     @property
     def title(self) -> str:

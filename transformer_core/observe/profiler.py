@@ -34,8 +34,7 @@ class Capturing(Observer):
         self.setup = setup
         self.recording = recording
         self.first, self.last = warmup + 1, warmup + steps
-        self.timed = range(self.first, self.last + 1)
-        """Steps that DDP's own timers describe."""
+        self.timed = range(self.first, self.last + 1)  # steps that DDP's own timers describe
         if has_slow_timers(setup):
             self.timed = range(self.last + 1, self.last + steps + 1)
         self.seconds: list[float] = []

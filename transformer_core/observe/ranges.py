@@ -134,8 +134,7 @@ def mark_forward(module: torch.nn.Module, mark: Mark, phase: str = FORWARD) -> N
     module.register_forward_hook(leave)
 
 
-ROOT = "model"
-"""The path of the whole model."""
+ROOT = "model"  # the path of the whole model
 
 Range = contextlib.AbstractContextManager[Any]
 

@@ -42,8 +42,7 @@ class Hello:
 
     side: str
     rank: int
-    topology: Topology | None = None
-    """Null for a user's script."""
+    topology: Topology | None = None  # null for a user's script
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ class Report:
 class Task:
     """A task for a side. A measurement may add its own: a dataclass of JSON values."""
 
-    answer: ClassVar[Any] = None
-    """Type of the answer of each rank."""
+    answer: ClassVar[Any] = None  # type of the answer of each rank
     _kinds: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:

@@ -33,12 +33,9 @@ still running would abort."""
 class Host:
     """This host's place in a run."""
 
-    node_rank: int
-    """0 for the first, which holds rank 0."""
-    address: str
-    """Address of the first."""
-    port: int
-    """Port on the first where the processes find one another."""
+    node_rank: int  # 0 for the first, which holds rank 0
+    address: str  # address of the first
+    port: int  # port on the first where the processes find one another
 
 
 def this_host() -> Host | None:
@@ -81,12 +78,9 @@ class Hosts:
     that its processes run and its options."""
 
     nodes: int
-    processes: int
-    """On each host."""
-    timeout: float
-    """Seconds to wait for the other hosts."""
-    place: int = 0
-    """Added to the port; one for each run at the same time."""
+    processes: int  # on each host
+    timeout: float  # seconds to wait for the other hosts
+    place: int = 0  # added to the port; one for each run at the same time
 
     @property
     def command(self) -> list[str]:
@@ -98,12 +92,9 @@ class Hosts:
 class Step:
     """The part of a job step over several hosts that runs on this one."""
 
-    node_rank: int
-    """Number of this host in the step."""
-    nodes: str
-    """All hosts, as Slurm abbreviates them."""
-    name: str
-    """Job and step."""
+    node_rank: int  # number of this host in the step
+    nodes: str  # all hosts, as Slurm abbreviates them
+    name: str  # job and step
 
     def first_address(self) -> str:
         """Address at which Slurm itself reaches the first host."""

@@ -27,11 +27,9 @@ from transformer_core.parallel.link_times import burst_bytes
 from transformer_core.run.host_processes import INTERFACE_VARIABLES, Hosts
 from transformer_core.run.statuses import end_with_parent
 
-DEVICE = "link0"
-"""Name of the network device in either namespace."""
+DEVICE = "link0"  # name of the network device in either namespace
 
-ADDRESSES = ("10.99.0.1", "10.99.0.2")
-"""Addresses of the two hosts, invisible from outside."""
+ADDRESSES = ("10.99.0.1", "10.99.0.2")  # addresses of the two hosts, invisible from outside
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of sched.h
 _QUEUE = "50ms"
@@ -46,10 +44,8 @@ class NamespacesUnavailableError(Exception):
 class Namespace:
     """One of the two hosts."""
 
-    address: str
-    """Its address on the link."""
-    file: int
-    """Open file that holds the namespace."""
+    address: str  # its address on the link
+    file: int  # open file that holds the namespace
 
     def enter(self) -> None:
         """Moves this thread into it; for a process between fork and exec."""
@@ -138,11 +134,9 @@ def _tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
-GRACE = 8.0
-"""Seconds that a host has to end by itself after the other one failed."""
+GRACE = 8.0  # seconds that a host has to end by itself after the other one failed
 
-PORT = 29_500
-"""Port of the rendezvous in a namespace, which nothing else uses."""
+PORT = 29_500  # port of the rendezvous in a namespace, which nothing else uses
 
 
 @dataclass(frozen=True)
@@ -150,16 +144,11 @@ class Linked:
     """Two hosts and the link between them, as this program is told in JSON before the module that
     their processes run and its options."""
 
-    processes: int
-    """On each host."""
-    timeout: float
-    """Seconds that they wait for one another."""
-    link: LinkKind
-    """How the link is made."""
-    bandwidth: float
-    """Bits per second."""
-    gpus: Sequence[str] = ()
-    """UUIDs of the GPUs that the hosts share out."""
+    processes: int  # on each host
+    timeout: float  # seconds that they wait for one another
+    link: LinkKind  # how the link is made
+    bandwidth: float  # bits per second
+    gpus: Sequence[str] = ()  # UUIDs of the GPUs that the hosts share out
 
     @property
     def command(self) -> list[str]:

@@ -23,17 +23,12 @@ class Order(Schema):
 
     work: ClassVar[str] = ""
     """Module whose ``work`` does what is ordered; by default that of the order's class."""
-    worker: ClassVar[str] = "transformer_core.run.worker"
-    """Program of the processes."""
+    worker: ClassVar[str] = "transformer_core.run.worker"  # program of the processes
 
-    spec: RunSpec
-    """The run spec to execute."""
-    output: Path
-    """Folder of the results, of this order, and of the reports of unfinished workers."""
-    command: str
-    """The command that makes the result again."""
-    log_file: Path | None = None
-    """File for plain log lines."""
+    spec: RunSpec  # the run spec to execute
+    output: Path  # folder of the results, of this order, and of the reports of unfinished workers
+    command: str  # the command that makes the result again
+    log_file: Path | None = None  # file for plain log lines
 
     @property
     def title(self) -> str:
@@ -74,5 +69,4 @@ def shard_manifests(data: Path) -> list[Path]:
 class TrainingOrder(Order):
     """An order to train on a corpus."""
 
-    data: Path
-    """results/data/<corpus>, with the shards."""
+    data: Path  # results/data/<corpus>, with the shards

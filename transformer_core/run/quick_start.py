@@ -1,8 +1,6 @@
 """Starts a worker, or several on one host, without the time that starting and ending Python takes.
 
-``python -m transformer_core.run.quick_start MODULE ...`` does what ``python -m
-MODULE ...``
-does. Garbage is not looked for while torch is imported, and nothing is taken apart at the end: both
+``python -m transformer_core.run.quick_start MODULE ...`` does what ``python -m MODULE ...`` does. Garbage is not looked for while torch is imported, and nothing is taken apart at the end: both
 take as long as the import itself, in which there is no garbage, and the kernel takes back all at
 once.
 
@@ -24,9 +22,9 @@ import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from transformer_core.run.warm_start import start_warm
+from transformer_core.run.warm_start import Program, start_warm
 
 
 def imported(worker: str, *others: str) -> ModuleType:
@@ -89,22 +87,6 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     return 0
 
 
-class Program(Protocol):
-    """A module to run as a program."""
-
-    @property
-    def module(self) -> str:
-        """Its dotted name."""
-
-    @property
-    def options(self) -> Sequence[str]:
-        """Its command line."""
-
-    @property
-    def processes(self) -> int | None:
-        """As many forks at once, under torchrun's agent; None for this process."""
-
-
 def carry_out(program: Program) -> int:
     """Run it here; the exit code."""
     if program.processes is not None:
@@ -128,8 +110,8 @@ def main() -> int:
     )
     parser.add_argument("module", help="module whose main() is run")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="its options")
-    program = parser.parse_args()
-    start_warm(program.module, program.options, program.processes)
+    program = Program(**vars(parser.parse_args()))
+    start_warm(program)
     return carry_out(program)
 
 

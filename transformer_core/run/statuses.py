@@ -28,8 +28,7 @@ from transformer_core.run import oom
 _SAME_GPU = "Duplicate GPU detected"
 """NCCL's words (init.cc) where two ranks of a communicator are on one device."""
 
-CHECKPOINTS = "checkpoint"
-"""Folder of a run's checkpoints, beside its results."""
+CHECKPOINTS = "checkpoint"  # folder of a run's checkpoints, beside its results
 
 # Opened here, not where it is used: little is allowed between fork and exec.
 _LIBRARY = ctypes.CDLL(None)
@@ -39,20 +38,16 @@ _TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
 
 
 Record = TypeVar("Record", bound=Schema)
-ENDS = ("status", "reason", "traceback")
-"""Fields of a result that describe its end."""
+ENDS = ("status", "reason", "traceback")  # fields of a result that describe its end
 
 
 class Outcome(Ending):
     """How unfinished workers ended."""
 
     traceback: str | None = None
-    rank: int | None = None
-    """The process that reports it; null if its supervisor does."""
-    time: float = 0.0
-    """When it was reported, in seconds since the epoch."""
-    again: bool = False
-    """Whether another attempt may succeed: this is not a lasting result."""
+    rank: int | None = None  # the process that reports it; null if its supervisor does
+    time: float = 0.0  # when it was reported, in seconds since the epoch
+    again: bool = False  # whether another attempt may succeed: this is not a lasting result
     signal: int = 0
     """The signal that ended the processes before they could say why; 0 for another end."""
 

@@ -100,28 +100,33 @@ _START_SECONDS = 120.0
 """Seconds that a server may take to start, with all of its imports on a busy machine."""
 _REQUEST_SECONDS = 5.0
 _REQUEST_BYTES = 1 << 20
-IDLE_SECONDS = 60.0
-"""Idle seconds after which the memory is worth more than a fast next start."""
-_IDLE_SECONDS_OF_GROUP = 5.0
-"""The same for a group, which starts once and then ends."""
+IDLE_SECONDS = 60.0  # idle seconds after which the memory is worth more than a fast next start
+_IDLE_SECONDS_OF_GROUP = 5.0  # the same for a group, which starts once and then ends
 
 
 # The side that starts a program
 
 
-def start_warm(module: str, options: Sequence[str], processes: int | None = None) -> None:
-    """Run ``module`` with ``options`` in a fork of this host's server, and end this process as that
-    ends; ``processes`` as in :func:`transformer_core.run.quick_start.fork`.
+@dataclass(frozen=True)
+class Program:
+    """A module to run as a program, alone or as ``processes`` forks under torchrun's agent."""
+
+    module: str
+    options: Sequence[str]
+    processes: int | None
+
+
+def start_warm(program: Program) -> None:
+    """Run ``program`` in a fork of this host's server, and end this process as that ends.
 
     Returns where there is no server to be had, and before anything has run.
     """
-    request = {"module": module, "options": [*options], "processes": processes}
     with contextlib.suppress(OSError, ValueError):
         owner = server_owner()
         if owner is not None:
-            with _connected(owner, is_job(module)) as server:
+            with _connected(owner, is_job(program.module)) as server:
                 server.settimeout(_START_SECONDS)
-                text = json.dumps(request | {"environment": dict(os.environ)}).encode()
+                text = json.dumps(vars(program) | {"environment": dict(os.environ)}).encode()
                 socket.send_fds(server, [text], [0, 1, 2])
                 if server.recv(1):
                     _stand_for(server)
@@ -257,16 +262,11 @@ def _digest(found: object) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Program):
     """A program to run in a fork."""
 
-    module: str
-    options: Sequence[str]
-    processes: int | None
-    """As in :func:`transformer_core.run.quick_start.fork`; None for one process."""
     environment: Mapping[str, str]
-    streams: Sequence[int]
-    """Standard input, output and error."""
+    streams: Sequence[int]  # standard input, output and error
 
 
 def read_request(connection: socket.socket) -> Request:
@@ -435,8 +435,7 @@ def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoR
     quick_start.to_the_end(lambda: quick_start.carry_out(request))
 
 
-Pages = Sequence[tuple[int, int]]
-"""Runs of pages: address and number."""
+Pages = Sequence[tuple[int, int]]  # runs of pages: address and number
 
 _SIZE = 4096
 _PRESENT, _OF_FILE = 1 << 63, 1 << 61
@@ -469,11 +468,9 @@ def file_pages() -> Pages:
 
 def map_pages(pages: Pages) -> None:
     """Read a byte of each page."""
-    import numpy as np
-
     for address, number in pages:
-        run = (ctypes.c_ubyte * (number * _SIZE)).from_address(address)
-        int(np.frombuffer(memoryview(run).cast("B"), np.uint8)[::_SIZE].sum())
+        for page in range(number):
+            ctypes.c_ubyte.from_address(address + page * _SIZE).value  # noqa: B018
 
 
 def main() -> None:

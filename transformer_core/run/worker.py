@@ -40,8 +40,7 @@ class Program:
 
     def __init__(self, order: Order, began: float) -> None:
         self.order = order
-        self.began = began
-        """When this process began its work, in seconds since the epoch."""
+        self.began = began  # when this process began its work, in seconds since the epoch
 
     @cached_property
     def process(self) -> Process:

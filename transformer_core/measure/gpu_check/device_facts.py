@@ -33,10 +33,8 @@ from transformer_core.techniques.residual_norm import added_and_normalized, by_t
 
 ROOT = Path(__file__).parents[3]
 NVML_PACKAGES = ("nvidia-ml-py", "nvidia-ml-py3")
-OTHERS = "nvml"
-"""Folder of the checkout for the package that is not installed."""
-_MEETING_SECONDS = 30
-"""Seconds that ranks wait for one another."""
+OTHERS = "nvml"  # folder of the checkout for the package that is not installed
+_MEETING_SECONDS = 30  # seconds that ranks wait for one another
 _TOLD = ("CUDA", "NCCL", "TORCH", "PYTORCH", "NVIDIA", "OMP_", "TRITON")
 """Prefixes of the environment variables that are reported."""
 

@@ -19,8 +19,7 @@ from transformer_core.common.progress import log
 from transformer_core.measure.gpu_check.device_facts import no_device
 
 ROOT = Path(__file__).parents[3]
-_TEXT = 4000
-"""Characters kept of a test's output: its end, where the error is."""
+_TEXT = 4000  # characters kept of a test's output: its end, where the error is
 
 
 def missing() -> str | None:

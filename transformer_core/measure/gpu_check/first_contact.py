@@ -34,12 +34,9 @@ from transformer_core.study.variants import read_variants
 ROOT = Path(__file__).parents[3]
 STUDY = ROOT / "config/studies/h200.yaml"
 SMALL_GPT = Path(__file__).with_name("small_gpt.py")
-SECONDS = 240.0
-"""Time for all probes."""
-TOLD = 2_000
-"""Characters kept of the end of an error."""
-START_SECONDS = 5.0
-"""Time that must be left to start a process, which takes some to import torch."""
+SECONDS = 240.0  # time for all probes
+TOLD = 2_000  # characters kept of the end of an error
+START_SECONDS = 5.0  # time that must be left to start a process, which takes some to import torch
 Found = dict[str, Any]
 
 
@@ -49,8 +46,7 @@ class Probe:
 
     look: Callable[[str], Found]
     """Finds out about an item. Its status is ok unless it says otherwise."""
-    seconds: float
-    """Time for all its items at most."""
+    seconds: float  # time for all its items at most
     items: Callable[[], list[str]] = lambda: [""]
     needs_device: bool = True
 

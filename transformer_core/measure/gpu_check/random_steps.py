@@ -23,8 +23,7 @@ from transformer_core.training.assemble import Trainer, equip
 from transformer_core.training.loop import optimizer_step
 
 VOCABULARY = 30_000
-ROWS, WIDTH = 64, 32
-"""Rows of a micro-batch, and tokens of one on either side."""
+ROWS, WIDTH = 64, 32  # rows of a micro-batch, and tokens of one on either side
 
 
 @contextlib.contextmanager
