@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from length_stores import normal_text, store_of
-from pair_files import make_store, steady
+from pair_files import make_store, normal_text, steady, store_of
 
 from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.arrays import Ragged
@@ -142,21 +141,6 @@ def test_windows_grow_with_the_batches_up_to_a_limit():
     assert first_window(100_000) == module.LARGEST_WINDOW
 
 
-def test_a_window_takes_blocks_from_all_over_the_corpus():
-    pairs = 6 * module.WINDOW + 100
-    store = store_of(np.full(pairs, 1), np.full(pairs, 1))
-    seen = []
-    for epoch in range(2):
-        for window in plan_epoch(store, fixed(64), 1, epoch):
-            sixths = np.histogram(np.concatenate(window.rows), bins=6, range=(0, pairs))[0]
-            assert sixths.min() > 0.5 * len(window.order) / 6
-            assert sixths.max() < 2 * len(window.order) / 6
-            sizes = window.spans[:, 1] - window.spans[:, 0]
-            assert np.median(sizes) == module.BLOCK
-        seen.append({tuple(span) for span in window.spans.tolist()})
-    assert not seen[0] & seen[1], "blocks begin elsewhere in the next epoch"
-
-
 @steady
 @given(lengths=lengths, tokens=st.integers(1, 400), seed=st.integers(0, 9))
 def test_budget_holds_unless_one_pair_exceeds_it(lengths, tokens, seed):
@@ -179,12 +163,6 @@ def test_cut_is_greedy(lengths, tokens):
             together = [source + 1, target + 1]
         longest = together
     assert cut_by_tokens(sources, targets, tokens).tolist() == [*starts, len(sources)]
-
-
-def test_a_batch_may_use_the_whole_budget():
-    lengths = np.full(7, 4)
-    assert cut_by_tokens(lengths, lengths, 30).tolist() == [0, 3, 6, 7]
-    assert cut_by_tokens(lengths, lengths, 29).tolist() == [0, 2, 4, 6, 7]
 
 
 @steady
@@ -257,13 +235,6 @@ def test_little_padding_on_normal_text(pairs, tokens):
     assert np.median(padded) > 0.95 * tokens
 
 
-def test_batches_come_in_random_order_of_length():
-    sources, targets = normal_text(20_000)
-    rows = plan(sources, targets, TokenBudget(tokens=2_048))
-    means = np.array([sources[batch].mean() for batch in rows])
-    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.2
-
-
 def test_lengths_beyond_16_bits():
     sources, targets = np.array([70_000, 3, 70_001, 3]), np.array([70_000, 3, 2, 3])
     rows = plan(sources, targets, TokenBudget(tokens=100))
@@ -318,24 +289,6 @@ def test_every_number_once_and_each_part_by_itself(count, keys, data):
     start = data.draw(st.integers(0, count))
     stop = data.draw(st.integers(start, count))
     assert permute(np.arange(start, stop), count, keys).tolist() == whole[start:stop].tolist()
-
-
-def test_order_looks_random():
-    """Neither places nor neighbours tell where a number comes; other keys, other order."""
-    count = 10_000
-    places = np.arange(count)
-    random = np.random.default_rng(1)
-    orders = [
-        permute(places, count, random.integers(2**63, size=ROUNDS).astype(np.uint64)) for _ in "ab"
-    ]
-    for order in orders:
-        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
-        assert 0.48 < (np.diff(order) > 0).mean() < 0.52
-        hundreds = np.histogram(order[:1_000], bins=10, range=(0, count))[0]
-        assert hundreds.min() > 60
-        assert hundreds.max() < 140
-    assert (orders[0] == orders[1]).sum() < 10
 
 
 @pytest.mark.parametrize("count", [5, 1_000_003])

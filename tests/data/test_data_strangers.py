@@ -294,26 +294,6 @@ def test_a_redirect_to_another_host_is_logged(
     assert "a:b" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("location", "said"),
-    [
-        ("http://[::1", "no address on the web"),
-        ("file:///etc/passwd", "no address on the web"),
-        ("/again", "leads on more than 5 times"),
-    ],
-)
-def test_a_redirect_that_leads_nowhere(
-    tmp_path: Path, serve: Any, location: str, said: str
-) -> None:
-    here = serve(lambda path: (302, {"Location": location}, b""))
-    refused(lambda: fetch(f"http://{here}/train.en", tmp_path), said)
-
-
-def test_a_length_of_5000_digits(tmp_path: Path, serve: Any) -> None:
-    here = serve(lambda path: (200, {"Content-Length": "9" * 5_000}, CONTENT))
-    assert fetch(f"http://{here}/train.en", tmp_path).read_bytes() == CONTENT
-
-
 ENDLESS = {
     "headers": (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"a"),
     "informational": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
@@ -415,14 +395,6 @@ def too_large(path: Path) -> None:
         assert word in done.stdout, done
 
 
-@pytest.mark.slow
-def test_a_page_larger_than_the_memory(tmp_path: Path) -> None:
-    source = pa.array(["a", "b", "x" * 100_000_000])
-    path = tmp_path / "page.parquet"
-    pq.write_table(table(source), path, compression="zstd", use_dictionary=False)
-    too_large(path)
-
-
 @pytest.mark.parametrize("store_schema", [True, False])
 def test_a_dictionary_with_one_long_text(tmp_path: Path, store_schema: bool) -> None:
     path = tmp_path / "dictionary.parquet"
@@ -483,10 +455,9 @@ def test_files_of_a_folder_are_counted_on(tmp_path: Path) -> None:
     refused(lambda: datasets(tmp_path), "data-1.arrow", "column source of row 4")
 
 
-@pytest.mark.parametrize("store_schema", [True, False])
-def test_long_documents_are_read_a_few_at_a_time(tmp_path: Path, store_schema: bool) -> None:
+def test_long_documents_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "documents.parquet"
     documents = [f"{number} " * 40_000 for number in range(500)]
-    pq.write_table(table(pa.array(documents)), path, store_schema=store_schema)
+    pq.write_table(table(pa.array(documents)), path)
     rows = list(parquet(path, ReadingLimits(memory=2**29)))
     assert [row.source for row in rows] == documents

@@ -26,10 +26,9 @@ from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.grammar.stream import generate
 from transformer_core.data.sharding import job
-from transformer_core.data.sharding.job import Part, write_shards
-from transformer_core.data.sharding.merge_parts import gather
+from transformer_core.data.sharding.finished import gather
+from transformer_core.data.sharding.job import Part, context_rows, write_shards
 from transformer_core.data.sharding.shard_store import open_shards
-from transformer_core.data.sharding.shard_writer import context_rows
 from transformer_core.data.tokenizing.encoding import Encoded
 from transformer_core.data.tokenizing.job import load_tokenizer
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
@@ -188,7 +187,7 @@ def test_a_killed_job_goes_on_with_whole_texts(made, tmp_path, monkeypatch):
 
     def killed(writer, *piece):
         written(writer, *piece)
-        if writer._done.manifest.shards:
+        if writer._manifest.shards:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -1,17 +1,33 @@
+"""Tokenizers: trained here, or there already: their tokens stay, the ids 0 to 3 become ours."""
+
 import hashlib
 import json
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pair_files import ENGLISH, GERMAN, steady, write_pairs, write_tokenizer
+from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import Tokenizer as Bpe
+from tokenizers_of_all_kinds import BY_WORD, PLAIN
 from transformers import PreTrainedTokenizerFast
 
-from schemas.config.data import Tokenizer
+from benchmarks._adversarial import adversarial_lines
+from schemas.config.data import SentencePieceModel, Tokenizer, TokenizerFile
 from schemas.results import TokenizerReport
 from tests.orders import run_job
 from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.tokenizing import existing as existing_tokenizers
 from transformer_core.data.tokenizing import job
+from transformer_core.data.tokenizing.encoding import Encoder
+from transformer_core.data.tokenizing.existing import (
+    convert,
+    read_file,
+    special_names,
+    speller,
+)
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer, train
 from transformer_core.data.tokenizing.special_tokens import (
     BOS,
@@ -162,3 +178,200 @@ def _run(folder, settings):
         output=folder / "new" / "tokenizer.json",
         report=folder / "report.json",
     )
+
+
+KINDS = [
+    "gpt2",
+    "metaspace_bpe",
+    "whitespace",
+    "unigram_always",
+    "word_piece",
+    "word_level",
+    "nfkc",
+]
+TEXTS = [*ENGLISH, *GERMAN, "unseen Wörter: ŋ ☃", *adversarial_lines(100)]
+# A foreign Unigram finds its <unk> in text; it does not once it is ours.
+SPELLED = [text for text in TEXTS if "<unk>" not in text]
+
+
+def saved(folder, tokenizer):
+    path = folder / "theirs.json"
+    path.write_text(tokenizer.to_str(), encoding="utf-8")
+    return path
+
+
+def converted(path, vocabulary=None):
+    try:
+        return convert(TokenizerFile(kind="file", path=str(path), vocabulary=vocabulary or 5))
+    except CorpusError as error:
+        assert vocabulary is None
+        return converted(path, int(str(error).rsplit(": ", 1)[1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_spelled_as_before(tmp_path, kind):
+    theirs = (BY_WORD | PLAIN)[kind]()
+    theirs.post_processor = processors.TemplateProcessing(
+        single="$A " + theirs.id_to_token(0), special_tokens=[(theirs.id_to_token(0), 0)]
+    )
+    theirs.enable_truncation(3)
+    theirs.enable_padding()
+    ours, spell = converted(saved(tmp_path, theirs))
+    names = special_names(ours)
+    assert [name.removesuffix(existing_tokenizers._MARK) for name in names] == list(SPECIAL_NAMES)
+    assert ours.get_vocab_size() == max(ours.get_vocab().values()) + 1
+    found = speller(ours, names[UNK])(SPELLED)
+    assert found == spell(SPELLED)
+    assert any(len(spelled) > 3 for spelled in found)
+    ids = [encoding.ids for encoding in ours.encode_batch(TEXTS)]
+    assert min(min(row, default=UNK) for row in ids) >= UNK, "text gives padding or ends"
+
+
+@pytest.mark.parametrize("kind", ["unigram_always", "word_piece"])
+def test_words_are_still_encoded_by_themselves(tmp_path, kind):
+    path = saved(tmp_path, BY_WORD[kind]())
+    (tmp_path / "tokenizer.json").write_text(converted(path)[0].to_str(), encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    encoder = Encoder(tokenizer)
+    assert encoder.by_word
+    encoded = encoder.encode(pa.array(TEXTS, pa.large_string()))
+    wanted = [encoding.ids for encoding in tokenizer.encode_batch(TEXTS)]
+    assert [row.tolist() for row in np.split(encoded.ids, encoded.offsets[1:-1])] == wanted
+
+
+def test_own_special_tokens_go_and_added_ones_stay(tmp_path):
+    theirs = BY_WORD["gpt2"]()
+    theirs.decoder = decoders.ByteLevel()
+    theirs.add_special_tokens(["<|endoftext|>", "<s>"])
+    theirs.add_tokens([AddedToken("grüne Wiese", normalized=False)])
+    ours, spell = converted(saved(tmp_path, theirs))
+    assert ours.token_to_id("<|endoftext|>") is None
+    assert [ours.token_to_id(name) for name in SPECIAL_NAMES] == [0, 1, 2, 3]
+    text = "A grüne Wiese.<|endoftext|><s>"
+    assert "grüne Wiese" in ours.encode(text).tokens
+    assert speller(ours, None)([text]) == spell([text])
+    assert detokenize(ours, [*ours.encode(text).ids, EOS, 5]) == text
+
+
+def test_older_merges_are_read(tmp_path):
+    theirs = BY_WORD["gpt2"]()
+    settings = json.loads(theirs.to_str())
+    settings["model"]["merges"] = [" ".join(pair) for pair in settings["model"]["merges"]]
+    path = tmp_path / "theirs.json"
+    path.write_text(json.dumps(settings))
+    ours, spell = converted(path)
+    assert speller(ours, None)(TEXTS) == spell(TEXTS)
+
+
+def test_the_wrong_size_is_told_with_the_right_one(tmp_path):
+    path = saved(tmp_path, BY_WORD["gpt2"]())
+    size = Bpe.from_file(str(path)).get_vocab_size() + len(SPECIAL_NAMES)
+    with pytest.raises(CorpusError, match=f"remedy: set tokenizer.vocabulary: {size}"):
+        convert(TokenizerFile(kind="file", path=str(path), vocabulary=size + 1))
+
+
+def test_what_is_no_tokenizer_is_named(tmp_path):
+    path = tmp_path / "theirs.json"
+    for content in ("{}", "no JSON"):
+        path.write_text(content)
+        with pytest.raises(CorpusError, match=r"theirs\.json: is not a tokenizer"):
+            convert(TokenizerFile(kind="file", path=str(path), vocabulary=99))
+    with pytest.raises(CorpusError, match=r"none\.json: is not a tokenizer"):
+        convert(TokenizerFile(kind="file", path=str(tmp_path / "none.json"), vocabulary=99))
+
+
+def run(folder, settings):
+    write_pairs(folder / "p.arrow", ENGLISH * 3, GERMAN * 3)
+    output, report = folder / "tokenizer.json", folder / "report.json"
+    pairs = folder / "p.arrow"
+    code = run_job("tokenizer", tokenizer=settings, pairs=pairs, output=output, report=report)
+    return code, output, report
+
+
+def test_job_takes_a_file_and_compares(tmp_path, capsys):
+    path = saved(tmp_path, BY_WORD["word_piece"]())
+    size = converted(path)[0].get_vocab_size()
+    settings = {"kind": "file", "path": str(path), "vocabulary": size}
+    code, output, report_path = run(tmp_path, settings)
+    assert code == 0
+    report = TokenizerReport.model_validate_json(report_path.read_text())
+    assert (report.source, report.vocabulary, report.sample_pairs) == (str(path), size, 12)
+    assert report.different == 0
+    assert report.inexact == 24, "lower case does not come back"
+    assert load_tokenizer(output).get_vocab_size() == size
+    assert run(tmp_path, settings | {"vocabulary": size + 1})[0] == 1
+    assert f"set tokenizer.vocabulary: {size}" in capsys.readouterr().err
+    assert run(tmp_path, {"kind": "fill"})[0] == 1
+    assert "tokenizer" in capsys.readouterr().err
+
+
+# SentencePiece
+
+SENTENCES = [*ENGLISH, *GERMAN] * 20
+
+
+def sentencepiece_model(folder, **options):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
+    prefix = str(folder / "theirs")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_prefix=prefix,
+        vocab_size=options.pop("vocab_size", 90),
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return folder / "theirs.model"
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+        {"byte_fallback": True, "vocab_size": 350},
+        {"add_dummy_prefix": False, "user_defined_symbols": ["Wiese", "☃"]},
+        {"bos_id": 0, "unk_id": 3, "eos_id": 2, "pad_id": 1, "control_symbols": ["<x>"]},
+    ],
+    ids=["default", "identity", "byte_fallback", "no_prefix", "other_ids"],
+)
+def test_a_sentencepiece_model_is_spelled_as_by_itself(tmp_path, model_type, options):
+    path = sentencepiece_model(tmp_path, model_type=model_type, **options)
+    texts = [*ENGLISH, *GERMAN, "unseen Wörter: ŋ ☃ <x> <s>", "zwei  Leerzeichen", "ﬁ ½"]
+    size = existing_tokenizers.with_special_tokens(
+        existing_tokenizers.read_sentencepiece(path), path
+    ).get_vocab_size()
+    settings = SentencePieceModel(kind="sentencepiece", path=str(path), vocabulary=size)
+    ours, spell = convert(settings)
+    assert speller(ours, special_names(ours)[UNK])(texts) == spell(texts)
+    assert [detokenize(ours, ours.encode(text).ids) for text in ENGLISH] == ENGLISH
+
+
+def test_sentencepiece_models_that_cannot_be_used(tmp_path, monkeypatch):
+    def read(path):
+        return convert(SentencePieceModel(kind="sentencepiece", path=str(path), vocabulary=99))
+
+    words = sentencepiece_model(tmp_path, model_type="word", vocab_size=20)
+    with pytest.raises(CorpusError, match="of words or characters"):
+        read(words)
+    (tmp_path / "no.model").write_bytes(b"\xffno model")
+    with pytest.raises(CorpusError, match=r"no\.model: is not a SentencePiece model"):
+        read(tmp_path / "no.model")
+    (tmp_path / "no.model").write_bytes(b"")
+    with pytest.raises(CorpusError, match="holds no pieces"):
+        read(tmp_path / "no.model")
+    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    with pytest.raises(CorpusError, match=r"pip install .*\[sentencepiece\]"):
+        read(words)
+
+
+@pytest.mark.parametrize("number", [2**31, 2**32 - 1])
+def test_a_token_with_an_enormous_id_is_refused(tmp_path, number):
+    settings = json.loads(Bpe(models.BPE({"a": 0, "b": 1}, [])).to_str())
+    settings["model"]["vocab"]["b"] = number
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(CorpusError, match=f"the id {number:,}"):
+        read_file(path)

@@ -1,16 +1,34 @@
-"""``python -m transformer_core.trace``: files of users, and what goes wrong."""
+"""``python -m transformer_core.trace`` and its ``diff``: what is read, listed, printed and compared."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from traces import complete, kineto, on_device, training_report
+from traces import complete, kineto, mark, on_device, training_report
+from traces import event_table as table_of
 
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
+from transformer_core.trace.compare import (
+    REGRESSION,
+    Change,
+    difference,
+    lists_all_kernels,
+    read_profile,
+)
 from transformer_core.trace.events import event_table
+from transformer_core.trace.events.arrow import events_of, integers, numbers, strings
+from transformer_core.trace.events.arrow import table_of as arrow_table
+from transformer_core.trace.events.event_table import Events, Window
+from transformer_core.trace.events.process import TraceError
+from transformer_core.trace.readers import files as reading
+from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.terminal import short
 
 KERNEL = [on_device("kernel", "sgemm", 0, 5, 1)]
 
@@ -71,12 +89,6 @@ def test_traces_of_two_profilers(tmp_path: Path, capsys: pytest.CaptureFixture[s
     paths = [training_report(tmp_path / "a.sqlite"), kineto(tmp_path / "b.json", KERNEL)]
     assert main([str(path) for path in paths]) == 1
     assert "give files of one profiler" in capsys.readouterr().err
-
-
-def test_no_files(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([])
-    assert "required: FILE" in capsys.readouterr().err
 
 
 def step(rank: int, name: str = "sgemm") -> list[dict[str, Any]]:
@@ -146,16 +158,6 @@ def test_perfetto_prints_its_file(traces: list[str], capfdbinary: Any) -> None:
     assert json.loads(capfdbinary.readouterr().out)["traceEvents"]
 
 
-def test_failures_are_said_on_standard_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nothing = kineto(tmp_path / "n.json", [complete("user_annotation", "phase:step", 0, 5)])
-    assert main([str(nothing)]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "holds no device event" in said.err
-
-
 def test_names_cannot_command_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,3 +172,308 @@ def test_names_cannot_command_a_terminal(
     text = said.out + said.err
     assert "emm" in text
     assert all(character.isprintable() for character in text.replace("\n", ""))
+
+
+ROWS = [
+    complete("cuda_runtime", "cudaLaunchKernel", 0, 1, correlation=1),
+    on_device("kernel", "gemm_large", 0, 2000, 1),
+    on_device("kernel", "gemm_small", 2000, 1000, 2),
+    on_device("kernel", "softmax", 3000, 1000, 3),
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return kineto(tmp_path / "trace.json", ROWS)
+
+
+def written(trace: Path, *arguments: str) -> Breakdown:
+    output = trace.with_name("out.json")
+    assert main([str(trace), "--output", str(output), *arguments]) == 0
+    return Breakdown.model_validate_json(output.read_text())
+
+
+def test_a_window_cuts_what_lies_across_its_edges(trace: Path) -> None:
+    (device,) = written(trace, "--from", "1", "--to", "2.5").devices
+    assert {kernel.name: kernel.time_ns for kernel in device.kernel_times} == {
+        "gemm_large": 1_000_000,
+        "gemm_small": 500_000,
+    }
+    assert device.span.window_ns == device.span.compute_ns == 1_500_000
+
+
+def test_moments_and_launches_in_a_window() -> None:
+    rows = [
+        *({"kind": "memory", "name": "m", "t0_ns": t, "t1_ns": t, "bytes": t} for t in (0, 10, 20)),
+        mark("forward", 0, 30, phase="forward"),
+        {"name": "k", "class": "compute", "t0_ns": 12, "t1_ns": 15, "launch_ns": 3},
+    ]
+    found = arrow_table(Window(10e-6, 20e-6).of(events_of(table_of(rows)))).to_pylist()
+    assert [(row["kind"], row["t0_ns"], row["t1_ns"]) for row in found] == [
+        ("memory", 10, 10),
+        ("range", 10, 20),
+        ("kernel", 12, 15),
+    ]
+    assert found[-1]["launch_ns"] == 3
+
+
+def test_kernels_by_name(trace: Path) -> None:
+    (device,) = written(trace, "--filter", "^gemm").devices
+    assert [kernel.name for kernel in device.kernel_times] == ["gemm_large", "gemm_small"]
+    assert device.kernel_times[0].share == 0.5, "of all kernels, listed or not"
+    (device,) = written(trace, "--top", "1").devices
+    assert [kernel.name for kernel in device.kernel_times] == ["gemm_large"]
+
+
+def test_an_event_table_stands_for_its_traces(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head: dict[str, Any] = {"distributedInfo": {"rank": 3, "world_size": 8}}
+    trace = kineto(trace, [*ROWS, on_device("kernel", "backwards", 9, -1, 4)], **head)
+    table = tmp_path / "events.parquet"
+    first = written(trace, "--events", str(table))
+    assert any("1 event was left out: they end before" in note for note in first.notes)
+    again = written(table)
+    same = {"viewer_files": [], "name": ""}
+    assert again.model_copy(update=same) == first.model_copy(update=same)
+    assert main(["diff", str(trace), str(table)]) == 0
+    with pytest.raises(TraceError, match="is a table of Parquet: give an event table alone"):
+        read_files([trace, table])
+
+
+def _view_outside(table: pa.Table) -> pa.Table:
+    """Texts whose numbers point behind the last of them."""
+    place = table.schema.get_field_index("name")
+    outside = pa.DictionaryArray.from_arrays(
+        pa.array([99] * len(table), pa.int32()), pa.array(["a"]), safe=False
+    )
+    return table.set_column(place, "name", outside)
+
+
+@pytest.mark.parametrize(
+    "damage", [_view_outside, lambda table: table.drop_columns(["t0_ns"]), lambda _: None]
+)
+def test_event_tables_of_strangers(trace: Path, tmp_path: Path, damage: Any) -> None:
+    path = tmp_path / "events.parquet"
+    table = damage(read_files([trace]).table)
+    if table is None:
+        path.write_bytes(b"PAR1" + bytes(64))
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            # As a file cannot hold the first of these, what stands for its reader returns it.
+            patch.setattr(pq, "read_table", lambda _: table)
+            path.touch()
+            with pytest.raises(TraceError, match="is not an event table"):
+                read_files([path])
+        return
+    with pytest.raises(TraceError, match="is not an event table"):
+        read_files([path])
+
+
+def test_large_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = [{"distributedInfo": {"rank": rank, "world_size": 2}} for rank in range(2)]
+    paths = [
+        kineto(tmp_path / f"{k}.json", [on_device("kernel", f"k{k}", 0, 5, 1)], **head)
+        for k, head in enumerate(heads)
+    ]
+    here = read_files(paths).table
+    monkeypatch.setattr(reading, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(reading, "_cores", lambda: 2)
+    assert read_files(paths).table.to_pylist() == here.to_pylist()
+    paths[1].write_text(json.dumps({"traceEvents": 3}))
+    with pytest.raises(TraceError, match=r"1\.json is not a torch"):
+        read_files(paths)
+
+
+def test_arrays_to_arrow_and_back() -> None:
+    values, absent = np.arange(12), np.arange(12) % 5 == 0
+    array = integers(values, pa.int32(), absent)
+    assert array.to_pylist() == [None if n % 5 == 0 else n for n in range(12)]
+    assert numbers(array.slice(3, 4), -1).tolist() == [3, 4, -1, 6]
+    assert numbers(integers(values, pa.int64()).slice(10), -1).tolist() == [10, 11]
+    assert strings(["ä", "", "b"]).to_pylist() == ["ä", "", "b"]
+    assert strings([]).to_pylist() == numbers(pa.nulls(0, pa.int64()), 0).tolist() == []
+    assert numbers(pa.nulls(3, pa.int64()), -7).tolist() == [-7, -7, -7]
+
+
+def test_an_empty_table_has_no_window() -> None:
+    assert len(Window(1.0, 2.0).of(Events())) == 0
+
+
+FIRST = {"sgemm": (10, 40), "gelu_kernel": (55, 5)}
+SECOND = {"sgemm": (10, 20), "softmax_kernel": (35, 5)}
+
+
+def profile(path: Path, kernels: dict[str, tuple[int, int]], steps: Sequence[int]) -> Path:
+    """A trace of steps of so many microseconds, one after another."""
+    rows: list[dict[str, Any]] = []
+    begin = number = 0
+    for length in steps:
+        rows.append(complete("user_annotation", "phase:step", begin, length))
+        rows.append(complete("user_annotation", "phase:forward", begin, length - 5))
+        for name, (t0, time) in kernels.items():
+            number += 1
+            launch = complete("cuda_runtime", "cudaLaunchKernel", begin + 1, 1, correlation=number)
+            rows += [launch, on_device("kernel", name, begin + t0, time, number)]
+        begin += length
+    return kineto(path, rows)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return (
+        profile(tmp_path / "first.json", FIRST, (100, 100)),
+        profile(tmp_path / "second.json", SECOND, (60, 60, 60)),
+    )
+
+
+def by_name(changes: Sequence[Change]) -> dict[str, float]:
+    return {change.name: round(change.difference_ms * 1e3, 6) for change in changes}
+
+
+def test_the_parts_explain_the_step(pair: tuple[Path, Path]) -> None:
+    found = difference(*map(read_profile, pair))
+    assert found.step.first_ms == pytest.approx(0.1)
+    assert found.step.second_ms == pytest.approx(0.06)
+    parts = by_name(found.parts)
+    assert (parts["computation"], parts["idle"]) == (-20, -20)
+    assert sum(parts.values()) == -40
+    assert {part.name for part in found.explanation} == {"computation", "idle"}
+    kernels = by_name(found.kernels)
+    assert list(kernels) == ["sgemm", "gelu_kernel", "softmax_kernel"]
+    assert kernels == {"sgemm": -20, "gelu_kernel": -5, "softmax_kernel": 5}
+    assert by_name(found.operators) == {"contraction": -20, "element_wise": -5, "normalization": 5}
+    assert by_name(found.phases) == {"forward": -20}
+
+
+def test_exit_codes(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = map(str, pair)
+    assert main(["diff", first, second]) == 0
+    said = capsys.readouterr().out
+    assert "The step differs by -0.040 ms" in said
+    assert main(["diff", second, first]) == REGRESSION
+    assert main(["diff", second, first, "--allowed", "70"]) == 0
+    assert main(["diff", first, first]) == 0
+    assert main(["diff", first, str(pair[0].parent / "none.json")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_what_is_printed(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = map(str, pair)
+    main(["diff", first, second])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"first:  {first}", f"second: {second}"]
+    assert lines[-1] == "A step takes 40.0 % less"
+    # Nothing was copied or sent.
+    assert not [line for line in lines if "copies" in line or "communication" in line]
+    main(["diff", second, first])
+    assert capsys.readouterr().out.endswith(
+        "A step takes 66.7 % longer, more than the 5 % allowed\n"
+    )
+    main(["diff", second, first, "--allowed", "70"])
+    assert capsys.readouterr().out.endswith("A step takes 66.7 % longer, of the 70 % allowed\n")
+    main(["diff", first, first])
+    assert capsys.readouterr().out.endswith("A step takes as long\n")
+
+
+def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "some" / "breakdown.json"
+    main([str(pair[0]), "--top", "1", "--output", str(output)])
+    some, whole = read_profile(output), read_profile(pair[0])
+    assert not lists_all_kernels(some)
+    assert lists_all_kernels(whole)
+    assert by_name(difference(some, whole).kernels) == {"sgemm": 0}
+    assert by_name(difference(whole, some).kernels) == {"sgemm": 0}
+    capsys.readouterr()
+    main(["diff", str(output), str(pair[0])])
+    assert f"note: {output} lists its longest kernels alone" in capsys.readouterr().out
+
+
+def test_names_that_fit() -> None:
+    kernel = "void at::native::(anonymous namespace)::reduce_kernel<512, Op<float>>(Op<float>, int)"
+    assert short(kernel, 58) == "reduce_kernel<512, Op<float>>"
+    long = "split_embedding_backward_codegen_rowwise_adagrad_kernel_cta_per_row_"
+    assert short(long + "1", 58) != short(long + "2", 58)
+    assert len(short(long + "1", 58)) == 58
+    assert short("(anonymous)", 58) == "(anonymous)"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["difff", "a", "b"], "difff is not a file; is the command diff meant?"),
+        (["perfeto", "a"], "perfeto is not a file; is the command perfetto meant?"),
+        (["diff", "a", "b", "--allowed", "-3"], "'-3' is not a number of at least 0"),
+        (["diff", "a", "b", "--allowed", "inf"], "'inf' is not a number of at least 0"),
+        (["diff", "a", "b", "--top", "0"], "'0' is not a whole number of at least 1"),
+        ([], "required: FILE"),
+        (["a", "--top", "0"], "'0' is not a whole number of at least 1"),
+        (["a", "--filter", "("], "'(' is not a regular expression"),
+        (["a", "--from", "x"], "'x' is not a number of milliseconds"),
+        (["a", "--from", "nan"], "'nan' is not a number of milliseconds"),
+        (["a", "--to", "1e30"], "'1e30' is not a number of milliseconds"),
+        (["a", "--to", "-5"], "--to must be later than --from"),
+        (["perfetto", "a", "--output", "b", "--from", "50", "--to", "10"], "--to must be later"),
+    ],
+)
+def test_words_that_mean_nothing(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert told in capsys.readouterr().err
+
+
+def test_a_breakdown_stands_for_its_traces(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "mine" / "breakdown.json"
+    assert main([str(pair[0]), "--name", "mine", "--output", str(output)]) == 0
+    assert read_profile(output.parent) == read_profile(output)
+    found = difference(read_profile(output), read_profile(pair[0]))
+    assert found.step.difference_ms == 0
+    assert found.explanation == []
+    assert all(change.difference_ms == 0 for change in found.kernels)
+
+
+def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["diff", str(empty), str(empty)]) == 1
+    assert "holds no traces" in capsys.readouterr().err
+    nothing = kineto(tmp_path / "n.json", [complete("user_annotation", "phase:step", 0, 5)])
+    assert main(["diff", str(nothing), str(nothing)]) == 1
+    assert "has nothing to compare" in capsys.readouterr().err
+
+
+def test_notes_on_what_is_unlike(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    bare = kineto(tmp_path / "bare.json", [on_device("kernel", "sgemm", 0, 5, 1)])
+    found = difference(read_profile(pair[0]), read_profile(bare))
+    (note,) = found.notes
+    assert note.startswith("bare.json marks no steps: times are of the work that the first did")
+
+
+def run_of(path: Path, steps: int, time: int = 10) -> Path:
+    """A trace without marks: so many times a kernel of so many microseconds, and a pause."""
+    rows = [on_device("kernel", "sgemm", 30 * k, time, k + 1) for k in range(steps)]
+    return kineto(path, [*rows, on_device("kernel", "last", 30 * steps, 0, steps + 1)])
+
+
+def test_without_steps_the_same_work_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recording three times as long is not slower."""
+    short_one, long_one = run_of(tmp_path / "a.json", 10), run_of(tmp_path / "b.json", 30)
+    assert main(["diff", str(short_one), str(long_one)]) == 0
+    said = capsys.readouterr().out
+    assert "mark no steps: times are of the work that the first did" in said
+    assert "the second did 3 times as much" in said
+    assert said.endswith("The same work takes as long\n")
+    slower = run_of(tmp_path / "c.json", 30, 15)
+    found = difference(read_profile(short_one), read_profile(slower))
+    assert by_name(found.kernels)["sgemm"] == pytest.approx(50)
+    other = kineto(tmp_path / "d.json", [on_device("kernel", "gemv", 0, 5, 1)])
+    assert main(["diff", str(short_one), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert "share no kernel: each whole trace stands for one" in said
+    assert said.endswith("Nothing can be said of the length of a step\n")

@@ -1,18 +1,29 @@
-"""The tree of modules, and operators by the shapes of their inputs."""
+"""Modules, operators by shapes, source lines, compiled kernels, CUDA graphs, ceilings and memory."""
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from traces import complete, event_table, kineto, mark, on_device, work
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.profiler import profile
+from traces import Report, complete, event_table, kineto, mark, on_device, work
+from traces import event_table as table_of
 
-from schemas.results import LayerUse, Roofline, ShapeUse
-from schemas.results.machine import Bandwidth, MatrixRate
+from schemas.results import LayerUse, ShapeUse
+from schemas.results.machine import Bandwidth, MatrixRate, Roofline
 from transformer_core.observe.ranges import allocated_mark, mark_layers, torch_range
+from transformer_core.trace import memory
+from transformer_core.trace.__main__ import main
+from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.summary import layers, roofline_share, shapes
+from transformer_core.trace.events import operators
 from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.events.operators import fused, kernel_class
 from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.tables import read_files as read_tables
 
 
 def by_path(rows: list[dict[str, Any]]) -> dict[str, LayerUse]:
@@ -143,7 +154,7 @@ def test_operators_by_shape() -> None:
         work("c", 80, 90, shapes="[9,9]", operator="aten::copy_", operator_class="other"),
         work("d", 90, 110),
     ]
-    first, second = shapes(rows_of(event_table(rows)))
+    first, second = shapes(rows_of(event_table(rows)), 9)
     assert (first.shapes, first.number_format, first.count) == ("[8,4] [4,2]", "bf16", 2)
     assert (first.time_ns, first.flops, first.bytes, first.share) == (70, 256, 224, 0.7)
     assert (second.number_format, second.flops, second.share) == (None, None, 0.1)
@@ -177,3 +188,264 @@ def test_the_share_of_the_roofline() -> None:
     assert roofline_share(use(500_000, 10, "element_wise"), roofline) == pytest.approx(1e-4)
     assert roofline_share(use(500_000, 10, form="fp16"), roofline) is None
     assert roofline_share(use(500_000, 10), roofline.model_copy(update={"memory": []})) is None
+
+
+TORCH = {
+    name.removeprefix("aten::").partition(".")[0]
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("aten::")
+}
+KNOWN = sorted(
+    (name if name in TORCH else f"_{name}") for name in ("_".join(p) for p in operators._PHRASES)
+)
+PLAIN = ["add", "mul", "relu", "mm", "_softmax", "_to_copy", "gelu", "gelu_backward", "t", "silu"]
+
+
+def test_names_that_are_known_are_those_of_torch() -> None:
+    assert set(KNOWN) <= TORCH | {"_embedding_dense"}
+
+
+@given(st.sets(st.sampled_from([*KNOWN, *PLAIN]), min_size=1, max_size=6))
+def test_operators_inside_a_compiled_kernel(inside: set[str]) -> None:
+    for kind in ("triton_poi", "triton_red", "triton_per", "triton_tem", "cpp"):
+        name = f"{kind}_fused_{'_'.join(sorted(inside))}_12"
+        assert fused(name) == tuple(sorted(inside))
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "found"),
+    [
+        ("triton_per_fused__softmax_add_3", "_softmax add", "normalization"),
+        ("triton_poi_fused_add_max_pool2d_with_indices_0", "add max_pool2d_with_indices", None),
+        ("triton_poi_fused__to_copy_view_0_0d1d2de", "_to_copy view", "other"),
+        ("triton_red_fused_nll_loss_backward_1", "nll_loss_backward", "normalization"),
+        ("triton__0d1d2de", "", None),
+        ("graph_0_cpp_fused_native_layer_norm_relu_0", "native_layer_norm relu", "normalization"),
+        ("cpp_fused_add_tanh_backward_4", "add tanh_backward", "element_wise"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "", "element_wise"),
+    ],
+)
+def test_names_of_compiled_kernels(name: str, inside: str, found: str | None) -> None:
+    assert fused(name) == tuple(inside.split())
+    assert found in (None, kernel_class(name))
+
+
+def test_endless_names_are_read_in_a_moment(tmp_path: Path) -> None:
+    names = [
+        "triton_poi_fused_" + "_1" * 300_000 + "!",
+        "a/" * 300_000,
+        "torch/" * 200_000 + "x.py(",
+    ]
+    rows = [on_device("kernel", name, 10 * k, 5, k + 1) for k, name in enumerate(names)]
+    rows += [complete("python_function", name, 0, 99) for name in names]
+    tables = read_tables([kineto(tmp_path / "trace.json", rows)])
+    assert sorted(tables.kernels["name"]) == sorted(names)
+
+
+def launched(name: str, at: float, number: int, **args: Any) -> list[dict[str, Any]]:
+    """An operator that launches one kernel."""
+    return [
+        complete("cpu_op", name, at, 4, **args),
+        complete("cuda_runtime", "cudaLaunchKernel", at + 1, 1, correlation=number),
+    ]
+
+
+def test_work_that_the_compiler_counted(tmp_path: Path) -> None:
+    add, mm = "triton_poi_fused_add_relu_0", "triton_tem_fused_mm_1"
+    rows = [
+        *launched(add, 0, 1, kernel_backend="triton", kernel_num_gb=0.002),
+        on_device("kernel", add, 10, 4, 1),
+        *launched(mm, 5, 2, kernel_backend="triton", kernel_num_gb="0.5", kernel_flop=7e9),
+        on_device("kernel", mm, 20, 6, 2),
+        *launched("triton_poi_fused_mul_2", 30, 3, kernel_num_gb=[1], kernel_flop="x"),
+        on_device("kernel", "triton_poi_fused_mul_2", 40, 1, 3),
+    ]
+    kernels = read_tables([kineto(tmp_path / "trace.json", rows)]).kernels.set_index("name")
+    assert kernels.loc[add, "operators"] == ["add", "relu"]
+    assert kernels.loc[add, "bytes"] == 2_000_000
+    assert kernels.loc[mm, "flops"] == 7_000_000_000
+    assert kernels.loc[mm, "operator_class"] == "contraction"
+    assert kernels["bytes"].isna().tolist() == [False, False, True]
+
+
+def test_what_torch_writes_of_a_compiled_kernel_is_read(tmp_path: Path) -> None:
+    told = {"kernel_backend": "triton", "kernel_num_gb": 0.25, "kernel_flop": 64, "num_warps": 4}
+    with profile(record_shapes=True) as profiler:
+        inputs = [torch.ones(4, 4)]
+        with torch._C._profiler._RecordFunctionFast("triton_tem_fused_mm_0", inputs, told):
+            torch.ones(1)
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    kernels = read_tables([path]).shapes.set_index("operator")
+    assert kernels.loc["triton_tem_fused_mm_0", ["flops", "bytes"]].tolist() == [64, 250_000_000]
+
+
+def test_graphs_and_their_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        on_device("kernel", name, 10 * k + at, dur, k + 1, **{"graph id": 3, "graph node id": node})
+        for k in range(2)
+        for at, name, node, dur in ((0, "gemm", 31, 4), (4, "relu", 32, 1), (5, "gemm", 33, 2))
+    ]
+    path = kineto(tmp_path / "trace.json", [*rows, on_device("kernel", "outside", 50, 9, 9)])
+    graphs = read_tables([path]).graphs
+    assert graphs[["node", "name", "count", "time_ns"]].values.tolist() == [
+        [31, "gemm", 2, 8000],
+        [33, "gemm", 2, 4000],
+        [32, "relu", 2, 2000],
+    ]
+    assert set(graphs["graph"]) == {3}
+    assert set(graphs["launches"]) == {2}
+    main([str(path)])
+    assert "3 on rank 0 cuda:0: gemm" in capsys.readouterr().out
+
+
+def test_graphs_of_reports(tmp_path: Path) -> None:
+    """Older reports name nodes alone, and graphs that were recorded as a whole have no nodes."""
+    report = Report(tmp_path / "r.sqlite", "2024")
+    report.kernel("gemm", 0, 5, pid=1, correlation=1)
+    report.database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 77")
+    report.graph(5, 10, 30, pid=1, correlation=2)
+    report.launch(1, 0, pid=1, tid=1)
+    (device,) = read_tables([report.write()]).breakdown.devices
+    whole, alone = device.graphs
+    assert (whole.graph, whole.events, whole.time_ns, whole.nodes) == (5, 1, 20, [])
+    assert (alone.graph, alone.nodes[0].node, alone.nodes[0].name) == (None, 77, "gemm")
+
+
+def test_functions_of_the_program_and_what_they_launch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def function(name: str, begin: float, length: float, tid: int = 1) -> dict[str, Any]:
+        return complete("python_function", name, begin, length, tid=tid)
+
+    rows = [
+        function("train.py(3): step", 0, 100),
+        function("model.py(9): forward", 10, 20),
+        function("torch/nn/modules/linear.py(130): forward", 11, 18),
+        function("<built-in function linear>", 12, 10),
+        complete("cpu_op", "aten::mm", 12, 8, **{"Sequence number": 4}),
+        complete("cuda_runtime", "cudaLaunchKernel", 14, 1, correlation=1),
+        # Autograd's thread has no frames of the program: the operator in forward tells.
+        complete("cpu_op", "MmBackward0", 50, 9, tid=2, **{"Sequence number": 4}),
+        complete("cuda_runtime", "cudaLaunchKernel", 52, 1, correlation=2, tid=2),
+        complete("cuda_runtime", "cudaLaunchKernel", 90, 1, correlation=3),
+        on_device("kernel", "gemm", 20, 6, 1),
+        on_device("kernel", "gemm", 60, 7, 2),
+        on_device("kernel", "adam", 95, 2, 3),
+    ]
+    path = kineto(tmp_path / "trace.json", rows)
+    sources = read_tables([path]).sources
+    assert sources[["source", "kernel", "count", "time_ns"]].values.tolist() == [
+        ["model.py(9): forward", "gemm", 2, 13000],
+        ["train.py(3): step", "adam", 1, 2000],
+    ]
+    assert sources["share"].sum() == pytest.approx(1)
+    main([str(path)])
+    assert "model.py(9): forward" in capsys.readouterr().out
+    main([str(path), "--filter", "adam"])
+    assert "model.py(9): forward" not in capsys.readouterr().out
+
+
+def test_stacks_of_older_traces_stand_beside_their_operators(tmp_path: Path) -> None:
+    stack = "torch/nn/functional.py(9): linear;a.py(7): forward;a.py(2): main"
+    rows = [
+        *launched("aten::mm", 0, 1, **{"Call stack": stack}),
+        on_device("kernel", "gemm", 5, 5, 1),
+    ]
+    sources = read_tables([kineto(tmp_path / "trace.json", rows)]).sources
+    assert sources["source"].tolist() == ["a.py(7): forward"]
+
+
+def test_a_trace_of_torch_with_stacks(tmp_path: Path) -> None:
+    with profile(with_stack=True) as profiler:
+        torch.ones(40, 40) @ torch.ones(40, 40)
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    sources = read_tables([path]).sources
+    assert any("test_trace_layers.py" in text for text in sources["source"])
+
+
+ROOFLINE: dict[str, Any] = {
+    "status": "ok", "reason": None, "device": "H100", "kind": "cuda", "threads": 1,
+    "matrix": [{"format": "fp32", "threads": 1, "shape": [4096, 4096, 4096],
+                "flops_per_second": 1e12, "reason": None}],
+    "memory": [{"operation": "copy", "threads": 1, "array_bytes": 2**30, "bytes_per_second": 1e12}],
+    "launch_overhead_seconds": None, "transfers": [], "transfer_reason": None, "vendor": None,
+    "torch": "2", "command": "x",
+}  # fmt: skip
+
+
+def test_ceilings_beside_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = {"Input Dims": [[100, 100], [100, 100]], "Input type": ["float", "float"]}
+    rows = [*launched("aten::mm", 0, 1, **inputs), on_device("kernel", "sgemm", 5, 4, 1)]
+    path = kineto(tmp_path / "trace.json", rows)
+    ceilings = tmp_path / "roofline.json"
+    ceilings.write_text(Roofline.model_validate(ROOFLINE).model_dump_json())
+    (kernel,) = read_tables([path], roofline=ceilings).breakdown.devices[0].kernel_times
+    assert (kernel.flops, kernel.bytes, kernel.number_format) == (2_000_000, 120_000, "fp32")
+    # 2 microseconds of arithmetic at 1 TFLOP/s, in 4 microseconds.
+    assert kernel.roofline_share == pytest.approx(0.5)
+    assert main([str(path), "--roofline", str(ceilings)]) == 0
+    told = capsys.readouterr().out
+    assert "of ceiling" in told
+    assert "50%" in told
+    monkeypatch.setenv("COLUMNS", "60")
+    main([str(path), "--roofline", str(ceilings)])
+    assert all(len(line) <= 60 for line in capsys.readouterr().out.splitlines() if "  " in line)
+    ceilings.write_text("{}")
+    assert main([str(path), "--roofline", str(ceilings)]) == 1
+    assert "tells no ceilings" in capsys.readouterr().err
+
+
+def test_a_kernel_of_operators_without_shapes_has_no_work() -> None:
+    rows = [
+        {"name": "k", "class": "compute", "t0_ns": 10 * n, "t1_ns": 10 * n + 5, "flops": flops}
+        for n, flops in enumerate((7, None))
+    ]
+    (kernel,) = break_down(table_of(rows))[0].kernel_times
+    assert kernel.flops is None
+
+
+def test_memory_over_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def allocated(at: float, size: int) -> dict[str, Any]:
+        args = {"Device Type": 1, "Device Id": 0, "Total Allocated": size}
+        row = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "pid": 1}
+        return row | {"tid": 1, "args": args}
+
+    rows = [
+        complete("user_annotation", "phase:forward", 0, 50),
+        complete("user_annotation", "layer:model/<a>", 20, 20),
+        on_device("kernel", "k", 5, 90, 1),
+        *(allocated(at, size) for at, size in ((10, 5_000), (30, 9_000_000), (60, 1_000))),
+    ]
+    path = kineto(tmp_path / "trace.json", rows)
+    figure, table = tmp_path / "memory.svg", tmp_path / "events.parquet"
+    assert main(["memory", str(path), "--output", str(figure)]) == 0
+    told = "rank 0 cuda:0: most 9 MB at 0.030 ms during forward in model/<a>"
+    assert told in capsys.readouterr().out
+    drawn = ElementTree.fromstring(figure.read_text())
+    assert told in [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    main([str(path), "--events", str(table)])
+    assert main(["memory", str(table), "--output", str(tmp_path / "again.svg")]) == 0
+    assert (tmp_path / "again.svg").read_text() == figure.read_text()
+    assert read_tables([path]).memory["bytes"].tolist() == [5_000, 9_000_000, 1_000]
+
+
+def test_a_figure_has_as_many_points_as_columns() -> None:
+    rows = [
+        {"kind": "memory", "t0_ns": t, "t1_ns": t, "bytes": t % 997, "stream": None}
+        for t in range(20_000)
+    ]
+    found = rows_of(table_of([*rows, mark("step", 0, 20_000)]))
+    (one,) = memory.series(found)
+    text = memory.draw(found, [one])
+    assert text.count("V") < 4 * 900
+    assert f"most {996} B" in text
+
+
+def test_a_trace_without_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = kineto(tmp_path / "trace.json", [on_device("kernel", "k", 0, 5, 1)])
+    assert main(["memory", str(path), "--output", str(tmp_path / "m.svg")]) == 1
+    assert "tells nothing of memory" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.profile import NO_EVENTS, breakdown_of_files
 from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.readers.files import read_files
-from transformer_core.trace.readers.nsys import read_nsys
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -123,21 +122,6 @@ def test_size_of_a_message_in_the_payload_of_nccl(tmp_path: Path) -> None:
     report.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 20, pid=1, correlation=1)
     (device,) = break_down(read_files([report.write()]).table)
     assert [(c.collective, c.bytes) for c in device.collectives] == [("all_reduce", 4096)]
-
-
-def test_a_damaged_report(tmp_path: Path) -> None:
-    path = training_report(tmp_path / "report.sqlite")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 3])
-    with pytest.raises(ConfigError, match=r"(?s)report\.sqlite.*damaged.*export it again"):
-        read_nsys(path)
-
-
-def test_a_database_of_something_else(tmp_path: Path) -> None:
-    report = Report(tmp_path / "other.sqlite")
-    report.database.execute("DROP TABLE StringIds")
-    with pytest.raises(ConfigError, match="not a report of Nsight Systems"):
-        read_nsys(report.write())
 
 
 def test_a_report_that_was_not_exported(tmp_path: Path) -> None:

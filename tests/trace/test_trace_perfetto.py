@@ -1,71 +1,22 @@
-"""One file of all ranks for a viewer: what the Trace Event Format asks for, clocks, tracks."""
+"""One file of all ranks for a viewer: clocks, tracks, and the rules of Perfetto's importer."""
 
 import gzip
 import json
-from collections import defaultdict
+import os
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import numpy as np
 import pytest
-from traces import event_table, kineto, mark, on_device, talk, work
+from perfetto_import import imported
+from traces import event_table, kineto, mark, on_device, talk, training_report, work
 
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.events.arrow import write_events
-from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.events.arrow import events_of, write_events
+from transformer_core.trace.events.event_table import Events, rows_of
 from transformer_core.trace.perfetto import clock_offsets, write
-
-NUMBER = {"type": "number"}
-WHOLE = {"type": "integer"}
-SCHEMA = {
-    "type": "object",
-    "required": ["traceEvents"],
-    "properties": {
-        "displayTimeUnit": {"enum": ["ms", "ns"]},
-        "traceEvents": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["ph", "name", "pid"],
-                "properties": {
-                    "ph": {"enum": ["X", "M", "C"]},
-                    "name": {"type": "string", "minLength": 1},
-                    "cat": {"type": "string"},
-                    "pid": WHOLE,
-                    "tid": WHOLE,
-                    "ts": NUMBER | {"minimum": 0},
-                    "dur": NUMBER | {"minimum": 0},
-                    "args": {"type": "object"},
-                },
-                "additionalProperties": False,
-                "oneOf": [
-                    {"properties": {"ph": {"const": "X"}}, "required": ["ts", "dur", "tid"]},
-                    {
-                        "properties": {
-                            "ph": {"const": "M"},
-                            "name": {
-                                "enum": [
-                                    *("process_name", "process_sort_index"),
-                                    *("thread_name", "thread_sort_index"),
-                                ]
-                            },
-                        },
-                        "required": ["args"],
-                    },
-                    {
-                        "properties": {
-                            "ph": {"const": "C"},
-                            "args": {"type": "object", "additionalProperties": NUMBER},
-                        },
-                        "required": ["ts", "args"],
-                    },
-                ],
-            },
-        },
-    },
-}
-"""Of the Trace Event Format, what these files use of it."""
+from transformer_core.trace.readers.files import read_files
 
 
 def rank_rows(rank: int, late: int = 0) -> list[dict[str, Any]]:
@@ -88,9 +39,8 @@ def rank_rows(rank: int, late: int = 0) -> list[dict[str, Any]]:
 
 
 def drawn(path: Path) -> list[dict[str, Any]]:
-    content = json.loads(gzip.decompress(path.read_bytes()))
-    jsonschema.validate(content, SCHEMA)
-    found: list[dict[str, Any]] = content["traceEvents"]
+    imported(path)
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return found
 
 
@@ -133,24 +83,6 @@ def test_all_ranks_with_their_tracks(tmp_path: Path) -> None:
     ]
 
 
-def test_events_of_a_track_lie_in_each_other_or_apart(tmp_path: Path) -> None:
-    path = tmp_path / "all.json.gz"
-    crossing = [work("k", t0, t0 + 25) for t0 in range(0, 100, 10)]
-    nested = [work("outer", 200, 300), work("inner", 210, 250), work("next", 300, 310)]
-    write(path, event_table([*crossing, *nested]))
-    lanes = tracks(drawn(path), 0)
-    assert sum(map(len, lanes.values())) == 13
-    assert len(lanes) == 3
-    for events in lanes.values():
-        open_ends: list[float] = []
-        for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-            begin, end = event["ts"], event["ts"] + event["dur"]
-            while open_ends and open_ends[-1] <= begin + 1e-9:
-                open_ends.pop()
-            assert not open_ends or end <= open_ends[-1] + 1e-9
-            open_ends.append(end)
-
-
 @pytest.mark.parametrize(("late", "expected"), [(0, 0), (300, 0), (5_000_000, -5_000_000)])
 def test_clocks_are_set_by_collectives_that_do_not_overlap(late: int, expected: int) -> None:
     rows = rows_of(event_table([*rank_rows(0), *rank_rows(1, late)]))
@@ -172,7 +104,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert list(tracks(drawn(output), 0)) == ["cuda:0 stream 7", "cuda:0 contraction"]
     plain = tmp_path / "all.json"
     assert main(["perfetto", str(trace), "--output", str(plain)]) == 0
-    jsonschema.validate(json.loads(plain.read_text()), SCHEMA)
+    imported(plain)
 
 
 @pytest.mark.parametrize("name", ["missing.parquet", "text.parquet", "missing.json"])
@@ -183,3 +115,70 @@ def test_files_that_cannot_be_drawn(
     assert main(["perfetto", str(tmp_path / name), "--output", str(tmp_path / "out.json")]) == 1
     assert name in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
+
+
+FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
+SAMPLES = {
+    "eight ranks": "kineto/param_dlrm_8ranks/*.gz",
+    "one rank": "kineto/tracelens_h100_qwen0.5b_1gpu.json.gz",
+    "two GPUs": "nsys/nsysai_h100_2gpu_1s.sqlite",
+    "a CUDA graph": "nsys/flameox_nsight_2025.5.2_graph.sqlite",
+}
+
+
+def held(path: Path, events: Events) -> None:
+    """The slices of streams are the device events, to the nanosecond."""
+    found, rows = imported(path), rows_of(events)
+    assert len(found.processes) == len(np.unique(rows["rank"]))
+    work = rows.work
+    shown = Counter((s.name, s.t1 - s.t0) for s in _of_streams(found))
+    assert shown == Counter(zip(work["name"].tolist(), work.durations.tolist(), strict=True))
+
+
+def _of_streams(found: Any) -> list[Any]:
+    streams = [key for key, name in found.threads.items() if " stream " in name]
+    return [one for key in streams for one in found.slices[key]]
+
+
+def test_awkward_times_stay_what_they_are(tmp_path: Path) -> None:
+    """Ends that touch begins, events without length, nested and crossing ones, after long times."""
+    times = [(1, 1_000_001), (1, 1), (1_000_001, 1_000_002), (1_000_002, 4_000_003)]
+    times += [(2_000_001, 2_000_001), (2_000_001, 5_000_007), (5_000_007, 5_000_009)]
+    late = 86_400 * 10**9
+    times += [(late + t0, late + t1) for t0, t1 in times]
+    rows = [work(f"k{place}", *time) for place, time in enumerate(times)]
+    events = events_of(event_table([*rows, *(row | {"rank": 3} for row in rows)]))
+    write(tmp_path / "all.json", events)
+    held(tmp_path / "all.json", events)
+
+
+def test_ranks_are_aligned_where_perfetto_shows_them(tmp_path: Path) -> None:
+    rows = []
+    for rank, late in ((0, 0), (1, 7_000_000)):
+        usual = {"rank": rank, "stream": 20, "bytes": 1000}
+        rows += [
+            mark("step", late + 500, late + 9000, step=0, rank=rank),
+            talk("all_reduce", late + 1000 + 100 * rank, late + 2001, **usual),
+            talk("all_reduce", late + 3001, late + 4001 + 7 * rank, **usual),
+        ]
+    write(tmp_path / "all.json.gz", event_table(rows))
+    found = imported(tmp_path / "all.json.gz")
+    first, second = (found.track(f"rank {rank}", "cuda:0 stream 20") for rank in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert min(one.t1, other.t1) > max(one.t0, other.t0)
+    values = found.counters[1, "cuda:0 communication (bytes/s) value"]
+    assert [value > 0 for _, value in values] == [True, False] * 2
+
+
+def test_reports_of_nsight_systems(tmp_path: Path) -> None:
+    events = read_files([training_report(tmp_path / "r.sqlite", pids=(100, 200))]).events
+    write(tmp_path / "all.json", events)
+    held(tmp_path / "all.json", events)
+
+
+@pytest.mark.skipif(not FOLDER, reason="TRANSFORMER_STUDY_TRACES names no folder")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_real_traces(tmp_path: Path, name: str) -> None:
+    events = read_files(sorted(Path(str(FOLDER)).glob(SAMPLES[name]))).events
+    write(tmp_path / "all.json", events)
+    held(tmp_path / "all.json", events)

@@ -1,16 +1,24 @@
-"""What this torch's own profiler writes, read back: on a CPU, and on a CUDA device."""
+"""What this torch's own profiler writes, read back; and the reader as a distribution of its own."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
+from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown
 from transformer_core.trace.breakdown.profile import breakdown_of_files
 from transformer_core.trace.events import phases
+from transformer_core.trace.tables import read_files
 
 STEPS = 2
 
@@ -91,3 +99,88 @@ def test_a_cuda_training(tmp_path: Path) -> None:
     assert [(copy.count, copy.bytes) for copy in copies] == [(STEPS, STEPS * 16 * 64 * 4)]
     assert device.host_bound_ns is not None
     assert not breakdown.notes  # every launch is in the trace
+
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKED = "import sys\nsys.modules |= dict.fromkeys(('torch', 'snakemake', 'yaml', 'psutil'))\n"
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """Two ranks, two steps each, with a module."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        rows: list[dict[str, Any]] = []
+        for step in range(2):
+            at = 100 * step
+            rows += [
+                complete("user_annotation", f"ProfilerStep#{step}", at, 90),
+                complete("user_annotation", "layer:model/encoder", at, 50),
+                complete("cuda_runtime", "cudaLaunchKernel", at + 1, 1, correlation=step + 1),
+                on_device("kernel", "sgemm", at + 5, 20 + 10 * rank, step + 1),
+            ]
+        kineto(folder / f"r{rank}.json", rows, distributedInfo={"rank": rank, "world_size": 2})
+    return folder
+
+
+def test_tables(traces: Path) -> None:
+    tables = read_files([traces])
+    assert len(tables.events) == 2 * 2 * 3
+    assert tables.steps["compute_ns"].tolist() == [20_000, 20_000, 30_000, 30_000]
+    assert tables.kernels["time_ns"].tolist() == [60_000, 40_000]
+    assert tables.layers.set_index("path").loc["model/encoder", "own_ns"] == 100_000
+    assert tables.devices["rank"].tolist() == [0, 1]
+    assert tables.phases.empty
+    assert str(tables).startswith("trace: 2 ranks")
+    window = read_files([str(traces)], end_ms=0.05)
+    assert window.kernels["count"].tolist() == [1, 1]
+
+
+def test_the_example(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACES", str(traces))
+    notebook = json.loads((ROOT / "docs" / "examples" / "traces.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    said = capsys.readouterr().out
+    assert "model/encoder" in said
+    assert "pause_ns" in said
+
+
+def test_the_wheel_needs_neither_torch_nor_snakemake(traces: Path, tmp_path: Path) -> None:
+    checkout, site = tmp_path / "checkout", tmp_path / "site"
+    for folder in ("transformer_core", "schemas", "packages"):
+        leave = shutil.ignore_patterns("__pycache__", "json", "*.html", "*.po")
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=leave)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path)]
+    subprocess.run([*pip, *build, str(checkout / "packages" / "trace")], check=True)
+    (wheel,) = tmp_path.glob("transformer_trace-*.whl")
+    install = ["install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([*pip, *install], check=True)
+    assert {path.name for path in (site / "transformer_core").iterdir()} >= {"common", "trace"}
+    assert not (site / "transformer_core" / "training").exists()
+    program = (
+        f"{BLOCKED}import transformer_core.trace.__main__ as trace\n"
+        f"assert trace.__file__.startswith({str(site)!r}), trace.__file__\n"
+        "words = sys.argv[1:]\n"
+        "assert trace.main([*words, '--events', 'e.parquet']) == 0\n"
+        "assert trace.main(['diff', *words, 'e.parquet']) == 0\n"
+        "assert trace.main(['perfetto', 'e.parquet', '--output', 'all.json.gz']) == 0\n"
+        "import transformer_core.trace.tables as tables\n"
+        "assert tables.read_files(words).breakdown.devices\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(traces)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stdout

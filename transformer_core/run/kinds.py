@@ -30,9 +30,9 @@ JOBS = MappingProxyType(
         "compute_times": "transformer_core.measure.compute.ComputeTimesJob",
         "device_facts": "transformer_core.measure.gpu_check.device_facts.DeviceFactsJob",
         "evaluation": "transformer_core.measure.evaluation.Evaluation",
-        "export_parquet": "transformer_core.data.sharding.parquet_export.ExportParquet",
+        "export_parquet": "transformer_core.data.sharding.finished.ExportParquet",
         "families": "transformer_core.decide.family_curves.FamiliesJob",
-        "gather_shards": "transformer_core.data.sharding.merge_parts.GatherShards",
+        "gather_shards": "transformer_core.data.sharding.finished.GatherShards",
         "gpu_check_page": "transformer_core.report.gpu_check_page.GpuCheckPageJob",
         "gpu_checks": "transformer_core.decide.gpu_check.GpuChecksJob",
         "gpu_tests": "transformer_core.measure.gpu_check.device_tests.GpuTestsJob",
@@ -59,7 +59,7 @@ JOBS = MappingProxyType(
         "tune_page": "transformer_core.report.tune_page.TunePageJob",
         "turns": "transformer_core.measure.turns.TurnsJob",
         "utilisation": "transformer_core.decide.utilisation.UtilisationJob",
-        "verify_data": "transformer_core.data.sharding.verify.VerifyData",
+        "verify_data": "transformer_core.data.sharding.finished.VerifyData",
     }
 )
 """Orders that rules write."""

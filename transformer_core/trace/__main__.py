@@ -25,14 +25,13 @@ from transformer_core.trace.arguments import (
     window,
     writing,
 )
-from transformer_core.trace.breakdown.devices import KERNELS_SHOWN, KernelChoice
+from transformer_core.trace.breakdown.devices import KERNELS_SHOWN, Choice
 from transformer_core.trace.breakdown.profile import (
-    Choice,
     breakdown_of_files,
-    failed_breakdown,
     read_roofline,
     with_ceilings,
     with_longest,
+    without_devices,
 )
 from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.readers.files import traces_of
@@ -164,15 +163,13 @@ def _command(path: Path) -> str | None:
 
 
 def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Events]:
-    choice = Choice(
-        kernels=KernelChoice(_ALL_KERNELS, options.filter), shapes=2 * options.top, window=stretch
-    )
+    choice = Choice(_ALL_KERNELS, options.filter, 2 * options.top, stretch)
     try:
         return breakdown_of_files(options.files, options.name, choice)
     except ConfigError as error:
         if not options.keep_status:
             raise
-        return failed_breakdown(options.name, str(error))
+        return without_devices(options.name, "failed", str(error)), Events()
 
 
 def write_results(

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from schemas.results.profiles import Breakdown, DeviceBreakdown
 from transformer_core.trace.arguments import count, percent
-from transformer_core.trace.breakdown.devices import KernelChoice
-from transformer_core.trace.breakdown.profile import Choice, breakdown_of_files
+from transformer_core.trace.breakdown.devices import Choice
+from transformer_core.trace.breakdown.profile import breakdown_of_files
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.terminal import bare, plain, table, width
 
@@ -208,7 +208,7 @@ def lists_all_kernels(breakdown: Breakdown) -> bool:
     )
 
 
-_ALL = Choice(KernelChoice(count=10_000))
+_ALL = Choice(kernels=10_000)
 REGRESSION = 3
 """The exit code where the second is slower than allowed; 1 is an error, 2 a wrong command line."""
 

@@ -69,15 +69,10 @@ def clock_offsets(work: Rows) -> list[Offset]:
 def _executions(work: Rows, rank: int) -> dict[tuple[str, str | None], tuple[Integers, Integers]]:
     """Begins and ends by collective and group, in order of time."""
     mine = work.where(work["rank"] == rank)
-    mine = mine.where(np.argsort(mine["t0_ns"], kind="stable"))
-    found = {}
-    for name, places in mine.groups("collective").items():
-        codes = mine.columns["group"][places]
-        for code in np.unique(codes).tolist():
-            inside = places[codes == code]
-            key = (name, mine.texts["group"][code])
-            found[key] = (mine["t0_ns"][inside], mine["t1_ns"][inside])
-    return found
+    return {
+        (name, group): (mine["t0_ns"][places], mine["t1_ns"][places])
+        for name, group, places in mine.executions()
+    }
 
 
 Event = Mapping[str, Any]

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from schemas.results.profiles import Breakdown
-from transformer_core.trace.breakdown.devices import KernelChoice
+from transformer_core.trace.breakdown.devices import Choice
 from transformer_core.trace.breakdown.profile import (
-    Choice,
     breakdown_of_files,
     read_roofline,
     with_ceilings,
@@ -25,7 +24,7 @@ from transformer_core.trace.terminal import page
 if TYPE_CHECKING:
     import pandas as pd
 
-_EVERY = Choice(kernels=KernelChoice(count=1_000_000), shapes=1_000_000)
+_EVERY = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def read_files(
     ``begin_ms`` and ``end_ms`` cut a window out, after the first event; ``roofline`` is a results/machine/roofline.json, whose
     ceilings then stand beside the kernels. Raises ConfigError for files that cannot be used.
     """
-    choice = Choice(_EVERY.kernels, _EVERY.shapes, Window(begin_ms, end_ms))
+    choice = Choice(_EVERY, "", _EVERY, Window(begin_ms, end_ms))
     breakdown, events = breakdown_of_files([Path(path) for path in paths], name, choice)
     if roofline:
         breakdown = with_ceilings(breakdown, read_roofline(roofline))

@@ -80,7 +80,7 @@ def page(breakdown: Breakdown, top: int, columns: int | None = None) -> str:
         lines[0] = _headline(breakdown, found)
         sections: list[Callable[[], list[str]]] = [
             lambda: _partition(found, columns),
-            lambda: _phases(breakdown.devices, columns),
+            lambda: _phases(breakdown.devices, found, columns),
             lambda: _work(breakdown.devices, columns, top),
             lambda: _collectives(breakdown.devices, found, columns),
             lambda: _kernels(breakdown.devices, columns, top),
@@ -168,15 +168,18 @@ def _sums(devices: Iterable[DeviceBreakdown], list_name: str, key: str) -> dict[
     return found
 
 
-def _phases(devices: Sequence[DeviceBreakdown], columns: int) -> list[str]:
+def _phases(devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int) -> list[str]:
     units = sum(max(1, len(device.steps)) for device in devices)
-    rows = []
-    for name, uses in _sums(devices, "phases", "phase").items():
-        host = None if any(use.host_ns is None for use in uses) else sum(u.host_ns for u in uses)
-        times = (sum(getattr(u, f) for u in uses) for f in ("busy_ns", "compute_ns"))
-        talks = sum(use.communication_ns for use in uses)
-        shown = [_ms(time / units) for time in (*times, talks)]
-        rows.append((name, "-" if host is None else _ms(host / units), *shown))
+    rows = [
+        (
+            use.phase,
+            *(
+                "-" if time is None else _ms(time / units)
+                for time in (use.host_ns, use.busy_ns, use.compute_ns, use.communication_ns)
+            ),
+        )
+        for use in found.phases
+    ]
     heads = ("phase, ms of a step", "host", "device", "computation", "communication")
     return table(heads, rows, columns) if rows else []
 

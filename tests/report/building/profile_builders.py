@@ -68,7 +68,7 @@ def write_profile(folder: Path, repeat: Repeat, ranks: int, device: str = "cpu")
         profiler_reason="There is no CUDA device whose kernels Nsight Systems could record.",
         viewer_files=[f"rank-{rank}.pt.trace.json.gz" for rank in range(ranks)] if ok else [],
         devices=devices,
-        summary=summarise(devices, [], layers(rows), shapes(rows)),
+        summary=summarise(devices, [], layers(rows), shapes(rows, 20)),
         notes=["1 of 2 device events have no launch in the trace"] if ok and ranks > 1 else [],
     )
     write_events(folder / "events.parquet", table)

@@ -78,53 +78,35 @@ def open_split(
     match corpus:
         case GrammarCorpus():
             return _grammar(corpus, split, processes)
-        case TextsCorpus() | GrammarTexts():
-            return _texts(corpus, split)
-        case TextCorpus():
+        case GrammarTexts():
+            name, total = f"grammar (seed {corpus.seed})", getattr(corpus, f"{split}_texts")
+            texts = partial(_grammar_texts, corpus, split)
+            return Reader([name], name, name, texts, total, paired=False)
+        case TextsCorpus():
+            return _one_file(getattr(corpus, split), partial(_file_texts, corpus), paired=False)
+        case TextCorpus() | UrlCorpus():
             pair = getattr(corpus, split)
-            return _text(
-                Path(pair.source), Path(pair.target), [pair.source, pair.target], corpus.limits
-            )
-        case UrlCorpus():
-            remote = getattr(corpus, split)
-            return _text(
-                _local(corpus, remote.source, downloads),
-                _local(corpus, remote.target, downloads),
-                [download.shown(remote.source.url), download.shown(remote.target.url)],
-                corpus.limits,
-            )
-        case ParquetCorpus():
-            fields = corpus.source_field, corpus.target_field
-            return _one_file(
-                getattr(corpus, split), partial(one_table, fields=fields, limits=corpus.limits)
-            )
-        case DatasetsCorpus():
-            fields = corpus.source_field, corpus.target_field
-            return _datasets(Path(corpus.folder), getattr(corpus, split), fields, corpus.limits)
+            files = names = [pair.source, pair.target]
+            if isinstance(corpus, UrlCorpus):
+                names = [download.shown(file.url) for file in files]
+                files = [_local(corpus, file, downloads) for file in files]
+            source, target = map(Path, files)
+            rows = partial(text_rows, source, target, corpus.limits)
+            return Reader(names, str(source), str(target), rows)
         case TsvCorpus():
-            columns = corpus.source_column, corpus.target_column
-            tsv = partial(split_columns, columns=columns)
-            skip = 1 if corpus.header else 0
-            return _one_file(
-                getattr(corpus, split),
-                partial(line_rows, parse=tsv, skip=skip, limits=corpus.limits),
-            )
+            parse = partial(split_columns, columns=(corpus.source_column, corpus.target_column))
+            rows = partial(line_rows, parse=parse, skip=int(corpus.header), limits=corpus.limits)
+            return _one_file(getattr(corpus, split), rows)
+    fields = corpus.source_field, corpus.target_field
+    match corpus:
+        case DatasetsCorpus():
+            return _datasets(Path(corpus.folder), getattr(corpus, split), fields, corpus.limits)
+        case ParquetCorpus():
+            rows = partial(one_table, fields=fields, limits=corpus.limits)
         case JsonlCorpus():
-            fields = corpus.source_field, corpus.target_field
-            jsonl = partial(read_object, fields=fields)
-            return _one_file(
-                getattr(corpus, split),
-                partial(line_rows, parse=jsonl, skip=0, limits=corpus.limits),
-            )
-
-
-def _texts(corpus: TextsCorpus | GrammarTexts, split: Split) -> Reader:
-    if isinstance(corpus, TextsCorpus):
-        name = getattr(corpus, split)
-        return Reader([name], name, name, partial(file_texts, corpus, split), paired=False)
-    name, total = f"grammar (seed {corpus.seed})", getattr(corpus, f"{split}_texts")
-    texts = partial(grammar_texts, corpus, split)
-    return Reader([name], name, name, texts, total, paired=False)
+            parse = partial(read_object, fields=fields)
+            rows = partial(line_rows, parse=parse, skip=0, limits=corpus.limits)
+    return _one_file(getattr(corpus, split), rows)
 
 
 def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:
@@ -165,12 +147,8 @@ def _generated(corpus: GrammarCorpus, split: Split, numbers: range) -> pa.Record
     return pa.record_batch(texts, names=["source", "target"])
 
 
-def _text(source: Path, target: Path, names: list[str], limits: ReadingLimits) -> Reader:
-    return Reader(names, str(source), str(target), partial(text_rows, source, target, limits))
-
-
-def _one_file(name: str, rows: Callable[[Path], Iterator[Row]]) -> Reader:
-    return Reader([name], name, name, partial(rows, Path(name)))
+def _one_file(name: str, rows: Callable[[Path], Iterator[Row]], paired: bool = True) -> Reader:
+    return Reader([name], name, name, partial(rows, Path(name)), paired=paired)
 
 
 def _local(corpus: UrlCorpus, file: RemoteFile, downloads: Path | None) -> Path:
@@ -232,9 +210,8 @@ def _splits(folder: Path) -> str:
     return f"there are {', '.join(sorted(names))}" if names else "there are none"
 
 
-def file_texts(corpus: TextsCorpus, split: Split) -> Iterator[Row]:
+def _file_texts(corpus: TextsCorpus, path: Path) -> Iterator[Row]:
     """The texts of a split's file, numbered by the line or row that they begin in."""
-    path = Path(getattr(corpus, split))
     names = [suffix.lower() for suffix in path.suffixes]
     if names[-1:] == [".parquet"]:
         fields = (corpus.field, corpus.field)
@@ -247,7 +224,7 @@ def file_texts(corpus: TextsCorpus, split: Split) -> Iterator[Row]:
     return _between_blank_lines(path, corpus.limits)
 
 
-def grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
+def _grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
     """Texts of a random number of sentences, one after the other from the generator's stream."""
     # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
     random = Random(f"{corpus.seed}/{split}/texts").random

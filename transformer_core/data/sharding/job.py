@@ -7,36 +7,55 @@ then progress.json holds what is done, and a job that was killed goes on from th
 
 import hashlib
 import json
+import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pydantic import Field, field_validator
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, field_validator
 
 from schemas.config.data import Filter
-from schemas.results.data import CorpusSplit, LengthHistogram, ShardManifest, TextRows
-from transformer_core.common.files import sha256
+from schemas.results.data import (
+    CorpusSplit,
+    LengthHistogram,
+    Shard,
+    ShardManifest,
+    ShardProgress,
+    SkippedPair,
+    TextRows,
+)
+from transformer_core.common.digests import digest
+from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress
+from transformer_core.data.arrays import add_counts, arrow_array, count_lengths, ranges
 from transformer_core.data.corpus.pairs import PairFile
+from transformer_core.data.corpus.rows import CorpusError, snippet, where
 from transformer_core.data.in_order import in_order
-from transformer_core.data.sharding.shard_store import check_any_left, write_manifest
-from transformer_core.data.sharding.shard_writer import (
-    Done,
-    ShardWriter,
-    context_rows,
-    no_texts,
-    unfinished,
+from transformer_core.data.sharding.shard_store import (
+    EXAMPLES,
+    PROGRESS,
+    check_any_left,
+    write_manifest,
 )
-from transformer_core.data.tokenizing.encoding import Encoded, Encoder
+from transformer_core.data.tokenizing.encoding import Encoded, Encoder, concatenate
 from transformer_core.data.tokenizing.job import load_tokenizer
+from transformer_core.data.tokenizing.special_tokens import EOS
+
+logger = logging.getLogger(__name__)
 
 PAIRS_PER_SHARD = 500_000
+_TOKENS_PER_SHARD = 1 << 26
+"""A shard has hardly more tokens, however long its sentences: it is made in memory."""
 _PIECE = 1 << 22
 """Bytes of text that a thread works on at a time."""
 
@@ -71,8 +90,7 @@ def write_shards(
     """Write the shards of a split, or of a part of it, and their manifest to the folder ``output``.
 
     With a ``context`` the pairs are texts, which become rows of so many tokens: see
-    :mod:`transformer_core.data.sharding.shard_writer`. A few rows are shorter, the last ones of what
-    is tokenized at a time.
+    :func:`context_rows`. A few rows are shorter, the last ones of what is tokenized at a time.
 
     Raises CorpusError if a sentence is too long and the filter says error, or if no pair is left
     of the whole split.
@@ -89,17 +107,16 @@ def write_shards(
     nothing = _empty_manifest(description, encoder, vocabulary, tokenizer_path, context)
     settings = [rules.canonical_json(), pairs_per_shard, first, end, context]
     work = partial(_work, [description.sha256, nothing.tokenizer_sha256, *settings])
-    done = unfinished(output, work) or Done(first, nothing, work)
-    writer = ShardWriter(output, done, rules, description.files, pairs_per_shard)
+    writer = ShardWriter(output, rules, description.files, pairs_per_shard, work, first, nothing)
     encode, add = partial(_encode, encoder), writer.add
     if context is not None:
         encode, add = partial(_encode_texts, encoder, context), writer.add_rows
-    pieces = pairs.pieces(done.next_pair, end, _PIECE)
+    pieces = pairs.pieces(writer.next_pair, end, _PIECE)
     with (
         ThreadPoolExecutor(threads) as workers,
         Progress(f"shards {description.split}", "pairs", end - first) as progress,
     ):
-        progress.update(done.next_pair - first)
+        progress.update(writer.next_pair - first)
         for piece, *sides in in_order(workers, encode, pieces, 2 * threads):
             add(piece, *sides)
             progress.update(piece.num_rows)
@@ -139,11 +156,26 @@ def _encode_texts(
     encoder: Encoder, context: int, piece: pa.RecordBatch
 ) -> tuple[pa.RecordBatch, Encoded, Encoded]:
     rows = context_rows(encoder.encode(piece.column("target")), context)
-    return piece, no_texts(len(rows.lengths), like=rows.ids), rows
+    nothing = Encoded(np.empty(0, rows.ids.dtype), np.zeros(len(rows.lengths) + 1, np.int64))
+    return piece, nothing, rows
 
 
 def _encode(encoder: Encoder, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Encoded, Encoded]:
     return piece, encoder.encode(piece.column("source")), encoder.encode(piece.column("target"))
+
+
+def context_rows(texts: Encoded, context: int) -> Encoded:
+    """Rows of ``context`` tokens, the last one with what is left.
+
+    Every text ends with EOS; where a row is full, the text goes on in the next one.
+    """
+    lengths = texts.lengths
+    ends = np.cumsum(lengths + 1) - 1
+    ids = np.full(len(texts.ids) + len(lengths), EOS, texts.ids.dtype)
+    ids[ranges(ends - lengths, lengths)] = texts.ids
+    rows = -(-len(ids) // context)
+    offsets = np.minimum(np.arange(rows + 1, dtype=np.int64) * context, len(ids))
+    return Encoded(ids, offsets)
 
 
 def _work(inputs: list[Any]) -> str:
@@ -157,6 +189,173 @@ def _code() -> str:
     from transformer_core.common.sources import Sources
 
     return Sources().fingerprint(["transformer_core.data.sharding.job"])
+
+
+class ShardWriter:
+    """Collects pairs and writes a shard, and then the progress, whenever there are enough.
+
+    Pairs with a side of more than ``max_tokens`` tokens are left out, or refused. ``work`` identifies
+    the work by a checksum of input, settings and code: the unchanged shards that an earlier job left
+    of the same work stay, else the first pair is ``first`` and the manifest ``nothing``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rules: Filter,
+        files: list[str],
+        pairs_per_shard: int,
+        work: Callable[[], str],
+        first: int,
+        nothing: ShardManifest,
+    ) -> None:
+        self._folder, self._rules, self._files = folder, rules, files
+        self._full, self._work = pairs_per_shard, work
+        done = self._unfinished()
+        self.next_pair = done.next_pair if done else first
+        self._manifest = done.manifest if done else nothing
+        self._pending: list[tuple[Encoded, Encoded]] = []
+        self._pairs = self._tokens = 0
+
+    def add(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
+        """Append the next pairs of the split; full shards are written."""
+        limit = self._rules.max_tokens
+        kept = (source.lengths <= limit) & (target.lengths <= limit)
+        places = np.flatnonzero(kept)
+        start, before = 0, 0
+        while start < len(kept):
+            room = self._full - self._pairs
+            # Up to and with the pair that fills the shard.
+            stop = int(places[before + room - 1]) + 1 if before + room <= len(places) else len(kept)
+            mine = source.part(start, stop), target.part(start, stop)
+            rows = np.flatnonzero(kept[start:stop])
+            if len(rows) < stop - start:
+                self._leave_out(batch.slice(start), *mine, np.flatnonzero(~kept[start:stop]))
+                mine = mine[0].take(rows), mine[1].take(rows)
+            before += len(rows)
+            self._append(*mine, stop - start)
+            start = stop
+
+    def add_rows(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
+        """Append rows of the texts of ``batch``; their source is empty. A full shard is written.
+
+        A shard ends with such a batch: a resumed job begins with a whole text.
+        """
+        texts, size = self._manifest.texts, pc.sum(pc.binary_length(batch.column("target")))
+        counted = {"texts": batch.num_rows, "bytes": int(size.as_py() or 0)}
+        more = {name: getattr(texts, name) + count for name, count in counted.items()}
+        self._update(texts=texts and texts.model_copy(update=more))
+        self._append(source, target, batch.num_rows)
+
+    def finish(self, seconds: float) -> ShardManifest:
+        """Write what is left; the manifest, with the ``seconds`` that this job took."""
+        if self._pairs:
+            self._flush()
+        self._update(seconds=self._manifest.seconds + seconds)
+        return self._manifest
+
+    def _update(self, **fields: Any) -> None:
+        self._manifest = self._manifest.model_copy(update=fields)
+
+    def _unfinished(self) -> ShardProgress | None:
+        for torn in self._folder.glob(".shard-*.tmp"):
+            torn.unlink()
+        try:
+            done = ShardProgress.model_validate_json((self._folder / PROGRESS).read_bytes())
+            if done.work != self._work() or any(
+                sha256(self._folder / s.file) != s.sha256 for s in done.manifest.shards
+            ):
+                return None
+        except (OSError, ValidationError):
+            return None
+        logger.info("%s: goes on after %s finished shards", self._folder, len(done.manifest.shards))
+        return done
+
+    def _append(self, source: Encoded, target: Encoded, pairs: int) -> None:
+        """The next so many ``pairs`` of the split, of which these are kept."""
+        self._pending.append((source, target))
+        self._pairs += len(target.lengths)
+        self._tokens += len(source.ids) + len(target.ids)
+        self.next_pair += pairs
+        if self._pairs >= self._full or self._tokens >= _TOKENS_PER_SHARD:
+            self._flush()
+            done = ShardProgress(
+                work=self._work(), next_pair=self.next_pair, manifest=self._manifest
+            )
+            write_text(self._folder / PROGRESS, done.model_dump_json())
+
+    def _leave_out(
+        self, batch: pa.RecordBatch, source: Encoded, target: Encoded, rows: NDArray[np.int64]
+    ) -> None:
+        limit, examples = self._rules.max_tokens, list(self._manifest.examples)
+        stop = 1 if self._rules.too_long == "error" else EXAMPLES - len(examples)
+        for row in rows[:stop].tolist():
+            side, tokens = "source", source.lengths[row]
+            if tokens <= limit:
+                side, tokens = "target", target.lengths[row]
+            text, line = batch.column(side)[row].as_py(), batch.column("line")[row].as_py()
+            # Two files are source and target; a single one holds both sides.
+            file = self._files[0 if side == "source" else -1] if self._files else "(unknown)"
+            if self._rules.too_long == "error":
+                raise CorpusError(
+                    f"{side} has {tokens} tokens, more than filter.max_tokens = {limit}",
+                    file=file,
+                    line=line,
+                    value=text,
+                    remedy="set filter.too_long: skip to leave such pairs out, "
+                    "raise filter.max_tokens, or shorten the sentence",
+                )
+            place = where(file, line)
+            examples.append(SkippedPair(reason="too_long", where=place, text=snippet(text)))
+        skipped = self._manifest.skipped_too_long + len(rows)
+        self._update(skipped_too_long=skipped, examples=examples)
+
+    def _flush(self) -> None:
+        source, target = map(concatenate, zip(*self._pending, strict=True))
+        found = self._manifest
+        path = self._folder / f"shard-{len(found.shards):05d}.arrow"
+        tokens = {"source_tokens": len(source.ids), "target_tokens": len(target.ids)}
+        try:
+            with atomic_path(path) as temporary:
+                _write(temporary, source, target)
+                shard = Shard(
+                    file=path.name,
+                    pairs=self._pairs,
+                    bytes=temporary.stat().st_size,
+                    sha256=sha256(temporary),
+                    xxh3=digest(temporary),
+                    **tokens,
+                )
+        except OSError as error:
+            raise CorpusError(
+                f"cannot be written ({error})",
+                file=path,
+                remedy="make room, then run the same command again: finished shards are kept",
+            ) from None
+        logger.info("%s: %s pairs", path, f"{self._pairs:,}")
+        sums = {name: getattr(found, name) + count for name, count in tokens.items()}
+        lengths = LengthHistogram(
+            unit="tokens",
+            source=add_counts([found.lengths.source, count_lengths(source.lengths)]),
+            target=add_counts([found.lengths.target, count_lengths(target.lengths)]),
+        )
+        shards = [*found.shards, shard]
+        self._update(pairs=found.pairs + self._pairs, lengths=lengths, shards=shards, **sums)
+        self._pending, self._pairs, self._tokens = [], 0, 0
+
+
+def _write(path: Path, source: Encoded, target: Encoded) -> None:
+    columns = [
+        pa.LargeListArray.from_arrays(arrow_array(side.offsets), arrow_array(side.ids))
+        for side in (source, target)
+    ]
+    batch = pa.record_batch(columns, names=["source", "target"])
+    options = pa.ipc.IpcWriteOptions(compression=None)
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, batch.schema, options=options) as f,
+    ):
+        f.write_batch(batch)
 
 
 class Shards(Job):

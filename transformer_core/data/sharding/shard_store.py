@@ -18,34 +18,13 @@ from transformer_core.common import digests
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import remake
 from transformer_core.common.files import sha256
-from transformer_core.data.arrays import Ragged, add_counts, count_lengths, ranges
+from transformer_core.data.arrays import Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
-from transformer_core.data.tokenizing.encoding import Encoded
 
 EXAMPLES = 10
 """Pairs left out that a manifest shows."""
 PROGRESS = "progress.json"
 """File beside the shards with what is done, until there is a manifest."""
-
-
-def with_shard(
-    manifest: ShardManifest, shard: Shard, source: Encoded, target: Encoded
-) -> ShardManifest:
-    """The manifest with one more shard, of ``source`` and ``target``."""
-    lengths = manifest.lengths
-    return manifest.model_copy(
-        update={
-            "pairs": manifest.pairs + shard.pairs,
-            "source_tokens": manifest.source_tokens + shard.source_tokens,
-            "target_tokens": manifest.target_tokens + shard.target_tokens,
-            "lengths": LengthHistogram(
-                unit="tokens",
-                source=add_counts([lengths.source, count_lengths(source.lengths)]),
-                target=add_counts([lengths.target, count_lengths(target.lengths)]),
-            ),
-            "shards": [*manifest.shards, shard],
-        }
-    )
 
 
 def check_any_left(manifest: ShardManifest, pairs: Path, rules: Filter) -> None:
@@ -215,7 +194,7 @@ def open_shards(manifest_path: str | Path) -> PairStore:
 
     def check(shard: int) -> None:
         if shard in unread:
-            check_quickly(path, manifest.shards[shard])
+            check_shard(path, manifest.shards[shard], quick=True)
             unread.discard(shard)
 
     return PairStore(manifest, batches, check)
@@ -234,49 +213,35 @@ def read_manifest(path: Path) -> ShardManifest:
         raise ShardError(problem.message, path, path) from None
 
 
-def check_shard(manifest: Path, shard: Shard) -> None:
-    """Compare size and SHA-256 of a shard, which reads all of it; ShardError if they differ."""
+def check_shard(manifest: Path, shard: Shard, quick: bool = False) -> None:
+    """Compare size and SHA-256 of a shard, which reads all of it; ShardError if they differ.
+
+    ``quick`` compares a digest that is as fast as memory; shards from earlier times have none.
+    """
     file = manifest.parent / shard.file
-    _check_size(manifest, shard)
+    name, expected, of = "SHA-256", shard.sha256, sha256
+    if quick and shard.xxh3:
+        name, expected, of = "XXH3", shard.xxh3, digests.digest
     try:
-        found = sha256(file)
+        _check_size(manifest, shard)
+        found = of(file)
     except OSError as error:
         raise ShardError(f"cannot be read ({error})", file, manifest) from None
-    if found != shard.sha256:
-        message = f"has changed: SHA-256 {found} instead of {shard.sha256}"
+    if found != expected:
+        message = f"has changed: {name} {found} instead of {expected}"
         raise ShardError(message, file, manifest)
-
-
-def check_quickly(manifest: Path, shard: Shard) -> None:
-    """:func:`check_shard` with a digest that is as fast as memory; for shards from earlier times,
-    which have none, :func:`check_shard` itself."""
-    if not shard.xxh3:
-        check_shard(manifest, shard)
-        return
-    file = manifest.parent / shard.file
-    _check_size(manifest, shard)
-    try:
-        found = digests.digest(file)
-    except OSError as error:
-        raise ShardError(f"cannot be read ({error})", file, manifest) from None
-    if found != shard.xxh3:
-        raise ShardError(f"has changed: XXH3 {found} instead of {shard.xxh3}", file, manifest)
 
 
 def _check_size(manifest: Path, shard: Shard) -> None:
     file = manifest.parent / shard.file
-    try:
-        size = file.stat().st_size
-    except OSError as error:
-        raise ShardError(f"cannot be read ({error})", file, manifest) from None
-    if size != shard.bytes:
+    if (size := file.stat().st_size) != shard.bytes:
         raise ShardError(f"has {size} bytes instead of {shard.bytes}", file, manifest)
 
 
 def _open(path: Path, manifest: ShardManifest, shard: Shard) -> pa.RecordBatch:
     file = path.parent / shard.file
-    _check_size(path, shard)
     try:
+        _check_size(path, shard)
         batch = pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0)
         batch.validate()
     except (OSError, pa.ArrowException) as error:

@@ -6,6 +6,7 @@ found in its UTF-8 bytes, and only those that were not met before reach the toke
 
 import threading
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,8 +75,7 @@ class KnownWords:
 
     def find(self, words: list[bytes]) -> NDArray[np.int64]:
         """[words] number of each; -1 where it is not known."""
-        numbers = self._numbers
-        return np.array([numbers.get(word, -1) for word in words], np.int64)
+        return np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
 
     def add(
         self, words: list[bytes], ids: NDArray[Any], lengths: NDArray[np.int64]
@@ -128,9 +128,9 @@ class Encoder:
             return Encoded(np.empty(0, self.id_type), np.zeros(len(limits), np.int64))
         found = distinct_words(data, limits, self._punctuation)
         ids, starts, lengths = self._ids_of(found.words)
-        of_words = lengths[found.numbers]
-        places = ranges(starts[found.numbers], of_words)
-        return Encoded(ids[places], _offsets(of_words)[found.firsts])
+        of_words = lengths.take(found.numbers)
+        places = ranges(starts.take(found.numbers), of_words)
+        return Encoded(ids.take(places), _offsets(of_words)[found.firsts])
 
     def _ids_of(
         self, words: pa.LargeStringArray
@@ -148,7 +148,7 @@ class Encoder:
                 ids, lengths = self._encode(words)
                 return ids, np.cumsum(lengths) - lengths, lengths
             numbers[missing] = added
-        return known.ids, known.starts[numbers], known.lengths[numbers]
+        return known.ids, known.starts.take(numbers), known.lengths.take(numbers)
 
     def _encode(self, texts: pa.Array) -> Ids:
         return encode_texts(self._tokenizer, texts.to_pylist(), self.id_type)

@@ -160,7 +160,7 @@ def distinct_words(
     """
     text, limits = data[limits[0] : limits[-1]], limits - limits[0]
     filled = limits[:-1] < limits[1:]
-    kinds = _KINDS[text]
+    kinds = _KINDS.take(text)
     before, after = kinds[:-1], kinds[1:]
     begins = np.zeros(len(text), np.uint8)
     begins[:-1] = before & (after // _VISIBLE) & _SPACE
@@ -169,7 +169,7 @@ def distinct_words(
     if punctuation:
         begins[1:] |= before & (after // 2) & _LETTER
     begins[limits[:-1][filled]] = 1
-    offsets = np.append(np.flatnonzero(begins), len(text))
+    offsets = np.append(np.flatnonzero(begins != 0), len(text))
     column = pa.LargeStringArray.from_buffers(
         len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))
     )

@@ -29,35 +29,49 @@ from transformer_core.trace.breakdown.waits import (
     Waiting,
     critical_path,
     launch_use,
+    launched,
+    not_launched,
     step_bound,
     waiting,
 )
 from transformer_core.trace.events import event_table, operators, phases
 from transformer_core.trace.events.collectives import bus_factor
 from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.event_table import Events, Mask, Rows, rows_of, total
+from transformer_core.trace.events.event_table import (
+    EVERYTHING,
+    Events,
+    Mask,
+    Rows,
+    Window,
+    rows_of,
+    total,
+)
 from transformer_core.trace.events.intervals import Union, exposed, innermost, union
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-KERNELS_SHOWN = 10
-"""Kernels that a breakdown lists by name."""
+KERNELS_SHOWN, SHAPES_SHOWN = 10, 20
 
 
 @dataclass(frozen=True)
-class KernelChoice:
-    """Which kernels are listed: so many, of those whose names hold a match of ``pattern``."""
+class Choice:
+    """What a breakdown lists, and of which time."""
 
-    count: int = KERNELS_SHOWN
+    kernels: int = KERNELS_SHOWN
+    """Kernels by name, the longest."""
     pattern: str = ""
+    """Of kernels, those whose names hold a match of it."""
+    shapes: int = SHAPES_SHOWN
+    """Operators by shapes, and functions of the program."""
+    window: Window = EVERYTHING
 
     def accepts(self, name: str) -> bool:
         return bool(re.search(self.pattern, name))
 
 
-LONGEST = KernelChoice()
+USUAL = Choice()
 
 
 def activities(rows: Rows) -> list[Activity]:
@@ -91,7 +105,7 @@ def activities(rows: Rows) -> list[Activity]:
     return sorted(found, key=lambda activity: -activity.time_ns)
 
 
-def kernel_times(rows: Rows, choice: KernelChoice = LONGEST) -> list[KernelTime]:
+def kernel_times(rows: Rows, choice: Choice = USUAL) -> list[KernelTime]:
     """The kernels that run longest in all, or on a CPU the operators."""
     rows = rows.where(rows.equal("class", event_table.COMPUTE, event_table.COMMUNICATION))
     durations = rows.durations
@@ -101,7 +115,7 @@ def kernel_times(rows: Rows, choice: KernelChoice = LONGEST) -> list[KernelTime]
         for name, mine in rows.groups("name").items()
         if choice.accepts(name)
     }
-    longest = sorted(times.items(), key=lambda item: -item[1][0])[: choice.count]
+    longest = sorted(times.items(), key=lambda item: -item[1][0])[: choice.kernels]
     return [
         KernelTime(
             name=name,
@@ -246,7 +260,7 @@ def break_down(table: "Events | pa.Table") -> list[DeviceBreakdown]:
 
 
 def break_down_all(
-    everything: Rows, kernels: KernelChoice = LONGEST
+    everything: Rows, choice: Choice = USUAL
 ) -> tuple[list[DeviceBreakdown], Waiting]:
     """The same of rows, with the chosen kernels by name, and what the collectives of the devices
     say of one another."""
@@ -260,16 +274,20 @@ def break_down_all(
             found.append((of_rank.where(mine), marks, waited))
     matched = waiting([mine for mine, _, _ in found])
     # One device at a time, then freed: the results of its columns are large.
-    devices = [_device(*found.pop(0), transfers, kernels) for transfers in matched.transfers]
+    devices = [_device(*found.pop(0), transfers, choice) for transfers in matched.transfers]
     return devices, matched
 
 
 def _device(
-    rows: Rows, ranges: Rows, waits: Rows, transfers: dict[str, int], kernels: KernelChoice
+    rows: Rows, ranges: Rows, waits: Rows, transfers: dict[str, int], choice: Choice
 ) -> DeviceBreakdown:
     start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     layers = [rows.union(rows.equal("class", *names)) for names in _EXPOSED]
     cpu = str(rows["device"][0]) == "cpu"
+    # Idle time in which the device had nothing to do because the host had launched nothing yet.
+    known = launched(rows)
+    late = not_launched(*known, rows.union().gaps(start, end))
+    host_bound = None if cpu or not len(known[0]) else late.length
     marked = bool(np.any(~ranges.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
     windows = step_windows(rows, ranges)
@@ -287,17 +305,17 @@ def _device(
         kernels=int(rows.equal("kind", "kernel", "operator").sum()),
         span=span,
         steps=steps,
-        host_bound_ns=None if cpu else _host_bound(rows, start, end),
+        host_bound_ns=host_bound,
         streams=_streams(rows, end - start),
         activities=activities(rows),
-        kernel_times=kernel_times(rows, kernels),
+        kernel_times=kernel_times(rows, choice),
         collectives=_collectives(rows, transfers),
         phases=_phases(rows, ranges, cpu) if marked else [],
         operators=operator_classes(rows),
         forward_backward=forward_backward(rows) if marked else [],
         bound=step_bound(rows, ranges, stretches or [((start, end), span)], cpu),
         launches=None if cpu else launch_use(rows),
-        graphs=graphs(rows, kernels.count),
+        graphs=graphs(rows, choice.kernels),
         critical_path=_path(rows, ranges, waits, windows),
     )
 
@@ -362,22 +380,6 @@ def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
             end = min(end, begins[number + 1])
         windows.append((number, begin, end))
     return windows
-
-
-def _host_bound(rows: Rows, start: int, end: int) -> int | None:
-    """Idle time in which the device had nothing to do because the host had launched nothing yet."""
-    launched = rows["launch_ns"] != NULL
-    if not launched.any():
-        return None
-    gaps = rows.union().gaps(start, end)
-    # The first event after a gap ends it: the device waited for its launch, then for the rest.
-    known = rows.where(launched)
-    order = np.lexsort((known["launch_ns"], known["t0_ns"]))
-    begins, launches = known["t0_ns"][order], known["launch_ns"][order]
-    place = np.searchsorted(begins, gaps.t1)
-    some = (place < len(begins)) & (begins[np.minimum(place, len(begins) - 1)] == gaps.t1)
-    waited = launches[place[some]] - gaps.t0[some]
-    return int(np.clip(waited, 0, gaps.t1[some] - gaps.t0[some]).sum())
 
 
 def _streams(rows: Rows, span: int) -> list[StreamUse]:

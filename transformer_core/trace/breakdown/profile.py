@@ -1,7 +1,7 @@
 """From files of a profiler to the event table and its breakdown."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from schemas.results.common import Status
 from schemas.results.profiles import Breakdown
-from transformer_core.trace.breakdown.devices import LONGEST, KernelChoice, break_down_all
+from transformer_core.trace.breakdown.devices import USUAL, Choice, break_down_all
 from transformer_core.trace.breakdown.summary import (
-    SHAPES_SHOWN,
     layers,
     roofline_share,
     shapes,
@@ -19,7 +18,7 @@ from transformer_core.trace.breakdown.summary import (
     summarise,
 )
 from transformer_core.trace.events.columns import NULL
-from transformer_core.trace.events.event_table import EVERYTHING, Events, Rows, Window, rows_of
+from transformer_core.trace.events.event_table import EVERYTHING, Events, Rows, rows_of
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import Reading, read_files
 
@@ -34,32 +33,19 @@ NO_EVENTS = (
 NOTHING_INSIDE = "the window of --from and --to holds no device event of the trace"
 
 
-@dataclass(frozen=True)
-class Choice:
-    kernels: KernelChoice = LONGEST
-    shapes: int = SHAPES_SHOWN
-    """Operators by shapes that are listed."""
-    window: Window = EVERYTHING
-
-
 def breakdown_of_files(
-    paths: Sequence[Path], name: str, choice: Choice | None = None
+    paths: Sequence[Path], name: str, choice: Choice = USUAL
 ) -> tuple[Breakdown, Events]:
     """The breakdown of traces that a user brought, and their event table; TraceError where they
     cannot be used."""
-    choice = choice or Choice()
     reading = read_files(paths)
     whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
     files = [str(path) for path in reading.files]
-    found = break_down_reading(reading, name, files, kernels=choice.kernels, shown=choice.shapes)
+    found = break_down_reading(reading, name, files, choice=choice)
     if not found.devices and whole and choice.window != EVERYTHING:
         found = found.model_copy(update={"reason": NOTHING_INSIDE})
     return found, reading.events
-
-
-def failed_breakdown(name: str, reason: str) -> tuple[Breakdown, Events]:
-    return without_devices(name, "failed", reason), Events()
 
 
 def without_devices(
@@ -86,11 +72,10 @@ def break_down_reading(
     name: str,
     viewer_files: list[str],
     profiler_reason: str | None = None,
-    kernels: KernelChoice = LONGEST,
-    shown: int = SHAPES_SHOWN,
+    choice: Choice = USUAL,
 ) -> Breakdown:
     rows = rows_of(reading.events, but="memory")
-    devices, waits = break_down_all(rows, kernels)
+    devices, waits = break_down_all(rows, choice)
     return Breakdown(
         name=name,
         status="ok" if devices else "failed",
@@ -104,8 +89,8 @@ def break_down_reading(
             devices,
             waits.stragglers,
             layers(rows),
-            shapes(rows, shown),
-            sources(rows, shown, kernels.accepts),
+            shapes(rows, choice.shapes),
+            sources(rows, choice.shapes, choice.accepts),
         ),
         notes=list(dict.fromkeys([*reading.notes, *waits.notes, *_launch_notes(rows)])),
     )

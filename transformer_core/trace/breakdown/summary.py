@@ -223,10 +223,7 @@ def _first_begins(rows: Rows) -> dict[str, int]:
     return found
 
 
-SHAPES_SHOWN = 20
-
-
-def shapes(rows: Rows, count: int = SHAPES_SHOWN) -> list[ShapeUse]:
+def shapes(rows: Rows, count: int) -> list[ShapeUse]:
     """The operators with inputs of the same shapes that take longest in all."""
     work = rows.where(rows.equal("class", event_table.COMPUTE))
     whole = int(work.durations.sum())
@@ -250,9 +247,7 @@ def shapes(rows: Rows, count: int = SHAPES_SHOWN) -> list[ShapeUse]:
     return found
 
 
-def sources(
-    rows: Rows, count: int = SHAPES_SHOWN, accepts: Callable[[str], bool] = bool
-) -> list[SourceUse]:
+def sources(rows: Rows, count: int, accepts: Callable[[str], bool]) -> list[SourceUse]:
     """The accepted kernels of each function of the program that take longest in all."""
     work = rows.where(rows.equal("class", event_table.COMPUTE, COMMUNICATION))
     whole = int(work.durations.sum())

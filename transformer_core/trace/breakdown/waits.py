@@ -34,11 +34,11 @@ def step_bound(
     idle = rows.union().gaps(
         min(begin for (begin, _), _ in windows), max(end for (_, end), _ in windows)
     )
-    fetching, launched = _fetching(ranges), _launched(rows)
+    fetching, known = _fetching(ranges), launched(rows)
     waited = fetched = host = 0
     for (begin, end), _ in windows:
         inside = idle.clip(begin, end)
-        late = inside if cpu else _not_launched(*launched, inside)
+        late = inside if cpu else not_launched(*known, inside)
         waited += inside.length
         fetched += _common(inside, fetching)
         host += late.length - _common(late, fetching)
@@ -61,13 +61,14 @@ def _fetching(ranges: Rows) -> Union:
     return union(cut.t0[mine], cut.t1[mine])
 
 
-def _launched(rows: Rows) -> tuple[Integers, Integers]:
+def launched(rows: Rows) -> tuple[Integers, Integers]:
+    """Begins of events and their launches where these are known, in order of begins."""
     known = rows.where(rows["launch_ns"] != NULL)
     order = np.lexsort((known["launch_ns"], known["t0_ns"]))
     return known["t0_ns"][order], known["launch_ns"][order]
 
 
-def _not_launched(begins: Integers, launches: Integers, gaps: Union) -> Union:
+def not_launched(begins: Integers, launches: Integers, gaps: Union) -> Union:
     """The parts of idle stretches until the event that ends each was launched."""
     if not len(begins):
         return Union(gaps.t0[:0], gaps.t0[:0])
@@ -163,19 +164,15 @@ def _members(devices: Sequence[Rows]) -> dict[tuple[str, str | None], list[_Memb
     """By kind of collective and group, which is null where the trace tells nothing of groups."""
     found: defaultdict[tuple[str, str | None], list[_Member]] = defaultdict(list)
     for number, rows in enumerate(devices):
-        for name, places in rows.groups("collective").items():
-            places = places[np.argsort(rows["t0_ns"][places], kind="stable")]
-            groups = rows.columns["group"][places]
-            for code in np.unique(groups).tolist():
-                mine = places[groups == code]
-                sizes = rows["group_size"][mine]
-                member = _Member(
-                    device=number,
-                    rank=int(rows["rank"][0]),
-                    durations=rows.durations[mine],
-                    sizes=frozenset(np.unique(sizes[sizes != NULL]).tolist()),
-                )
-                found[name, rows.texts["group"][code]].append(member)
+        for name, group, places in rows.executions():
+            sizes = rows["group_size"][places]
+            member = _Member(
+                device=number,
+                rank=int(rows["rank"][0]),
+                durations=rows.durations[places],
+                sizes=frozenset(np.unique(sizes[sizes != NULL]).tolist()),
+            )
+            found[name, group].append(member)
     return found
 
 

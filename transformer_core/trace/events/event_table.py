@@ -8,7 +8,7 @@ is left to what reads and writes files. :class:`Rows` unpacks a column when it i
 :class:`Window` cuts a stretch of time out of a table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -20,11 +20,8 @@ from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls
 from transformer_core.trace.events.intervals import Union, union
 
 HOST_KINDS = ("range", "module", "wait", "memory")
-"""Kinds of rows that are no work: a step or phase; a call of a module, with the bytes that it
+"""Kinds of rows beside kernel, memcpy, memset, graph and operator (work of a CPU): a step or phase; a call of a module, with the bytes that it
 leaves allocated; a call in which the host waits for a device; the bytes allocated on a device."""
-
-KINDS = ("kernel", "memcpy", "memset", "graph", "operator", *HOST_KINDS)
-"""Kinds of rows. ``operator`` is work of a CPU."""
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -185,6 +182,14 @@ class Rows:
         known = self.texts[name]
         found = {known[code]: part for code, part in zip(present, parts, strict=False)}
         return {text: found[text] for text in sorted(text for text in found if text is not None)}
+
+    def executions(self) -> Iterator[tuple[str, str | None, NDArray[np.int64]]]:
+        """Collective, group, and the places of its events in order of time."""
+        for name, places in self.groups("collective").items():
+            places = places[np.argsort(self["t0_ns"][places], kind="stable")]
+            groups = self.columns["group"][places]
+            for code in np.unique(groups).tolist():
+                yield name, self.texts["group"][code], places[groups == code]
 
     def union(self, mask: Mask | NDArray[np.int64] | slice = slice(None)) -> Union:
         return union(self["t0_ns"][mask], self["t1_ns"][mask])

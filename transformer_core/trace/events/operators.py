@@ -391,8 +391,8 @@ _KNOWN = """
 _PHRASES = {tuple(name.split("_")) for name in _KNOWN.split()}
 """Names of operators that hold underscores themselves; sides stand for 1, 2 and 3 of them."""
 _LONGEST = max(map(len, _PHRASES))
-_MOVING = {
-    *(
+_MOVING = frozenset(
+    [
         "to_copy",
         "unsafe_view",
         "unsafe_index",
@@ -402,8 +402,6 @@ _MOVING = {
         "select",
         "transpose",
         "t",
-    ),
-    *(
         "permute",
         "cat",
         "stack",
@@ -413,10 +411,23 @@ _MOVING = {
         "expand",
         "squeeze",
         "copy",
-    ),
-    *("unsqueeze", "index", "index_put", "gather", "scatter", "empty_like", "new_zeros", "zeros"),
-    *("zeros_like", "ones", "full", "fill", "arange", "constant_pad_nd", "reshape"),
-}
+        "unsqueeze",
+        "index",
+        "index_put",
+        "gather",
+        "scatter",
+        "empty_like",
+        "new_zeros",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "full",
+        "fill",
+        "arange",
+        "constant_pad_nd",
+        "reshape",
+    ]
+)
 
 
 @cache

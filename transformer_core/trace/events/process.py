@@ -317,5 +317,4 @@ class NotATrace(TraceError):
     """A file that is something else: in a folder it is passed over."""
 
 
-def unusable(path: Path, message: str, remedy: str) -> TraceError:
-    return TraceError(path, message, remedy)
+unusable = TraceError

@@ -1,0 +1,216 @@
+"""The campaigns of attacks in small, and faults that they must find."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pair_files import ENGLISH, GERMAN, make_store, write_pairs, write_tokenizer
+
+from schemas.config.data import Filter
+from tests.attacks import __main__, bad_studies, kills
+from tests.attacks import failing_calls as harness
+from tests.attacks.damages import KINDS, run
+from tests.attacks.failing_calls import ERRORS, Calls, failing
+from tests.attacks.kills import at_work, wait_for_a_job
+from tests.attacks.tally import FAULTS, Tally
+from tests.orders import order_text, run_order
+from transformer_core.common import digests
+from transformer_core.common.digests import write_result
+from transformer_core.data.sharding import shard_store
+from transformer_core.study.variants import read_variants
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+
+
+def test_every_bad_file_is_refused_clearly_or_taken_as_it_is() -> None:
+    tally = bad_studies.run(360, 7, CONFIG)
+    assert tally.failures == []
+    assert tally.total.total() == 360
+    assert all(counts["refused"] for counts in tally.counts.values())
+    assert tally.total["same"] > 10
+
+
+def verdicts(tally: Tally) -> set[str]:
+    return {case["verdict"] for case in tally.failures}
+
+
+def test_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The campaign must see what it looks for."""
+    monkeypatch.setattr(bad_studies, "_use", lambda planned: 1 / 0)
+    assert verdicts(bad_studies.run(60, 1, CONFIG)) == {"traceback"}
+    monkeypatch.undo()
+    read = bad_studies.study_settings
+    monkeypatch.setattr(bad_studies, "study_settings", lambda *a: read(*a) | {"title": "another"})
+    assert "silent" in verdicts(bad_studies.run(60, 1, CONFIG))
+
+
+def test_a_campaign_fails_with_any_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tally = Tally("studies", 1)
+    tally.add("bomb", 0, "refused", "")
+    monkeypatch.setattr(__main__.bad_studies, "run", lambda *_: tally)
+    command = ["studies", "--cases", "1", "--output", str(tmp_path / "studies.json")]
+    assert __main__.main(command) == 0
+    for number, verdict in enumerate(FAULTS):
+        tally.add("bomb", number, verdict, "not done")
+        assert __main__.main(command) == 1
+    assert json.loads((tmp_path / "studies.json").read_text())["faults"] == len(FAULTS)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some results of a study."""
+    folder = tmp_path_factory.mktemp("study") / "results"
+    for split in ("train", "validation"):
+        made = folder.with_name(split)
+        made.mkdir()
+        make_store(made, pairs=40, pairs_per_shard=15)
+        shutil.copytree(made / "shards", folder / "data/small/shards" / split)
+        digests.record(folder / f"data/small/shards/{split}/manifest.json")
+    variants, _ = read_variants(ROOT / "config/variants.yaml")
+    text = variants["ddp"].model_dump_json()
+    write_result(folder / "variants.json", f'{{"ddp": {text}}}\n')
+    return folder
+
+
+def test_every_damage_is_noticed(results: Path) -> None:
+    tally = run(90, 7, results)
+    assert set(tally.counts) == set(KINDS)
+    assert not tally.faults, tally.failures
+    assert tally.total["refused"] >= 60
+
+
+def test_readers_that_check_nothing_are_found(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "check", lambda *_: None)
+    monkeypatch.setattr(shard_store, "check_shard", lambda *_, **__: None)
+    assert run(90, 7, results).faults
+
+
+def test_the_results_themselves_stay_as_they_are(results: Path) -> None:
+    before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
+    run(18, 3, results)
+    assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> harness.Job:
+    folder = tmp_path_factory.mktemp("made")
+    order = order_text(
+        "shards",
+        tokenizer=write_tokenizer(folder),
+        filter=Filter(),
+        pairs=write_pairs(folder / "p.arrow", ENGLISH, GERMAN).path,
+        output=folder / "shards",
+        threads=1,
+    )
+    return harness.Job("shards", run_order, order, folder / "shards/manifest.json", ("seconds",))
+
+
+def test_every_failing_call_is_told(shards: harness.Job) -> None:
+    folder = shards.output.parents[1]
+    calls = Calls(folder)
+    with failing(calls):
+        assert shards.main(shards.options) == 0
+    right = shards.made()
+    assert calls.count >= 10
+    for place in range(calls.count):
+        error = ERRORS[place % len(ERRORS)]
+        verdict, said = harness.judge(shards, Calls(folder, place, error), right)
+        assert verdict in ("refused", "same"), f"call {place}: {verdict}, {said}"
+
+
+def test_a_job_that_lets_an_exception_through_is_found(tmp_path: Path) -> None:
+    def careless(options: list[str]) -> int:
+        (tmp_path / "result.json").write_text("{}")
+        return 0
+
+    job = harness.Job("careless", careless, [], tmp_path / "result.json")
+    verdict, said = harness.judge(job, Calls(tmp_path, 0, ERRORS[0]), "{}")
+    assert verdict == "traceback"
+    assert "No space left" in said
+
+
+Ends = Sequence[int | None]
+SAID = """
+[Sun Nov 22 15:04:50 2026]
+Job 2: Train single, repeat 1
+Reason: Missing output files: results/runs/single/repeat-1/metrics.json
+
+Job 3: Tokenize the test split
+Finished jobid: 3 (Rule: shards)
+"""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, ends: Ends, losses: Sequence[float]) -> list[str]:
+    """Commands end so, one after the other, and leave these losses; the ways of the kills."""
+    left = iter(zip(ends, losses, strict=True))
+    ways: list[str] = []
+
+    def go(
+        folder: Path, targets: Sequence[str], seconds: float, way: str = "all"
+    ) -> tuple[int | None, str]:
+        code, loss = next(left)
+        file = folder / "results/runs/single/repeat-1/metrics.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"status": "ok", "validations": [loss]}))
+        ways.extend([way] if code is None else [])
+        return code, SAID
+
+    monkeypatch.setattr(kills, "go", go)
+    return ways
+
+
+def found(folder: Path, moments: int = 3) -> Tally:
+    return kills.run(moments, 1, folder, ["x"], 1.0)
+
+
+def test_a_study_that_goes_on_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = stand_in(monkeypatch, [0, None, None, None, 0], [2.5] * 5)
+    assert found(tmp_path).counts == {"during Train single, repeat 1": {"same": 3}}
+    assert ways == ["snakemake", "group", "all"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "losses", "verdicts"),
+    [
+        ([0, None, None, None, 0], [2.5, 2.5, 2.5, 2.5, 2.25], {"silent": 3}),
+        ([0, None, None, 1, None, 0], [2.5] * 6, {"same": 1, "unclear": 2}),
+        ([0, None, None, None, None], [2.5] * 5, {"hung": 3}),
+    ],
+    ids=["another number", "the command does not go on", "no end"],
+)
+def test_kills_faults_are_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: Ends,
+    losses: Sequence[float],
+    verdicts: dict[str, int],
+) -> None:
+    stand_in(monkeypatch, ends, losses)
+    assert found(tmp_path).total == verdicts
+
+
+def test_the_jobs_at_work_are_found() -> None:
+    assert at_work(SAID) == "Train single, repeat 1"
+    assert at_work(SAID + "Finished jobid: 2 (Rule: train)\n") == "between jobs"
+    assert at_work("Building DAG of jobs...\n") == "starting"
+
+
+def test_times_count_from_the_first_job(tmp_path: Path) -> None:
+    said = tmp_path / "said.log"
+    said.touch()
+    command = f"sleep 0.3; echo 'Job 2: Train single, repeat 1' > {said}; sleep 60"
+    child = subprocess.Popen(["sh", "-c", command])
+    wait_for_a_job(child, said, 30.0)
+    assert at_work(said.read_text()) == "Train single, repeat 1"
+    child.kill()
+    child.wait()
+    said.write_text("")
+    wait_for_a_job(child, said, 30.0)  # it has ended

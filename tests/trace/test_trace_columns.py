@@ -1,0 +1,431 @@
+"""Columns, joins and intervals: packed, spilled, joined in stretches, against counts one by one."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from traces import complete, event_table, kineto, on_device, work
+
+from transformer_core.common.tables import read_table
+from transformer_core.trace.breakdown.devices import partition
+from transformer_core.trace.events import columns
+from transformer_core.trace.events import columns as columns_module
+from transformer_core.trace.events.arrow import events_of, write_events
+from transformer_core.trace.events.columns import NULL, Columns, Packed, Spill, Spilled
+from transformer_core.trace.events.event_table import Events, rows_of
+from transformer_core.trace.events.intervals import exposed, innermost, union
+from transformer_core.trace.events.joins import around, first_launches, leaves
+from transformer_core.trace.events.process import LeftOut
+from transformer_core.trace.readers import kineto_stream
+from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.readers.kineto_events import EventDecoder
+
+EDGES = [NULL, NULL + 1, -(2**32), -1, 0, 1, 254, 255, 256, 65_535, 2**32, 2**63 - 1]
+
+
+@given(st.lists(st.sampled_from(EDGES) | st.integers(NULL, 2**63 - 1) | st.integers(0, 300)))
+def test_packed_values_come_back(values: list[int]) -> None:
+    assert Packed(np.array(values, np.int64)).values().tolist() == values
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from(EDGES)] * 2), max_size=40), st.integers(1, 7), st.data()
+)
+def test_columns_over_many_blocks(rows: list[tuple[int, int]], block: int, data: Any) -> None:
+    mask = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), np.bool_
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns_module, "_BLOCK", block)
+        found = Columns("a", "b", "c")
+        half = len(rows) // 2
+        for a, b in rows[:half]:
+            found.add(a, b, 5)
+        rest = np.array(rows[half:], np.int64).reshape(-1, 2)
+        found.extend(len(rest), a=rest[:, 0], b=rest[:, 1], c=5)
+        assert found["a"].tolist() == [a for a, _ in rows]
+        found.replace("b", -np.arange(len(rows)))
+        found.keep(mask)
+    kept = np.flatnonzero(mask)
+    assert len(found) == len(kept)
+    assert found["a"].tolist() == [rows[k][0] for k in kept.tolist()]
+    assert found["b"].tolist() == (-kept).tolist()
+    assert found["c"].tolist() == [5] * len(kept)
+
+
+SHAPES: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float"] * 2}
+EVENTS = [
+    complete("cpu_op", "aten::mm", 0, 9, **SHAPES),
+    complete("cpu_op", "aten::add", 9, 1),
+    complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+    complete("cuda_runtime", "cudaStreamSynchronize", 3, 4, correlation=2),
+    complete("user_annotation", "ProfilerStep#1", 0, 50),
+    complete("python_function", "nn.Module: Linear_0", 0, 20),
+    complete("python_function", "forward", 0, 20),
+    on_device("kernel", "gemm", 20, 10, 1),
+    on_device("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 31, 5, 3, bytes=128),
+    {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 2, "pid": 1, "tid": 1,
+     "args": {"Device Type": 1, "Device Id": 0, "Total Allocated": 512}},
+    {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "ts": 1, "pid": 1, "tid": 1},
+]  # fmt: skip
+HUGE = {"Collective name": "allreduce", "Group size": 2**63 - 1, "In msg nelems": 10**17}
+HUGE |= {"dtype": "Double", "Out msg nelems": 2**62}
+UNUSUAL: list[list[dict[str, Any]]] = [
+    [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}],
+    [{"ph": "B", "cat": "cpu_op", "name": "x", "ts": 1, "pid": 1, "tid": 1}],
+    [{"ph": "E", "cat": "new", "name": "x", "ts": 1, "pid": 1, "tid": 1}],
+    [EVENTS[9] | {"cat": "elsewhere"}],
+    [EVENTS[9] | {"cat": "cpu_op"}],
+    [EVENTS[0] | {"cat": "Operator"}, EVENTS[7] | {"cat": "Kernel"}],
+    [EVENTS[7] | {"args": {"device": "zero"}}],
+    [EVENTS[7] | {"ts": 1700000000000000.125}],
+    [EVENTS[0] | {"ph": "X", "cat": f"category {k}"} for k in range(80)],
+    [complete("cpu_op", "record_param_comms", 1, 1, **{"Collective name": "allreduce"})],
+    [complete("cpu_op", "record_param_comms", 1, 1, **{"Collective name": 7})],
+    [EVENTS[7] | {"args": None}, EVENTS[0] | {"args": None}],
+    [complete("cpu_op", "record_param_comms", 1, 1, **HUGE)],
+]
+
+
+def rows(path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool) -> tuple[list[Any], list[str]]:
+    with monkeypatch.context() as patch:
+        if not typed:
+            patch.setattr(EventDecoder, "__call__", lambda self, t: self._one_by_one(t))
+        reading = read_files([path])
+    return reading.table.to_pylist(), reading.notes
+
+
+@pytest.mark.parametrize("more", [[], *UNUSUAL])
+def test_events_decoded_with_their_args_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Sequence[dict[str, Any]]
+) -> None:
+    # Many stretches: categories that the first of them brings are known to those behind.
+    monkeypatch.setattr(kineto_stream, "_CHUNK", 2000)
+    path = kineto(tmp_path / "trace.json", [*EVENTS, *more, *EVENTS[:7] * 9, *more])
+    assert rows(path, monkeypatch, typed=True) == rows(path, monkeypatch, typed=False)
+
+
+def test_usual_events_are_decoded_with_their_args() -> None:
+    piece = EventDecoder(LeftOut())(json.dumps(EVENTS).encode())
+    assert len(piece) == len(EVENTS)
+    assert {name: len(events) for name, events in piece.runs.items()} == {
+        "cpu_op": 2,
+        "cuda_runtime": 2,
+        "user_annotation": 1,
+        "python_function": 2,
+        "kernel": 1,
+        "gpu_memcpy": 1,
+        "cpu_instant_event": 1,
+    }
+
+
+def test_reading_imports_what_it_needs(tmp_path: Path) -> None:
+    path = kineto(tmp_path / "trace.json", EVENTS)
+    program = f"""
+import sys
+from transformer_core.trace.__main__ import main
+assert main([{str(path)!r}, "--output", {str(tmp_path / "breakdown.json")!r}]) == 0
+heavy = {{"torch", "pandas", "pyarrow", "scipy", "tqdm", "sqlite3", "concurrent.futures"}}
+print(sorted(heavy & set(sys.modules)), "schemas.config.run_spec" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[] False"
+
+
+LARGE = 200_000
+
+
+@pytest.mark.parametrize("in_memory", [0, 1000, 1 << 30])
+def test_arrays_come_back(in_memory: int) -> None:
+    kinds = (np.uint8, np.uint16, np.uint32, np.int64)
+    arrays = [np.arange(1000 * k, 1000 * k + 300).astype(kind) for k, kind in enumerate(kinds)]
+    spill = Spill(in_memory)
+    kept = [spill.keep(values) for values in arrays]
+    for values, one in zip(arrays, kept, strict=True):
+        for again in (one, pickle.loads(pickle.dumps(one))):
+            found = again.read() if isinstance(again, Spilled) else again
+            assert found.dtype == values.dtype
+            assert found.tolist() == values.tolist()
+
+
+def test_columns_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Spill(0)
+    monkeypatch.setattr("transformer_core.trace.events.columns.spill", lambda: few)
+    values = np.random.default_rng(5).integers(0, 2**40, LARGE)
+    values[::7] = NULL
+    columns = Columns("a", "b")
+    columns.extend(LARGE, a=values, b=3)
+    assert (columns["a"] == values).all()
+    assert (columns["b"] == 3).all()
+    places = np.array([LARGE - 1, 5, 70_000, 5])
+    assert (columns.take("a", places) == values[places]).all()
+    columns.keep(values != NULL)
+    assert (columns["a"] == values[values != NULL]).all()
+
+
+def full(*arguments: object, **more: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_without_room_on_the_disk_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", full)
+    for name in ("some room", "none"):
+        assert list(Spill(0).keep(np.arange(5))) == [0, 1, 2, 3, 4], name
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
+
+
+ANONYMOUS = """
+import sys, threading, time
+from transformer_core.trace.__main__ import main
+peak, done = 0, threading.Event()
+def watch():
+    global peak
+    while not done.wait(0.002):
+        text = open("/proc/self/status").read()
+        peak = max(peak, int(text.partition("RssAnon:")[2].split()[0]))
+watch_it = threading.Thread(target=watch)
+watch_it.start()
+main([sys.argv[1]])
+done.set()
+watch_it.join()
+print(peak)
+"""
+
+
+def peak(path: Path) -> int:
+    """Peak of anonymous memory of a process that reads a trace, in KiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", ANONYMOUS, str(path)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout.splitlines()[-1])
+
+
+def test_a_table_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = event_table([work(f"k{n % 5}", 10 * n, 10 * n + n) for n in range(50)])
+    events = events_of(rows)
+    write_events(tmp_path / "whole.parquet", events)
+    monkeypatch.setattr("transformer_core.trace.events.arrow._ROWS", 16)
+    write_events(tmp_path / "parts.parquet", events)
+    write_events(tmp_path / "none.parquet", Events())
+    whole, parts = (read_table(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))
+    assert parts.column("name").num_chunks > 1
+    assert parts.to_pylist() == whole.to_pylist() == rows.to_pylist()
+    assert read_table(tmp_path / "none.parquet").schema == rows.schema
+    # What reads it again numbers the texts of each part anew.
+    assert list(rows_of(parts)["name"]) == [row["name"] for row in rows.to_pylist()]
+
+
+_NAMES = ("thread", "t0", "t1", "name")
+
+
+@pytest.fixture(params=[5, 64, 1 << 15])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(columns, "_BLOCK", request.param)
+    return int(request.param)
+
+
+def nested(seed: int, count: int, ordered: bool) -> Columns:
+    """Operators on three threads that lie in each other, touch, or begin at once."""
+    random = np.random.default_rng(seed)
+    t0 = random.integers(0, 3 * count, count)
+    t1 = t0 + random.integers(0, 12, count) * random.integers(0, 4, count)
+    order = np.argsort(t0) if ordered else np.arange(count)
+    values = (random.integers(0, 3, count), t0[order], t1[order], random.integers(0, 5, count))
+    found = Columns(*_NAMES)
+    for place in range(0, count, 7):  # packed in parts of other lengths than those of columns
+        part = slice(place, place + 7)
+        listed = {name: column[part] for name, column in zip(_NAMES, values, strict=True)}
+        found.extend(len(values[0][part]), **listed)
+    found.replace("t1", found["t1"])
+    return found
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_innermost_around(block: int, ordered: bool) -> None:
+    rows = nested(1, 300, ordered)
+    thread, t0, t1, _ = (rows[name] for name in _NAMES)
+    random = np.random.default_rng(2)
+    times = random.integers(-5, 950, 400)
+    threads = np.where(random.random(400) < 0.1, NULL, random.integers(0, 4, 400))
+
+    def innermost(on: int, time: int) -> int:
+        inside = np.flatnonzero((thread == on) & (t0 <= time) & (t1 > time)).tolist()
+        return max(inside, key=lambda k: (t0[k], -t1[k], k), default=-1)
+
+    wanted = [innermost(*place) for place in zip(threads.tolist(), times.tolist(), strict=True)]
+    assert around(rows, threads, times).tolist() == wanted
+    assert len(set(wanted)) > 50
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_leaves_have_none_of_their_kind_inside(block: int, ordered: bool) -> None:
+    rows = nested(3, 300, ordered)
+    thread, t0, t1, name = (rows[column] for column in _NAMES)
+    kinds = {0: 10, 1: 10, 2: 11, 3: 12, 4: 12}
+    chosen = np.random.default_rng(4).permutation(300)[:200]
+
+    def leaf(k: int) -> bool:
+        key = (t0[k], -t1[k], k)
+        return kinds[name[k]] != 12 and not any(
+            thread[j] == thread[k]
+            and kinds[name[j]] == kinds[name[k]]
+            and (t0[j], -t1[j], j) > key
+            and t0[j] < t1[k]
+            for j in range(300)
+        )
+
+    found = leaves(rows, chosen, kinds, [10, 11]).tolist()
+    assert found == [leaf(k) for k in chosen.tolist()]
+    assert 20 < sum(found) < 180
+
+
+def test_the_first_launch_of_an_id(block: int) -> None:
+    random = np.random.default_rng(5)
+    launches = Columns("correlation", "thread", "t0")
+    ids, t0 = random.integers(0, 80, 300), random.integers(0, 500, 300)
+    launches.extend(300, correlation=ids, thread=np.arange(300), t0=t0)
+    wanted = np.where(random.random(100) < 0.2, NULL, random.integers(-3, 90, 100))
+    thread, time = first_launches(wanted, launches)
+    for place, number in enumerate(wanted.tolist()):
+        mine = np.flatnonzero(ids == number).tolist()
+        first = min(mine, key=lambda k: (t0[k], k), default=None)
+        told = (NULL, NULL) if first is None else (first, t0[first])
+        assert (thread[place], time[place]) == told
+
+
+def test_parts_of_columns(block: int) -> None:
+    rows = nested(6, 200, True)
+    t0, names = rows["t0"], rows["name"]
+    places = np.random.default_rng(7).integers(0, 200, 90)
+    assert rows.take("t0", places).tolist() == t0[places].tolist()
+    assert rows.stretch("t1", 3, 150).tolist() == rows["t1"][3:150].tolist()
+    assert rows.distinct("name") == sorted(set(names.tolist()))
+    assert rows.places("name", [1, 3]).tolist() == np.flatnonzero((names % 2) == 1).tolist()
+    empty = Columns(*_NAMES)
+    assert not len(empty.take("t0", places[:0]))
+    assert (empty.distinct("name"), empty.places("name", [1]).tolist()) == ([], [])
+
+
+END = 60
+moments = st.integers(-5, END + 5)
+intervals = st.lists(st.tuples(moments, moments).map(sorted).map(tuple), max_size=12)
+
+
+def covered(pairs: list[tuple[int, int]]) -> set[int]:
+    """The nanoseconds that intervals cover, one by one."""
+    return {moment for t0, t1 in pairs for moment in range(t0, t1)}
+
+
+def union_of_pairs(pairs: list[tuple[int, int]]):  # type: ignore[no-untyped-def]
+    t0, t1 = (np.array([pair[k] for pair in pairs], np.int64) for k in (0, 1))
+    return union(t0, t1)
+
+
+TOUCHING = [(0, 10), (10, 20)]
+NESTED = [(0, 30), (5, 10), (5, 30)]
+EMPTY = [(7, 7), (7, 7)]
+STRADDLING = [(-5, 3), (55, 65)]
+
+
+@settings(deadline=None)
+@given(intervals)
+@example(TOUCHING)
+@example(NESTED)
+@example(EMPTY)
+@example(STRADDLING)
+def test_a_union_covers_what_its_intervals_cover(pairs: list[tuple[int, int]]) -> None:
+    found = union_of_pairs(pairs)
+    assert covered(list(zip(found.t0.tolist(), found.t1.tolist(), strict=True))) == covered(pairs)
+    assert found.length == len(covered(pairs))
+    assert (found.t0[1:] > found.t1[:-1]).all()
+
+
+@settings(deadline=None)
+@given(intervals)
+@example(STRADDLING)
+def test_clip_and_gaps_divide_a_window(pairs: list[tuple[int, int]]) -> None:
+    found = union_of_pairs(pairs)
+    window = set(range(END))
+    assert found.clip(0, END).length == len(covered(pairs) & window)
+    assert found.gaps(0, END).length == len(window - covered(pairs))
+
+
+@settings(deadline=None)
+@given(st.lists(intervals, min_size=4, max_size=4))
+@example([TOUCHING, NESTED, EMPTY, STRADDLING])
+@example([[], [], [], []])
+def test_the_partition_sums_to_the_window(layers: list[list[tuple[int, int]]]) -> None:
+    found = partition([union_of_pairs(pairs) for pairs in layers], 0, END)
+    window = set(range(END))
+    compute, communication, copies, graphs = (covered(pairs) & window for pairs in layers)
+    assert found.compute_ns == len(compute)
+    assert found.exposed_communication_ns == len(communication - compute)
+    assert found.exposed_copies_ns == len(copies - communication - compute)
+    assert found.exposed_graphs_ns == len(graphs - copies - communication - compute)
+    assert found.overlap_ns == len(compute & communication)
+    assert found.idle_ns == len(window - compute - communication - copies - graphs)
+    parts = (
+        found.compute_ns,
+        found.exposed_communication_ns,
+        found.exposed_copies_ns,
+        found.exposed_graphs_ns,
+        found.idle_ns,
+    )
+    assert sum(part or 0 for part in parts) == found.window_ns == END
+    assert found.busy_ns + found.idle_ns == END
+
+
+@settings(deadline=None)
+@given(st.lists(intervals, min_size=1, max_size=4))
+def test_exposed_parts_sum_to_the_union(layers: list[list[tuple[int, int]]]) -> None:
+    parts = exposed([union_of_pairs(pairs) for pairs in layers])
+    assert min(parts) >= 0
+    assert sum(parts) == len(covered([pair for pairs in layers for pair in pairs]))
+
+
+@settings(deadline=None)
+@given(intervals)
+@example(NESTED)
+@example(TOUCHING)
+def test_every_moment_has_one_owner(pairs: list[tuple[int, int]]) -> None:
+    t0, t1 = (np.array([pair[k] for pair in pairs], np.int64) for k in (0, 1))
+    cut = innermost(t0, t1)
+    assert int((cut.t1 - cut.t0).sum()) == len(covered(pairs))
+    assert (cut.t0[1:] >= cut.t1[:-1]).all()
+    times = np.arange(-5, END + 5)
+    for time, owner in zip(times.tolist(), cut.at(times).tolist(), strict=True):
+        around = [place for place, (a, b) in enumerate(pairs) if a <= time < b]
+        assert (owner in around) if around else owner == -1
+        # The owner began last, and of those that began with it, ended first.
+        if around:
+            assert pairs[owner][0] == max(pairs[place][0] for place in around)
+
+
+def test_self_time_excludes_the_operators_inside() -> None:
+    cut = innermost(np.array([0, 10, 12, 40]), np.array([30, 20, 15, 50]))
+    found = list(zip(cut.t0.tolist(), cut.t1.tolist(), cut.owner.tolist(), strict=True))
+    assert found == [(0, 10, 0), (10, 12, 1), (12, 15, 2), (15, 20, 1), (20, 30, 0), (40, 50, 3)]
+    assert cut.parent.tolist() == [-1, 0, 1, -1]
+
+
+def test_what_touches_does_not_contain() -> None:
+    assert innermost(np.array([0, 10, 10]), np.array([10, 20, 12])).parent.tolist() == [-1, -1, 1]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_intervals(count: int) -> None:
+    t0, t1 = np.zeros(count, np.int64), np.full(count, 4, np.int64)
+    assert union(t0, t1).length == 4 * count
+    assert innermost(t0, t1).at(np.array([2])).tolist() == [count - 1]

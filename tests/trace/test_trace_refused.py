@@ -1,0 +1,517 @@
+"""Files that are not what they should be: a sentence and an exit code, or the rest and a count."""
+
+import gzip
+import json
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traces import Report, complete, kineto, on_device, training_report
+
+from schemas.errors import ConfigError
+from schemas.results import Breakdown
+from transformer_core.trace.__main__ import main
+from transformer_core.trace.events.columns import NULL
+from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.readers.files import read_files
+
+LAUNCHED = [
+    complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+    on_device("kernel", "sgemm", 5, 5, 1),
+]
+GOOD = [
+    complete("user_annotation", "phase:forward", 0, 20),
+    complete("cpu_op", "aten::mm", 0, 5, **{"Input Dims": [[2, 3], [3, 4]]}),
+    complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+    on_device("kernel", "sgemm", 5, 5, 1),
+    on_device("kernel", "softmax", 12, 3, 2),
+]
+BAD = {
+    "null": None,
+    "text": "soon",
+    "infinite": float("inf"),
+    "not a number": float("nan"),
+    "negative": -5,
+    "huge": 1e300,
+    "far": 9.2e15,
+    "true": True,
+    "list": [1, "x"],
+}
+KERNEL_FIELDS = ("name", "cat", "ph", "pid", "tid", "args")
+KERNEL_ARGS = ("device", "stream", "correlation", "bytes", "context", "Process Group Ranks")
+
+
+def read(folder: Path, *files: Path) -> Breakdown:
+    output = folder / "out.json"
+    assert main([*map(str, files), "--output", str(output)]) == 0
+    return Breakdown.model_validate_json(output.read_text())
+
+
+def broken(place: str, field: str, value: str) -> dict[str, Any]:
+    """A kernel of which one field is wrong or missing."""
+    row = on_device("kernel", "gelu", 16, 2, 3, **{"Collective name": "allreduce"})
+    owner = row["args"] if place == "args" else row
+    if value == "missing":
+        owner.pop(field, None)
+    else:
+        owner[field] = BAD[value]
+    return row
+
+
+@pytest.mark.parametrize("value", [*BAD, "missing"])
+def test_kernels_with_a_wrong_field_each(tmp_path: Path, value: str) -> None:
+    places = [("event", name) for name in KERNEL_FIELDS] + [("args", name) for name in KERNEL_ARGS]
+    rows = [broken(place, field, value) for place, field in places]
+    found = read(tmp_path, kineto(tmp_path / "trace.json", [*GOOD, *rows]))
+    (device,) = [device for device in found.devices if device.device == "cuda:0"]
+    assert device.span.window_ns <= 25_000
+    assert 2 <= device.events <= 2 + len(rows)
+
+
+@pytest.mark.parametrize("value", [*BAD, "missing"])
+@pytest.mark.parametrize("field", ["ts", "dur"])
+def test_a_kernel_with_a_time_that_is_none(tmp_path: Path, field: str, value: str) -> None:
+    path = kineto(tmp_path / "trace.json", [*GOOD, broken("event", field, value)])
+    found = read(tmp_path, path)
+    (device,) = found.devices
+    if (field, value) == ("ts", "negative"):  # before the begin of the clock, which is arbitrary
+        assert (device.events, device.span.window_ns) == (3, 20_000)
+        return
+    assert (device.events, device.span.window_ns) == (2, 10_000)
+    assert any("1 event was left out" in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize("value", [*BAD, "missing"])
+@pytest.mark.parametrize("field", ["Input Dims", "Input type", "Sequence number"])
+def test_an_operator_with_wrong_inputs(tmp_path: Path, field: str, value: str) -> None:
+    dims = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
+    args = dims if value == "missing" else dims | {field: BAD[value]}
+    if value == "missing":
+        args = {name: given for name, given in dims.items() if name != field}
+    rows = [complete("cpu_op", "aten::mm", 0, 5, **args), *GOOD[2:]]
+    found = read(tmp_path, kineto(tmp_path / "trace.json", rows))
+    assert found.devices[0].kernels == 2
+
+
+SHAPES = {
+    "linear of lists": ("aten::linear", [[[4, 5], [4, 5]], [6, 5], [6]]),
+    "linear of many": ("aten::linear", [[4, 5], [6, 5, 2], [6]]),
+    "linear of one side": ("aten::linear", [[5], [6, 5]]),
+    "linear of nothing": ("aten::linear", [[], [], []]),
+    "linear of others": ("aten::linear", [[4, 5], [6, 7]]),
+    "addmm of two": ("aten::addmm", [[6], [4, 5]]),
+    "bmm of batches": ("aten::bmm", [[2, 4, 5], [3, 5, 6]]),
+    "mm of vectors": ("aten::mm", [[4], [4]]),
+    "attention of three sides": ("aten::_scaled_dot_product_flash_attention", [[2, 3, 4]] * 3),
+    "attention of others": (
+        "aten::_scaled_dot_product_flash_attention",
+        [[2, 3, 4, 8], [2, 3, 4, 9], [2, 3, 5, 8]],
+    ),
+    "negative sides": ("aten::mm", [[-1, 3], [3, -4]]),
+    "sides that are text": ("aten::mm", [["a", 3], [3, 4]]),
+    "sides that are true": ("aten::mm", [[True, 3], [3, 4]]),
+    "astronomic": ("aten::mm", [[10**15, 10**15], [10**15, 10**15]]),
+}
+FLOPS = {"linear of one side": 60}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_that_prove_nothing_give_no_flops(tmp_path: Path, name: str) -> None:
+    operator, shapes = SHAPES[name]
+    rows = [complete("cpu_op", operator, 0, 5, **{"Input Dims": shapes}), *GOOD[2:]]
+    found = read(tmp_path, kineto(tmp_path / "trace.json", rows))
+    assert found.devices[0].operators[0].flops == FLOPS.get(name)
+
+
+def test_an_event_that_is_there_twice(tmp_path: Path) -> None:
+    found = read(tmp_path, kineto(tmp_path / "t.json", [*GOOD, GOOD[3]]))
+    assert found.devices[0].events == 2
+    assert "1 event was left out: the trace holds them twice" in found.notes
+
+
+def test_launches_without_kernels_are_no_trace_of_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(kineto(tmp_path / "t.json", GOOD[:3]))]) == 1
+    said = capsys.readouterr().err
+    assert "holds 1 launches of kernels, but no kernel" in said
+    assert "ProfilerActivity.CUDA" in said
+
+
+WHOLE = json.dumps({"schemaVersion": 1, "traceEvents": GOOD})
+FILES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is empty"),
+    "text": (b"hello", "not a torch.profiler trace"),
+    "list": (WHOLE.partition(": [")[2].encode(), "not a torch.profiler trace"),
+    "null": (b"null", "not a torch.profiler trace"),
+    "events that are null": (b'{"schemaVersion": 1, "traceEvents": null}', "no traceEvents"),
+    "no events": (b'{"schemaVersion": 1, "traceEvents": []}', "no traceEvents"),
+    "half": (WHOLE[: len(WHOLE) // 2].encode(), "damaged or cut off"),
+    "no end": (WHOLE[:-1].encode(), "damaged or cut off"),
+    "two ends": (WHOLE.encode() + b"}", "damaged or cut off"),
+    "half of gzip": (gzip.compress(WHOLE.encode() * 9)[:-9], "damaged or cut off"),
+    "gzip of nothing": (b"\x1f\x8b", "damaged or cut off"),
+    "binary": (bytes(range(256)), "not a torch.profiler trace"),
+    "a report itself": (b"NVIDIA Tegra Profiler Report 1.\x0a", "nsys export --type=sqlite"),
+    "sqlite's first words": (b"SQLite format 3\0", "damaged, or not a report"),
+    "sqlite and noise": (b"SQLite format 3\0" + b"\x07" * 5000, "damaged, or not a report"),
+    "deep": (b'{"traceEvents": [' + b"[" * 100_000, "damaged or cut off"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(FILES[name][0])
+    assert main([str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(str(path)), said
+    assert FILES[name][1] in said
+    assert said.count("\n") == 1
+    assert "None" not in said
+
+
+def test_gzip_by_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(WHOLE.encode()))
+    assert read(tmp_path, path).devices[0].events == 2
+
+
+def test_characters_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(WHOLE.encode().replace(b"softmax", b"soft\xffmax"))
+    assert read(tmp_path, path).devices[0].events == 2
+
+
+TABLES = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "NVTX_EVENTS",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+)
+COLUMNS = [
+    *(
+        (TABLES[0], name)
+        for name in ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+    ),
+    *((TABLES[0], name) for name in ("contextId", "demangledName")),
+    *((TABLES[1], name) for name in ("start", "globalTid", "correlationId")),
+    *((TABLES[2], name) for name in ("start", "end", "text", "globalTid", "eventType")),
+    *((TABLES[3], name) for name in ("start", "bytes", "copyKind")),
+]
+NEEDED = {"start", "end", "deviceId", "streamId"}
+
+
+@pytest.mark.parametrize("change", ["null", "text", "gone"])
+@pytest.mark.parametrize(("table", "column"), COLUMNS)
+def test_a_column_of_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, column: str, change: str
+) -> None:
+    path = training_report(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as database:
+        if change == "gone":
+            database.execute(f'ALTER TABLE "{table}" DROP COLUMN "{column}"')
+        else:
+            value = {"null": None, "text": "x"}[change]
+            database.execute(f'UPDATE "{table}" SET "{column}" = ?', (value,))
+    database.close()
+    output = tmp_path / "out.json"
+    status = main([str(path), "--output", str(output)])
+    captured = capsys.readouterr()
+    found = Breakdown.model_validate_json(output.read_text()) if output.exists() else None
+    assert status == (0 if found and found.devices else 1)
+    assert all(device.span.window_ns < 10_000 for device in (found.devices if found else []))
+    if table == TABLES[0] and column in NEEDED and change in ("null", "text"):
+        assert found is not None
+        assert "3 events were left out" in captured.out + captured.err
+
+
+@pytest.mark.parametrize("table", [*TABLES, "StringIds"])
+def test_a_table_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    path = training_report(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute(f'DROP TABLE "{table}"')
+    database.close()
+    status = main([str(path)])
+    assert status == (1 if table == "StringIds" else 0)
+    assert ("has no StringIds" in capsys.readouterr().err) == (table == "StringIds")
+
+
+def test_a_report_that_ends_before_it_begins(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.kernel("good", 0, 10, pid=1, correlation=1)
+    report.kernel("bad", 20, 5, pid=1, correlation=2)
+    report.kernel("far", 9 * 10**18, 9 * 10**18 + 5, pid=1, correlation=3)
+    report.kernel("fine", 30, 35, pid=1, correlation=4)
+    found = read(tmp_path, report.write())
+    assert (found.devices[0].events, found.devices[0].span.window_ns) == (2, 35)
+    assert sum("left out" in note for note in found.notes) == 2
+
+
+@pytest.mark.parametrize("option", ["--events", "--output"])
+def test_an_output_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    path = kineto(tmp_path / "trace.json", GOOD)
+    assert main([str(path), option, str(path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path / 'out'} cannot be written (")
+
+
+def test_a_failed_breakdown_exits_with_1_unless_its_status_is_kept(tmp_path: Path) -> None:
+    path = kineto(tmp_path / "trace.json", [complete("user_annotation", "phase:step", 0, 10)])
+    assert main([str(path)]) == 1
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text("{")
+    output = tmp_path / "out.json"
+    assert main([str(damaged), "--keep-status", "--output", str(output)]) == 0
+    found = Breakdown.model_validate_json(output.read_text())
+    assert found.status == "failed"
+    assert "not a torch.profiler trace" in (found.reason or "")
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "allocated:0:" + "9" * 30,
+        "allocated:" + "9" * 25 + ":5",
+        "allocated:0:" + "9" * 5000,
+        "allocated:\u0663:5",
+    ],
+)
+def test_marks_of_memory_that_cannot_be(tmp_path: Path, mark: str) -> None:
+    rows = rows_of(
+        read_files(
+            [kineto(tmp_path / "t.json", [complete("user_annotation", mark, 0, 9), *LAUNCHED])]
+        ).table
+    )
+    assert not rows.equal("kind", "memory").any()
+    assert rows.equal("kind", "kernel").sum() == 1
+
+
+@pytest.mark.parametrize("dims", [7, [3, "x", None, [2, True]], {"a": 1}, [[10**30, 4]]])
+def test_a_range_of_a_collective_with_odd_inputs(tmp_path: Path, dims: Any) -> None:
+    said = {"Input Dims": dims, "Input type": ["float"] * 4}
+    rows = [complete("user_annotation", "nccl:all_reduce", 0, 9, **said), LAUNCHED[0]]
+    rows += [on_device("kernel", "ncclDevKernel_AllReduce", 5, 5, 1)]
+    found = rows_of(read_files([kineto(tmp_path / "t.json", rows)]).table).work
+    assert found["collective"].tolist() == ["all_reduce"]
+    assert found["bytes"].tolist() == [NULL]
+
+
+@pytest.mark.parametrize("name", ["\ud800bad", "x\udc00", "back\\\ud800bad"])
+def test_half_a_character(tmp_path: Path, name: str) -> None:
+    whole = on_device("kernel", "\U0001f600", 15, 5, 2)
+    rows = [*LAUNCHED, on_device("kernel", name, 10, 5, 2), whole]
+    found = rows_of(read_files([kineto(tmp_path / "t.json", rows)]).table).work
+    half = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert found["name"].tolist() == ["sgemm", half, "\U0001f600"]
+
+
+def test_lists_within_lists(tmp_path: Path) -> None:
+    path = kineto(tmp_path / "t.json", LAUNCHED)
+    deep = f'{{"ph": "X", "cat": "kernel", "args": {DEEP}}}, '
+    path.write_text(path.read_text().replace('"traceEvents": [', '"traceEvents": [' + deep))
+    with pytest.raises(ConfigError, match="lists within lists, hundreds deep"):
+        read_files([path])
+
+
+def test_kernels_without_ids_have_no_launch(tmp_path: Path) -> None:
+    """CUPTI counts from 1, and 0 stands for none."""
+    rows = [complete("cuda_runtime", "cudaLaunchKernel", k, 1, correlation=0) for k in range(3)]
+    rows += [on_device("kernel", "k", 10 + 5 * k, 4, 0) for k in range(3)]
+    found = rows_of(read_files([kineto(tmp_path / "t.json", rows)]).table).work
+    assert found["launch_ns"].tolist() == [NULL] * 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"aten::mm, seq = {'9' * 5000}, sizes = [[2, 3], [3, 4]]",
+        f"aten::mm, seq = {'9' * 30}, sizes = [[2, 3], [3, 4]]",
+        f"aten::mm, seq = 1, sizes = {DEEP}",
+        f"aten::mm, seq = 1, sizes = [[{'9' * 5000}, 3], [3, 4]]",
+    ],
+)
+def test_operators_of_a_report_with_odd_texts(tmp_path: Path, text: str) -> None:
+    report = Report(tmp_path / "r.sqlite")
+    report.range(text, 0, 500, pid=7, tid=1)
+    report.launch(1, 100, pid=7, tid=1)
+    report.kernel("sgemm", 200, 400, pid=7, correlation=1)
+    found = rows_of(read_files([report.write()]).table).work
+    assert found["operator"].tolist() == ["aten::mm"]
+
+
+def test_a_payload_of_lists_within_lists(tmp_path: Path) -> None:
+    report = Report(tmp_path / "r.sqlite")
+    report.range("ncclAllReduce", 0, 500, pid=7, tid=1, payload={"message size [bytes]": 8})
+    report.database.execute("UPDATE NVTX_EVENTS SET jsonText = ?", (DEEP,))
+    report.launch(1, 100, pid=7, tid=1)
+    report.kernel("ncclDevKernel_AllReduce", 200, 400, pid=7, correlation=1)
+    assert rows_of(read_files([report.write()]).table).work["bytes"].tolist() == [NULL]
+
+
+@pytest.mark.parametrize("value", ["NULL", "x'ff'", "7"])
+def test_texts_of_a_report_that_are_none(tmp_path: Path, value: str) -> None:
+    report = Report(tmp_path / "r.sqlite")
+    report.kernel("sgemm", 200, 400, pid=7, correlation=1)
+    report.database.execute(f"UPDATE StringIds SET value = {value}")
+    found = rows_of(read_files([report.write()]).table)
+    assert found["name"].tolist() == ["unknown kernel"]
+
+
+def test_why_a_report_has_no_kernels(tmp_path: Path) -> None:
+    report = Report(tmp_path / "r.sqlite")
+    report.launch(1, 100, pid=7, tid=1)
+    report.kernel("sgemm", 400, 200, pid=7, correlation=1)
+    with pytest.raises(ConfigError, match=r"no kernel \(1 event was left out: they end before"):
+        read_files([report.write()])
+
+
+def reduced(ts: float, dur: float, ranks: list[int]) -> dict[str, Any]:
+    """An all-reduce of 1,000 numbers in a group."""
+    said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1000}
+    said |= {"Out msg nelems": 1000, "Group size": len(ranks), "Process Group Ranks": str(ranks)}
+    return on_device("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", ts, dur, int(ts), **said)
+
+
+def test_a_rank_in_two_groups_of_different_sizes(tmp_path: Path) -> None:
+    """The group of all four twice, with a pair's between; by hand."""
+    files = []
+    for rank in range(4):
+        pair = [0, 1] if rank < 2 else [2, 3]
+        rows = [
+            reduced(100, 100 + 10 * rank, [0, 1, 2, 3]),
+            reduced(400, 50 + 5 * (rank % 2), pair),
+        ]
+        rows += [reduced(600, 40 - rank, [0, 1, 2, 3])]
+        head = {"distributedInfo": {"rank": rank, "world_size": 4}}
+        files.append(kineto(tmp_path / f"{rank}.json", rows, **head))
+    output = tmp_path / "out.json"
+    assert main([*map(str, files), "--output", str(output)]) == 0
+    found = [
+        one.collectives[0]
+        for one in Breakdown.model_validate(json.loads(output.read_text())).devices
+    ]
+    assert [one.transfer_ns for one in found] == [187_000] * 4  # 100 + 50 + 37
+    assert [one.waiting_ns for one in found] == [3_000, 17_000, 21_000, 35_000]
+    moved = 2 * 4000 * 2 * 3 / 4 + 4000 * 2 * 1 / 2
+    assert found[0].bus_bandwidth == pytest.approx(moved / 187e-6)
+
+
+@pytest.mark.parametrize("field", ["ts", "dur"])
+def test_a_time_of_hundreds_of_digits_is_left_out(tmp_path: Path, field: str) -> None:
+    row = {**on_device("kernel", "gelu", 20, 2, 2), field: 10**400}
+    found = read(tmp_path, kineto(tmp_path / "trace.json", [*LAUNCHED, row]))
+    assert found.devices[0].span.window_ns == 5_000
+    assert sum("1 event was left out" in note for note in found.notes) == 1
+
+
+@pytest.mark.parametrize("device", [-5, 2**31, 10**40])
+def test_a_device_that_cannot_be(tmp_path: Path, device: int) -> None:
+    row = on_device("kernel", "gelu", 20, 2, 2)
+    row["args"]["device"] = device
+    found = read(tmp_path, kineto(tmp_path / "trace.json", [*LAUNCHED, row]))
+    assert [one.device for one in found.devices] == ["cuda:0"]
+    assert "1 event was left out: they name no device" in found.notes
+
+
+@pytest.mark.parametrize("size", [-5, 2**60])
+def test_sizes_that_cannot_be_are_unknown(tmp_path: Path, size: int) -> None:
+    said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": size}
+    row = on_device("kernel", "ncclDevKernel_AllReduce", 20, 2, 2, **said, **{"Group size": size})
+    copy = on_device("gpu_memcpy", "Memcpy HtoD", 30, 2, 3, bytes=size)
+    found = read(tmp_path, kineto(tmp_path / "trace.json", [*LAUNCHED, row, copy]))
+    assert found.devices[0].collectives[0].bytes is None
+    assert found.devices[0].collectives[0].bus_bandwidth is None
+    assert all(one.bytes is None for one in found.devices[0].activities if one.kind == "memcpy")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"distributedInfo": {"rank": 10**30, "world_size": 10**30}},
+        {"distributedInfo": {"rank": -7, "world_size": 2}},
+        {"distributedInfo": {"rank": 9, "world_size": 2}},
+        {"baseTimeNanoseconds": 10**30},
+        {"baseTimeNanoseconds": 2**63 - 1},
+    ],
+)
+def test_a_head_with_numbers_that_cannot_be(tmp_path: Path, head: dict[str, Any]) -> None:
+    said = on_device("kernel", "ncclDevKernel_AllReduce", 20, 2, 2)
+    found = read(tmp_path, kineto(tmp_path / "trace.json", [*LAUNCHED, said], **head))
+    assert [(one.rank, one.span.window_ns) for one in found.devices] == [(0, 17_000)]
+
+
+def test_begins_and_ends_apart_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{**on_device("kernel", "gelu", 20, 2, 2), "ph": phase} for phase in "BE"]
+    assert main([str(kineto(tmp_path / "trace.json", rows))]) == 1
+    assert "2 events were left out: they are begins and ends apart" in capsys.readouterr().err
+
+
+def test_launches_whose_kernels_are_missing_are_told(tmp_path: Path) -> None:
+    rows = [LAUNCHED[0], on_device("gpu_memcpy", "Memcpy HtoD", 30, 2, 3, bytes=8)]
+    found = read(tmp_path, kineto(tmp_path / "trace.json", rows))
+    assert any("1 calls launched kernels" in note for note in found.notes)
+    whole = read(tmp_path, kineto(tmp_path / "whole.json", LAUNCHED))
+    assert not any("launched kernels" in note for note in whole.notes)
+
+
+def test_a_kernel_before_the_recording(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.kernel("good", 10, 20, pid=1, correlation=1)
+    report.kernel("early", 10, 30, pid=1, correlation=2)
+    path = report.write()
+    with sqlite3.connect(path) as database:
+        database.execute('UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET "start" = -1 WHERE "end" = 30')
+    database.close()
+    found = read(tmp_path, path)
+    assert found.devices[0].span.window_ns == 10
+    assert "1 event was left out: they begin before the recording" in found.notes
+
+
+@pytest.mark.parametrize("option", ["--output", "--events"])
+def test_a_trace_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    path = kineto(tmp_path / "trace.json", LAUNCHED)
+    before = path.read_bytes()
+    assert main([str(path), option, str(path)]) == 1
+    assert main(["perfetto", str(path), "--output", str(path)]) == 1
+    assert path.read_bytes() == before
+    assert capsys.readouterr().err.count("would be overwritten") == 2
+
+
+def test_two_outputs_of_one_name(tmp_path: Path) -> None:
+    path, output = kineto(tmp_path / "trace.json", LAUNCHED), str(tmp_path / "out")
+    assert main([str(path), "--output", output, "--events", output]) == 1
+    assert not Path(output).exists()
+
+
+def test_a_pipe_stays_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = kineto(tmp_path / "trace.json", LAUNCHED)
+    assert main([str(path), "--output", str(pipe)]) == 1
+    assert main(["perfetto", str(path), "--output", str(pipe)]) == 1
+    assert pipe.is_fifo()
+    assert capsys.readouterr().err.count("not a regular file") == 2
+
+
+def test_two_halves_a_year_apart(tmp_path: Path) -> None:
+    year = 365 * 86_400 * 1e6
+    rows = [on_device("kernel", "early", 10, 5, 1), on_device("kernel", "late", year, 5, 2)]
+    reading = read_files([kineto(tmp_path / "trace.json", rows)])
+    assert reading.table.column("name").to_pylist() == ["late"]
+    assert "away from the others" in reading.notes[0]
