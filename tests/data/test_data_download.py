@@ -252,12 +252,6 @@ def test_a_local_folder_is_checked_alike(tmp_path: Path) -> None:
         find(file, tmp_path)
 
 
-def test_base_name_leaves_out_the_query() -> None:
-    assert base_name("https://example.org/a%20b/c.en.gz?raw=true#x") == "c.en.gz"
-    with pytest.raises(CorpusError, match="names no file"):
-        base_name("https://example.org/")
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_a_download_without_end_is_refused(server: Server, tmp_path: Path, told: bool) -> None:
     server.break_after = [] if told else [399_000]

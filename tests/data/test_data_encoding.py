@@ -16,13 +16,11 @@ from transformer_core.data.tokenizing.encoding import (
     Encoded,
     Encoder,
     concatenate,
-)
-from transformer_core.data.tokenizing.existing import Described
-from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.data.tokenizing.words import (
     punctuation_is_independent,
     words_are_independent,
 )
+from transformer_core.data.tokenizing.existing import Described
+from transformer_core.data.tokenizing.job import load_tokenizer
 
 # What word boundaries could go wrong on, mixed with any other text.
 SHORT = [piece for piece in PIECES if len(piece) < 1_000]

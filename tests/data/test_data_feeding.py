@@ -68,14 +68,6 @@ def test_collate(store):
     assert batch.padded_tokens == batch.source.numel() + batch.target_output.numel()
 
 
-def test_part_without_pairs_has_no_label(store):
-    batch = collate(*gathered(store, []))
-    assert batch.source.tolist() == [[EOS]]
-    assert batch.target_input.tolist() == [[BOS]]
-    assert batch.target_output.tolist() == [[PAD]]
-    assert (batch.pairs, batch.padded_tokens) == (0, 2)
-
-
 @steady
 @given(batching=batchings, world=st.integers(1, 5), micro=st.integers(1, 4))
 def test_ranks_share_each_global_batch_and_agree_on_its_counts(store, batching, world, micro):
@@ -198,17 +190,6 @@ def test_position_outside_the_epoch_is_refused(store):
     with pytest.raises(ValueError, match="epoch 0: it has"):
         next(one.batches(0, epoch_batches(store) + 1))
     assert_no_thread()
-
-
-def test_epochs_differ_and_seeds_differ(store):
-    first, *rest = [
-        sentences([micro for batch in batches for micro in batch.micro_batches])
-        for batches in [list(islice(feed(store, seed=s).batches(e), 2)) for s, e in CASES]
-    ]
-    assert all(first != other for other in rest)
-
-
-CASES = [(3, 0), (3, 1), (4, 0)]
 
 
 def assert_no_thread():

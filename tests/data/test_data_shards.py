@@ -196,17 +196,6 @@ def test_job(tmp_path, tokenizer, capsys):
     assert "p.json" in run({})[1]
 
 
-@steady
-@given(
-    total=st.integers(0, 50), count=st.integers(1, 9), per_shard=st.integers(1, 8), data=st.data()
-)
-def test_parts_cover_every_pair_once(total, count, per_shard, data):
-    spans = [Part(number, count).pairs(total) for number in range(count)]
-    assert [start for start, _ in spans] == [0, *(stop for _, stop in spans[:-1])]
-    assert spans[-1][1] == total
-    assert max(b - a for a, b in spans) - min(b - a for a, b in spans) <= 1
-
-
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_parts_together_are_the_split(tmp_path, tokenizer, count):
     long = "Straße " * 40

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pair_files import ENGLISH, GERMAN
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from transformer_core.data.tokenizing.words import KNOWN_PATTERNS
+from transformer_core.data.tokenizing.encoding import KNOWN_PATTERNS
 
 TEXTS = [*ENGLISH, *GERMAN] * 3
 

@@ -23,7 +23,7 @@ from transformer_core.trace.events import columns as columns_module
 from transformer_core.trace.events.arrow import events_of, write_events
 from transformer_core.trace.events.columns import NULL, Columns, Packed, Spill, Spilled
 from transformer_core.trace.events.event_table import Events, rows_of
-from transformer_core.trace.events.intervals import exposed, innermost, union
+from transformer_core.trace.events.intervals import innermost, union
 from transformer_core.trace.events.joins import around, first_launches, leaves
 from transformer_core.trace.events.process import LeftOut
 from transformer_core.trace.readers import kineto_stream
@@ -385,14 +385,6 @@ def test_the_partition_sums_to_the_window(layers: list[list[tuple[int, int]]]) -
     )
     assert sum(part or 0 for part in parts) == found.window_ns == END
     assert found.busy_ns + found.idle_ns == END
-
-
-@settings(deadline=None)
-@given(st.lists(intervals, min_size=1, max_size=4))
-def test_exposed_parts_sum_to_the_union(layers: list[list[tuple[int, int]]]) -> None:
-    parts = exposed([union_of_pairs(pairs) for pairs in layers])
-    assert min(parts) >= 0
-    assert sum(parts) == len(covered([pair for pairs in layers for pair in pairs]))
 
 
 @settings(deadline=None)

@@ -6,8 +6,6 @@ The traces are not part of the project. ``TRANSFORMER_STUDY_TRACES`` names a fol
 
 import csv
 import os
-import re
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from schemas.results import DeviceBreakdown
 from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.events import event_table
 from transformer_core.trace.events.event_table import Rows, rows_of
-from transformer_core.trace.events.operators import base_name, kernel_class
 from transformer_core.trace.readers.files import read_files
 
 FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
@@ -192,39 +189,3 @@ def test_longest_kernels(trace: Trace) -> None:
             )
             assert kernel.share is not None
             assert 100 * kernel.share == pytest.approx(float(row["pct_of_kernel_sum"]), abs=1e-4)
-
-
-CLASSES = {
-    "contraction": "Kernel2 dot_kernel flash_fwd_kernel gemmSN_NN_kernel gemmSN_TN_kernel "
-    "gemmk1_kernel gemvNSP_kernel splitKreduce_kernel xmma_gemm volta_sgemm",
-    "normalization": "reduce_1Block_kernel reduce_kernel softmax_warp_forward",
-    "element_wise": "add_one",
-    "other": "CatArrayBatchedCopy CatArrayBatchedCopy_vectorized DeviceCompactInitKernel "
-    "DeviceRadixSortExclusiveSumKernel DeviceRadixSortHistogramKernel "
-    "DeviceRadixSortOnesweepKernel DeviceRadixSortSingleTileKernel DeviceReduceByKeyKernel "
-    "DeviceScanInitKernel DeviceScanKernel bounds_check_indices_kernel embedding "
-    "elementwise_kernel_with_index indexSelectLargeIndex index_elementwise_kernel "
-    "indexing_backward_kernel linearize_index_kernel permute_2D_data_kernel "
-    "permute_2D_lengths_kernel vectorized_gather_kernel",
-    # Of what they are applied to: a copy, or arithmetic.
-    "element_wise other": "elementwise_kernel unrolled_elementwise_kernel "
-    "vectorized_elementwise_kernel",
-}
-"""The classes of all kernels that compute in the traces, by base name, or the part of it that
-tells."""
-TELLING = re.compile(r"xmma_gemm|volta_sgemm|embedding")
-
-
-def test_every_kernel_of_the_traces_has_its_class() -> None:
-    found: defaultdict[str, set[str]] = defaultdict(set)
-    for name in TRACES:
-        rows = Trace(name).rows
-        computing = rows.equal("kind", "kernel") & rows.equal("class", event_table.COMPUTE)
-        for kernel in set(rows["name"][computing].tolist()):
-            base = base_name(kernel)
-            part = TELLING.search(base)
-            found[part[0] if part else base].add(kernel_class(kernel))
-    expected = {
-        base: classes.split() for classes, names in CLASSES.items() for base in names.split()
-    }
-    assert {base: sorted(classes) for base, classes in found.items()} == expected

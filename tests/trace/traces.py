@@ -17,19 +17,16 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     "2022": {
         "meta": ("EXPORT_META_DATA", "EXPORT_SCHEMA_VERSION", "2.7.1"),
         "extra": ("graphNodeId",),
-        "process": True,
         "json": False,
     },
     "2024": {
         "meta": ("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2024.4.1"),
         "extra": ("graphNodeId", "launchType"),
-        "process": True,
         "json": True,
     },
     "2026": {
         "meta": ("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2026.2.1"),
         "extra": ("greenContextId", "graphNodeId", "graphId"),
-        "process": True,
         "json": True,
     },
 }

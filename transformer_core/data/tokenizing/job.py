@@ -25,9 +25,9 @@ from transformer_core.common.progress import Progress, log
 from transformer_core.data.arrays import arrow_array, evenly_spaced
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.tokenizing.encoding import PIECES
 from transformer_core.data.tokenizing.existing import convert, special_names, speller
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
-from transformer_core.data.tokenizing.words import PIECES
 
 _COMPARED = 1_000
 """Pairs that an existing tokenizer is tried on."""
