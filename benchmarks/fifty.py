@@ -1,10 +1,11 @@
 """Runs the audit on every pair of tests/fifty and writes the table of docs/audit.md.
 
-``python -m benchmarks.fifty [names]``: with names it prints their findings and writes nothing. Each
+``python -m benchmarks.fifty [names]`` measures some pairs, and keeps the rows of the others. Each
 program runs in a fork of this process, which has torch already, watched and probed by the same code
 as under ``audit-training``; programs of two ranks run under that command itself.
 """
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -29,7 +30,11 @@ from transformer_core.tune.order import Order
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "tests" / "fifty"
 RECORDED = 5
-WORKERS = 4
+WORKERS = os.cpu_count() or 1
+HEAD = (
+    "| error | cause | seen by | false alarms, mended | final loss within 5 % | losses bit by bit |",
+    "|---|---|---|---|---|---|",
+)
 BEGIN, END = "<!-- the fifty -->", "<!-- end of the fifty -->"
 
 
@@ -177,30 +182,42 @@ def attempt(script: Path) -> Row:
         return Row(script, f"not run: {error}", "", "", "")
 
 
+def explain(names: list[str]) -> None:
+    """Print each finding of some pairs."""
+    for name in names:
+        for which in ("faulty", "mended"):
+            print(f"{name} {which}")
+            for finding in findings(PLACE / f"{name}.py", which):
+                print(f"   {finding}")
+
+
+def write_table(rows: list[Row]) -> None:
+    """Put rows into the table of the docs; pairs that were not measured now keep theirs."""
+    page = ROOT / "docs" / "audit.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    old, _, after = rest.partition(END)
+    lines = {row.split("]")[0]: row for row in old.splitlines() if row.startswith("| [")}
+    lines |= {row.text().split("]")[0]: row.text() for row in rows}
+    table = "\n".join([*HEAD, *(lines[name] for name in sorted(lines))])
+    write_text(page, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+
+
 def main() -> None:
-    """Measure all pairs and write the table, or print some."""
-    if sys.argv[1:]:
-        for name in sys.argv[1:]:
-            for which in ("faulty", "mended"):
-                print(f"{name} {which}")
-                for finding in findings(PLACE / f"{name}.py", which):
-                    print(f"   {finding}")
+    """Measure pairs and write their rows, or print findings."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fifty", description=__doc__)
+    parser.add_argument("--explain", action="store_true", help="print findings, and write nothing")
+    parser.add_argument("names", nargs="*", help="pairs (all by default)")
+    given = parser.parse_args()
+    names = given.names or sorted(path.stem for path in PLACE.glob("*_*.py"))
+    if given.explain:
+        explain(names)
         return
     rows = []
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("fork")) as pool:
-        for row in pool.map(attempt, sorted(PLACE.glob("*_*.py"))):
+        for row in pool.map(attempt, [PLACE / f"{name}.py" for name in names]):
             rows.append(row)
             print(row.text(), flush=True)
-    head = [
-        "| error | cause | seen by | false alarms, mended | final loss within 5 % | losses bit by bit |"
-    ]
-    head.append("|---|---|---|---|---|---|")
-    page = ROOT / "docs" / "audit.md"
-    text = page.read_text()
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    table = "\n".join([*head, *(row.text() for row in rows)])
-    write_text(page, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    write_table(rows)
 
 
 if __name__ == "__main__":

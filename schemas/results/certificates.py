@@ -29,7 +29,8 @@ class TensorDistance(Schema):
     ratio: Magnitude  # 2-norm over that of the expected tensor
     cosine: Cosine  # cosine of the angle between the two; 0 for a tensor of zeros
     size: Magnitude  # 2-norm of the expected tensor
-    rounding: Magnitude  # error due to the number format alone, without the variant's code
+    rounding: Magnitude  # the floor: error due to rounding alone, without the variant's code
+    along: Magnitude = 0.0  # the part of it along the expected tensor; 0 if it was not measured
     kinks: Magnitude = 0.0  # error if every ReLU with an input near 0 takes the other side
 
 
@@ -50,7 +51,7 @@ class DecodedTokens(Schema):
     computing whole prefixes."""
 
     error: Magnitude  # largest error of the next token's logits, relative to their spread (2-norms)
-    rounding: Magnitude  # the same for an emulation of the number format; 0 for 32 bits
+    rounding: Magnitude  # the same for an emulation of the number format
 
 
 class CheckedValidation(Schema):
@@ -68,6 +69,9 @@ class Checks(Schema):
 
     points: list[CheckedPoint]  # steps at which gradients were compared
     gradients: list[TensorDistance]  # gradients that the optimizer used, at every point
+    means: list[TensorDistance] = Field(default_factory=list)
+    """Mean error of every tensor's gradient over all points, for formats with fewer than 32 bits:
+    rounding cancels over the steps, a fault does not."""
     updates: list[TensorDistance]  # change of every tensor at the step with its largest error
     skipped_steps: StepsOrNone  # steps without an update because a gradient overflowed
     without_gradient: list[str] = Field(default=[])  # gradient 0 at some steps only, with the first
@@ -111,6 +115,15 @@ class DropoutMoments(Schema):
     slope: Measured | None  # change of the loss along its gradient over the predicted one
 
 
+class CourseFloor(Schema):
+    """How far the reference's training differs from itself, if its first weights are changed in
+    their last place."""
+
+    loss: Magnitude  # largest relative difference of a loss
+    grad_norm: Magnitude  # the same of a gradient norm
+    weights: dict[str, Magnitude]  # of final weights, relative to their change during training
+
+
 class SeedTrajectory(Schema):
     """One short training, step by step."""
 
@@ -121,6 +134,7 @@ class SeedTrajectory(Schema):
     replica_differences: list[Magnitude] | None
     """Largest difference of a parameter between rank 0 and any other rank, after each step; null
     if there is only one copy of the parameters."""
+    floor: CourseFloor | None = None  # the reference against itself; null for others
     checks: Checks | None = None  # gradients and updates tensor by tensor; first seed only
     dropout: list[DropoutPlace] | None = None  # with the study's dropout; first seed only
     dropout_probability: Proportion = 0.0  # the study's dropout probability
@@ -166,6 +180,8 @@ DeviationOf = Literal[
     "point_norm",
     "gradient",
     "gradient_ratio",
+    "gradient_mean",
+    "gradient_mean_ratio",
     "update",
     "update_ratio",
     "resumed",
@@ -191,6 +207,7 @@ class Deviation(Schema):
     quantity: DeviationOf  # the quantity compared
     measured: Extreme  # relative except for replicas; for final_loss the far end
     bound: Extreme  # largest allowed difference
+    floor: Extreme = 0.0  # difference by rounding alone, which the bound follows from; 0 if fixed
     where: str  # step or tensor with this difference
 
     @property

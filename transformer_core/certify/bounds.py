@@ -1,14 +1,12 @@
 """Deviations of a variant from its reference in every quantity that its class compares, and their
 bounds.
 
-The bound of a tensor's gradient or update is the larger of two numbers: the class's bound in 32
-bits, and, if the class allows fewer bits, a multiple of the number format's own error in this
-tensor, at these weights and this batch, determined by a computation that shares no code with the
-variant.
+A bound follows from a measured floor (:mod:`transformer_core.certify.floors`): how far rounding alone
+moves this tensor, at these weights and this batch, determined by a computation that shares no code
+with the variant. The bounds of the class are ceilings.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +21,22 @@ from safetensors.numpy import load_file
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import Certificate, Deviation, SeedTrajectory
-from schemas.results.certificates import Checks, TensorDistance
+from schemas.results.certificates import Checks, CourseFloor, TensorDistance
 from schemas.results.runs import SpotCheck
 from transformer_core.certify.dropout_bounds import judge_dropout, judge_moments
 from transformer_core.certify.final_losses import compare_final_losses
+from transformer_core.certify.floors import (
+    BLIND,
+    MARGIN,
+    MEAN_ALONG_MARGIN,
+    MEAN_MARGIN,
+    NEGLIGIBLE,
+    RATIO_SHARE,
+    WIDEST,
+    allowed,
+    of_adam,
+    usual_floors,
+)
 from transformer_core.common.digests import check
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -51,6 +61,8 @@ WORDS = {
     "point_norm": "gradient norm from the same weights",
     "gradient": "gradient of a tensor",
     "gradient_ratio": "norm of a tensor's gradient",
+    "gradient_mean": "mean error of a tensor's gradient",
+    "gradient_mean_ratio": "mean norm of a tensor's gradient",
     "update": "update of a tensor",
     "update_ratio": "norm of a tensor's update",
     "resumed": "state after a checkpoint",
@@ -105,14 +117,12 @@ def deviations_of(
             undecided += outcome.undecided
             power = outcome.power
         case Bitwise():
-            apart = largest_difference(weights, everything=True)
-            found += _step_by_step(mine, theirs, 0.0, 0.0)
-            found.append(_deviation("weights", apart.deviation, 0.0, apart.tensor))
+            found += _step_by_step(mine, theirs, None, 0.0, 0.0)
+            found.append(_of_weights(weights, None, 0.0))
         case Tolerance(loss=loss, grad_norm=grad_norm, weights=bound):
-            apart = largest_difference(weights, everything=False)
-            left_out = apart.left_out
-            found += _step_by_step(mine, theirs, loss, grad_norm)
-            found.append(_deviation("weights", apart.deviation, bound, apart.tensor))
+            left_out = undetermined(theirs.floor)
+            found += _step_by_step(mine, theirs, theirs.floor, loss, grad_norm)
+            found.append(_of_weights(weights, theirs.floor, bound))
     spread = [m.replica_differences for m, _ in pairs if m.replica_differences is not None]
     if spread:
         largest = [max(of_ranks) for of_ranks in zip(*spread, strict=True)]
@@ -182,23 +192,64 @@ def in_words(deviation: Deviation) -> str:
     what = WORDS[deviation.quantity]
     if not deviation.measured:
         return f"{what} equal"
+    floor = f" beside a floor of {deviation.floor:.1e}" if deviation.floor else ""
     return (
-        f"{what} off by {deviation.measured:.1e} ({deviation.where}), {deviation.bound:.1e} allowed"
+        f"{what} off by {deviation.measured:.1e} ({deviation.where}), "
+        f"{deviation.bound:.1e} allowed{floor}"
     )
 
 
 def _step_by_step(
-    mine: SeedTrajectory, theirs: SeedTrajectory, loss: float, grad_norm: float
+    mine: SeedTrajectory,
+    theirs: SeedTrajectory,
+    floor: CourseFloor | None,
+    loss: float,
+    grad_norm: float,
 ) -> list[Deviation]:
     found = []
-    for quantity, ours, expected, bound in (
-        ("loss", mine.losses, theirs.losses, loss),
-        ("grad_norm", mine.grad_norms, theirs.grad_norms, grad_norm),
+    for quantity, ours, expected, own, ceiling in (
+        ("loss", mine.losses, theirs.losses, floor.loss if floor else 0.0, loss),
+        (
+            "grad_norm",
+            mine.grad_norms,
+            theirs.grad_norms,
+            floor.grad_norm if floor else 0.0,
+            grad_norm,
+        ),
     ):
         apart = [_relative(a, b) for a, b in zip(ours, expected, strict=True)]
         step = int(np.argmax(apart))
-        found.append(_deviation(quantity, apart[step], bound, f"step {step + 1}"))
+        bound = allowed(own, 0.0, ceiling) if floor else ceiling
+        found.append(_deviation(quantity, apart[step], bound, f"step {step + 1}", own))
     return found
+
+
+def course_floor(one: SeedTrajectory, other: SeedTrajectory, weights: Weights) -> CourseFloor:
+    """How far two trainings of the reference differ, the second from disturbed weights."""
+    loss, grad_norm = (d.measured for d in _step_by_step(other, one, None, 0.0, 0.0))
+    return CourseFloor(loss=loss, grad_norm=grad_norm, weights=changes_apart(weights))
+
+
+def undetermined(floor: CourseFloor | None) -> list[str]:
+    """Tensors that rounding alone decides, such as biases of keys: they add the same number to all
+    scores of a query, which softmax cancels, and Adam turns the rounding of their gradient into
+    full-sized updates."""
+    return [] if floor is None else [n for n, apart in floor.weights.items() if apart > BLIND]
+
+
+def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> Deviation:
+    """The tensor of final weights that differs most for its bound."""
+    skipped, own = undetermined(floor), {} if floor is None else floor.weights
+    changes = {n: a for n, a in changes_apart(weights).items() if n not in skipped}
+    usual = median(own.values()) if own else 0.0
+    bounds = {
+        name: allowed(own[name], usual, ceiling, least=of_adam(own[name]))
+        if name in own
+        else ceiling
+        for name in changes
+    }
+    worst = max(changes, key=lambda n: changes[n] / bounds[n] if bounds[n] else changes[n])
+    return _deviation("weights", changes[worst], bounds[worst], worst, own.get(worst, 0.0))
 
 
 def _relative(value: float | None, expected: float | None) -> float:
@@ -208,28 +259,21 @@ def _relative(value: float | None, expected: float | None) -> float:
     return abs(value - expected) / abs(expected) if expected else float(value != 0)
 
 
-def _deviation(quantity: str, measured: float, bound: float, where: str) -> Deviation:
+def _deviation(
+    quantity: str, measured: float, bound: float, where: str, floor: float = 0.0
+) -> Deviation:
     measured = measured if math.isfinite(measured) else 1e300
     return Deviation.model_validate(
-        {"quantity": quantity, "measured": measured, "bound": bound, "where": where}
+        {"quantity": quantity, "measured": measured, "bound": bound, "where": where, "floor": floor}
     )
 
 
-ROUNDING_FACTOR = 4.0
-"""Allowed multiple of the format's error. Two computations in one format differ from the exact
-one by errors of the same size; docs/certificates.md gives the largest factor seen between the
-two for correct variants."""
-RATIO_SHARE = 0.25
-"""Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
-than it changes its length."""
 UPDATE = 0.001
 """Allowed error of an update of the timed run, beyond rounding."""
 RATE = 1e-5
 """Allowed error of its learning rate."""
 CLIPPED = 0.005
 """Allowed error of the norm after clipping: 16-bit gradients are rounded."""
-BLIND = 0.5
-"""Bound above which a tensor that never changes would pass."""
 
 
 @dataclass(frozen=True)
@@ -244,122 +288,123 @@ class Findings:
 
 def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Findings:
     """The deviations of ``checks`` against the bounds of the class."""
-    allowed = equivalence if isinstance(equivalence, Tolerance) else Tolerance(kind="tolerance")
-    factor = 0.0 if isinstance(equivalence, Tolerance) else ROUNDING_FACTOR
-    left_out = sorted({g.tensor for g in checks.gradients if UNDETERMINED.search(g.tensor)})
-    gradients = [g for g in checks.gradients if g.tensor not in left_out]
-    usual = {
-        step: median(g.rounding for g in gradients if g.step == step)
-        for step in {g.step for g in gradients}
-    }
-
-    def of_gradient(g: TensorDistance) -> float:
-        return max(allowed.gradient, factor * max(g.rounding, usual[g.step]))
-
-    def of_update(u: TensorDistance) -> float:
-        return max(allowed.update, ROUNDING_FACTOR * u.rounding)
-
-    found = list(_worst("gradient", gradients, of_gradient))
-    found += _worst("update", checks.updates, of_update)
+    reduced = not isinstance(equivalence, Tolerance)
+    ceilings = equivalence if isinstance(equivalence, Tolerance) else Tolerance(kind="tolerance")
+    widest = WIDEST if reduced else ceilings.gradient
+    least_loss = WIDEST / 25 if reduced else ceilings.loss
+    gradients = determined(checks.gradients)
+    left_out = sorted({g.tensor for g in checks.gradients} - {g.tensor for g in gradients})
+    means = [g for g in checks.means if g.tensor not in left_out]
+    found = [
+        *_worst("gradient", gradients, lambda g: g.rounding, widest),
+        *_worst("gradient_ratio", gradients, lambda g: g.rounding, widest, RATIO_SHARE),
+        *_worst("gradient_mean", means, lambda g: g.rounding, widest, margin=MEAN_MARGIN),
+        *_worst("gradient_mean_ratio", means, lambda g: g.along, widest, margin=MEAN_ALONG_MARGIN),
+        *_worst("update", checks.updates, lambda u: u.rounding, math.inf),
+        *_worst("update_ratio", checks.updates, lambda u: u.rounding, math.inf, RATIO_SHARE),
+    ]
     lost = checks.not_resumed
     found.append(_deviation("resumed", float(len(lost)), 0.0, ", ".join(lost)))
     if (decoded := checks.decoding) is not None:
-        bound = max(allowed.loss, factor * decoded.rounding)
-        found.append(_deviation("decoding", decoded.error, bound, "a token at a time"))
+        bound = allowed(decoded.rounding, 0.0, WIDEST if reduced else ceilings.loss)
+        found.append(
+            _deviation("decoding", decoded.error, bound, "a token at a time", decoded.rounding)
+        )
     still = checks.without_gradient
     found.append(_deviation("no_gradient", float(len(still)), 0.0, ", ".join(still[:3])))
-    found += _validation(checks, allowed.loss, factor)
     if checks.points:
-        found.append(_point_loss(checks, allowed.loss, factor))
-        found.append(_point_norm(checks, gradients, allowed.grad_norm, factor))
-    return Findings(found, left_out, list(_blind(checks, of_update)))
+        # Rounding errors may cancel by chance in a single loss.
+        floor = max(point.rounding for point in checks.points)
+        found += _validation(checks, floor, least_loss)
+        apart = {p.step: abs(p.loss / p.expected_loss - 1) for p in checks.points}
+        found.append(_at_worst("point_loss", apart, floor, 0.0, least_loss))
+        # The norm used for clipping, against that of the whole gradient.
+        floor = median(g.rounding for g in gradients) if gradients else 0.0
+        kinks = max((g.kinks for g in gradients), default=0.0)
+        apart = {p.step: abs(p.norm / p.expected_norm - 1) for p in checks.points}
+        ceiling = WIDEST if reduced else ceilings.grad_norm
+        found.append(_at_worst("point_norm", apart, floor, kinks, ceiling))
+    return Findings(found, left_out, list(_blind(checks)))
+
+
+def determined(gradients: Sequence[TensorDistance]) -> list[TensorDistance]:
+    """``gradients`` without those that rounding alone decides."""
+    largest = dict.fromkeys({g.step for g in gradients}, 0.0)
+    for g in gradients:
+        largest[g.step] = max(largest[g.step], g.size)
+    return [
+        g
+        for g in gradients
+        if g.rounding <= BLIND and not 0 < g.size < NEGLIGIBLE * largest[g.step]
+    ]
 
 
 def _worst(
-    quantity: str, tensors: Sequence[TensorDistance], bound_of: Callable[[TensorDistance], float]
+    quantity: str,
+    tensors: Sequence[TensorDistance],
+    floor_of: Callable[[TensorDistance], float],
+    ceiling: float,
+    share: float = 1.0,
+    margin: float = MARGIN,
 ) -> Iterable[Deviation]:
-    """The largest error and the most deviating norm, each relative to its bound."""
+    """The error, or the deviation of the norm, that is largest relative to its bound."""
     if not tensors:
         return
-    for name, measured, share in (
-        (quantity, lambda t: t.error, 1.0),
-        (f"{quantity}_ratio", lambda t: abs(t.ratio - 1), RATIO_SHARE),
-    ):
-        bounds = [share * bound_of(t) + t.kinks for t in tensors]
-        worst, bound = max(
-            zip(tensors, bounds, strict=True), key=lambda pair: measured(pair[0]) / pair[1]
-        )
-        yield _deviation(name, measured(worst), bound, f"{worst.tensor}, step {worst.step}")
+    usual = usual_floors((t.step, floor_of(t)) for t in tensors)
+    ratio = quantity.endswith("_ratio")
+
+    def bound_of(t: TensorDistance) -> float:
+        floors = share * floor_of(t), share * usual[t.step]
+        return allowed(*floors, share * ceiling, margin) + t.kinks
+
+    def measured(t: TensorDistance) -> float:
+        return abs(t.ratio - 1) if ratio else t.error
+
+    worst = max(tensors, key=lambda t: measured(t) / bound_of(t))
+    where = f"{worst.tensor}, step {worst.step}"
+    if quantity.startswith("gradient_mean"):
+        where = f"{worst.tensor}, all steps"
+    floor = max(floor_of(worst), usual[worst.step])
+    yield _deviation(quantity, measured(worst), bound_of(worst), where, floor)
 
 
-def _point_norm(
-    checks: Checks, gradients: Sequence[TensorDistance], allowed: float, factor: float
+def _at_worst(
+    quantity: str, apart: Mapping[int, float], floor: float, kinks: float, ceiling: float
 ) -> Deviation:
-    """The norm used for clipping, against that of the whole gradient."""
-    kinks = max((g.kinks for g in gradients), default=0.0)
-    usual = median(g.rounding for g in gradients) if gradients else 0.0
-    apart = {point.step: abs(point.norm / point.expected_norm - 1) for point in checks.points}
     step = max(apart, key=lambda step: apart[step])
-    return _deviation(
-        "point_norm", apart[step], max(allowed, factor * usual) + kinks, f"step {step}"
-    )
+    bound = allowed(floor, 0.0, ceiling) + kinks
+    return _deviation(quantity, apart[step], bound, f"step {step}", floor)
 
 
-def _point_loss(checks: Checks, allowed: float, factor: float) -> Deviation:
-    bound = max(allowed, factor * max(point.rounding for point in checks.points))
-    apart = {point.step: abs(point.loss / point.expected_loss - 1) for point in checks.points}
-    step = max(apart, key=lambda step: apart[step])
-    return _deviation("point_loss", apart[step], bound, f"step {step}")
-
-
-def _validation(checks: Checks, allowed: float, factor: float) -> Iterable[Deviation]:
+def _validation(checks: Checks, floor: float, ceiling: float) -> Iterable[Deviation]:
     """The validation loss, and modules that a validation left in evaluation mode."""
     if (seen := checks.validation) is None:
         return
-    # Rounding errors may cancel by chance in a single loss.
-    rounding = max([seen.rounding, *(point.rounding for point in checks.points)])
-    apart = abs(seen.loss / seen.expected_loss - 1)
-    yield _deviation("validation", apart, max(allowed, factor * rounding), "after the last step")
+    floor = max(seen.rounding, floor)
+    apart, bound = abs(seen.loss / seen.expected_loss - 1), allowed(floor, 0.0, ceiling)
+    yield _deviation("validation", apart, bound, "after the last step", floor)
     where = f"{seen.modes_changed} modules left in the wrong mode"
     yield _deviation("validation", float(seen.modes_changed), 0.0, where)
 
 
-def _blind(checks: Checks, bound_of: Callable[[TensorDistance], float]) -> Iterable[str]:
+def _blind(checks: Checks) -> Iterable[str]:
     """Errors that the checks could not have detected."""
     if not checks.gradients:
         yield "no step had a gradient to compare"
-    blind = [u.tensor for u in checks.updates if u.size and bound_of(u) >= BLIND]
+    blind = [u.tensor for u in checks.updates if u.size and MARGIN * u.rounding >= BLIND]
     if blind:
         yield f"updates of {blind[0]} are too small beside the rounding of its weights to be seen"
 
 
-UNDETERMINED = re.compile(r"(^|\.)key\.bias$")
-"""Key biases add the same number to all scores of a query, which softmax cancels: their gradient
-is 0 up to rounding, and Adam turns that rounding into full-sized updates."""
-
-
-@dataclass(frozen=True)
-class Apart:
-    """The tensor in which two trainings differ most."""
-
-    deviation: float
-    """2-norm of the difference over the 2-norm of the reference's change during training."""
-    tensor: str
-    left_out: list[str]
-    """Tensors on which the loss does not depend."""
-
-
-def largest_difference(weights: Weights, everything: bool) -> Apart:
-    """The tensor that differs most; with ``everything``, including those without a gradient.
+def changes_apart(weights: Weights) -> dict[str, float]:
+    """How far final weights are apart, by tensor: 2-norm of the difference over that of the
+    reference's change during training.
 
     A tensor that only one of the runs has, or that has a different shape, differs by 1; so does one
     that the reference did not change, if it differs at all.
     """
     names = sorted(weights.run.keys() | weights.reference.keys())
-    left_out = [] if everything else [name for name in names if UNDETERMINED.search(name)]
-    found = {name: _change_apart(weights, name) for name in names if name not in left_out}
-    tensor = max(found, key=lambda name: found[name])
-    return Apart(found[tensor], tensor, left_out)
+    return {name: _change_apart(weights, name) for name in names}
 
 
 def _change_apart(weights: Weights, name: str) -> float:

@@ -8,7 +8,7 @@ bounds at any step.
 import math
 import shutil
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from schemas.config.data import PaddedRows
+from schemas.config.measurement import Tolerance
 from schemas.config.model import DecoderOnly, TorchTransformer, Transformer
 from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
+from transformer_core.certify.bounds import determined
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
+from transformer_core.certify.floors import RATIO_SHARE, WIDEST, allowed
 from transformer_core.certify.number_formats import (
     EXACT,
     ROUNDINGS,
@@ -37,7 +40,7 @@ from transformer_core.certify.plain_models import (
     Tokens,
 )
 from transformer_core.certify.replay import Drops, OtherSentences, Replay
-from transformer_core.certify.tensors import CanonicalTensors, distance
+from transformer_core.certify.tensors import CanonicalTensors, MeanErrors, distance
 from transformer_core.certify.updates import CheckedUpdates, kept_moments, unit_of
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.training import checkpoint
@@ -46,25 +49,33 @@ from transformer_core.training.precision import build_precision
 
 POINTS = 3
 """Number of steps whose gradients are compared: the first, the last, and evenly spaced ones
-between."""
+between. With fewer than 32 bits all steps are, since rounding cancels in their mean."""
 NEAR = 4.0
 """ReLU inputs within this many unit round-offs of 0, relative to their size, may fall on either
 side after rounding and sums in 32 bits."""
 NEAR_SINGLE = 16.0
 """The same in 32 bits, where only sums round. Adding n products of any sign one by one gives an
 error of sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; earlier layers add their own."""
-SMALL = 1e-4
-"""Gradient errors below every bound, whatever the format."""
-SMALL_LOSS = 5e-5
-"""The same for losses."""
-NOTHING = {EXACT: 1e-9, SINGLE: 1e-6}
-"""Size of a gradient, relative to that of the largest tensor, below which it is only rounding,
-by the format in which it is computed."""
+NEAR_A_BOUND = 0.6
+"""Share of a bound above which 64 bits and kinks may matter. Finding them takes as long as all else."""
 CLIP_EPSILON = 1e-6
 """Constant that torch adds to the norm before dividing by it."""
 
 
+CEILINGS = Tolerance(kind="tolerance")
+
 Tensors = Mapping[str, Tensor]
+Right = tuple[float, Tensors]
+"""A loss and its gradients."""
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Relative errors by rounding alone."""
+
+    loss: float
+    gradients: Mapping[str, tuple[float, float]]
+    """Of each tensor, and the part of it along the gradient."""
 
 
 class Checker:
@@ -101,7 +112,9 @@ class Checker:
             # One after the other, to see whether a resumed training continues where it should.
             next(b for b in self.batches if (b.epoch, b.index) == last)
         steps = spec.training.steps
-        points = {1 + round(i * (steps - 1) / (POINTS - 1)) for i in range(POINTS)}
+        self.form = format_of(spec)
+        many = POINTS if self.form is SINGLE else max(steps, POINTS)
+        points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
         self.waiting = (
             sorted(points) if replay is None else list(range(done + 1, done + 1 + replayed))
         )
@@ -111,9 +124,13 @@ class Checker:
         )
         self.points: list[CheckedPoint] = []
         self.gradients: list[TensorDistance] = []
+        self.errors = MeanErrors()
+        self.floors: Floors | None = None
+        """Of 32 bits, measured at the first point."""
         self.skipped = 0
         self.lost: list[str] = []
-        self.sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        self.sums: tuple[dict[str, Tensor], ...] = ({}, {}, {})
+        """Gradients of all steps so far: the run's, the exact ones and those in its format."""
         self.still: dict[str, list[int]] = {}
         """Steps at which the gradient of a tensor was 0."""
         self.compared = 0
@@ -174,14 +191,12 @@ class Checker:
     ) -> None:
         """Compare loss and gradients, in 64 bits if 32 leave a doubt.
 
-        32 bits differ from 64 by 1e-6, or by 2e-4 if a ReLU falls on the other side, and take half
-        the time. Anything far from every bound in 32 bits is far from it in 64 bits too.
+        32 bits differ from 64 by no more than the run does, and take half the time.
         """
-        form = format_of(self.spec)
+        form = self.form
         # Weights that the technique rounds are those that its gradient belongs to: many next to 1
         # are rounded to the same side, which would hide other errors of that size.
         before = form.weights_used(before)
-        rounded = None
         # The first point on the CPU, the others where the run is: a GPU has 64 bits, too, and a host
         # takes minutes for what it does in seconds.
         on_host = not self.points or self.setup.device.type == "cpu"
@@ -189,47 +204,90 @@ class Checker:
             self.exact.device = torch.device("cpu") if on_host else self.setup.device
         else:  # a model of another library stays on the CPU
             on_host = True
-        single = on_host and single_is_independent(self.spec)
+        rounded = None
         if form is not SINGLE:
             rounded = self.exact.loss_and_gradients(before, [tokens], form, drops)
+        single = on_host and single_is_independent(self.spec)
         for numbers in (SINGLE, EXACT) if single else (EXACT,):
             right = self.exact.loss_and_gradients(before, [tokens], numbers, drops)
-            point, found = self._compared(step, gradients, loss_and_norm, right, rounded or right)
-            near = _near_a_bound(found, NOTHING[numbers])
-            apart = abs(point.loss / point.expected_loss - 1)
-            if not near and apart < max(SMALL_LOSS, 3 * point.rounding):
+            floors = self._floors(step, before, tokens, drops, right, rounded)
+            point, found = self._compared(step, gradients, loss_and_norm, right, floors)
+            near = _near_a_bound(found, CEILINGS.gradient if form is SINGLE else WIDEST)
+            if not near and abs(point.loss / point.expected_loss - 1) < NEAR_A_BOUND * allowed(
+                point.rounding, 0.0, CEILINGS.loss
+            ):
                 break
         if near:
             kinks = self._kinks(before, tokens, drops, right[1], form)
             found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
         self.points.append(point)
         self.gradients += found
+        if rounded is not None:
+            for g in found:
+                both = gradients[g.tensor], rounded[1][g.tensor]
+                self.errors.add(g, *both, right[1][g.tensor])
+
+    def _floors(
+        self,
+        step: int,
+        before: Tensors,
+        tokens: Tokens,
+        drops: Drops,
+        right: Right,
+        rounded: Right | None,
+    ) -> Floors:
+        """How far the loss and each gradient differ from the ``right`` ones by rounding alone: in
+        the ``rounded`` format, or in 32 bits from weights changed in their last place, with the
+        batch backwards. The latter is measured once, at the first point."""
+        if rounded is None:
+            if self.floors is not None:
+                return self.floors
+            source, target, labels = (each.flip(0) for each in tokens)
+            rounded = self.exact.loss_and_gradients(
+                in_the_last_place(before),
+                [(source, target, labels)],
+                SINGLE,
+                drops.backwards(),
+            )
+        apart = {
+            name: distance(name, step, rounded[1][name], g, 0.0) for name, g in right[1].items()
+        }
+        found = Floors(
+            abs(rounded[0] / right[0] - 1),
+            {
+                name: (
+                    math.hypot(d.error, _message_rounding(self.spec, right[1][name])),
+                    abs(d.ratio * d.cosine - 1),
+                )
+                for name, d in apart.items()
+            },
+        )
+        if self.form is SINGLE:
+            self.floors = found
+        return found
 
     def _compared(
         self,
         step: int,
         gradients: Tensors,
         loss_and_norm: tuple[float, float],
-        right: tuple[float, Tensors],
-        rounded: tuple[float, Tensors],
+        right: Right,
+        floors: Floors,
     ) -> tuple[CheckedPoint, list[TensorDistance]]:
-        """Compare the run's loss, norm and ``gradients`` with the ``right`` ones; ``rounded``
-        are those in the run's format."""
+        """Compare the run's loss, norm and ``gradients`` with the ``right`` ones."""
         point = CheckedPoint(
             step=step,
             loss=loss_and_norm[0],
             expected_loss=right[0],
-            rounding=abs(rounded[0] / right[0] - 1),
+            rounding=floors.loss,
             norm=loss_and_norm[1],
             expected_norm=math.sqrt(sum(float(g.square().sum()) for g in right[1].values())),
         )
         found = []
         for name, gradient in right[1].items():
-            rounding = math.hypot(
-                distance(name, step, rounded[1][name], gradient, 0.0).error,
-                _message_rounding(self.spec, gradient),
-            )
-            found.append(distance(name, step, gradients[name], gradient, rounding))
+            rounding, along = floors.gradients[name]
+            apart = distance(name, step, gradients[name], gradient, rounding)
+            found.append(apart.model_copy(update={"along": along}))
         return point, found
 
     def _kinks(
@@ -263,15 +321,17 @@ class Checker:
         """Compare the sums of the gradients since the start: anything a message omits from one
         step is sent in a later one, or still held back."""
         _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT, drops)
-        found_sum, expected_sum = self.sums
-        for name, gradient in expected.items():
-            found_sum[name] = found_sum.get(name, 0.0) + gradients[name].double()
-            expected_sum[name] = expected_sum.get(name, 0.0) + gradient
+        _, rounded = self.exact.loss_and_gradients(before, [tokens], self.form, drops)
+        for sums, more in zip(self.sums, (gradients, expected, rounded), strict=True):
+            for name, gradient in more.items():
+                sums[name] = sums.get(name, 0.0) + gradient.double()
+        found, right, floor = self.sums
         if self.waiting and step >= self.waiting[0]:
             self.waiting.pop(0)
-            for name, total in expected_sum.items():
-                found = found_sum[name] + held_back[name].double()
-                self.gradients.append(distance(name, step, found, total, 0.0))
+            for name, total in right.items():
+                rounding = distance(name, step, floor[name], total, 0.0).error
+                mine = found[name] + held_back[name].double()
+                self.gradients.append(distance(name, step, mine, total, rounding))
 
     def read(self) -> Checks | None:
         """The results; null on ranks other than the main one."""
@@ -282,6 +342,7 @@ class Checker:
         return Checks(
             points=self.points,
             gradients=self.gradients,
+            means=self.errors.read(),
             updates=self.updates.read(),
             skipped_steps=self.skipped,
             without_gradient=[
@@ -310,19 +371,26 @@ def plain_function(
     return OwnModel(spec.model, vocabulary, smoothing, spec.task)
 
 
-def _near_a_bound(gradients: Sequence[TensorDistance], nothing: float) -> bool:
-    """Whether any of ``gradients`` is so far off that 64 bits, or kinks, may matter. Kinks only
-    widen a bound, and finding them takes as long as everything else. Gradients that are
-    ``nothing`` beside the largest are only rounding."""
-    # Of these are the gradients of biases of keys, which are compared by nobody.
-    least = nothing * max(g.size for g in gradients)
-    gradients = [g for g in gradients if g.size > least]
+def _near_a_bound(gradients: Sequence[TensorDistance], ceiling: float) -> bool:
+    """Whether any of ``gradients`` is so far off that 64 bits, or kinks, may matter."""
     usual = median(g.rounding for g in gradients)
     return any(
-        g.error > max(SMALL, 3 * usual, 3 * g.rounding)
-        or abs(g.ratio - 1) > max(SMALL, 3 * usual, 3 * g.rounding) / 4
-        for g in gradients
+        max(g.error, abs(g.ratio - 1) / RATIO_SHARE)
+        > NEAR_A_BOUND * allowed(g.rounding, usual, ceiling)
+        for g in determined(gradients)
     )
+
+
+@torch.no_grad()
+def in_the_last_place(weights: Tensors) -> dict[str, Tensor]:
+    """``weights``, half of their elements changed by one unit in the last place."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, tensor in weights.items():
+        chosen = torch.rand(tensor.shape, generator=generator) < 0.5
+        further = torch.nextafter(tensor, 2 * tensor) if tensor.is_floating_point() else tensor
+        found[name] = torch.where(chosen.to(tensor.device), further, tensor)
+    return found
 
 
 def _whole_batches(setup: Setup) -> Generator[GlobalBatch, None, None]:

@@ -19,7 +19,7 @@ from schemas.config.model import DecoderOnly, LearnedPositions
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import CheckedValidation, DecodedTokens
-from transformer_core.certify.number_formats import EXACT, SINGLE, format_of
+from transformer_core.certify.number_formats import EXACT, format_of
 from transformer_core.certify.plain_models import OwnModel, Plain, Weights
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD, UNK
@@ -63,9 +63,8 @@ def checked_decoding(
     for source, prefixes, logits in found:
         expected = _whole(plain, exact, source, prefixes, EXACT)
         worst = max(worst, _error(logits, expected))
-        if form is not SINGLE:
-            emulated = _whole(plain, rounded, source, prefixes, form)
-            rounding = max(rounding, _error(emulated, expected))
+        emulated = _whole(plain, rounded, source, prefixes, form)
+        rounding = max(rounding, _error(emulated, expected))
     return DecodedTokens(error=worst, rounding=rounding)
 
 
@@ -154,13 +153,12 @@ def checked_validation(
     tokens = [(batch.source, batch.target_input, batch.target_output) for _, batch in few]
     expected, _ = plain.loss_and_gradients(weights, tokens, EXACT)
     form, rounding = format_of(setup.spec), 0.0
-    if form is not SINGLE:
-        # With so few pairs errors may cancel in the mean: use the most affected batch.
-        for part in tokens:
-            exact, rounded = (
-                plain.loss_and_gradients(weights, [part], each)[0] for each in (EXACT, form)
-            )
-            rounding = max(rounding, abs(rounded / exact - 1))
+    # With so few pairs errors may cancel in the mean: use the most affected batch.
+    for part in tokens:
+        exact, rounded = (
+            plain.loss_and_gradients(weights, [part], each)[0] for each in (EXACT, form)
+        )
+        rounding = max(rounding, abs(rounded / exact - 1))
     return CheckedValidation(
         loss=loss,
         expected_loss=expected,

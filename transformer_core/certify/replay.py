@@ -67,6 +67,10 @@ class Drops:
         """The masks of these rows of the batch."""
         return Drops(self.p, {name: mask[start:stop] for name, mask in self.masks.items()})
 
+    def backwards(self) -> "Drops":
+        """The masks of the rows in reverse order."""
+        return Drops(self.p, {name: mask.flip(0) for name, mask in self.masks.items()})
+
 
 def obstacle(setup: Setup) -> str | None:
     """Why the masks of a training cannot be read; None if they can."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,7 +26,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import SeedTrajectory, Trajectory
 from schemas.results.certificates import Checks
 from schemas.results.runs import StepKernels
-from transformer_core.certify.checker import Checker
+from transformer_core.certify.bounds import Weights, course_floor
+from transformer_core.certify.checker import Checker, in_the_last_place
 from transformer_core.certify.dropout import (
     dropout_moments,
     known_dropout,
@@ -179,13 +181,9 @@ def record(
     looks = save_weights and checked
     checker = Checker(setup, vocabulary, output / "resumed") if looks else None
     initial = checker.weights if checker else canonical_weights(setup, vocabulary)
-    name = f"{spec.variant}, short run, seed {spec.training.seed}"
-    progress = RunProgress(name, spec.training.steps, show=process.is_main)
     with FirstStep() as kernels:
-        recorder = Recorder(setup.strategy, progress, checker, kernels if save_weights else None)
-        train(setup, recorder, output / "no-checkpoints", validate_last=False)
-    progress.close()
-    trajectory = recorder.read(spec.training.seed, digest(initial))
+        watched = kernels if save_weights else None
+        trajectory = _trained(setup, output, digest(initial), checker, watched)
     if not save_weights:
         return Recorded(trajectory, setup.strategy, None)
     final = checker.weights if checker else canonical_weights(setup, vocabulary)
@@ -195,6 +193,13 @@ def record(
                 save_file(weights, temporary)
     seen = kernels.read(setup.model)
     known: dict[str, Any] = {}
+    if not checked:
+        again = assemble(spec, process, vocabulary, *stores)
+        tensors = CanonicalTensors(again, vocabulary)
+        tensors.write(in_the_last_place(initial))
+        disturbed = _trained(again, output, trajectory.initial_sha256)
+        apart = Weights(_arrays(tensors.weights()), _arrays(final), _arrays(initial))
+        known["floor"] = course_floor(trajectory, disturbed, apart)
     if dropout:
         with_dropout = spec.model.model_copy(update={"dropout": dropout})
         dropping = spec.model_copy(update={"model": with_dropout})
@@ -214,6 +219,27 @@ def record(
     if seen.deterministic and checked:
         known["as_timed"] = _as_timed(spec, process, vocabulary, stores, output)
     return Recorded(trajectory.model_copy(update=known), setup.strategy, seen)
+
+
+def _trained(
+    setup: Setup,
+    output: Path,
+    initial_sha256: str,
+    checker: Checker | None = None,
+    kernels: FirstStep | None = None,
+) -> SeedTrajectory:
+    """The course of a short training."""
+    spec = setup.spec
+    name = f"{spec.variant}, short run, seed {spec.training.seed}"
+    progress = RunProgress(name, spec.training.steps, show=setup.process.is_main)
+    recorder = Recorder(setup.strategy, progress, checker, kernels)
+    train(setup, recorder, output / "no-checkpoints", validate_last=False)
+    progress.close()
+    return recorder.read(spec.training.seed, initial_sha256)
+
+
+def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def _replayed(

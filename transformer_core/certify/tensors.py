@@ -146,3 +146,46 @@ def distance(
         size=right,
         rounding=rounding if math.isfinite(rounding) else 1e300,
     )
+
+
+class MeanErrors:
+    """The errors of every tensor added up over steps: rounding cancels, a fault does not."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[str, list[TensorDistance]] = {}
+
+    def add(self, seen: TensorDistance, found: Tensor, rounded: Tensor, expected: Tensor) -> None:
+        """One step: the gradient ``found``, and the same ``rounded`` to the format of the run."""
+        nothing = torch.zeros_like(expected)
+        errors, floors = self._sums.get(seen.tensor, (nothing, nothing))
+        self._sums[seen.tensor] = (
+            errors + torch.nan_to_num(found - expected),
+            floors + torch.nan_to_num(rounded - expected),
+        )
+        self._seen.setdefault(seen.tensor, []).append(seen)
+
+    def read(self) -> list[TensorDistance]:
+        """The mean of each tensor's errors, relative to the mean size of its gradient."""
+        means = []
+        for name, (errors, floors) in self._sums.items():
+            seen = self._seen[name]
+            size = sum(each.size for each in seen)
+            if not size:
+                continue
+            error, floor = (float(torch.linalg.vector_norm(each)) for each in (errors, floors))
+            count = len(seen)
+            means.append(
+                TensorDistance(
+                    tensor=name,
+                    step=seen[-1].step,
+                    error=error / size,
+                    ratio=max(0.0, 1 + sum(s.ratio * s.cosine - 1 for s in seen) / count),
+                    cosine=1.0,
+                    size=size / count,
+                    rounding=floor / size,
+                    along=math.sqrt(sum(s.along**2 for s in seen)) / count,
+                    kinks=sum(s.kinks for s in seen) / count,
+                )
+            )
+        return means

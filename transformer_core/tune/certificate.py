@@ -7,24 +7,24 @@ fewer bits than float32, the results of its modules too: that floor is measured 
 tensor by tensor, and grows over the steps as the differences do.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from transformer_core.certify import floors
+from transformer_core.certify.floors import WEIGHTS_ONLY, WIDEST, allowed, of_adam
 from transformer_core.tune.sketches import BUCKETS, Sketch, distance, norm
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 Word = Literal["same", "different", "undecided"]
 
-MARGIN = 6.0
-"""A difference beyond this multiple of the measured floor is not rounding. Rounding every
-intermediate result adds up to a few times the effect of rounding the weights alone."""
-CEILING: dict[Rounding, float] = {"exact": 0.02, "float32": 0.02, "tf32": 0.1, "bfloat16": 0.25}
+MARGIN = WEIGHTS_ONLY * floors.MARGIN
+"""A difference beyond this multiple of the measured floor is not rounding."""
+CEILING: dict[Rounding, float] = {"exact": 0.02, "float32": 0.02, "tf32": 0.1, "bfloat16": WIDEST}
 """Largest relative difference of a tensor's gradient, whatever the floor."""
-SMALLEST = 1e-6
-"""Relative differences below this are rounding in any float32 program."""
 PRODUCT = 3
 """A product is off by half a unit in the last place for each operand and once for its result, also
 where it does not depend on the weights, so that disturbing those shows nothing of it."""
@@ -167,10 +167,10 @@ def certify(
     numbers: dict[str, Any] = {}
     reasons: list[str] = []
     loss, loss_floor = (_loss_difference(each, own) for each in (found, floor))
-    allowed = max(MARGIN * loss_floor, MARGIN * SMALLEST)
     numbers["loss"] = min(loss, 1e12)
-    if not loss <= max(allowed, CEILING[rounding] / 25):
-        reasons.append(f"a loss is {loss:.1e} off, {allowed:.1e} allowed")
+    bound = allowed(loss_floor, 0.0, math.inf, MARGIN, least=CEILING[rounding] / 25)
+    if not loss <= bound:
+        reasons.append(f"a loss is {loss:.1e} off, {bound:.1e} allowed")
     worst, floor_there, where, bad = _largest("gradient", found, own, floor, rounding)
     numbers |= {"gradient": min(worst, 1e12), "floor": min(floor_there, 1e12)}
     reasons += bad
@@ -316,8 +316,8 @@ def _other_sizes(found: Record, own: Record, floor: Record, rounding: Rounding) 
             continue
         size, still = float(np.median(mine)), float(np.median(disturbed))
         spread = float(np.median(np.abs(disturbed)))
-        allowed = MARGIN * max(abs(still), spread, NOISE[rounding], SMALLEST)
-        if not abs(size) <= allowed:
+        bound = allowed(max(abs(still), NOISE[rounding]), spread, math.inf, MARGIN)
+        if not abs(size) <= bound:
             bad.append(f"updates are {np.exp(size):.3g} times as large in step {step}")
     return bad
 
@@ -372,23 +372,19 @@ def _largest(
         scale = max(norm(theirs), NEGLIGIBLE[rounding] * largest, 1e-30)
         noise = 0.0 if disturbed is None else distance(disturbed, theirs) / scale
         relative[key] = distance(mine, theirs) / scale, noise
-    typical: dict[int, float] = {}
-    for step in {key[1] for key in keys}:
-        typical[step] = float(np.median([n for k, (_, n) in relative.items() if k[1] == step]))
+    typical = floors.usual_floors((key[1], noise) for key, (_, noise) in relative.items())
     bad = []
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
     # The first step that differs tells most: later ones follow from it.
     for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
         least = PRODUCT * NOISE[rounding]
-        allowed = max(MARGIN * max(noise, typical[key[1]], SMALLEST), least)
         if noisy is not None:
-            allowed = max(allowed, noisy.turned(key))
-            allowed = max(allowed, MARGIN * np.sqrt(max(noise, SMALLEST)) / 3)
-        allowed = min(allowed, max(ceiling, 2 * noise))
-        if gap > allowed:
+            least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
+        bound = allowed(noise, typical[key[1]], max(ceiling, 2 * noise), MARGIN, least)
+        if gap > bound:
             bad.append(
-                f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {allowed:.1e} allowed"
+                f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {bound:.1e} allowed"
             )
     if not relative:
         return 0.0, 0.0, "", bad
@@ -425,14 +421,11 @@ class _Noisy:
             disturbed = floor.get("gradient", key)
             size = max(norm(gradient), 1e-30)
             self._shares[key] = 0.0 if disturbed is None else distance(disturbed, gradient) / size
-        steps: dict[int, list[float]] = {}
-        for key, share in self._shares.items():
-            steps.setdefault(key[1], []).append(share)
-        typical = {step: float(np.median(shares)) for step, shares in steps.items()}
+        typical = floors.usual_floors((key[1], share) for key, share in self._shares.items())
         # Whatever the bound of a gradient allows, spread evenly over its numbers.
         for key, share in self._shares.items():
-            allowed = min(MARGIN * max(share, typical[key[1]]), max(CEILING[rounding], 2 * share))
-            self._shares[key] = max(4 * NOISE[rounding], allowed)
+            bound = allowed(share, typical[key[1]], max(CEILING[rounding], 2 * share), MARGIN)
+            self._shares[key] = max(4 * NOISE[rounding], bound)
 
     def turned(self, key: tuple[int, int, str]) -> float:
         """Relative difference of an update of Adam whose gradient is off by as much as its bound

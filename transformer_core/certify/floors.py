@@ -1,0 +1,55 @@
+"""How far two computations of one training may differ: as far as the reference differs from itself.
+
+That floor is measured, tensor by tensor: the reference once more from weights that are changed in
+their last place, with the rows of the batch in another order; for formats with fewer bits, with all
+products rounded to the format. A bound is a multiple of the floor, and never above its ceiling.
+"""
+
+import math
+from collections.abc import Iterable
+from statistics import median
+
+MARGIN = 4.0
+"""Allowed multiple of a floor. Two computations of one function differ from the exact one by errors
+of the same size; docs/certificates.md gives the largest factor seen between the two for healthy
+variants."""
+RATIO_SHARE = 0.25
+"""Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
+than it changes its length."""
+MEAN_MARGIN, MEAN_ALONG_MARGIN = 3.0, 5.0
+"""The same for the mean error over steps, and for its part along the gradient, whose floor is a
+standard error."""
+WEIGHTS_ONLY = 1.5
+"""Factor on the margin where only weights were changed to measure the floor of a program whose
+inside is unknown: rounding every intermediate result adds up to a few times as much."""
+SMALLEST = 1e-6
+"""Relative differences below this are rounding in any program of 32 bits."""
+NEGLIGIBLE = 1e-6
+"""A gradient below this fraction of the largest tensor's is mere rounding, such as that of the bias
+of keys in attention, which adds the same number to all scores of a query: softmax cancels it."""
+BLIND = 0.5
+"""Floor above which a tensor says nothing: another sign of all its numbers would pass."""
+WIDEST = 0.25
+"""Ceiling for formats with fewer bits: 32-bit formats have ceilings of 0.01 to 2 %."""
+
+
+def allowed(
+    floor: float, usual: float, ceiling: float, margin: float = MARGIN, least: float = 0.0
+) -> float:
+    """The bound that follows from the ``floor`` of a tensor. Rounding may be lucky in one of them,
+    so that none has less than the ``usual`` floor of all."""
+    return min(max(margin * max(floor, usual, SMALLEST), least), ceiling)
+
+
+def usual_floors(floors: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The median of the floors of each step."""
+    by_step: dict[int, list[float]] = {}
+    for step, floor in floors:
+        by_step.setdefault(step, []).append(floor)
+    return {step: median(found) for step, found in by_step.items()}
+
+
+def of_adam(floor: float, margin: float = MARGIN) -> float:
+    """The least bound of weights that Adam moved: it divides a gradient by its own size, so that they
+    feel rounding as its square root."""
+    return margin / 3 * math.sqrt(max(floor, SMALLEST))
