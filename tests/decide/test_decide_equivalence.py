@@ -22,6 +22,7 @@ from schemas.results.certificates import (
     CheckedPoint,
     CheckedValidation,
     Checks,
+    CourseFloor,
     DecodedTokens,
     DropoutPlace,
     TensorDistance,
@@ -42,6 +43,12 @@ LOSSES = [8.0, 7.8, 7.5, 7.1, 6.8, 6.6]
 NORMS = [3.0, 2.5, 2.0, 1.5, 1.2, 1.0]
 INITIAL = {"layer.weight": np.zeros((2, 2)), "layer.bias": np.zeros(2), "key.bias": np.zeros(2)}
 FINAL = {"layer.weight": np.ones((2, 2)), "layer.bias": np.full(2, 0.1), "key.bias": np.ones(2)}
+
+FLOOR = CourseFloor(
+    loss=1e-6,
+    grad_norm=1e-5,
+    weights={"layer.weight": 4e-4, "layer.bias": 4e-4, "key.bias": 1.4},
+)
 
 BITWISE = Bitwise(kind="bitwise")
 TOLERANCE = Tolerance(kind="tolerance")
@@ -82,6 +89,7 @@ def seed(number: int = 1, **changes: Any) -> SeedTrajectory:
         "losses": [loss + 0.1 * number for loss in LOSSES],
         "grad_norms": NORMS,
         "replica_differences": None,
+        "floor": FLOOR,
         "checks": checks(),
     }
     return SeedTrajectory(**(values | changes))
@@ -259,6 +267,40 @@ def test_a_tensor_of_lucky_rounding_is_given_the_usual_one() -> None:
 def test_a_unit_that_opens_on_the_other_side_of_0_is_allowed() -> None:
     kink = [tensor(error=0.02, kinks=0.025)]
     assert verdict(TOLERANCE, seed(checks=checks(gradients=kink))).status == "equivalent"
+
+
+def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling() -> None:
+    for error, floor, bound in ((5e-5, 1e-5, 4e-5), (3e-3, 1e-2, 2e-3), (3e-6, 1e-9, 4e-6)):
+        found = verdict(
+            TOLERANCE, seed(checks=checks(gradients=[tensor(error=error, rounding=floor)]))
+        )
+        measured = next(d for d in found.deviations if d.quantity == "gradient")
+        assert measured.bound == pytest.approx(bound)
+        assert measured.floor == floor
+        assert measured.holds == (error <= bound)
+    assert "beside a floor of 1.0e-09" in found.reason
+
+
+def test_a_tensor_that_rounding_alone_decides_is_left_out() -> None:
+    noise = tensor("noise", error=3e5, ratio=3e5, size=1e-12, rounding=0.4)
+    found = verdict(TOLERANCE, seed(checks=checks(gradients=[tensor(), noise])))
+    assert (found.status, found.left_out) == ("equivalent", ["key.bias", "noise"])
+    gone = tensor("gone", error=1.0, ratio=0.0, size=0.0)
+    assert failed(verdict(TOLERANCE, seed(checks=checks(gradients=[tensor(), gone])))) == [
+        "gradient",
+        "gradient_ratio",
+    ]
+
+
+@pytest.mark.parametrize("changes", [{"error": 0.02}, {"ratio": 1.02}])
+def test_planted_fault_an_error_that_does_not_cancel_over_the_steps(
+    changes: dict[str, Any],
+) -> None:
+    rounded = [tensor(error=0.02, ratio=1.004, rounding=0.01)]
+    mean = tensor(rounding=0.004, along=0.001, **changes)
+    assert verdict(STATISTICAL, seed(checks=checks(gradients=rounded))).status == "equivalent"
+    run = seed(checks=checks(gradients=rounded, means=[mean]))
+    assert failed(verdict(STATISTICAL, run))[0].startswith("gradient_mean")
 
 
 def test_planted_fault_another_loss_from_the_same_weights() -> None:

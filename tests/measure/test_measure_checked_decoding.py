@@ -59,7 +59,7 @@ def test_healthy_decoding_is_exact_but_for_rounding(
     assert found is not None
     # The angles of rotary positions are worked out in 32 bits.
     assert 0 < found.error < 1e-5
-    assert found.rounding == 0
+    assert found.error < 10 * found.rounding < 1e-4
 
 
 def everything_is_real(real: torch.Tensor, start: int) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ import torch
 
 from schemas.results.certificates import Checks, TensorDistance
 from tests.training.small_training import VOCABULARY, small_setup, small_spec
-from transformer_core.certify.bounds import ROUNDING_FACTOR
 from transformer_core.certify.checker import Checker
+from transformer_core.certify.floors import MARGIN
 from transformer_core.certify.short_run_worker import Recorder
 from transformer_core.certify.updates import (
     kept_moments,
@@ -58,7 +58,7 @@ def checked(folder: Path) -> Checks:
 
 
 def beyond(updates: list[TensorDistance]) -> set[str]:
-    return {u.tensor for u in updates if u.error > max(1e-3, ROUNDING_FACTOR * u.rounding)}
+    return {u.tensor for u in updates if u.error > max(1e-3, MARGIN * u.rounding)}
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_updates_follow_from_the_moments_that_are_kept(
     large = next(u for u in updates if u.tensor == "decoder.0.feed_forward.inner.weight")
     assert large.error < 1e-3, "the update itself is not rounded"
     moment = next(u for u in updates if u.tensor == f"{large.tensor}, second moment")
-    assert 1e-3 < moment.error < ROUNDING_FACTOR * moment.rounding < 0.5
+    assert 1e-3 < moment.error < MARGIN * moment.rounding < 0.5
 
     from transformer_core.training import eight_bit_adamw
 

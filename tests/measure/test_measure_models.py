@@ -18,7 +18,6 @@ from tests.training.small_training import (
     small_spec,
     small_store,
 )
-from transformer_core.certify.bounds import UNDETERMINED
 from transformer_core.certify.short_run_worker import canonical_weights, record
 from transformer_core.models.decoding import beam_search
 from transformer_core.models.registry import build_model
@@ -82,7 +81,7 @@ def test_two_ranks_train_what_one_process_trains(
     assert run.losses == pytest.approx(alone.losses, rel=1e-4)
     mine = load_file(folder / f"{kind}-{strategy}" / "final.safetensors")
     for name, tensor in load_file(tmp_path / "final.safetensors").items():
-        if not UNDETERMINED.search(name):
+        if not name.endswith("key.bias"):
             torch.testing.assert_close(mine[name], tensor, rtol=1e-2, atol=1e-3)
 
 
@@ -94,7 +93,7 @@ def test_torch_nn_trains_the_same_model_as_this_projects_layers(tmp_path: Path) 
     first, second = (load_file(folder / "final.safetensors") for folder in (ours, theirs))
     assert first.keys() == second.keys()
     for name in first:
-        if not UNDETERMINED.search(name):
+        if not name.endswith("key.bias"):
             torch.testing.assert_close(first[name], second[name], rtol=1e-2, atol=1e-4)
 
 

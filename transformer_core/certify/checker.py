@@ -210,6 +210,8 @@ class Checker:
         single = on_host and single_is_independent(self.spec)
         for numbers in (SINGLE, EXACT) if single else (EXACT,):
             right = self.exact.loss_and_gradients(before, [tokens], numbers, drops)
+            if numbers is EXACT:
+                self.floors = None  # it may have grown since the first point
             floors = self._floors(step, before, tokens, drops, right, rounded)
             point, found = self._compared(step, gradients, loss_and_norm, right, floors)
             near = _near_a_bound(found, CEILINGS.gradient if form is SINGLE else WIDEST)

@@ -166,7 +166,8 @@ class MeanErrors:
         self._seen.setdefault(seen.tensor, []).append(seen)
 
     def read(self) -> list[TensorDistance]:
-        """The mean of each tensor's errors, relative to the mean size of its gradient."""
+        """The mean of each tensor's errors, relative to the mean size of its gradient. Kinks do not
+        widen it: the rounded gradients have as many."""
         means = []
         for name, (errors, floors) in self._sums.items():
             seen = self._seen[name]
@@ -185,7 +186,6 @@ class MeanErrors:
                     size=size / count,
                     rounding=floor / size,
                     along=math.sqrt(sum(s.along**2 for s in seen)) / count,
-                    kinks=sum(s.kinks for s in seen) / count,
                 )
             )
         return means

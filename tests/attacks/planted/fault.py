@@ -76,6 +76,8 @@ GPT2: Change = merge(
 )
 WIDE: Change = {"model": {"d_model": 32, "d_ff": 64, "heads": 4}}
 
+LARGER: Change = {"model": {"d_model": 64, "d_ff": 128, "heads": 4}}
+
 
 def schedule(**values: Any) -> Change:
     return {"training": {"schedule": {"peak": 3e-3, **values}}}

@@ -10,10 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from schemas.base import merge
-from tests.attacks.planted.fault import BF16, DDP, TWO, Change, Fault, spread
+from tests.attacks.planted.fault import BF16, DDP, LARGER, TWO, WIDE, Change, Fault, spread
 from tests.attacks.planted.loss_faults import ONE_PASS
 from tests.attacks.planted.parallel_faults import forgets_early, own_tokens
 from tests.attacks.planted.planting import swap
+from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models import loss as one_pass_loss
 from transformer_core.models import objective, unpadded
 from transformer_core.models import transformer as transformer_module
@@ -34,6 +35,17 @@ def larger_gradient(real: Any) -> Any:
         return losses, gradient * 1.05
 
     return turn
+
+
+def map_without_smoothing(real: Any) -> Any:
+    """The evenly spread share of the target has no gradient for the output map."""
+
+    def loss(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float) -> Any:
+        counted = hidden.detach().flatten(0, 1)[labels.flatten() != PAD].float()
+        share = (output * counted.sum(0)).sum() * (smoothing / len(output))
+        return real(hidden, output, labels, smoothing) + share - share.detach()
+
+    return loss
 
 
 def last_row_lost(real: Any) -> Any:
@@ -119,6 +131,17 @@ FAULTS = [
         swap(one_pass_loss, "_in_one_loop", larger_gradient),
         merge(BF16, ONE_PASS),
         kind="statistical",
+    ),
+    *(
+        Fault(
+            f"smoothing has no gradient for the output map under bf16, {size}",
+            "loss",
+            swap(objective, "one_pass_loss_sum", map_without_smoothing),
+            merge(BF16, ONE_PASS),
+            base=base,
+            kind="statistical",
+        )
+        for size, base in (("small", WIDE), ("larger", LARGER))
     ),
     Fault(
         "the last token of a chunk has no gradient under bf16",

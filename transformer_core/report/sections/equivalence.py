@@ -39,7 +39,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 FLOOR = 1e-6
 """Smaller shares are drawn here: a logarithmic axis has no place for 0."""
 
-MARKERS = dict(zip(WORDS, cycle("osDP^vh<>X*pdH81234+x,|_."), strict=False))
+MARKERS = dict(zip(WORDS, cycle([*"osDP^vh<>X*pdH81234+x,|_.", "$m$", "$n$"]), strict=False))
 """Of each compared quantity."""
 
 
@@ -55,7 +55,8 @@ def draw_equivalence(results: StudyResults) -> Drawing:
             axes.plot(
                 share(deviation.measured, deviation.bound),
                 row,
-                MARKERS[deviation.quantity],
+                marker=MARKERS[deviation.quantity],
+                ls="",
                 color=colors[deviation.quantity],
                 ms=6,
             )
@@ -70,7 +71,7 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         for quantity, marker in MARKERS.items():
             if quantity in used:
                 label = WORDS[quantity]
-                axes.plot([], [], marker, color=colors[quantity], ms=6, label=label)
+                axes.plot([], [], marker=marker, ls="", color=colors[quantity], ms=6, label=label)
         legend_below(axes, None)
     return Drawing(
         figure,
