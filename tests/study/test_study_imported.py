@@ -39,6 +39,25 @@ def test_sections_that_nothing_reads_are_refused(section: str, value: Any, field
     assert found == [field]
 
 
+@pytest.mark.parametrize(
+    ("section", "value", "field"),
+    [
+        ("comparison", {"sessions_least": 6}, "comparison.sessions_least"),
+        ("repeats", 3, "repeats"),
+        ("memory", {"largest_batch": {"variants": ["single"]}}, "memory.largest_batch"),
+    ],
+)
+def test_measurements_of_variants_are_refused(section: str, value: Any, field: str) -> None:
+    (problem,) = contradictions(study(**{section: value}), "study")
+    assert problem.field == field
+    assert "time" in problem.remedy
+
+
+def test_the_margin_counts_and_null_is_no_setting() -> None:
+    mine = study(comparison={"margin": 0.05}, search=None, memory=None, quality=None)
+    assert list(contradictions(mine, "study")) == []
+
+
 def test_variants_and_other_targets_are_refused() -> None:
     (problem,) = contradictions(study(variants=["single", "ddp"]), "study")
     assert problem.field == "variants"

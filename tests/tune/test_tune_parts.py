@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_core.tune import isolation
+from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.certificate import Record, certify
+from transformer_core.tune.facts import Watch
 from transformer_core.tune.isolation import isolated
 from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
 from transformer_core.tune.source import Source
@@ -121,7 +124,7 @@ def test_edits_come_back_as_a_diff_that_applies(tmp_path: Path) -> None:
     source = Source(tmp_path, script, places)
     assert source.keyword("optimizer", ["AdamW"], fused="True")
     assert source.before_loop(["MODEL.compile()"]) == "model"
-    assert source.around_call("with low():", "RESULT = RESULT.float()")
+    assert source.around_call("with low():", "RESULT = RESULT.float()", True)
     assert script.read_text(encoding="utf-8") == SCRIPT
     (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8")
     subprocess.run(["git", "apply", "changes.diff"], cwd=tmp_path, check=True)
@@ -133,6 +136,36 @@ def test_edits_come_back_as_a_diff_that_applies(tmp_path: Path) -> None:
         "        with low():\n            logits = model(batch)\n        logits = logits.float()\n"
         in changed
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "result", "tail"),
+    [
+        ("loss = model(x)", False, []),
+        ("out, state = model(x)", [True, False], ["out = out.float()"]),
+        ("out = model(x).logits", True, []),
+        ("out = model(x)", [True, True], []),
+    ],
+)
+def test_only_tensors_that_are_named_are_cast_back(
+    line: str, result: Any, tail: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{line}\n", encoding="utf-8")
+    source = Source(tmp_path, script, {"call": (str(script), 1)})
+    assert source.around_call("with low():", "RESULT = RESULT.float()", result)
+    assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
+
+
+def test_the_line_that_starts_a_library_is_not_the_call_of_the_model() -> None:
+    library: dict[str, Any] = {"__name__": "library.loop"}
+    code = "def train(watch, model): watch.found(model)"
+    exec(compile(code, "/lib/site-packages/library/loop.py", "exec"), library)
+    model, watch = nn.Linear(2, 2), Watch(Boundaries())
+    library["train"](watch, model)
+    assert (watch.places, watch.caller) == ({}, "library")
+    watch.found(model)
+    assert watch.places["call"][0] == str(Path(__file__).resolve())
 
 
 def test_a_folder_stays_as_it_was(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from schemas.base import Schema
 from schemas.config.data import TEXT_KINDS, FixedSize, PackedRows, TokenBudget
 from schemas.config.model import (
     AnyModel,
@@ -330,6 +331,11 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
 
 
 _NOT_USED = ("corpus", "filter", "tokenizer", "batching", "model", "evaluation")
+_OF_VARIANTS = (
+    *("repeats", "comparison", "comparisons", "self_test", "profiling", "limits", "certificate"),
+    *("search", "quality", "link_check", "projection", "memory", "traces"),
+)
+"""Sections of a study that say how variants are measured."""
 REPORT = "results/report.html"
 OWN_TARGETS = (
     REPORT,
@@ -360,13 +366,28 @@ def _differs(section: object, usual: object, field: str) -> bool:
 
 
 def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
-    """Variants, which are laid over a study's sections, of a study that has none of these."""
-    if isinstance(study.task, ImportedTask | ScriptTask) and study.variants != [study.baseline]:
+    """Settings of variants and their measurements in a study of the user's own training."""
+    if not isinstance(study.task, ImportedTask | ScriptTask):
+        return
+    if study.variants != [study.baseline]:
         message = (
             f"is not used: with task.kind = {study.task.kind}, task.techniques says what is tried"
         )
         remedy = f"take variants: [{study.baseline}]"
         yield ConfigProblem(file, "variants", study.variants, message, remedy)
+    message = f"is not used: with task.kind = {study.task.kind}, the time of the study is all"
+    for name in _OF_VARIANTS:
+        section, usual = (
+            getattr(study, name),
+            Study.model_fields[name].get_default(call_default_factory=True),
+        )
+        fields = type(section).model_fields if isinstance(section, Schema) else {}
+        for field in fields:
+            if _differs(section, usual, field) and (name, field) != ("comparison", "margin"):
+                where, remedy = f"{name}.{field}", "leave it out, and set time"
+                yield ConfigProblem(file, where, getattr(section, field), message, remedy)
+        if not fields and section not in (None, usual):
+            yield ConfigProblem(file, name, section, message, "leave it out, and set time")
 
 
 def own_targets(study: Study) -> tuple[str, ...]:

@@ -62,6 +62,9 @@ class Boundaries:
         """Numbers of the optimizers in the order in which they stepped, the first steps only."""
         self.on_boundary: Callable[[], None] = lambda: None
         """Called at the end of each step."""
+        self.result: bool | list[bool] | None = None
+        """Whether the first module gave a tensor of floating point that is no scalar; of a tuple,
+        which of its members are."""
         self._call: Call = nn.Module.__call__
         self._names: dict[int, tuple[str, nn.Parameter]] = {}
         self._marks: list[tuple[nn.Parameter, float]] = []
@@ -145,7 +148,12 @@ class Boundaries:
                 self.on_inputs(module, args, kwargs)
             nn.Module.__call__ = original  # type: ignore[method-assign]
             try:
-                return original(module, *args, **kwargs)
+                found = original(module, *args, **kwargs)
+                if self.result is None:
+                    self.result = (
+                        [*map(_is_wide, found)] if type(found) is tuple else _is_wide(found)
+                    )
+                return found
             finally:
                 nn.Module.__call__ = call  # type: ignore[method-assign]
 
@@ -214,6 +222,10 @@ class Boundaries:
         self.on_boundary()
         self.losses = []
         self.calls = 0
+
+
+def _is_wide(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
 
 
 def _mark(parameter: nn.Parameter) -> float:

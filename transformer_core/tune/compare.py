@@ -17,6 +17,7 @@ from schemas.base import seconds_of
 from schemas.config.run_spec import ScriptTask
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.decide.verdicts import verdict_of
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import (
@@ -27,7 +28,7 @@ from transformer_core.tune.driver import (
     program_of,
     progress,
 )
-from transformer_core.tune.flow import Tuning, verdict
+from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import AGAIN, OWN, Outcome, Plan, SideEnded, floors, status_of
 
 NEW = "new"
@@ -87,7 +88,7 @@ def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str
         "ratio": speed.median,
         "low": speed.low,
         "high": speed.high,
-        "verdict": verdict(speed.low, speed.high),
+        "verdict": verdict_of("throughput", speed, tuning.margin),
         "noise": [noise.low, noise.high],
         "same": worst.get("word") == "same",
         "certificate": worst,

@@ -1,5 +1,6 @@
 """Facts about a script that can be observed while it trains, without knowing the script."""
 
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,18 +19,19 @@ class Watch:
     """Counts what techniques need, in the script's process.
 
     ``counts`` has how often each watched function of torch was called; ``places`` where the user's
-    own code called the outermost module or made an optimizer or a data loader first.
+    own code called the outermost module or made an optimizer or a data loader first, and ``caller``
+    the package that called the module where that was not the user's own code.
     """
 
     def __init__(self, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
         self.counts: Counter[str] = Counter()
         self.places: dict[str, tuple[str, int]] = {}
+        self.caller = ""
         self.classes = 0
         """Classes of the largest cross-entropy: the last dimension of its logits."""
         self.autocast = False
         self.loaders: list[dict[str, Any]] = []
-        self.optimizers: list[dict[str, Any]] = []
 
     def install(self) -> None:
         """Watch functions of torch whose callers techniques could serve better."""
@@ -43,19 +45,28 @@ class Watch:
     def found(self, module: nn.Module) -> None:
         """Look at an outermost module before its first call."""
         self.autocast |= torch.is_autocast_enabled(device_of(module).type)
-        self.note_place("call")
+        package = self.note_place("call")
+        if package and "call" in self.places:
+            # The line starts a loop of somebody else's.
+            self.caller = package
+            del self.places["call"]
 
-    def note_place(self, what: str) -> None:
-        """Remember the innermost line of the user's own code that is running now."""
+    def note_place(self, what: str) -> str:
+        """Remember the innermost line of the user's own code that is running now; the package that
+        runs inside it, if there is one."""
         if what in self.places:
-            return
-        frame = sys._getframe(1)
+            return ""
+        package, frame = "", sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if not any(part in file for part in PACKAGES) and not file.startswith("<"):
                 self.places[what] = str(Path(file).resolve()), frame.f_lineno
-                return
+                return package
+            name = frame.f_globals.get("__name__", "").partition(".")[0]
+            if name not in ("transformer_core", "__main__", "torch"):
+                package = package or name
             frame = frame.f_back  # type: ignore[assignment]
+        return package
 
     def facts(self) -> dict[str, Any]:
         """Everything seen so far, as JSON."""
@@ -74,29 +85,25 @@ class Watch:
             "dropout": [
                 type(p).__name__ for p in inner if getattr(p, "p", 0) and "Dropout" in repr(type(p))
             ],
-            "batch_normalization": sum(
-                isinstance(p, nn.modules.batchnorm._BatchNorm) for p in inner
-            ),
             "heads": self._heads(),
             "classes": self.classes,
             "autocast": self.autocast,
             "compiled": any(hasattr(m, "_orig_mod") for m in inner),
             "optimizers": [type(o).__name__ for o in self.boundaries.optimizers],
             "groups": [
-                {key: group.get(key) for key in ("fused", "foreach", "capturable")}
+                {key: group.get(key) for key in ("fused", "foreach")}
                 for o in self.boundaries.optimizers
                 for group in o.param_groups
             ],
             "loaders": self.loaders,
-            "made": self.optimizers,
             "counts": dict(self.counts),
             "places": self.places,
+            "caller": self.caller,
+            "result": self.boundaries.result,
             "backwards": self.boundaries.backwards,
             "cycle": self.boundaries.cycle(),
-            "parallel": [type(m).__name__ for m in modules if "Parallel" in type(m).__name__],
-            "world": int(__import__("os").environ.get("WORLD_SIZE", "1")),
+            "world": int(os.environ.get("WORLD_SIZE", "1")),
             "cuda": torch.cuda.is_available(),
-            "gradients_none": True,
         }
 
     def _heads(self) -> list[str]:
@@ -129,14 +136,13 @@ class Watch:
         functional.cross_entropy = cross_entropy
 
     def _optimizers(self) -> None:
-        """Note where optimizers are made, and with which settings."""
+        """Note where optimizers are made."""
         optimizer: Any = torch.optim.Optimizer
         original = optimizer.__init__
 
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
             self.note_place("optimizer")
             original(made, *args, **kwargs)
-            self.optimizers.append({"class": type(made).__name__})
 
         optimizer.__init__ = init
 

@@ -17,9 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from schemas.config.measurement import Comparing
 from schemas.errors import ConfigError
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.decide.verdicts import verdict_of
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.profile import breakdown_of_files
@@ -159,9 +161,10 @@ class Tuning:
         techniques: Sequence[str] | None = None,
         verify: bool = True,
         record: int | None = None,
+        margin: float = Comparing().margin,
     ) -> None:
         self.program, self.folder, self._say = program, folder, say
-        self.budget, self.verify = budget, verify
+        self.budget, self.verify, self.margin = budget, verify, margin
         fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.needs_factory]
         self.names = list(techniques or (name for name in fits if TECHNIQUES[name].usual))
         self.facts_given = {
@@ -482,7 +485,7 @@ class Tuning:
             interval = by_name.get(tried.name)
             if interval is not None:
                 tried.ratio, tried.low, tried.high = interval.median, interval.low, interval.high
-                tried.verdict = verdict(interval.low, interval.high)
+                tried.verdict = verdict_of("throughput", interval, self.margin)
         if AGAIN in by_name:
             i = by_name[AGAIN]
             answer.noise = {"ratio": i.median, "low": i.low, "high": i.high}
@@ -544,11 +547,6 @@ def _judged(outcome: Outcome, name: str) -> str:
 def useful(tried: Tried) -> bool:
     """Whether it runs and trains the same model."""
     return tried.status == "ok" and (tried.certificate or {}).get("word") == "same"
-
-
-def verdict(low: float, high: float) -> str:
-    """FASTER or SLOWER where the interval leaves out 1, else UNDECIDED."""
-    return "FASTER" if low > 1 else "SLOWER" if high < 1 else "UNDECIDED"
 
 
 def in_words(tried: Tried) -> str:

@@ -63,7 +63,10 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
         tuned = factory_of(task, spec, study.machine.devices_per_node)
         record = task.steps
     try:
-        return Tuning(tuned, folder, say, budget, task.techniques, task.verify, record).run()
+        margin = study.comparison.margin
+        return Tuning(
+            tuned, folder, say, budget, task.techniques, task.verify, record, margin
+        ).run()
     except (CannotObserve, TooLarge) as error:
         return Answer(command=tuned.title, status="failed", reason=str(error))
 

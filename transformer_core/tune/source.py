@@ -74,9 +74,10 @@ class Source:
         self._insert(file, loop.lineno - 1, text)
         return model
 
-    def around_call(self, head: str, after: str) -> bool:
+    def around_call(self, head: str, after: str, result: bool | Sequence[bool] | None) -> bool:
         """Put the statement that calls the model under ``head`` (a with statement), and behind it
-        ``after``, in which RESULT stands for the name that the result is assigned to."""
+        ``after``, in which RESULT stands for the name that the result is assigned to, where
+        ``result`` is true; of a tuple, for each name where its member is."""
         found = self._call()
         if found is None:
             return False
@@ -87,14 +88,18 @@ class Source:
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
         indent = " " * statement.col_offset
         body = ["    " + line for line in self._text(file)[first:last]]
-        tail = []
-        direct = isinstance(statement, ast.Assign) and statement.value is call
-        if (
-            direct
-            and isinstance(statement, ast.Assign)
-            and isinstance(statement.targets[0], ast.Name)
-        ):
-            tail = [indent + after.replace("RESULT", statement.targets[0].id)]
+        names: list[ast.expr] = []
+        if isinstance(statement, ast.Assign) and statement.value is call:
+            target = statement.targets[0]
+            if isinstance(target, ast.Tuple) and isinstance(result, list):
+                names = [n for n, wide in zip(target.elts, result, strict=False) if wide]
+            elif result is True:
+                names = [target]
+        tail = [
+            indent + after.replace("RESULT", name.id)
+            for name in names
+            if isinstance(name, ast.Name)
+        ]
         self._replace(file, first, last, [indent + head, *body, *tail])
         return True
 

@@ -77,9 +77,11 @@ class Bf16(Technique):
         if source.keyword("accelerator", ["Accelerator"], mixed_precision='"bf16"'):
             return True
         head = f'with torch.autocast("{kind}", dtype=torch.bfloat16):'
-        return source.around_call(head, "RESULT = RESULT.float()")
+        return source.around_call(head, "RESULT = RESULT.float()", facts["result"])
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
+        if facts["caller"] in ("transformers", "trl"):
+            return ["Give TrainingArguments bf16=True; scripts that parse them take --bf16."]
         return [
             f'Call the model under torch.autocast("{facts["device"]}", dtype=torch.bfloat16), and '
             "its outputs' .float() before the loss."
