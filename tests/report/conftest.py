@@ -18,6 +18,12 @@ def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("study") / "results", mixed)
 
 
+@pytest.fixture
+def copied(study_folder: Path, tmp_path: Path) -> Path:
+    """The same for one test, which may change it."""
+    return shutil.copytree(study_folder, tmp_path / "results")
+
+
 @pytest.fixture(scope="session")
 def quick_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a page, whose figures are empty: drawing them takes most of the time."""

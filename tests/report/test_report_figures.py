@@ -1,5 +1,4 @@
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -142,14 +141,9 @@ def test_processes_share_the_figures(
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_job_names_missing_steps(
-    processes: int,
-    study_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    processes: int, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "results"
-    shutil.copytree(study_folder, folder)
+    folder = copied
     (folder / "runs" / "single" / "repeat-1" / "steps.parquet").unlink()
     only = {"training_loss": FIGURES["training_loss"]}
     monkeypatch.setattr("transformer_core.report.figures.FIGURES", only)

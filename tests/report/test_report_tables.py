@@ -1,5 +1,4 @@
 import csv
-import shutil
 from pathlib import Path
 
 import pytest
@@ -84,11 +83,8 @@ def test_machine_lists_host_and_gpus(tables: Path) -> None:
     assert table["gpu 0", "memory_bytes"] == str(80 << 30)
 
 
-def test_missing_result_is_named(
-    study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "results"
-    shutil.copytree(study_folder, folder)
+def test_missing_result_is_named(copied: Path) -> None:
+    folder = copied
     (folder / "runs" / "amp_bf16" / "metrics.json").unlink()
     with pytest.raises(ConfigError, match=r"snakemake .*amp_bf16/metrics\.json"):
         write_tables(StudyResults(folder), folder / "tables")

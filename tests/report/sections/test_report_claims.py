@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -119,11 +118,8 @@ def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_page_without_claims_says_so(
-    study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "results"
-    shutil.copytree(study_folder, folder)
+def test_a_page_without_claims_says_so(copied: Path) -> None:
+    folder = copied
     for name in ("claims", "families"):
         (folder / f"{name}.json").write_text(json.dumps([]))
     tables.write_tables(StudyResults(folder), folder / "tables")

@@ -96,9 +96,8 @@ def test_the_section_shows_numbers_and_reasons(results: StudyResults) -> None:
     assert "1.53×" in text
 
 
-def test_a_study_without_memory_says_so(study_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    shutil.copytree(study_folder, folder)
+def test_a_study_without_memory_says_so(copied: Path) -> None:
+    folder = copied
     shutil.rmtree(folder / "memory")
     study = json.loads((folder / "study.json").read_text()) | {"memory": None}
     (folder / "study.json").write_text(json.dumps(study))
@@ -114,9 +113,8 @@ def test_a_study_without_memory_says_so(study_folder: Path, tmp_path: Path) -> N
         assert "variant to show" in " ".join(texts(name, without))
 
 
-def test_a_study_may_leave_the_measurement_out(study_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    shutil.copytree(study_folder, folder)
+def test_a_study_may_leave_the_measurement_out(copied: Path) -> None:
+    folder = copied
     for path in (folder / "memory").glob("[!p]*.json"):
         path.unlink()
     study = json.loads((folder / "study.json").read_text())

@@ -1,6 +1,5 @@
 """The section on slow links and more devices, and its figures."""
 
-import shutil
 import xml.etree.ElementTree as ElementTree
 from copy import copy
 from pathlib import Path
@@ -162,9 +161,8 @@ def test_bucket_sizes_are_drawn_for_each_number_of_devices(results: StudyResults
     assert "bucket size (MiB)" in shown
 
 
-def test_checks_say_why_there_is_no_prediction(study_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    shutil.copytree(study_folder, folder)
+def test_checks_say_why_there_is_no_prediction(copied: Path) -> None:
+    folder = copied
     file = folder / "projection" / "projection.json"
     results = StudyResults(folder)
     projection = context(results)["projection"]

@@ -108,10 +108,8 @@ def test_nobody_misses_collective_operations_of_single_processes(
 
 
 def test_where_processes_talk_to_one_another_they_are_missed(
-    study_folder: Path, tmp_path: Path
+    copied: Path,
 ) -> None:
-    folder = tmp_path / "results"
-    shutil.copytree(study_folder, folder)
-    (folder / COLLECTIVES).unlink()
+    (copied / COLLECTIVES).unlink()
     with pytest.raises(ConfigError, match=r"collectives\.parquet"):
-        _ = StudyResults(folder).collectives
+        _ = StudyResults(copied).collectives
