@@ -12,6 +12,7 @@ from jinja2.ext import babel_extract
 from transformer_core.report.compare_page import TITLES
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import language
+from transformer_core.report.kit.drawing import captions
 from transformer_core.report.kit.language import say
 from transformer_core.report.sections.scaling import STRATEGIES
 
@@ -46,7 +47,8 @@ def test_every_text_has_its_korean() -> None:
 
 
 def test_translations_keep_numbers_and_marks() -> None:
-    for english, korean in language.korean().items():
+    shown = [(part["en"], part["ko"]) for one in captions().values() for part in one.values()]
+    for english, korean in [*language.korean().items(), *shown]:
         assert sorted(PLACES.findall(korean)) == sorted(PLACES.findall(english)), english
         assert sorted(TAGS.findall(korean)) == sorted(TAGS.findall(english)), english
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit.language import NOTHING, Said, say
+from transformer_core.report.kit.language import NOTHING, Said, fill, say
 from transformer_core.report.kit.palette import SERIES, VARIANT
 from transformer_core.report.kit.svg import INK
 
@@ -30,6 +33,28 @@ class Drawing:
     figure: Figure
     title: Said
     description: Said
+
+
+@cache
+def captions() -> dict[str, dict[str, dict[str, str]]]:
+    """Title and text of each figure, by language."""
+    file = Path(__file__).parents[1] / "sections/captions.yaml"
+    found: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return found
+
+
+def title_of(name: str) -> Said:
+    """The title of a figure."""
+    title = captions()[name]["title"]
+    return fill(title["en"], title["ko"])
+
+
+def captioned(name: str, figure: Figure, /, *more: str, **values: object) -> Drawing:
+    """A figure with its title and text, ``values`` in their places, and ``more`` after them."""
+    title, text = (fill(part["en"], part["ko"], **values) for part in captions()[name].values())
+    for one in more:
+        text += one
+    return Drawing(figure, title, text)
 
 
 def rows(names: Sequence[str], least: int = 2, height: float = 1) -> tuple[Figure, Axes]:

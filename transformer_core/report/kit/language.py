@@ -89,9 +89,15 @@ def say(message: str, **values: object) -> Said:
 
     Its Korean is in a catalog, like that of the templates.
     """
-    english = _PLACE.sub(lambda place: str(values[place[1]]), message)
-    translated = korean().get(message, message)
-    return Said(english, _PLACE.sub(lambda place: in_korean(values[place[1]]), translated))
+    return fill(message, korean().get(message, message), **values)
+
+
+def fill(english: str, korean_text: str, /, **values: object) -> Said:
+    """A text in both languages, with ``values`` at its places."""
+    return Said(
+        _PLACE.sub(lambda place: str(values[place[1]]), english),
+        _PLACE.sub(lambda place: in_korean(values[place[1]]), korean_text),
+    )
 
 
 def in_korean(text: object) -> str:

@@ -17,6 +17,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     WIDTH,
     Drawing,
+    captioned,
     left_out,
     legend_below,
     nothing,
@@ -73,16 +74,7 @@ def draw_equivalence(results: StudyResults) -> Drawing:
                 label = WORDS[quantity]
                 axes.plot([], [], marker=marker, ls="", color=colors[quantity], ms=6, label=label)
         legend_below(axes, None)
-    return Drawing(
-        figure,
-        say("Deviation from the reference"),
-        say(
-            "Largest deviation of each variant over what its class allows. Left of the dashed"
-            " line a variant trains the same model; at the left edge the numbers are equal. "
-            "Grey ticks are the losses of the individual steps."
-        )
-        + _left_out(results),
-    )
+    return captioned("equivalence", figure, _left_out(results))
 
 
 def share(measured: float, bound: float) -> float:

@@ -11,8 +11,13 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from schemas.results import FamilyCurve, FamilyPoint, Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
-from transformer_core.report.kit.language import say
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    captioned,
+    legend_below,
+    nothing,
+)
 from transformer_core.report.kit.palette import SERIES, VARIANT
 
 
@@ -38,16 +43,7 @@ def draw_families(results: StudyResults) -> Drawing:
     if shown:
         figure.supylabel("throughput over the reference", fontsize=11)
     notes = "".join(f" {curve.family}: {curve.note}." for curve in shown)
-    return Drawing(
-        figure,
-        say("Families"),
-        say(
-            "Higher is faster than the reference of the family, the dashed line. The dotted "
-            "line is the knee: the smallest value not shown to be slower than the best. A "
-            "hollow dot has no certificate and does not count. Lines are intervals."
-        )
-        + notes,
-    )
+    return captioned("families", figure, notes)
 
 
 def draw_family_costs(results: StudyResults) -> Drawing:
@@ -61,14 +57,7 @@ def draw_family_costs(results: StudyResults) -> Drawing:
     if shown:
         figure.supylabel("over the reference", fontsize=11)
         legend_below(figure.axes[0], None)
-    return Drawing(
-        figure,
-        say("Costs of the families"),
-        say(
-            "Higher costs more than the reference of the family, the dashed line: the largest"
-            " peak memory of any rank, and the bytes that all ranks send in a step."
-        ),
-    )
+    return captioned("family_costs", figure)
 
 
 _COSTS = {"peak_memory": ("peak memory", "o", "-"), "traffic": ("bytes sent per step", "s", ":")}

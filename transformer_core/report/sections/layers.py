@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from schemas.results import Breakdown, LayerUse, ShapeUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, empty, panels
+from transformer_core.report.kit.drawing import Drawing, captioned, empty, panels, title_of
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.profiles import (
@@ -106,7 +106,7 @@ _MOST = 2
 
 def draw_layer_tree(results: StudyResults) -> Drawing:
     """The modules of the baseline and of the variant that differs most in kind, as nested boxes."""
-    title = say("The time of a step by layer")
+    title = title_of("layer_tree")
     found = {
         name: (layers, steps_of(breakdown))
         for name, breakdown in with_layers(results).items()
@@ -130,17 +130,7 @@ def draw_layer_tree(results: StudyResults) -> Drawing:
         ncols=3,
         fontsize=10,
     )
-    return Drawing(
-        figure,
-        title,
-        say(
-            "A wider box takes more time. Every box is a module, drawn below the one that "
-            "contains it and as wide as the device time of everything it launches in a step, "
-            "averaged over devices. Colours divide that into forward, backward and the rest. "
-            "Modules below 1 % are left out, and so is work outside modules, such as the "
-            "optimizer."
-        ),
-    )
+    return captioned("layer_tree", figure)
 
 
 def _draw(axes: Axes, layers: Sequence[LayerUse], steps: int) -> None:

@@ -15,10 +15,12 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     WIDTH,
     Drawing,
+    captioned,
     empty,
     legend_below,
     rows,
     series,
+    title_of,
     whisker,
 )
 from transformer_core.report.kit.formats import plain_size
@@ -107,7 +109,7 @@ _MARKERS = "os^Dv<>P"
 
 def draw_collective_bandwidth(results: StudyResults) -> Drawing:
     """Bus bandwidth over message size, with the gradient buckets of the model."""
-    title = say("Collective operations by message size")
+    title = title_of("collective_bandwidth")
     if results.collectives is None:
         words = say("Not measured: no variant has several processes.")
         return empty(title, words, "Not measured")
@@ -136,18 +138,12 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
     dotted = Said(" ", " ") + say(
         "Dotted: gradient buckets of the variants (%(sizes)s).", sizes=marked
     )
-    return Drawing(
+    return captioned(
+        "collective_bandwidth",
         figure,
-        title,
-        say(
-            "Higher is faster: %(backend)s between %(ranks)s processes, by message size. Bus "
-            "bandwidth as nccl-tests defines it: the largest buffer over the time of the "
-            "slowest rank, corrected for the number of ranks. ring-all-reduce is this "
-            "project's own.",
-            backend=run.backend,
-            ranks=run.world_size,
-        )
-        + (dotted if sizes else NOTHING),
+        dotted if sizes else NOTHING,
+        backend=run.backend,
+        ranks=run.world_size,
     )
 
 
@@ -180,17 +176,10 @@ def draw_utilisation(results: StudyResults) -> Drawing:
         axes.set(xlabel="share of the measured matrix rate", xlim=(0, None))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     missing = [r.variant for r in utilisation_in_turns(results) if r.of_ceiling is None]
-    return Drawing(
+    return captioned(
+        "utilisation",
         figure,
-        say("Utilisation"),
-        say(
-            "A longer bar uses the device better: model FLOPs per second over the best matrix"
-            " rate measured in the same format, on all devices of the variant. Solid: tokens;"
-            " pale: with padding; line: interval."
-        )
-        + (
-            Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))
-            if missing
-            else NOTHING
-        ),
+        Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))
+        if missing
+        else NOTHING,
     )

@@ -18,6 +18,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     NO_VARIANT,
     Drawing,
+    captioned,
     empty,
     left_out,
     legend_below,
@@ -25,6 +26,7 @@ from transformer_core.report.kit.drawing import (
     present,
     rows,
     stack,
+    title_of,
 )
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES, colour_of
@@ -61,15 +63,7 @@ def draw_memory(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         legend_below(axes, "rank")
-    return Drawing(
-        figure,
-        say("Peak memory"),
-        say(
-            "A longer bar needs more: the largest peak of each rank over the repeats. On a "
-            "GPU this is reserved device memory, on a CPU the resident set of the process."
-        )
-        + left_out(results, names),
-    )
+    return captioned("memory", figure, left_out(results, names))
 
 
 def draw_memory_anatomy(results: StudyResults) -> Drawing:
@@ -93,17 +87,7 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         axes.plot([], [], color=svg.INK, lw=1.6, label="state by the formulas")
         axes.plot([], [], "D", ms=5, mfc="none", mec=svg.INK, ls="", label="predicted peak")
         parts_legend(figure, used, axes)
-    return Drawing(
-        figure,
-        say("Where the memory goes"),
-        say(
-            "The parts of memory at the fullest moment of a training step. The unfilled rest "
-            "is work space inside kernels, which cannot be tracked. The line is the size of "
-            "weights, gradients and optimizer state by the formulas; the diamond is the peak "
-            "predicted without a run."
-        )
-        + _missing(results, memory, list(found)),
-    )
+    return captioned("memory_anatomy", figure, _missing(results, memory, list(found)))
 
 
 def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
@@ -116,7 +100,7 @@ def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
 
 def draw_memory_imbalance(results: StudyResults) -> Drawing:
     """The peak of every device, side by side, of each way of dividing the work."""
-    title = say("Memory by rank")
+    title = title_of("memory_imbalance")
     memory = read_memory(results)
     found = schemes(results, memory)
     if not found:
@@ -137,16 +121,7 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
     axes.set(xlabel="peak of tensors in a step (MiB)", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     legend_below(axes, "rank or device")
-    return Drawing(
-        figure,
-        title,
-        say(
-            "Bars of equal length are ranks with equal load, as with DistributedDataParallel "
-            "and FSDP. DataParallel and its scheme on process groups (central) gather on rank"
-            " 0, with the loss there or in the forward pass. One variant of each scheme that "
-            "the study runs on several devices."
-        ),
-    )
+    return captioned("memory_imbalance", figure)
 
 
 def draw_memory_prediction(results: StudyResults) -> Drawing:
@@ -175,16 +150,7 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         legend_below(axes, None)
-    return Drawing(
-        figure,
-        say("Error of the prediction"),
-        say(
-            "Right of the line the prediction, made without a run, is larger than the "
-            "measured peak of a step: on the fullest rank, or on each rank where ranks do "
-            "different work. The band is 10 % to either side."
-        )
-        + _missing(results, memory, names),
-    )
+    return captioned("memory_prediction", figure, _missing(results, memory, names))
 
 
 def _missing(results: StudyResults, memory: Memory, names: Sequence[str]) -> Said:
@@ -220,7 +186,7 @@ _SOURCES = {
 
 def draw_memory_milestones(results: StudyResults) -> Drawing:
     """Memory at the moments of a run, a panel for each device of two variants."""
-    title = say("Memory over the life of a process")
+    title = title_of("memory_milestones")
     memory = read_memory(results)
     found = [
         (f"{name}, {label(memory.ok[name], rank)}", rank)
@@ -239,17 +205,7 @@ def draw_memory_milestones(results: StudyResults) -> Drawing:
     figure.legend(
         handles=list(seen.values()), labels=list(seen), loc="outside lower center", fontsize=10
     )
-    return Drawing(
-        figure,
-        title,
-        say(
-            "Memory during a run, as seen by the process, torch's allocator and NVML: before "
-            "anything is used, after the first kernel, with the weights, with the parallel "
-            "strategy around them, after the first forward, backward and optimizer step, "
-            "after the last step, and at its peak. On a CPU the resident set of the process "
-            "includes everything, even libraries."
-        ),
-    )
+    return captioned("memory_milestones", figure)
 
 
 def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> None:
@@ -269,7 +225,7 @@ def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> 
 
 def draw_memory_step(results: StudyResults) -> Drawing:
     """Tensors alive over one training step, by purpose."""
-    title = say("Memory over one training step")
+    title = title_of("memory_step")
     memory = read_memory(results)
     found = {
         name: rank for name in telling(results, memory) if (rank := memory.followed[name]).timeline
@@ -292,15 +248,7 @@ def draw_memory_step(results: StudyResults) -> Drawing:
         + f"{rank.batch.target_tokens} tokens"
         for name, rank in found.items()
     )
-    return Drawing(
-        figure,
-        title,
-        say(
-            "Tensors alive during a step after the first few, by purpose, on the micro-batch "
-            "that needs the most memory. Dotted lines separate forward, backward and update."
-        )
-        + f" {batches}.",
-    )
+    return captioned("memory_step", figure, f" {batches}.")
 
 
 def _draw_step(axes: Axes, rank: RankAnatomy) -> set[str]:

@@ -16,6 +16,7 @@ from transformer_core.report.kit.drawing import (
     NO_VARIANT,
     WIDTH,
     Drawing,
+    captioned,
     empty,
     left_out,
     legend_below,
@@ -23,6 +24,7 @@ from transformer_core.report.kit.drawing import (
     panels,
     rows,
     stack,
+    title_of,
 )
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, colour_of
@@ -60,7 +62,7 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
         for name, breakdown in shown(results).items()
         if any(device.collectives for device in breakdown.devices)
     }
-    title = say("Communication: hidden, exposed, waiting")
+    title = title_of("profile_communication")
     if not found:
         return empty(title, say("No variant communicates."))
     figure, axes = rows(list(found))
@@ -80,16 +82,7 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
             stack(axes, row + offset, parts_ms, 0.34)
     axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
     legend_once(axes, _COMMUNICATION)
-    return Drawing(
-        figure,
-        title,
-        say(
-            "Upper bar: the time during which communication runs, hidden behind computation "
-            "or exposed. Lower bar: the sum over all collectives; transfer is the shortest "
-            "duration on any rank, the rest is waiting for the slowest. Mean over steps and "
-            "devices. Variants without communication are left out."
-        ),
-    )
+    return captioned("profile_communication", figure)
 
 
 def draw_profile_timelines(results: StudyResults) -> Drawing:
@@ -107,7 +100,7 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     found = shown(results)
     names = telling(results)
     points = _points({variant: summary_of(found[variant]) for variant in names})
-    title = say("Operator classes under the roofline")
+    title = title_of("operator_roofline")
     if not points:
         return empty(title, say("No trace records operator shapes."))
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
@@ -130,23 +123,16 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     _name_marks_and_colors(axes, {point[1] for point in points}, names)
-    return Drawing(
+    return captioned(
+        "operator_roofline",
         figure,
-        title,
+        " ",
         say(
-            "Higher is more arithmetic per second, further right more arithmetic per byte: "
-            "each class of operators, computed from input shapes. Calls without known shapes "
-            "are left out."
+            "The lines show what a process with all threads can reach: the memory bandwidth "
+            "times the intensity, up to its matrix rate."
         )
-        + " "
-        + (
-            say(
-                "The lines show what a process with all threads can reach: the memory bandwidth "
-                "times the intensity, up to its matrix rate."
-            )
-            if roofline
-            else say("The limits of this machine were not measured.")
-        ),
+        if roofline
+        else say("The limits of this machine were not measured."),
     )
 
 
@@ -207,16 +193,7 @@ def partitions(found: Mapping[str, Breakdown]) -> Drawing:
     if found:
         axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
         legend_once(axes, [*_PARTS, "idle"])
-    return Drawing(
-        figure,
-        say("Where the time of a step goes"),
-        say(
-            "Wall time of a step under the profiler, which slows it down, divided by what the"
-            " devices do; mean over steps and devices. Exposed means that no computation runs"
-            " at the same time. During idle time the device waits for the host: Python, "
-            "dispatch, input."
-        ),
-    )
+    return captioned("profile_partition", figure)
 
 
 def summary_of(breakdown: Breakdown) -> ProfileSummary:
@@ -268,18 +245,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
         ncols=3,
         fontsize=10,
     )
-    return Drawing(
-        figure,
-        say("One step"),
-        say(
-            "One profiled step of %(names)s. Letters mark the phases on the host: data (D), "
-            "forward (F), loss (L), backward (B), optimizer (O). The rows below show the "
-            "device: operators and communication of a CPU, or the busiest streams of a GPU. A"
-            " step is cut into 300 columns; each shows what fills most of it, or stays empty "
-            "if little runs.",
-            names=", ".join(found),
-        ),
-    )
+    return captioned("profile_timelines", figure, names=", ".join(found))
 
 
 def _draw_step(axes: Axes, timeline: Timeline) -> None:

@@ -9,8 +9,13 @@ from schemas.results import QualitySide
 from schemas.results.search import BASELINE, BEST
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
-from transformer_core.report.kit.language import say
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    captioned,
+    legend_below,
+    nothing,
+)
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
 
 
@@ -45,14 +50,7 @@ def draw_quality(results: StudyResults) -> Drawing:
             axes.plot(seconds, bleu, line, color=color, ms=4, label=_label(side))
         axes.set(xlabel="seconds of training", ylabel="BLEU", ylim=(0, None), xlim=(0, None))
         legend_below(axes, None)
-    return Drawing(
-        figure,
-        say("Quality over time"),
-        say(
-            "Higher and further left is better. Each dot is a check of how well the model "
-            "translates; the dashed line is the requested quality."
-        ),
-    )
+    return captioned("quality", figure)
 
 
 def _label(side: QualitySide) -> str:

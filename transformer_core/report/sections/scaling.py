@@ -17,11 +17,13 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     Drawing,
     beside,
+    captioned,
     empty,
     legend_below,
     panels,
     rows,
     series,
+    title_of,
 )
 from transformer_core.report.kit.formats import plain_duration
 from transformer_core.report.kit.language import Said, say
@@ -140,7 +142,7 @@ GOAL = 0.05
 
 def draw_scaling(results: StudyResults) -> Drawing:
     """Efficiency over the number of devices, a panel for each link."""
-    title = say("Efficiency with more devices")
+    title = title_of("scaling")
     projection = results.projection
     curves = shown_curves(projection) if projection else []
     if projection is None or not curves:
@@ -162,24 +164,12 @@ def draw_scaling(results: StudyResults) -> Drawing:
     axes.set(xlabel="devices")
     figure.supylabel("throughput per device, of one alone", fontsize=11)
     legend_below(axes, _said_error(projection))
-    return Drawing(
-        figure,
-        title,
-        say(
-            "A falling curve loses time to communication; below the dotted line communication"
-            " takes more than half of a step. Projected throughput per device over that of "
-            "one device with the same work, from the measured work of one device and the time"
-            " of its messages, with buckets of 25 MiB; one panel per link."
-        )
-        + " "
-        + _said_error(projection)
-        + ".",
-    )
+    return captioned("scaling", figure, " ", _said_error(projection), ".")
 
 
 def draw_bucket_sizes(results: StudyResults) -> Drawing:
     """Step time of DistributedDataParallel over the bucket size, a panel for each link."""
-    title = say("Bucket size with more devices")
+    title = title_of("bucket_sizes")
     projection = results.projection
     if projection is None or not projection.buckets or "ddp" in dropped(projection):
         return _not_projected(projection, title)
@@ -203,15 +193,7 @@ def draw_bucket_sizes(results: StudyResults) -> Drawing:
     axes.set(xlabel="bucket size (MiB)")
     figure.supylabel("time of a step", fontsize=11)
     legend_below(axes, None)
-    return Drawing(
-        figure,
-        title,
-        say(
-            "Lower is faster: projected step time of DistributedDataParallel by the size of "
-            "its gradient buckets, one panel per link. A dot marks the smallest of the best "
-            "sizes."
-        ),
-    )
+    return captioned("bucket_sizes", figure)
 
 
 def _not_projected(projection: Projection | None, title: Said) -> Drawing:
@@ -258,15 +240,7 @@ def draw_projection_check(results: StudyResults) -> Drawing:
         axes.set(xlabel="predicted over measured time of a step, less 1")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
-    return Drawing(
-        figure,
-        say("Projection against measured runs"),
-        say(
-            "Left of the dashed line the projected step time is too short, right of it too "
-            "long, for every run with several processes that the model covers. The measured "
-            "time is on the right."
-        ),
-    )
+    return captioned("projection_check", figure)
 
 
 def draw_link_error(results: StudyResults) -> Drawing:
@@ -295,12 +269,4 @@ def draw_link_error(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
         legend_below(axes, None)
-    return Drawing(
-        figure,
-        say("The emulated link against the real one"),
-        say(
-            "Near the dashed line the emulated link is as slow as the real one: error of the "
-            "step time for configurations not used in fitting, which took turns over both "
-            "links. The shaded band is 5 % wide on either side."
-        ),
-    )
+    return captioned("link_error", figure)

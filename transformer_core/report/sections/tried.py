@@ -6,8 +6,13 @@ from typing import Any
 from schemas.config.run_spec import RunSpec
 from schemas.results import Certificate, Comparison, VariantResult
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit.drawing import Drawing, RatioRow, left_out, ratio_points
-from transformer_core.report.kit.language import say
+from transformer_core.report.kit.drawing import (
+    Drawing,
+    RatioRow,
+    captioned,
+    left_out,
+    ratio_points,
+)
 
 
 @dataclass(frozen=True)
@@ -129,15 +134,6 @@ def draw_speedup(results: StudyResults) -> Drawing:
     ]
     figure = ratio_points(points, f"throughput over that of {baseline}", margin)
     names = [comparison.variant for comparison in shown] + [baseline]
-    return Drawing(
-        figure,
-        say("Speed-up against %(baseline)s", baseline=baseline),
-        say(
-            "Right of the dashed line is faster. A line is the interval of a ratio; all "
-            "intervals hold at once. The shaded band is the margin of %(margin)s within which"
-            " ratios count as the same. A filled dot is a verdict of FASTER or SLOWER; a "
-            "variant that is not the same training is not counted.",
-            margin=f"{margin:.1%}",
-        )
-        + left_out(results, names),
+    return captioned(
+        "speedup", figure, left_out(results, names), baseline=baseline, margin=f"{margin:.1%}"
     )

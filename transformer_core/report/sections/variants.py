@@ -13,7 +13,16 @@ from transformer_core.decide.turn_throughput import (
     throughputs,
 )
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, left_out, nothing, rows, whisker
+from transformer_core.report.kit.drawing import (
+    WIDTH,
+    Drawing,
+    captioned,
+    left_out,
+    nothing,
+    rows,
+    title_of,
+    whisker,
+)
 from transformer_core.report.kit.language import NOTHING, Said, say
 from transformer_core.report.kit.palette import VARIANT
 from transformer_core.report.sections.tried import changes
@@ -55,23 +64,13 @@ def draw_throughput(results: StudyResults) -> Drawing:
         axes.plot(sessions, places, "o", color=VARIANT, ms=4, alpha=0.8)
         axes.set(xlabel="non-padding tokens per second", xlim=(0, None))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return Drawing(
-        figure,
-        say("Throughput"),
-        say(
-            "Non-padding tokens per second: a longer bar is faster. Variant and baseline took"
-            " turns on the machine, a few steps each. Dots are sessions of the baseline, and "
-            "its bar is their median; every other bar is that median times the ratio of the "
-            "variant, with its interval."
-        )
-        + left_out(results, names),
-    )
+    return captioned("throughput", figure, left_out(results, names))
 
 
 def draw_drift(results: StudyResults) -> Drawing:
     """The rounds of the comparisons: how the machine drifts, and that the ratio does not."""
     runs = [run for run in results.paired_runs if run.status == "ok"]
-    title = say("Drift of the machine, and how it cancels")
+    title = title_of("drift")
     shown = runs[:MOST_PANELS]
     count = max(1, -(-len(shown) // 2))
     figure = Figure(figsize=(WIDTH, 0.9 + 1.25 * count), layout="constrained")
@@ -96,15 +95,4 @@ def draw_drift(results: StudyResults) -> Drawing:
         left = Said(" ", " ") + say(
             "The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs)
         )
-    return Drawing(
-        figure,
-        title,
-        say(
-            "In each round of a comparison both sides train for a moment, one after the "
-            "other. Grey is the speed of the baseline over its median, which shows the drift "
-            "of the machine. Blue is the ratio of the two over its median, in which the drift"
-            " cancels."
-        )
-        + left
-        + missing,
-    )
+    return captioned("drift", figure, left, missing)

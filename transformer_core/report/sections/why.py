@@ -8,8 +8,7 @@ from typing import Any
 from schemas.results import Breakdown, Comparison, LaunchUse, PathPart, StepBound
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, legend_once, rows
-from transformer_core.report.kit.language import say
+from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.answer import choose, techniques
 from transformer_core.report.sections.profiles import shown, telling
@@ -168,13 +167,4 @@ def draw_differences(results: StudyResults) -> Drawing:
         axes.axvline(0, color=svg.INK, lw=0.8)
         axes.set_xlabel(f"difference of a profiled step to {baseline} (ms)")
         legend_once(axes, _PARTS)
-    return Drawing(
-        figure,
-        say("What makes a step shorter or longer"),
-        say(
-            "Parts of the wall time of a profiled step: those that take less time than in the"
-            " baseline to the left, those that take more to the right. The diamond is their "
-            "sum, the difference of the whole step. Profiled steps are slower than timed "
-            "ones."
-        ),
-    )
+    return captioned("differences", figure)
