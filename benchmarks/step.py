@@ -52,7 +52,7 @@ from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.machine.batch_flops import Lengths, training_flops
-from transformer_core.run.environment import allocator_environment
+from transformer_core.run.launcher import allocator_environment
 from transformer_core.training.precision import set_matmul
 
 _MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)

@@ -1,5 +1,6 @@
 """Memory of a small training, measured with every tensor followed and predicted without a run."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,5 +44,15 @@ def measure_all(specs: dict[str, RunSpec]) -> dict[str, tuple[int, Parts, Parts,
 
 def predict(spec: RunSpec) -> list[PredictedRank]:
     """The prediction for the same batches."""
-    ranks, _ = predict_ranks(spec, VOCABULARY, torch.device("cpu"), STORES)
-    return ranks
+    return _predicted(spec.canonical_json())[0]
+
+
+@cache
+def _predicted(text: str) -> tuple[list[PredictedRank], int]:
+    spec = RunSpec.model_validate_json(text)
+    return predict_ranks(spec, VOCABULARY, torch.device("cpu"), STORES)
+
+
+def parameters() -> int:
+    """Those of the model of all cases."""
+    return _predicted(memory_spec().canonical_json())[1]

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import os, threading
-from transformer_core.machine.process_settings import keep_to
+from transformer_core.machine.hardware import keep_to
 
 over = threading.Event()
 thread = threading.Thread(target=over.wait)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from transformer_core.run.environment import KEPT_KERNELS
+from transformer_core.run.launcher import KEPT_KERNELS
 
 pytestmark = pytest.mark.slow
 

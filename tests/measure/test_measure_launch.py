@@ -11,17 +11,17 @@ import pytest
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from transformer_core.machine.process_settings import CUDA_VARIABLES
-from transformer_core.run import environment as worker_environment
+from transformer_core.machine.hardware import CUDA_VARIABLES
 from transformer_core.run import host_processes as interfaces
 from transformer_core.run import host_processes as one_host
 from transformer_core.run import launcher as launch
-from transformer_core.run.environment import threads_per_process
+from transformer_core.run import launcher as worker_environment
 from transformer_core.run.host_processes import AGENT
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
     spans_machines,
+    threads_per_process,
 )
 from transformer_core.run.linked_hosts import Linked
 

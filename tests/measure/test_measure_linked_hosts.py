@@ -197,7 +197,6 @@ def end_of(
     ("end", "nodes", "reason"),
     [
         ("killed", 1, r"^rank 1 on host \S+ does not answer$"),
-        ("stopped", 2, r"^rank 1 on host 1 on \S+ does not answer$"),
         ("asleep", 1, r"^rank 1 on host \S+ stands still, behind the others$"),
     ],
 )

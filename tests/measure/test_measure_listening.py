@@ -15,8 +15,7 @@ from schemas.config.run_spec import RunSpec
 from transformer_core.decide.search_trials import Bench
 from transformer_core.measure import quality
 from transformer_core.run import host_processes as interfaces
-from transformer_core.run.environment import worker_environment
-from transformer_core.run.launcher import launcher
+from transformer_core.run.launcher import launcher, worker_environment
 from transformer_core.run.rendezvous import listening
 
 WORKER = """

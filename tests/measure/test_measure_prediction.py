@@ -13,7 +13,7 @@ from schemas.config.training import Accumulation, Fp32
 from schemas.errors import Unsupported
 from schemas.results import PARTS, Parts, PredictedMemory, Prediction
 from tests.distributed import run_ranks
-from tests.measure.memory_cases import measure_all, memory_spec, predict
+from tests.measure.memory_cases import measure_all, memory_spec, parameters, predict
 from tests.orders import run_job
 from tests.training.small_training import VOCABULARY
 from transformer_core.measure import predicted_memory as job
@@ -146,8 +146,7 @@ def test_two_ranks(measured_together: list[dict[str, Measured]], name: str) -> N
 
 def per_parameter(parts: Parts) -> dict[str, float]:
     """Bytes per parameter of the model of all cases."""
-    parameters = predict_ranks(memory_spec(), VOCABULARY, torch.device("cpu"))[1]
-    return {part: getattr(parts, part) / parameters for part in PARTS}
+    return {part: getattr(parts, part) / parameters() for part in PARTS}
 
 
 def test_the_formulas_of_the_study(measured_alone: dict[str, Measured]) -> None:

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from schemas.config.run_spec import RunSpec
-from transformer_core.machine import process_settings
-from transformer_core.machine.hardware import read_hardware
-from transformer_core.machine.process_settings import affinity, cuda_allocator
-from transformer_core.run.environment import worker_environment
+from transformer_core.machine import hardware as process_settings
+from transformer_core.machine.hardware import affinity, cuda_allocator, read_hardware
+from transformer_core.run.launcher import worker_environment
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_without_cuda_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROGRAM = """
 import torch
-from transformer_core.machine.process_settings import cuda_allocator
+from transformer_core.machine.hardware import cuda_allocator
 torch.ones(2**20, device="cuda")
 print(cuda_allocator())
 """

@@ -10,7 +10,7 @@ import pytest
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, Unsupported
 from transformer_core.measure.timed_run import TimedRunOrder
-from transformer_core.run.environment import KEPT, allocator_environment
+from transformer_core.run.launcher import KEPT, allocator_environment
 from transformer_core.run.order import Order
 from transformer_core.run.supervisor import run_workers
 

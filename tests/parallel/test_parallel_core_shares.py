@@ -38,7 +38,7 @@ def test_processes_share_the_last_cores(
 PROGRAM = """
 import os, threading, torch
 torch.set_num_threads(2)
-from transformer_core.machine.process_settings import affinity
+from transformer_core.machine.hardware import affinity
 from transformer_core.parallel.settling import bind_threads
 
 bind_threads(0, 1)

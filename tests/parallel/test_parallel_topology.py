@@ -9,8 +9,7 @@ from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import spec_of
 from transformer_core.parallel import topology
 from transformer_core.parallel.topology import this_process
-from transformer_core.run.environment import threads_per_process
-from transformer_core.run.launcher import launcher
+from transformer_core.run.launcher import launcher, threads_per_process
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 

@@ -109,7 +109,7 @@ def test_neither_does_a_clone_of_the_project(finished: Project) -> None:
 # A change of what stands in one file, and rules of which it can change the results, or cannot.
 CHANGES = {
     "allocator": (
-        ("transformer_core/run/environment.py", "1 << 30", "1 << 29"),
+        ("transformer_core/run/launcher.py", "1 << 30", "1 << 29"),
         ({"train", "turns", "profile"}, {"claims", "page", "tokenizer"}),
     ),
     "Slurm": (

@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.results.runs import StepKernels
-from transformer_core.machine.hardware import allocator
-from transformer_core.machine.process_settings import cuda_allocator
+from transformer_core.machine.hardware import allocator, cuda_allocator
 from transformer_core.training.observer import Observer
 
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention", "varlen")

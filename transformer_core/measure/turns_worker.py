@@ -9,8 +9,8 @@ import torch
 
 from schemas.config.run_spec import RunSpec
 from schemas.results.runs import StepKernels
+from transformer_core.machine.hardware import keep_to
 from transformer_core.machine.peak_memory import reset_peak
-from transformer_core.machine.process_settings import keep_to
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.sessions import TurnsOrder
 from transformer_core.observe.turns import PlantedDelay, TurnsOver, TurnTaker, refuse

@@ -51,7 +51,7 @@ def bind_threads(place: int, places: int) -> None:
 
 def core_share(cores: list[int], place: int, places: int, threads: int) -> list[int]:
     """The cores of process ``place`` of ``places``: the last ones of the host, as processes have
-    them that take turns (:mod:`transformer_core.machine.process_settings`)."""
+    them that take turns (:mod:`transformer_core.machine.hardware`)."""
     taken = cores[len(cores) - places * threads :]
     return taken[place * threads :][:threads]
 

@@ -22,12 +22,13 @@ from schemas.errors import Unsupported
 from transformer_core.common.endings import count_failure
 from transformer_core.common.progress import log
 from transformer_core.run import oom
-from transformer_core.run.environment import (
+from transformer_core.run.host_processes import this_host
+from transformer_core.run.launcher import (
+    launcher,
+    lends_processes_only,
     threads_per_process,
     worker_environment,
 )
-from transformer_core.run.host_processes import this_host
-from transformer_core.run.launcher import launcher, lends_processes_only
 from transformer_core.run.order import Order
 from transformer_core.run.statuses import (
     AGAIN,
