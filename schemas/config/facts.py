@@ -6,7 +6,7 @@ Nothing else asks which technique it is: a new one that states its facts works e
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-NumberFormat = Literal["fp32", "tf32", "bf16", "fp16"]
+NumberFormat = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 """Format that the operands of a matrix product are rounded to."""
 
 MatmulMode = Literal["ieee", "onednn", "tf32", "bf16"]

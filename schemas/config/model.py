@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Seed, Whole
+from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import Recomputed
 from transformer_core.techniques.residual_norm import ResidualNorm
 
@@ -341,6 +342,10 @@ class DecoderOnly(Schema):
     """Rows of texts with a mask (padded), or the texts one after the other in a list (unpadded):
     attention then takes each text by itself, in blocks of similar lengths or, with the flash
     backend on a GPU, at its own length. Nothing is computed between texts."""
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    kernels: Kernels = Field(default="torch", exclude_if=lambda kernels: kernels == "torch")
+    """Kernels of RMS normalization, SwiGLU and rotary positions: torch's operations, or the fused
+    kernels of the library Liger, on a GPU."""
     residual: ResidualFormat = "as_computed"
     """Number format of the residual stream, as for the Transformer."""
     compile: Compiling = "none"

@@ -15,6 +15,8 @@ from schemas.config.facts import (
     UpdateRule,
 )
 from transformer_core.techniques.compiled_adamw import CompiledAdamW
+from transformer_core.techniques.float8 import Float8
+from transformer_core.techniques.liger import LigerLoss
 from transformer_core.techniques.linear_cross_entropy import LinearCrossEntropy
 from transformer_core.techniques.muon import Muon
 from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
@@ -93,7 +95,7 @@ class Bf16Matmul(Schema):
 
 
 AnyPrecision = Annotated[
-    Fp32 | Fp32Onednn | Bf16 | Bf16Weights | Fp16 | Tf32 | Bf16Matmul,
+    Fp32 | Fp32Onednn | Bf16 | Bf16Weights | Fp16 | Tf32 | Bf16Matmul | Float8,
     Field(discriminator="kind"),
 ]
 
@@ -199,7 +201,7 @@ class OnePassLoss(LossFacts, Schema):
 
 
 AnyLoss = Annotated[
-    WholeLoss | ChunkedLoss | KlDivergence | OnePassLoss | LinearCrossEntropy,
+    WholeLoss | ChunkedLoss | KlDivergence | OnePassLoss | LinearCrossEntropy | LigerLoss,
     Field(discriminator="kind"),
 ]
 
@@ -280,6 +282,12 @@ class Training(Schema):
     log_every: Steps = 10  # steps between two readings of the loss on the host
     validate_every: StepsOrNone = 100
     """Steps between two validation losses; 0 validates at the end only."""
+    # Omitted if it is the default, so that older run specs keep their hashes.
+    checkpoint_writing: Literal["waiting", "behind"] = Field(
+        default="waiting", exclude_if=lambda how: how == "waiting"
+    )
+    """Whether training waits until a checkpoint is on disk, or only until it is copied to host
+    memory, and goes on while a thread writes it (behind)."""
     checkpoint_every: StepsOrNone = 0
     """Steps between two checkpoints; 0 saves the final weights only."""
 

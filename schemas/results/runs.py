@@ -146,6 +146,7 @@ class Repeat(Ending):
     startup_seconds: Elapsed | None  # from the start of the process to the first step
     warmup_seconds: Elapsed | None  # time of the warm-up steps, compilation included
     compile_seconds: Elapsed | None = None  # to compile layers on the main rank
+    checkpoint_seconds: Elapsed | None = None  # median pause of the training for a checkpoint
     replayed: Proportion | None = None  # share of the main rank's calls played from CUDA graphs
     total_seconds: Elapsed  # from the start of the process to its end; last session only
     windows: list[Window]  # the timed windows

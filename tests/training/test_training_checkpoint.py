@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "adamw_unfused": {"optimizer": {"kind": "adamw", "fused": False}},
     "sgd": {"optimizer": {"kind": "sgd"}},
     "accumulation": {"accumulation": {"micro_batches": 3}},
+    "behind": {"checkpoint_writing": "behind"},
     # It doubles every two steps, so a scale that starts anew shows.
     "fp16": {"precision": {"kind": "fp16", "initial_scale": 8.0, "growth_interval": 2}},
 }
@@ -70,6 +72,43 @@ def test_checkpoints_do_not_disturb_the_run(tmp_path: Path) -> None:
     kept = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert kept == ["step-00000004", "step-00000005"]
     assert not (tmp_path / "b").exists()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, write = Event(), checkpoint._write
+
+    def late(*arguments: Any) -> None:
+        assert goes_on.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_write", late)
+    setup = small_setup(small_spec(training={"checkpoint_writing": "behind"}))
+    before = everything(setup)
+    assert checkpoint.save(tmp_path, setup, 3, {}) is None
+    with torch.no_grad():
+        for parameter in setup.model.parameters():
+            parameter.add_(1.0)
+    assert not list(tmp_path.glob("step-*"))
+    goes_on.set()
+    path = checkpoint.latest(tmp_path, setup)
+    assert path is not None
+    checkpoint.load(path, setup)
+    assert everything(setup) == before
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    spec = small_spec(training={"checkpoint_writing": "behind", "checkpoint_every": 2})
+    with pytest.raises(OSError, match="no space left"):
+        run_small(spec, tmp_path)
+    assert not list(tmp_path.glob("step-*"))
 
 
 def test_history_and_observer_come_back(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_the_compiled_step_is_that_of_adamw_and_compiled_once(monkeypatch):
 def trained(kind, folder, steps, resume):
     """Weights and state of a training by DDP, perhaps stopped in between and resumed."""
     changes = {"steps": 6, "checkpoint_every": 3, "validate_every": 4, "optimizer": {"kind": kind}}
+    changes["checkpoint_writing"] = "behind"
     parallel = {"kind": "ddp"} if resume == "ranks" else {"kind": "single"}
     spec = small_spec(parallel=parallel, training=changes)
     setup = small_setup(spec)

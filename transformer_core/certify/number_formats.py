@@ -35,6 +35,12 @@ def to_tf32(x: Tensor) -> Tensor:
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32).view_as(x)
 
 
+def to_fp8(x: Tensor) -> Tensor:
+    """``x`` scaled into the range of float8 (e4m3) and rounded to 4 significant bits."""
+    scale = 448.0 / x.abs().max().clamp(min=1e-12)
+    return (x * scale).float().to(torch.float8_e4m3fn).to(x.dtype) / scale
+
+
 @dataclass(frozen=True)
 class Format:
     """Rounding rules of a training step."""
@@ -130,7 +136,12 @@ def single_is_independent(spec: RunSpec) -> bool:
 
 
 ROUNDINGS: Mapping[NumberFormat, tuple[Rounding, float]] = MappingProxyType(
-    {"bf16": (to_bf16, 2.0**-9), "fp16": (to_fp16, 2.0**-11), "tf32": (to_tf32, 2.0**-11)}
+    {
+        "bf16": (to_bf16, 2.0**-9),
+        "fp16": (to_fp16, 2.0**-11),
+        "tf32": (to_tf32, 2.0**-11),
+        "fp8": (to_fp8, 2.0**-4),
+    }
 )
 """How formats with fewer than 32 bits round, and their unit round-offs."""
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import safetensors.numpy
@@ -160,6 +161,7 @@ def work(order: TimedRunOrder, program: "Program") -> None:
             startup_seconds=clock.started_at and clock.started_at - began,
             warmup_seconds=clock.warmup_seconds,
             compile_seconds=compile_seconds(setup.model),
+            checkpoint_seconds=median(history.checkpoint_seconds or [0.0]) or None,
             replayed=replayed_share(setup.model),
             total_seconds=time.time() - began,
             windows=windows,

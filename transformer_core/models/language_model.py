@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schemas.config.model import (
-    AnyDecoderNorm,
     AnyFeedForward,
     DecoderOnly,
     Gelu,
@@ -31,6 +30,8 @@ from transformer_core.models.positions import Positions, Rotation, rotated, rota
 from transformer_core.models.qkv_projection import Projection, build_projection
 from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm
 from transformer_core.models.unpadded import Blocks, Counts, documents
+from transformer_core.techniques import liger
+from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import recomputing
 
 
@@ -65,7 +66,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(CausalLayer(spec) for _ in range(spec.layers))
         self.compile_kind = spec.compile
         compile_layers(spec.compile, *self.layers)
-        self.norm = build_decoder_norm(spec.norm, d_model, spec.bias)
+        self.norm = build_decoder_norm(spec)
 
     def forward(
         self,
@@ -209,16 +210,20 @@ def _initialise(model: Decoder, spec: DecoderOnly) -> None:
                 nn.init.zeros_(module.bias)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {
-    "rms": lambda d_model, eps, bias: RmsNorm(d_model, eps),
-    "layer": lambda d_model, eps, bias: FusedNorm(d_model, eps, bias=bias),
-}
-"""Normalization of (d_model, eps, bias) by the ``kind`` of its schema."""
+class LigerRmsNorm(nn.RMSNorm):
+    """Root mean square normalization by Liger's kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., d] -> [..., d], in the format of x."""
+        return liger.rms_norm(x, self.weight, self.eps or 0.0)
 
 
-def build_decoder_norm(spec: AnyDecoderNorm, d_model: int, bias: bool) -> nn.Module:
-    """The normalization of ``spec`` over the last dimension, d_model elements."""
-    return NORMS[spec.kind](d_model, spec.eps, bias)
+def build_decoder_norm(spec: DecoderOnly) -> nn.Module:
+    """The normalization of ``spec`` over the last dimension."""
+    if spec.norm.kind == "layer":
+        return FusedNorm(spec.d_model, spec.norm.eps, bias=spec.bias)
+    kind = LigerRmsNorm if spec.kernels == "liger" else RmsNorm
+    return kind(spec.d_model, spec.norm.eps)
 
 
 class CausalAttention(Attention):
@@ -229,6 +234,7 @@ class CausalAttention(Attention):
         super().__init__(spec, spec.bias)
         kv_heads = spec.kv_heads or spec.heads
         self.served = spec.heads // kv_heads
+        self.rotate = liger.rotated if spec.kernels == "liger" else rotated_pair
         self.project = build_projection(
             spec.qkv,
             spec.d_model,
@@ -245,7 +251,7 @@ class CausalAttention(Attention):
         is what comes before, all of it for the single token that follows a cached prefix."""
         q, k, v = self.project(x)
         if turn is not None:
-            q, k = rotated(q, turn), rotated(k, turn)
+            q, k = self.rotate(q, k, turn)
         causal = mask is None
         if cache is not None:
             causal = causal and cache.prefix is None
@@ -256,12 +262,17 @@ class CausalAttention(Attention):
         return self.attention(q, k, v, mask, causal)
 
 
+def rotated_pair(q: Tensor, k: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned."""
+    return rotated(q, turn), rotated(k, turn)
+
+
 class CausalFeedForward(nn.Module):
     """Token by token: two linear maps around a function, or SwiGLU."""
 
     def __init__(self, spec: DecoderOnly) -> None:
         super().__init__()
-        self.activation, matrices = build_activation(spec.feed_forward)
+        self.activation, matrices = build_activation(spec.feed_forward, spec.kernels)
         # Gate and value in one product, the gate first.
         self.inner = nn.Linear(spec.d_model, matrices * spec.d_ff, spec.bias)
         self.outer = nn.Linear(spec.d_ff, spec.d_model, spec.bias)
@@ -277,11 +288,15 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-def build_activation(spec: AnyFeedForward) -> tuple[Callable[[Tensor], Tensor], int]:
+def build_activation(
+    spec: AnyFeedForward, kernels: Kernels = "torch"
+) -> tuple[Callable[[Tensor], Tensor], int]:
     """The function between the maps, and how many widths it takes for one that it gives."""
     if isinstance(spec, Gelu):
         return nn.GELU(spec.approximate), 1
-    return (swiglu, 2) if spec.kind == "swiglu" else (F.relu, 1)
+    if spec.kind == "swiglu":
+        return (liger.swiglu if kernels == "liger" else swiglu), 2
+    return F.relu, 1
 
 
 class CausalLayer(nn.Module):
@@ -289,9 +304,9 @@ class CausalLayer(nn.Module):
 
     def __init__(self, spec: DecoderOnly) -> None:
         super().__init__()
-        self.attention_norm = build_decoder_norm(spec.norm, spec.d_model, spec.bias)
+        self.attention_norm = build_decoder_norm(spec)
         self.self_attention = CausalAttention(spec)
-        self.feed_forward_norm = build_decoder_norm(spec.norm, spec.d_model, spec.bias)
+        self.feed_forward_norm = build_decoder_norm(spec)
         self.feed_forward = CausalFeedForward(spec)
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
 

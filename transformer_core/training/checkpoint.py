@@ -14,9 +14,11 @@ damaged, a run goes on from the one before. Several hosts need a file system tha
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -33,10 +35,13 @@ from transformer_core.parallel.sharded_weights import (
     named_tensors,
     piece,
 )
+from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 
 _PREFIX = "step-"
 _KEPT = 2
+_PATIENCE = 600.0
+"""Seconds for which the main rank waits for the parts of the others."""
 _MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
 _COUNTED = "groups"
 
@@ -44,11 +49,13 @@ _COUNTED = "groups"
 def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path | None:
     """Write the checkpoint of ``step`` (optimizer steps done); it and the one before it are kept.
 
-    Called on every rank. ``state`` is kept as JSON. Returns the checkpoint on the main rank.
+    Called on every rank. ``state`` is kept as JSON. Returns the checkpoint on the main rank; null
+    where it is written behind the training, until :func:`wait`.
     """
     final = folder / f"{_PREFIX}{step:08d}"
     partial = folder / f".{final.name}.partial"
     main = setup.process.is_main
+    wait()
     if main:
         for left_over in folder.glob(f".{_PREFIX}*"):
             shutil.rmtree(left_over)
@@ -62,26 +69,88 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         mine = piece(tensor, main or (divided and name.startswith(_OPTIMIZER)))
         if mine is not None:
             own[name] = mine.contiguous()
-    file = _shard(partial, setup.process.rank)
     messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
-    save_file(own | messages | _random_state(setup.strategy.devices), file)
-    record(file, of=final / file.name)
-    if main:
-        found = {
-            "step": step,
-            "spec": setup.spec.digest(),
-            "world_size": setup.process.world_size,
-            "optimizer": scalars,
-            "precision": setup.precision.state(),
-            "state": state,
-        }
-        write_result(partial / "state.json", json.dumps(found), of=final / "state.json")
+    own |= messages | _random_state(setup.strategy.devices)
+    found = {
+        "step": step,
+        "spec": setup.spec.digest(),
+        "world_size": setup.process.world_size,
+        "optimizer": scalars,
+        "precision": setup.precision.state(),
+        "state": state,
+    }
+    if setup.spec.training.checkpoint_writing == "behind":
+        # Copies: training goes on changing the tensors.
+        copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        _writing.append(_Thread(setup.process, final, partial, copied, json.dumps(found)))
+        return None
+    _write(setup.process, final, partial, own)
     setup.strategy.synchronise()
     if not main:
         return None
+    return _complete_with(final, partial, json.dumps(found))
+
+
+def wait() -> None:
+    """Waits until the checkpoint that is written behind the training is on disk, if there is one.
+    Raises what its writing raised."""
+    while _writing:
+        _writing.pop().finish()
+
+
+_writing: "list[_Thread]" = []
+"""The checkpoint that is written now."""
+
+
+class _Thread(Thread):
+    """Writes what a rank has of a checkpoint; that of the main rank completes it."""
+
+    def __init__(
+        self, process: Process, final: Path, partial: Path, own: dict[str, Tensor], text: str
+    ) -> None:
+        super().__init__(name="checkpoint")
+        self.process, self.final, self.partial = process, final, partial
+        self.own, self.text = own, text
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            _write(self.process, self.final, self.partial, self.own)
+            # Ranks meet on disk, since a collective here would mix with those of the training.
+            (self.partial / f"{self.process.rank}.done").touch()
+            if self.process.is_main:
+                done = [self.partial / f"{rank}.done" for rank in range(self.process.world_size)]
+                deadline = time.monotonic() + _PATIENCE
+                while not all(path.exists() for path in done):
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"not every rank has written its part of {self.final}")
+                    time.sleep(0.02)
+                for path in done:
+                    path.unlink()
+                _complete_with(self.final, self.partial, self.text)
+        except BaseException as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """Waits for the end, and raises what was raised."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def _write(process: Process, final: Path, partial: Path, own: dict[str, Tensor]) -> None:
+    file = _shard(partial, process.rank)
+    save_file(own, file)
+    record(file, of=final / file.name)
+
+
+def _complete_with(final: Path, partial: Path, text: str) -> Path:
+    """Gives the written checkpoint its name, and deletes those that are no longer kept."""
+    write_result(partial / "state.json", text, of=final / "state.json")
     _discard(final)
     partial.rename(final)
-    for old in _complete(folder)[:-_KEPT]:
+    for old in _complete(final.parent)[:-_KEPT]:
         _discard(old)
     return final
 
@@ -91,6 +160,9 @@ def latest(folder: Path, setup: Setup) -> Path | None:
 
     Called on every rank. Checkpoints that are damaged are named in the log.
     """
+    if _writing:
+        wait()
+        setup.strategy.synchronise()  # until the main rank has renamed it
     own = next((path for path in reversed(_complete(folder)) if _usable(path, setup)), None)
     # A checkpoint that only one host can read is useless.
     steps = setup.strategy.gather([-1.0 if own is None else float(_step(own))])

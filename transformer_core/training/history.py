@@ -37,6 +37,8 @@ class History:
         self.steps: list[dict[str, Any]] = []
         self.validations: list[Validation] = []
         self.resumed_at: list[int] = []
+        self.checkpoint_seconds: list[float] = []
+        """Pauses of this process's training for checkpoints."""
 
     @property
     def position(self) -> tuple[int, int]:

@@ -75,6 +75,7 @@ def train(
                 _save(setup, observer, history, step, checkpoints)
     finally:
         batches.close()
+        checkpoint.wait()
         gc.unfreeze()
         gc.enable()
     if hasattr(setup.optimizer, "eval"):  # the final weights are those that it averages
@@ -108,7 +109,9 @@ def _validate(setup: Setup, observer: Observer, history: History, step: int) -> 
 def _save(setup: Setup, observer: Observer, history: History, step: int, checkpoints: Path) -> None:
     observer.pause()
     state = {"history": history.state(), "observer": observer.state()}
+    asked = time.perf_counter()
     checkpoint.save(checkpoints, setup, step, state)
+    history.checkpoint_seconds.append(time.perf_counter() - asked)
     observer.resume()
 
 

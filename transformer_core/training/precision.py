@@ -112,6 +112,18 @@ class LowWeights(Precision):
         return {new: old.detach() for old, new in low.items() if old.requires_grad}
 
 
+class ConvertedMaps(Autocast):
+    """Linear maps of a technique's own, bfloat16 between them."""
+
+    def __init__(self, spec: AnyPrecision, device: torch.device, clipping: Clipping) -> None:
+        super().__init__(device.type, torch.bfloat16, clipping)
+        self.spec, self.device = spec, device
+
+    def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
+        self.spec.convert_maps(model, self.device)  # type: ignore[union-attr]
+        return {}
+
+
 class ScaledAutocast(Autocast):
     """float16 autocast with a loss scale (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
 
@@ -161,6 +173,8 @@ def build_precision(
     numbers = spec.numbers
     if isinstance(spec, Fp16):
         return ScaledAutocast(device, spec)
+    if hasattr(spec, "convert_maps"):
+        return ConvertedMaps(spec, device, clipping)
     if numbers.masters:
         return LowWeights(clipping)
     if numbers.results:

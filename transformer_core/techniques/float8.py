@@ -1,0 +1,79 @@
+"""Matrix products of 8 bits, by torchao."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schemas.base import Schema
+from schemas.config.facts import Numbers
+from schemas.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import device, nn
+
+_BLACKWELL = (10, 0)
+_ADA = (8, 9)
+"""First CUDA compute capability with products of float8 by tensor; by row, of Hopper."""
+_HOPPER = (9, 0)
+
+
+class Float8(Schema):
+    """Linear maps in float8 by the library torchao, over bfloat16 autocast and 32-bit weights:
+    numbers are scaled into the range of 8 bits at every product. Its gain needs large maps and
+    model.compile: layers, which fuses the scaling. On GPUs with compute capability 8.9 or later."""
+
+    kind: Literal["float8"]
+    scaling: Literal["tensor", "row", "mxfp8", "nvfp4"] = "tensor"
+    """Numbers with one scale: all of a tensor, a row, or blocks of 32 (MXFP8) or 16 (NVFP4, of 4
+    bits)."""
+
+    numbers: ClassVar = Numbers("fp8", results=True, copies=2.0)
+    emulated: ClassVar[bool] = False
+    """Whether products are computed in more bits from rounded numbers, which any device can."""
+
+    def convert_maps(self, model: "nn.Module", device: "device") -> None:
+        """Replaces the linear maps of ``model`` whose sizes tensor cores take, under their names.
+
+        Raises Unsupported where the device has no such products, or the library is missing.
+        """
+        import importlib
+        from dataclasses import replace
+
+        if not self.emulated:
+            self._require(device)
+        try:
+            library: Any = importlib.import_module("torchao.float8")
+        except ImportError:
+            raise Unsupported(
+                "training.precision: float8 needs the library torchao: pip install torchao"
+            ) from None
+        recipe = {"tensor": "tensorwise", "row": "rowwise"}[self.scaling]
+        config = library.Float8LinearConfig.from_recipe_name(recipe)
+        # Batches have any number of tokens, which products of weights' gradients sum over.
+        config = replace(config, pad_inner_dim=True, emulate=self.emulated)
+        library.convert_to_float8_training(
+            model,
+            config=config,
+            module_filter_fn=lambda part, name: (
+                not part.in_features % 16 and not part.out_features % 16
+            ),
+        )
+
+    def _require(self, device: "device") -> None:
+        import torch
+
+        if device.type != "cuda":
+            raise Unsupported(
+                "training.precision: products of float8 are those of GPUs; this run is on a CPU"
+            )
+        found = torch.cuda.get_device_capability(device)
+        needed = {"tensor": _ADA, "row": _HOPPER}.get(self.scaling, _BLACKWELL)
+        if found < needed:
+            raise Unsupported(
+                f"training.precision.scaling: {self.scaling} needs compute capability "
+                f"{needed[0]}.{needed[1]} or later; {torch.cuda.get_device_name(device)} has "
+                f"{found[0]}.{found[1]}"
+            )
+        if needed == _BLACKWELL:
+            raise Unsupported(
+                f"training.precision.scaling: torchao 0.18 has {self.scaling} for inference, and no "
+                "linear map that trains with it: take row"
+            )

@@ -1,0 +1,79 @@
+"""Kernels of the library Liger (arXiv 2410.10989) for GPUs."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schemas.base import Schema
+from schemas.config.facts import LossFacts
+from schemas.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kernels = Literal["torch", "liger"]
+"""Kernels of normalization, SwiGLU and rotary positions."""
+
+
+class LigerLoss(LossFacts, Schema):
+    """Output map and loss by Liger's fused kernel for GPUs, which takes the logits in chunks and
+    overwrites them with their gradient, as one_pass does."""
+
+    kind: Literal["liger"]
+
+    of_hidden: ClassVar = True
+
+    def loss_sum(
+        self, hidden: "Tensor", output: "Tensor", labels: "Tensor", smoothing: float, padding: int
+    ) -> "Tensor":
+        """Label-smoothed cross-entropy of ``hidden @ output.T``, in nats, summed over the labels
+        that are not ``padding``: a scalar. hidden [b, t, d], output [v, d], labels [b, t]."""
+        import torch
+
+        function = library("training.loss: liger", hidden).liger_fused_linear_cross_entropy
+        loss: Tensor = function(
+            hidden.flatten(0, 1),
+            output,
+            labels.flatten(),
+            ignore_index=padding,
+            label_smoothing=smoothing,
+            reduction="sum",
+            accum_dtype=torch.float32,
+        )
+        return loss.float()
+
+
+def rms_norm(x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
+    """x [..., d] over its root mean square, times ``weight`` [d], in the format of x."""
+    # Not in place: the gradient of a residual stream is needed by its other branch, too.
+    kernel = library("model.kernels: liger", x).liger_rms_norm
+    result: Tensor = kernel(x, weight.to(x.dtype), eps, in_place=False)
+    return result
+
+
+def swiglu(x: "Tensor") -> "Tensor":
+    """x [..., 2 f], gate and value -> [..., f]."""
+    gate, value = x.chunk(2, dim=-1)
+    result: Tensor = library("model.kernels: liger", x).liger_swiglu(gate, value)
+    return result
+
+
+def rotated(q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":
+    """q and k [b, h, n, k] turned by cosines and sines [b or 1, 1, n, k / 2]."""
+    import torch
+
+    cos, sin = (torch.cat([part, part], -1).squeeze(1).to(q.dtype) for part in turn)
+    turned: tuple[Tensor, Tensor] = library("model.kernels: liger", q).liger_rope(q, k, cos, sin)
+    return turned
+
+
+def library(field: str, x: "Tensor") -> Any:
+    """The functions of Liger. Unsupported where ``x`` is not on a GPU, or it is missing."""
+    import importlib
+
+    if not x.is_cuda:
+        raise Unsupported(
+            f"{field} is a kernel of Triton for GPUs; this run is on a {x.device.type}"
+        )
+    try:
+        return importlib.import_module("liger_kernel.transformers.functional")
+    except ImportError:
+        raise Unsupported(f"{field} needs the library Liger: pip install liger-kernel") from None
