@@ -24,7 +24,7 @@ from pydantic import AfterValidator
 
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.tune.isolation import isolated
-from transformer_core.tune.order import Boundary, Order
+from transformer_core.tune.order import SIDE, Boundary, Order
 from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import Rounding
 
@@ -363,7 +363,7 @@ def _start(
         return subprocess.Popen(
             command,
             cwd=home,
-            env=_environment(techniques),
+            env=_environment(techniques) | {SIDE: side.name},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -126,9 +126,17 @@ class Answer:
         """The recommended combination; None to keep the script as it is."""
         return self.find(self.recommended) if self.recommended else None
 
+    def _repr_html_(self) -> str:
+        from transformer_core.tune.terminal import html
+
+        return html(self)
+
     @classmethod
-    def read(cls, file: Path) -> "Answer":
-        """The answer in ``file``."""
+    def read(cls, file: Path | str) -> "Answer":
+        """The answer in ``file``, or in the folder of a study: a notebook displays it."""
+        file = Path(file)
+        if file.is_dir():
+            file = file / "results/tune/answer.json"
         found = json.loads(file.read_text(encoding="utf-8"))
         found.pop("provenance", None)
         found["tried"] = [_tried_of(each) for each in found["tried"]]

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 Boundary = Literal["optimizer", "backward"]
 
+SIDE = "TUNE_TRAINING_SIDE"
+"""Environment variable with the name of a side, in its processes."""
 UNOBSERVED = "cannot be observed: "
 """Prefix of a side's message about a script whose training it cannot observe."""
 

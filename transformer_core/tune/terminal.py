@@ -1,5 +1,7 @@
 """The answer as text: for a terminal, and as Markdown for a pull request."""
 
+from html import escape
+
 from transformer_core.tune.flow import Answer, Tried, in_words, useful
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
@@ -91,6 +93,22 @@ def markdown(answer: Answer) -> str:
     if answer.patched is not None:
         lines += ["", f"The changed script, run against the original: {in_words(answer.patched)}."]
     return "\n".join(lines) + "\n"
+
+
+def html(answer: Answer) -> str:
+    """The answer for a notebook."""
+    parts = [f"<p><b>{escape(headline(answer))}</b></p>"]
+    if answer.tried:
+        rows = "".join(
+            f"<tr><td><code>{escape(each.name)}</code></td><td>{escape(speed(each))}</td>"
+            f"<td>{escape(same(each))}</td></tr>"
+            for each in sorted(answer.tried, key=_order)
+        )
+        head = "<tr><th>tried</th><th>times as fast</th><th>the same training?</th></tr>"
+        parts.append(f"<table>{head}{rows}</table>")
+    if more := "\n".join([answer.diff, *answer.lines]).strip():
+        parts.append(f"<pre>{escape(more)}</pre>")
+    return "".join(parts)
 
 
 def speed(tried: Tried) -> str:

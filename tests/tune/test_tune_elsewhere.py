@@ -1,0 +1,133 @@
+"""The tool from elsewhere: a callback, a notebook, a job of a pull request."""
+
+import json
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from transformer_core.tune import callback, command
+from transformer_core.tune.flow import Answer, Tried
+from transformer_core.tune.order import SIDE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_callback_tunes_the_command_of_its_process_and_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = pytest.importorskip("transformers").TrainerCallback
+    started: list[list[str]] = []
+    monkeypatch.setattr(command, "main", lambda given: started.append(given) or 0)
+    monkeypatch.setattr(callback, "started_with", lambda: ["train.py", "--rows", "8"])
+    mine = callback.for_transformers("--time", "5min")
+    assert isinstance(mine, trainer)
+    mine.on_train_begin(None, None, None, model=None)
+    monkeypatch.setenv(SIDE, "own")
+    mine.on_train_begin(None, None, None, model=None)
+    assert started == [["--time", "5min", "train.py", "--rows", "8"]]
+
+
+SAYS = "from transformer_core.tune.callback import started_with; print(*started_with())"
+
+
+@pytest.mark.parametrize(
+    ("start", "ranks", "words"),
+    [
+        (["train.py", "a b"], "1", "train.py a b"),
+        (["-m", "train", "x"], "1", "-m train x"),
+        (["train.py"], "2", "one of several ranks"),
+        (["-c", SAYS], "1", "no script started this process"),
+    ],
+)
+def test_the_command_of_a_process_is_found(
+    start: list[str], ranks: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SAYS)
+    ended = subprocess.run(
+        [sys.executable, *start],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "WORLD_SIZE": ranks},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert words in ended.stdout + ended.stderr
+
+
+class Cells(HTMLParser):
+    """Text of a page, by the element that holds it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+        self._tag = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self._tag = tag
+
+    def handle_data(self, data: str) -> None:
+        self.found.append((self._tag, data))
+
+
+def test_a_notebook_displays_the_answer_of_a_study(tmp_path: Path) -> None:
+    same = {"word": "same", "reason": "gradients < 1e-7"}
+    best = Tried(("bf16",), certificate=same, ratio=1.2, low=1.1, high=1.3, verdict="FASTER")
+    answer = Answer("train.py", tried=[best], recommended=("bf16",), diff="-a < b\n+a > b\n")
+    (tmp_path / "results/tune").mkdir(parents=True)
+    (tmp_path / "results/tune/answer.json").write_text(json.dumps(answer.to_json()))
+    cells = Cells(Answer.read(tmp_path)._repr_html_()).found
+    assert cells[0] == ("b", "1.20 [1.10, 1.30] times as fast, and the same training, with bf16.")
+    assert ("td", "yes: gradients < 1e-7") in cells
+    assert cells[-1] == ("pre", "-a < b\n+a > b")
+
+
+@pytest.mark.parametrize(
+    ("status", "written", "words"),
+    [(0, True, "**FASTER**"), (1, True, "**FASTER**"), (2, False, "names no script")],
+)
+def test_the_action_posts_the_report_and_keeps_the_exit_status(
+    status: int, written: bool, words: str, tmp_path: Path
+) -> None:
+    step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][-1]
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    report = 'echo "**FASTER**" > "$4"' if written else "echo names no script >&2"
+    for name, lines in {
+        "compare-training": f'printf "%s\\n" "$@" > asked\n{report}\nexit {status}',
+        "gh": 'printf "%s\\n" "$@" > posted',
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{lines}\n")
+        (programs / name).chmod(0o755)
+    given = {
+        "SCRIPT": "train.py",
+        "ARGUMENTS": "--rows 8",
+        "OLD": "a1",
+        "NEW": "b2",
+        "TIME": "2min",
+        "SLOWER": "true",
+        "COMMENT": "true",
+        "NUMBER": "7",
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+    }
+    assert given.keys() - step["env"].keys() == {"RUNNER_TEMP", "GITHUB_STEP_SUMMARY"}
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", step["run"]],
+        cwd=tmp_path,
+        env=os.environ | given | {"PATH": path},
+        check=False,
+    )
+    assert ended.returncode == status
+    asked = (tmp_path / "asked").read_text().split("\n")
+    assert asked[4:] == ["--script", "train.py", "--not-slower", "a1", "b2", "--rows", "8", ""]
+    assert words in (tmp_path / "summary").read_text()
+    posted = (tmp_path / "posted").read_text().split("\n")
+    assert posted[:3] == ["pr", "comment", "7"]
+    assert words in Path(posted[4]).read_text()

@@ -1,0 +1,67 @@
+"""``tune-training`` from inside a script, as a callback of transformers' Trainer or of Lightning::
+
+    from transformer_core.tune.callback import for_transformers, for_lightning
+
+    trainer.add_callback(for_transformers("--time", "5min"))
+    trainer = lightning.Trainer(callbacks=[for_lightning("--time", "5min")])
+
+Where training begins, it runs ``tune-training`` with these options on the command that started this
+process, and prints the answer; then training goes on as ever. In the copies it does nothing.
+"""
+
+import os
+import sys
+from typing import Any
+
+from transformer_core.tune.order import SIDE
+
+
+def for_transformers(*options: str) -> Any:
+    """A callback for transformers' Trainer."""
+    from transformers import TrainerCallback
+
+    class Tune(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            tune(*options)
+
+    return Tune()
+
+
+def for_lightning(*options: str) -> Any:
+    """A callback for Lightning's Trainer, of the package lightning or pytorch_lightning."""
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+    class Tune(Callback):
+        def on_train_start(self, *args: Any) -> None:
+            tune(*options)
+
+    return Tune()
+
+
+def tune(*options: str) -> None:
+    """Tunes the command that started this process, unless it is a copy that is observed."""
+    if SIDE in os.environ:
+        return
+    from transformer_core.tune.command import main
+
+    main([*options, *started_with()])
+
+
+def started_with() -> list[str]:
+    """Script and arguments of this process. Raises ValueError where there are none."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "one of several ranks cannot tune them all; remedy: tune-training torchrun ..."
+        )
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    if not getattr(main, "__file__", None):
+        raise ValueError(
+            "no script started this process; remedy: write the training into a file, and run that"
+        )
+    return [str(main.__file__), *sys.argv[1:]]
