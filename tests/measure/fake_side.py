@@ -11,7 +11,7 @@ from pair_builders import provenance
 
 from schemas.errors import Unsupported
 from schemas.results import Topology
-from transformer_core.measure.sessions import TurnsOrder
+from transformer_core.measure.sessions import TWIN, TurnsOrder
 from transformer_core.run.coordinator import (
     Hello,
     Leave,
@@ -31,11 +31,11 @@ TOPOLOGY = Topology(
 
 
 def run(order: TurnsOrder) -> None:
-    side = order.side
+    side = order.side.removesuffix(TWIN)
     log = Path(os.environ["FAKE_LOG"])
     if side == "unsupported":
         raise Unsupported("needs a device that is not here")
-    turns = Turns(order.coordinator, Hello(side, 0, TOPOLOGY))
+    turns = Turns(order.coordinator, Hello(order.side, 0, TOPOLOGY))
     done = 0
     while True:
         match turns.next():
@@ -48,11 +48,13 @@ def run(order: TurnsOrder) -> None:
                 if done == 4 and side == "stalls":
                     time.sleep(600)
                 with log.open("a") as file:
-                    print(side, lead, steps, file=file)
+                    print(order.side, lead, steps, file=file)
                 time.sleep(SECONDS)
                 # Every second window is a little slower. The first side has a turn more: the pilot.
-                own = done - (side == "single" and done > 1)
+                own = done - (order.side == "single" and done > 1)
                 slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (own % 2))
+                if order.side.endswith(TWIN):
+                    slow *= 1.21  # the mean of both is 1.1 times as long
                 if side == "noisy":
                     slow *= random.uniform(0.9, 1.1)
                 turns.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))
@@ -68,7 +70,7 @@ def run(order: TurnsOrder) -> None:
 
 def main() -> None:
     order = TurnsOrder.read(Path(sys.argv[1]))
-    if order.side in ("unsupported", "fails"):
+    if order.side.removesuffix(TWIN) in ("unsupported", "fails"):
         # Imports torch, which takes longer than all turns: only for sides that leave a reason.
         from transformer_core.run.statuses import supervised
 

@@ -257,19 +257,10 @@ def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: 
     assert list(found) == ["fast", "other", "third"]
     lines = fake.read_text().splitlines()
     names = [line.split()[0] for line in lines[: len(lines) // 2]]
-    # Warm-ups, then rounds with the reference in the middle.
-    assert (
-        names[5:]
-        == ["fast", "single", "other", "third"] * 4
-        + [
-            "third",
-            "other",
-            "single",
-            "fast",
-        ]
-        * 2
-    )
-    for name, ratio in (("fast", 0.6931), ("other", 0.0)):
+    # Warm-ups, then rounds with the two processes of the reference between the others.
+    order = ["fast", "single", "other", "single+2", "third"]
+    assert names[6:] == order * 4 + order[::-1] * 2
+    for name, ratio in (("fast", 0.6931 + 0.0953), ("other", 0.0953)):
         record = found[name]
         assert (record.status, record.variant, len(record.sessions)) == ("ok", name, 2)
         assert [s.name for s in record.sessions[0].sides] == ["single", name]
@@ -306,7 +297,7 @@ def test_the_same_turns_serve_every_comparison_of_two_sides(fake: Path, tmp_path
     found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
     assert list(found) == pairs
     names = {line.split()[0] for line in fake.read_text().splitlines()}
-    assert names == {"single", "fast", "other", "third"}
+    assert names == {"single", "single+2", "fast", "other", "third"}
     slower = found[pairs[1]]
     assert (slower.reference, slower.variant, len(slower.sessions)) == ("fast", "other", 2)
     assert sorted(slower.others) == ["single", "third"]

@@ -2,9 +2,12 @@
 
 All sides are started at the same time. When all are ready they warm up one after the other, and
 then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ..., while the others
-wait. In a round all train on the same batches; other sessions have others. Of more than two sides,
-the first, which is the reference, has its turn in the middle, so that no other turn is far from its
-own.
+wait. In a round all train on the same batches; other sessions have others.
+
+Of more than two sides, the first, which is the reference, has its turn in the middle, so that no
+other turn is far from its own. All ratios share its deviation: where several sides are compared with
+it on a CPU, it runs twice, and its time is the mean of both. Deviations of processes are most of an
+interval's width, and of a side that asks the system for memory in each step twice those of others.
 """
 
 import subprocess
@@ -13,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -39,7 +42,7 @@ from transformer_core.run.coordinator import (
     TellProvenance,
     Turn,
 )
-from transformer_core.run.launcher import uses_gpus
+from transformer_core.run.launcher import spans_machines, uses_gpus
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
 from transformer_core.run.supervisor import check_start, how_ended, start_workers
@@ -89,6 +92,11 @@ Ask = Callable[[Side, Any], list[Any]]
 Members = dict[str, tuple[Topology, float]]
 """The topology of each side, and when its last rank was ready."""
 
+TWIN = "+2"
+"""Added to the name of the reference: its second process. No name of a side ends like this."""
+TWIN_FROM = 4
+"""Sides with which the reference runs twice."""
+
 _LAST_WORDS_SECONDS = 5.0
 """Seconds that a side has to give its reason after it ended."""
 
@@ -123,6 +131,24 @@ class Sessions:
     """The memory that sides keep on GPUs between their turns; null until the first session
     begins."""
 
+    twins: bool = True
+    """Whether the reference may run twice."""
+
+    @property
+    def players(self) -> list[Side]:
+        """The sides in the order of their turns, with the second process of the reference."""
+        reference, *others = self.sides
+        if (
+            len(self.sides) < TWIN_FROM
+            or spans_machines(reference.spec)
+            or uses_gpus(reference.spec)
+        ):
+            return in_order(self.sides)
+        third = len(others) // 3
+        twin = replace(reference, name=reference.name + TWIN)
+        middle = others[third : len(others) - third]
+        return [*others[:third], reference, *middle, twin, *others[len(others) - third :]]
+
     def run(self, number: int, enough: Enough) -> Session:
         """Runs a whole session; SessionEndedError if a side does not reach its end."""
         started, began = datetime.now(UTC), time.monotonic()
@@ -152,7 +178,7 @@ class Sessions:
 
         try:
             self.progress("starting")
-            ranks = {side.name: side.spec.world_size for side in self.sides}
+            ranks = {side.name: side.spec.world_size for side in self.players}
             longest = max(side.spec.machine.timeout for side in self.sides)
             yield ask, self.coordinator.gather(ranks, check, longest)
         except SideEndedError as error:
@@ -198,7 +224,7 @@ class Sessions:
         """Seconds that the first steps of every side take, and how many steps a turn has: as many
         as the first side needs for a window."""
         self.progress("warm-up")
-        first, *others = self.sides
+        first, others = self.sides[0], [one for one in self.players if one is not self.sides[0]]
         # The same number for each side: in a round all train on the same batches.
         count = max(2, self.comparing.warmup_steps)
         last = min(PILOT_STEPS, count // 2)
@@ -214,7 +240,7 @@ class Sessions:
     ) -> dict[str, Any]:
         """Runs all rounds, and measures how much of the processor other processes used
         meanwhile, and the work of GPUs in each."""
-        order = in_order(self.sides)
+        order = self.players
         before, rounds_began = cpu_time(), time.monotonic()
         rounds: list[Round] = []
         while not enough(rounds, time.monotonic() - began):
@@ -225,7 +251,7 @@ class Sessions:
                 at = time.monotonic() - began
                 report = _slowest(ask(side, Turn(self.comparing.lead_steps, steps)))
                 windows.append(_window(side, at, steps, report))
-            rounds.append(Round(windows=windows, gpus=nvml.work_since(gpus)))
+            rounds.append(Round(windows=_of_twins(windows), gpus=nvml.work_since(gpus)))
             self.progress(f"round {len(rounds)}")
         rounds_seconds, after = time.monotonic() - rounds_began, cpu_time()
         foreign = None
@@ -241,7 +267,7 @@ class Sessions:
             self.keeps = self._keeping()
         where = self.data, self.folder, self.coordinator.file, self.command
         shared = *where, session, self.keeps
-        for side in self.sides:
+        for side in self.players:
             clear_outcomes(self.folder / side.name)
             # Before any starts: a side waiting for a session that never came would take turns in
             # the next.
@@ -249,7 +275,9 @@ class Sessions:
                 check_start(side.spec, side.order.worker)
             except Unsupported as error:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
-        for place, side in enumerate(self.sides):
+        players = self.players
+        players.sort(key=lambda player: player not in self.sides)
+        for place, side in enumerate(players):
             children[side.name] = start_side(side, place, *shared)
         return children
 
@@ -283,13 +311,26 @@ class Sessions:
             other.kill()
         how = f" ({how_ended(code)})" if code is not None else ""
         unsaid = Outcome(status="failed", reason=f"{error.reason}{how}", again=True)
-        return SessionEndedError(error.side, outcome or unsaid)
+        return SessionEndedError(error.side.removesuffix(TWIN), outcome or unsaid)
 
 
 def _slowest(reports: Sequence[Report]) -> Report:
     """The report of rank 0, with the longest wait for input of any rank."""
     wait = max(report.input_wait_seconds for report in reports)
     return replace(reports[0], input_wait_seconds=wait)
+
+
+def _of_twins(windows: Sequence[TurnWindow]) -> list[TurnWindow]:
+    """A window for each side: that of the reference has the mean time of its two processes, which
+    trained on the same batches."""
+    twins = {w.side.removesuffix(TWIN): w for w in windows if w.side.endswith(TWIN)}
+    return [
+        w.model_copy(update={"seconds": sqrt(w.seconds * twins[w.side].seconds)})
+        if w.side in twins
+        else w
+        for w in windows
+        if not w.side.endswith(TWIN)
+    ]
 
 
 def _window(side: Side, began: float, steps: int, report: Report) -> TurnWindow:

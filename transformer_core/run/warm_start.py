@@ -79,6 +79,11 @@ IMPORTS = (
     "transformer_core.training.continue_texts",
 )
 """Imported by the server for workers."""
+OF_GROUP = (
+    *("torch", "torch._dynamo", "torch.distributed.elastic.multiprocessing.errors"),
+    *("torch.distributed.launcher", "transformer_core.measure.turns_worker"),
+)
+"""Imported by a server of a group: such workers take turns, and each group has to import anew."""
 JOBS = (
     "transformer_core.run.job",
     "transformer_core.measure.timed_run",
@@ -481,7 +486,7 @@ def main() -> None:
     listening.set_inheritable(False)
     server = Server(listening, int(owner))
     before = dict(os.environ)
-    imported("numpy", *(JOBS if jobs else IMPORTS))
+    imported("numpy", *(JOBS if jobs else OF_GROUP if GROUP in os.environ else IMPORTS))
     set_by_imports = dict(os.environ.items() - before.items())
     pages = file_pages()
     request = server.serve()
