@@ -12,10 +12,8 @@ import pytest
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.machine.hardware import CUDA_VARIABLES
-from transformer_core.run import host_processes as interfaces
 from transformer_core.run import host_processes as one_host
 from transformer_core.run import launcher as launch
-from transformer_core.run import launcher as worker_environment
 from transformer_core.run.host_processes import AGENT
 from transformer_core.run.launcher import (
     launcher,
@@ -193,7 +191,7 @@ def test_one_host_becomes_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         "value",
     ]
     assert host == "n8"
-    assert interface == interfaces.interface_of("127.0.0.1")
+    assert interface == one_host.interface_of("127.0.0.1")
 
 
 def launcher_of(run: RunSpec, place: int) -> list[str]:
@@ -258,7 +256,7 @@ def test_hosts_on_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_environment, "usable_cores", lambda: 8)
+    monkeypatch.setattr(launch, "usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_process(spec("single")) == 8
     assert threads_per_process(spec("ddp", devices_per_node=4)) == 2
@@ -272,7 +270,7 @@ def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise() -> None:
-    made = worker_environment.worker_environment
+    made = launch.worker_environment
     name = "PYTORCH_ALLOC_CONF"
     assert made(spec("single"), {})[name] == "expandable_segments:True"
     assert name not in made(spec("single", cuda_allocator="default"), {})
@@ -285,7 +283,7 @@ def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise() -> None:
 
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
 def test_as_many_kernels_are_kept_as_the_run_spec_says(name: str) -> None:
-    made = worker_environment.worker_environment
+    made = launch.worker_environment
     assert made(spec("single"), {name: "9"})[name] == "256"
     assert made(spec("single", kept_kernels=16), {})[name] == "16"
     assert made(spec("single", kept_kernels=None), {name: "9"})[name] == "9"

@@ -2,12 +2,10 @@
 
 from math import exp, log
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_builders import session, window
-from scipy import stats
+from pair_builders import window
 
 from schemas.results import Pair, Round
 from transformer_core.measure.session_ratio import log_ratios, session_ratio
@@ -45,28 +43,9 @@ def test_disturbed_windows_do_not_reach_the_ratio() -> None:
     assert (ratio.pairs, ratio.freedom) == (8, 3)
 
 
-@pytest.mark.parametrize("count", [5, 8, 9, 10, 13, 20, 31])
-def test_the_error_is_that_of_a_trimmed_mean(count: int) -> None:
-    """Yuen's formula, written out: winsorized deviation over the share that is kept."""
-    values = np.random.default_rng(count).normal(0.1, 0.03, count)
-    ratio = session_ratio(rounds(*np.exp(values)), Pair("b", "a"))
-    cut = 3 * count // 10
-    ordered = np.sort(values)
-    winsorized = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
-    expected = winsorized.std(ddof=1) / ((1 - 2 * cut / count) * np.sqrt(count))
-    assert ratio.error == pytest.approx(expected)
-    assert ratio.estimate == pytest.approx(stats.trim_mean(values, 0.3))
-
-
 @given(st.lists(st.floats(0.1, 10), min_size=5, max_size=12))
 def test_the_other_way_round_is_the_reciprocal(ratios: list[float]) -> None:
     there = session_ratio(rounds(*ratios), Pair("b", "a"))
     back = session_ratio(rounds(*ratios), Pair("a", "b"))
     assert back.estimate == pytest.approx(-there.estimate, abs=1e-9)
     assert back.error == pytest.approx(there.error, abs=1e-9)
-
-
-def test_a_session_of_the_builders() -> None:
-    assert exp(
-        session_ratio(session(2.0).rounds, Pair("fast", "single")).estimate
-    ) == pytest.approx(2.0, rel=2e-3)

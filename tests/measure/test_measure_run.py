@@ -1,16 +1,20 @@
 """Starting, sharing out and protecting a run."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, Unsupported
 from transformer_core.measure.timed_run import TimedRunOrder
-from transformer_core.run.launcher import KEPT, allocator_environment
+from transformer_core.run.launcher import KEPT, KEPT_KERNELS, allocator_environment
 from transformer_core.run.order import Order
 from transformer_core.run.supervisor import run_workers
 
@@ -97,3 +101,74 @@ def write_json(file: Path, other: Path, **more: object) -> Path:
     """What ``other`` holds, and ``more``."""
     file.write_text(json.dumps(json.loads(other.read_text()) | more))
     return file
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_the_launcher_ends_with_the_run(tmp_path: Path) -> None:
+    run = (
+        "import subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from schemas.config.run_spec import RunSpec\n"
+        "from transformer_core.run import supervisor\n"
+        "from transformer_core.run.order import Order\n"
+        "class Told(subprocess.Popen):\n"
+        "    def __init__(self, *args, **options):\n"
+        "        super().__init__(*args, **options)\n"
+        "        print(self.pid, flush=True)\n"
+        "subprocess.Popen = Told\n"
+        "supervisor.launcher = lambda spec, worker, place: ['sh', '-c', 'exec sleep 300']\n"
+        "order = Order(spec=RunSpec(variant='v'), output=Path(sys.argv[1]), command='')\n"
+        "supervisor.run_workers(order)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", run, str(tmp_path)], stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert running(child)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        for _ in range(1_000):
+            if not running(child):
+                return
+            time.sleep(0.02)
+    pytest.fail(f"process {child} outlived its run")
+
+
+def running(pid: int) -> bool:
+    """Whether the process is there, and not a dead one that nobody has waited for."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+TWICE = """
+import torch
+
+torch.set_num_threads(1)
+layer = torch.nn.Linear(256, 256).bfloat16()
+for _ in range(2):
+    print("AGAIN", flush=True)
+    for rows in range(100, 130):
+        layer(torch.ones(rows, 256, dtype=torch.bfloat16)).sum().backward()
+"""
+
+
+def made_again(kept: int) -> int:
+    """Kernels that a process makes anew for shapes that it has had, as oneDNN tells."""
+    environment = os.environ | dict.fromkeys(KEPT_KERNELS, str(kept)) | {"ONEDNN_VERBOSE": "2"}
+    command = [sys.executable, "-c", TWICE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split("AGAIN")[2].count("create:cache_miss")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="oneDNN makes no kernels for bfloat16 on this CPU",
+)
+def test_no_more_kernels_are_kept_than_may_be() -> None:
+    assert made_again(1_000) == 0
+    assert made_again(8) >= 30, "one for each shape at least"

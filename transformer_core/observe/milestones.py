@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,10 @@ from schemas.results import ForeignProcess, Milestone
 from schemas.results.memory import MilestoneName
 from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel import nvml
+
+UNREAD: dict[str, int | None] = dict.fromkeys(
+    ("tensor_bytes", "reserved_bytes", "device_bytes", "process_bytes")
+)
 
 
 class Milestones:
@@ -32,14 +36,10 @@ class Milestones:
     def begin(self, devices: list[torch.device]) -> None:
         """Observes these devices, which have done no work yet."""
         for device in devices:
-            start = Milestone(
-                name="start",
-                tensor_bytes=0,
-                reserved_bytes=0 if device.type == "cuda" else None,
-                rss_bytes=self.rss_at_start,
-                device_bytes=self.before.get(_uuid(device) or ""),
-                process_bytes=None,
-            )
+            reserved = 0 if device.type == "cuda" else None
+            others = self.before.get(_uuid(device) or "")
+            known = {"tensor_bytes": 0, "reserved_bytes": reserved, "device_bytes": others}
+            start = Milestone(name="start", rss_bytes=self.rss_at_start, **UNREAD | known)
             self.found[device] = {"start": start}
 
     def take(self, name: MilestoneName) -> None:
@@ -51,15 +51,16 @@ class Milestones:
     def peak(self) -> None:
         """The largest of everything so far; of NVML's numbers, the largest that was read."""
         for device, seen in self.found.items():
-            cuda = device.type == "cuda"
-            seen["peak"] = Milestone(
-                name="peak",
-                tensor_bytes=torch.cuda.max_memory_allocated(device) if cuda else None,
-                reserved_bytes=torch.cuda.max_memory_reserved(device) if cuda else None,
-                rss_bytes=peak_rss_bytes(),
-                device_bytes=_largest(m.device_bytes for m in seen.values()),
-                process_bytes=_largest(m.process_bytes for m in seen.values()),
-            )
+            known: dict[str, int | None] = {
+                name: max(
+                    (v for m in seen.values() if (v := getattr(m, name)) is not None), default=None
+                )
+                for name in ("device_bytes", "process_bytes")
+            }
+            if device.type == "cuda":
+                known["tensor_bytes"] = torch.cuda.max_memory_allocated(device)
+                known["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+            seen["peak"] = Milestone(name="peak", rss_bytes=peak_rss_bytes(), **UNREAD | known)
 
     def foreign(self) -> list[ForeignProcess]:
         """Other processes with memory on the observed devices."""
@@ -71,34 +72,30 @@ class Milestones:
             if len(processes) == 1 and os.getpid() not in processes:
                 continue
             for pid, used in processes.items():
-                if not _of_this_run(pid):
-                    found.append(
-                        ForeignProcess(device=str(device), pid=pid, name=_name(pid), bytes=used)
-                    )
+                name = None
+                with suppress(psutil.Error):
+                    process = psutil.Process(pid)
+                    # torchrun is the parent of all ranks of a host.
+                    if pid == os.getpid() or process.ppid() == os.getppid():
+                        continue
+                    name = process.name()
+                found.append(ForeignProcess(device=str(device), pid=pid, name=name, bytes=used))
         return found
 
     def _read(self, name: MilestoneName, device: torch.device) -> Milestone:
         gc.collect()
         rss = psutil.Process().memory_info().rss
-        if device.type != "cuda":
-            return Milestone(
-                name=name,
-                tensor_bytes=None,
-                reserved_bytes=None,
-                rss_bytes=rss,
-                device_bytes=None,
-                process_bytes=None,
-            )
-        torch.cuda.synchronize(device)
-        identity = _uuid(device) or ""
-        return Milestone(
-            name=name,
-            tensor_bytes=torch.cuda.memory_allocated(device),
-            reserved_bytes=torch.cuda.memory_reserved(device),
-            rss_bytes=rss,
-            device_bytes=nvml.memory_by_uuid().get(identity),
-            process_bytes=nvml.process_memory(identity).get(os.getpid()),
-        )
+        known: dict[str, int | None] = {}
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            identity = _uuid(device) or ""
+            known = {
+                "tensor_bytes": torch.cuda.memory_allocated(device),
+                "reserved_bytes": torch.cuda.memory_reserved(device),
+                "device_bytes": nvml.memory_by_uuid().get(identity),
+                "process_bytes": nvml.process_memory(identity).get(os.getpid()),
+            }
+        return Milestone(name=name, rss_bytes=rss, **UNREAD | known)
 
 
 def first_kernel(device: torch.device) -> None:
@@ -108,29 +105,8 @@ def first_kernel(device: torch.device) -> None:
     float((ones @ ones).sum())
 
 
-def _of_this_run(pid: int) -> bool:
-    """Whether a process is this one or has the same parent: torchrun's for all ranks of a host."""
-    if pid == os.getpid():
-        return True
-    try:
-        return psutil.Process(pid).ppid() == os.getppid()
-    except psutil.Error:
-        return False
-
-
-def _name(pid: int) -> str | None:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return None
-
-
 def _uuid(device: torch.device) -> str | None:
     return nvml.cuda_uuid(device.index or 0) if device.type == "cuda" else None
-
-
-def _largest(values: Iterator[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 _MARK = "memory: "

@@ -37,7 +37,6 @@ from transformer_core.observe.nsys import (
     rows,
     telling_lines,
 )
-from transformer_core.parallel import nvml
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job import TrainingJob
 from transformer_core.run.launcher import (
@@ -135,15 +134,9 @@ def choose(profiling: Profiling, nsys: Nsys | None, cuda: bool, nodes: int = 1) 
     return Choice("nsys", "nsys is on the PATH and there is a CUDA device.", nsys)
 
 
-def uses_cuda(spec: RunSpec) -> bool:
-    """Whether the run will use GPUs, as far as is known without torch."""
-    return spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(nvml.gpus()[0]))
-
-
 def capture_with_torch(order: CaptureOrder) -> Outcome | None:
     """Records with torch.profiler; None if it succeeded, else how it ended."""
-    order = order.model_copy(update={"profiler": "torch"})
-    return attempt(order, order.output / rank_file(0))
+    return attempt(order.model_copy(update={"profiler": "torch"}), order.output / rank_file(0))
 
 
 def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
@@ -153,7 +146,7 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
     """
     order, spec = order.model_copy(update={"profiler": "nsys"}), order.spec
     try:
-        within = nsys.command(order.output, uses_cuda(spec))
+        within = nsys.command(order.output, uses_gpus(spec))
         variables = worker_environment(spec, environment())
         command = under(within, launcher(spec, order.worker, anew=True))
     except (ValueError, Unsupported) as error:
@@ -220,7 +213,7 @@ def supervise(order: CaptureOrder) -> None:
     (output / "capture.json").unlink(missing_ok=True)
     outcome: Outcome | None
     try:
-        choice = choose(profiling, find_nsys(), uses_cuda(spec), spec.machine.nodes)
+        choice = choose(profiling, find_nsys(), uses_gpus(spec), spec.machine.nodes)
     except Unsupported as error:
         choice, outcome = Choice("nsys", "The study asks for it."), unusable(str(error))
     else:
