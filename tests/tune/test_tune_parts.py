@@ -157,6 +157,17 @@ def test_only_tensors_that_are_named_are_cast_back(
     assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
 
 
+def test_a_call_that_has_one_of_the_keywords_stays(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("load(data, num_workers=0)\nload(data, batch_size=2)\n", encoding="utf-8")
+    source = Source(tmp_path, script, {})
+    workers = {"num_workers": "1", "persistent_workers": "True"}
+    assert source.keyword("loader", ["load"], **workers)
+    changed = source.files()[Path("train.py")]
+    new = "load(data, batch_size=2, num_workers=1, persistent_workers=True)"
+    assert changed == f"load(data, num_workers=0)\n{new}\n"
+
+
 def test_the_line_that_starts_a_library_is_not_the_call_of_the_model() -> None:
     library: dict[str, Any] = {"__name__": "library.loop"}
     code = "def train(watch, model): watch.found(model)"

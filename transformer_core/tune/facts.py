@@ -164,14 +164,16 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def repeated_block(modules: list[nn.Module]) -> str | None:
-    """Class of the largest module that occurs several times in a list of layers: a Transformer's
-    block. None if there is none."""
+    """Class of the largest module with parts of its own that occurs several times in a list of
+    layers: a Transformer's block. None if there is none."""
     found: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for module in modules:
         for part in module.modules():
             if isinstance(part, nn.ModuleList | nn.Sequential):
                 for layer in part:
+                    if not any(layer.children()):
+                        continue
                     name = type(layer).__name__
                     found[name] += 1
                     sizes[name] += sum(p.numel() for p in layer.parameters())

@@ -39,7 +39,8 @@ class Source:
 
     def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
         """Add keywords to the call of one of ``names`` at ``place``; all calls of the script with
-        these names if the place is not known. False if none is found, or all have them already."""
+        these names if the place is not known. False if none is found, or all have one of them
+        already."""
         file = Path(self.places[place][0]) if place in self.places else self.script
         tree = self._tree(file)
         if tree is None:
@@ -53,10 +54,9 @@ class Source:
         near = [c for c in calls if line and c.lineno <= line <= (c.end_lineno or c.lineno)]
         done = False
         for call in near or calls:
-            there = {keyword.arg for keyword in call.keywords}
-            new = {key: value for key, value in given.items() if key not in there}
-            if new and not any(isinstance(arg, ast.Starred) for arg in call.args):
-                done |= self._add_keywords(file, call, new)
+            there = given.keys() & {keyword.arg for keyword in call.keywords}
+            if not there and not any(isinstance(arg, ast.Starred) for arg in call.args):
+                done |= self._add_keywords(file, call, given)
         return done
 
     def before_loop(self, lines: Sequence[str]) -> str | None:
@@ -70,7 +70,8 @@ class Source:
         loop = _outermost_loop(tree, call)
         if loop is None or not model.replace(".", "").replace("_", "").isalnum():
             return None
-        text = [" " * loop.col_offset + line.replace("MODEL", model) for line in lines]
+        indent = " " * loop.col_offset
+        text = [(indent + line.replace("MODEL", model)).rstrip() for line in lines]
         self._insert(file, loop.lineno - 1, text)
         return model
 

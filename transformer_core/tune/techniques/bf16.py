@@ -76,6 +76,8 @@ class Bf16(Technique):
             return True
         if source.keyword("accelerator", ["Accelerator"], mixed_precision='"bf16"'):
             return True
+        if len(facts["modules"]) > 1:
+            return False  # Each of them is called somewhere else.
         head = f'with torch.autocast("{kind}", dtype=torch.bfloat16):'
         return source.around_call(head, "RESULT = RESULT.float()", facts["result"])
 

@@ -54,6 +54,8 @@ class DataWorkers(Technique):
         return source.keyword("loader", ["DataLoader"], **given)
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
+        if facts["caller"] in ("transformers", "trl"):
+            return [f"Give TrainingArguments dataloader_num_workers={workers()}."]
         return [f"Give the DataLoader num_workers={workers()}, persistent_workers=True."]
 
 
