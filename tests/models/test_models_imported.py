@@ -99,8 +99,8 @@ def batch():
     [
         ("no_such_module:build", "there is no module no_such_module; remedy: start snakemake in"),
         ("users_model.inner:build", "there is no module users_model.inner"),
-        ("users_model:biuld", "users_model has no biuld; remedy: did you mean build"),
-        ("users_model:number", "number is a int, not a function"),
+        ("users_model:biuld", "users_model has no function biuld; remedy: take one of build"),
+        ("users_model:number", "users_model has no function number"),
         ("users_model:nothing", "gives a NoneType, not a torch.nn.Module"),
         ("users_model:half", "has no decode and no new_cache; remedy: define all of encode, "),
     ],

@@ -1,16 +1,15 @@
 """A model of the user's own: ``model: {kind: import, factory: "package.module:function"}``."""
 
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from schemas.config.model import ImportedModel
-from schemas.errors import nearest
+from transformer_core.common.factories import function_of, wrong
 from transformer_core.models.decoding import PrefixCache
 from transformer_core.models.interface import Cache
 
+SETTING = "model.factory"
 _DECODING = ("encode", "decode", "new_cache")
 
 
@@ -37,13 +36,15 @@ class ImportedEncoderDecoder(nn.Module):
         logits = self.own(source, target_input)
         expected = (*target_input.shape, self.vocabulary)
         if not isinstance(logits, Tensor):
-            raise _wrong(
+            raise wrong(
+                SETTING,
                 self.factory,
                 f"forward gives a {type(logits).__name__}, not a tensor",
                 "return the logits [b, t, v] alone",
             )
         if logits.shape != expected or not logits.is_floating_point():
-            raise _wrong(
+            raise wrong(
+                SETTING,
                 self.factory,
                 f"forward gives {logits.dtype} {list(logits.shape)} for a source "
                 f"{list(source.shape)} and a target_input {list(target_input.shape)}",
@@ -77,49 +78,20 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
     Raises ValueError if there is no such function, or if it gives no module. What the function
     itself raises is not caught.
     """
-    module = _function(spec.factory)(spec, vocabulary)
+    module = function_of(SETTING, spec.factory)(spec, vocabulary)
     if not isinstance(module, nn.Module):
-        raise _wrong(
+        raise wrong(
+            SETTING,
             spec.factory,
             f"gives a {type(module).__name__}, not a torch.nn.Module",
             "return a module with forward(source, target_input) -> logits",
         )
     missing = [name for name in _DECODING if not hasattr(module, name)]
     if 0 < len(missing) < len(_DECODING):
-        raise _wrong(
+        raise wrong(
+            SETTING,
             spec.factory,
             f"the module has no {' and no '.join(missing)}",
             f"define all of {', '.join(_DECODING)}, or none of them",
         )
     return ImportedEncoderDecoder(module, vocabulary, spec.factory)
-
-
-def _function(factory: str) -> Callable[[ImportedModel, int], Any]:
-    module_name, _, name = factory.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing != module_name and not module_name.startswith(f"{missing}."):
-            raise  # a module that the user's own module imports
-        raise _wrong(
-            factory,
-            f"there is no module {missing}",
-            "start snakemake in the folder that holds it, or install it",
-        ) from None
-    if not hasattr(module, name):
-        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        raise _wrong(factory, f"{module_name} has no {name}", nearest(name, names))
-    function = getattr(module, name)
-    if not callable(function):
-        raise _wrong(
-            factory,
-            f"{name} is a {type(function).__name__}, not a function",
-            "name a function that takes this section and the size of the vocabulary",
-        )
-    return function
-
-
-def _wrong(factory: str, problem: str, remedy: str) -> ValueError:
-    """One line, since the reason of a failed run shows no more."""
-    return ValueError(f"model.factory = {factory}: {problem}; remedy: {remedy}")

@@ -3,12 +3,10 @@ SETTINGS``, a JSON object.
 
 A factory is a function of the user's that hands over module, batches, loss and optimizer. This
 program makes it a script like any other: it is started, observed and changed in the same way.
-Nothing of the project is imported here: the user's modules may have any name.
+Nothing of the project is imported here that imports more: the user's modules may have any name.
 """
 
 import contextlib
-import difflib
-import importlib
 import itertools
 import json
 import os
@@ -24,7 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
+from transformer_core.common.factories import function_of, near, wrong
+
 REQUIRED = ("module", "batches", "loss", "optimizer")
+SETTING = "task.factory"
 KNOWN = (*REQUIRED, "clip_norm")
 SHAPE = f"a dictionary of {', '.join(REQUIRED)} and, if you clip, clip_norm"
 LOSS_SCALE = 1024.0
@@ -49,25 +50,29 @@ class Parts:
 def load(factory: str, options: Mapping[str, Any], rank: int, world: int, seed: int) -> Parts:
     """The parts that ``factory``, package.module:function, gives a rank; ValueError if one is
     missing or of a wrong type. Errors of the function itself are not caught."""
-    made = _function(factory)(rank=rank, world_size=world, seed=seed, **options)
+    made = function_of(SETTING, factory)(rank=rank, world_size=world, seed=seed, **options)
     if not isinstance(made, dict):
-        raise _wrong(factory, f"gives a {type(made).__name__}", f"return {SHAPE}")
+        raise wrong(SETTING, factory, f"gives a {type(made).__name__}", f"return {SHAPE}")
     if missing := [name for name in REQUIRED if name not in made]:
-        raise _wrong(factory, f"gives no {' and no '.join(missing)}", f"return {SHAPE}")
+        raise wrong(SETTING, factory, f"gives no {' and no '.join(missing)}", f"return {SHAPE}")
     for name in made:
         if name not in KNOWN:
-            raise _wrong(factory, f"gives {name}, which is not known", _nearest(name, KNOWN))
+            raise wrong(SETTING, factory, f"gives {name}, which is not known", near(name, KNOWN))
     if not isinstance(made["module"], nn.Module):
         kind = type(made["module"]).__name__
-        raise _wrong(factory, f"module is a {kind}", "give a torch.nn.Module")
+        raise wrong(SETTING, factory, f"module is a {kind}", "give a torch.nn.Module")
     for name in ("loss", "optimizer"):
         if not callable(made[name]):
-            raise _wrong(factory, f"{name} is a {type(made[name]).__name__}", "give a function")
+            raise wrong(
+                SETTING, factory, f"{name} is a {type(made[name]).__name__}", "give a function"
+            )
     try:
         batches = iter(made["batches"])
     except TypeError:
         kind = type(made["batches"]).__name__
-        raise _wrong(factory, f"batches is a {kind}", "give an iterable without end") from None
+        raise wrong(
+            SETTING, factory, f"batches is a {kind}", "give an iterable without end"
+        ) from None
     clip_norm = float(made.get("clip_norm") or 0.0)
     return Parts(made["module"], batches, made["loss"], made["optimizer"], clip_norm)
 
@@ -77,7 +82,9 @@ def next_batch(factory: str, batches: Iterator[Any]) -> Any:
     try:
         return next(batches)
     except StopIteration:
-        raise _wrong(factory, "batches have an end", "begin again at the end of the data") from None
+        raise wrong(
+            SETTING, factory, "batches have an end", "begin again at the end of the data"
+        ) from None
 
 
 def checked(factory: str, loss: Any) -> Tensor:
@@ -85,7 +92,9 @@ def checked(factory: str, loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
         tensor = isinstance(loss, Tensor)
         kind = f"{loss.dtype} {list(loss.shape)}" if tensor else type(loss).__name__
-        raise _wrong(factory, f"loss gives a {kind}", "return the mean loss, a scalar tensor")
+        raise wrong(
+            SETTING, factory, f"loss gives a {kind}", "return the mean loss, a scalar tensor"
+        )
     return loss
 
 
@@ -223,33 +232,6 @@ def _samples(batch: Any) -> int:
             "a batch has no tensor; remedy: give tensors whose first dimension is samples"
         )
     return sizes[0]
-
-
-def _function(factory: str) -> Callable[..., Any]:
-    module_name, _, name = factory.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing != module_name and not module_name.startswith(f"{missing}."):
-            raise  # a module that the user's own module imports
-        remedy = "start snakemake in the folder that holds it, or install it"
-        raise _wrong(factory, f"there is no module {missing}", remedy) from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        raise _wrong(factory, f"{module_name} has no function {name}", _nearest(name, names))
-    return function
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, 3) or names
-    return f"take one of {', '.join(near)}"
-
-
-def _wrong(factory: str, problem: str, remedy: str) -> ValueError:
-    return ValueError(f"task.factory = {factory}: {problem}; remedy: {remedy}")
 
 
 if __name__ == "__main__":
