@@ -21,6 +21,7 @@ WIDTH = 5.2
 """Inches. Narrow, so that text stays legible when a phone shrinks the figure to its width."""
 
 _LEGEND_CHARACTERS = 56
+_LEGEND_LINE = 0.21
 _ROW = 0.42
 _MARGIN = 0.8
 _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1))
@@ -112,12 +113,16 @@ def legend_below(axes: Axes, title: str | None) -> None:
         return
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
+    columns = max(1, _LEGEND_CHARACTERS // (max(map(len, labels)) + 4))
+    # Room for a long legend: else it would leave none for the axes.
+    more_lines = max(0, -(-len(labels) // columns) - 2)
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * more_lines)
     figure.legend(
         handles=[handle for handle in handles if handle is not None],
         labels=labels,
         title=title,
         loc="outside lower center",
-        ncols=max(1, _LEGEND_CHARACTERS // (max(map(len, labels)) + 4)),
+        ncols=columns,
         fontsize=10,
     )
 

@@ -218,7 +218,7 @@ def _said_error(projection: Projection) -> Said:
         return say("Not checked against any run")
     count = sum(check.error is not None for check in projection.checks)
     return say(
-        "Checked against %(count)s runs: off by %(median)s in the median, %(worst)s at worst",
+        "Checked against measured runs (%(count)s): off by %(median)s in the median, %(worst)s at worst",
         count=count,
         median=f"{projection.median_error:.0%}",
         worst=f"{projection.worst_error:.0%}",
