@@ -13,7 +13,7 @@ from schemas.config.claims import Claims, Number, numbers_of, variants_of
 from schemas.config.study import Study
 from schemas.config.variants import Family, Variant
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import Breakdown, MemoryResult, Roofline
+from schemas.results import Breakdown, MemoryResult, Repeat, Roofline
 from transformer_core.study.compared_pairs import family_pairs, members_in
 from transformer_core.study.study_files import claim_files, claim_pairs, read_claims
 from transformer_core.study.variants import read_variants
@@ -175,7 +175,7 @@ def test_the_examples_of_the_document_are_valid(tmp_path: Path) -> None:
     assert list(read_variants(tmp_path / "variants.yaml").families) == ["my_bucket_size"]
 
 
-RECORDS = {"memory": MemoryResult, "profiles": Breakdown, "machine": Roofline}
+RECORDS = {"memory": MemoryResult, "profiles": Breakdown, "machine": Roofline, "runs": Repeat}
 
 
 def fields_of(model: Any) -> set[str]:

@@ -145,14 +145,17 @@ def test_a_mistake_is_none_of_that() -> None:
         resolve_all(study, VARIANTS)
 
 
-def test_of_a_translation_nothing_is_without_meaning() -> None:
-    study = check_study({"name": "a", "variants": ["single"]}, "study.yaml")
-    heads = Variant.model_validate(
-        {"change": {"model": {"kv_heads": 2}}, "equivalence": "tolerance", "summary": "Wrong."}
+def test_a_change_for_language_models_alone_means_nothing_for_a_translation() -> None:
+    study = check_study({"name": "a", "variants": ["single", "kernels_liger"]}, "study.yaml")
+    reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
+    assert reason is not None
+    assert "translation of kind transformer, which has no model.kernels = liger" in reason
+    unknown = Variant.model_validate(
+        {"change": {"model": {"colour": 2}}, "equivalence": "tolerance", "summary": "Wrong."}
     )
-    study = study.model_copy(update={"variants": ["single", "grouped"]})
-    with pytest.raises(ConfigError, match="kv_heads"):
-        resolve_all(study, VARIANTS | {"grouped": heads})
+    study = study.model_copy(update={"variants": ["single", "unknown"]})
+    with pytest.raises(ConfigError, match="colour"):
+        resolve_all(study, VARIANTS | {"unknown": unknown})
 
 
 def test_quality_in_bleu_is_refused() -> None:

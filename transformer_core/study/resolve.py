@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from schemas.base import kinds_of, merge
 from schemas.config.measurement import Bitwise, ClassOfEquivalence, Tolerance
-from schemas.config.run_spec import LanguageModel, RunSpec, Sections
+from schemas.config.run_spec import LanguageModel, RunSpec, Sections, Translation
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
@@ -97,14 +97,19 @@ def spec_of(
 def _without_meaning(
     study: Study, name: str, variants: Mapping[str, Variant], error: ConfigError
 ) -> str | None:
-    """The reason why a variant does not apply to a language model; None if it is a mistake: the
-    study itself is wrong, or the variant would be wrong for a translation, too."""
-    if not isinstance(study.task, LanguageModel) or name == study.baseline:
+    """The reason why a variant does not apply to a study's task; None if it is a mistake: the study
+    itself is wrong, or the variant would be wrong for the other task, too."""
+    texts = isinstance(study.task, LanguageModel)
+    if not isinstance(study.task, LanguageModel | Translation) or name == study.baseline:
         return None
-    translation = Study(name=study.name, variants=[name], baseline=name, machine=study.machine)
+    if not texts and any("change.model." not in problem.field for problem in error.problems):
+        return None
+    task = {"kind": "translation" if texts else "language_model"}
+    listed = {"name": study.name, "variants": [name], "baseline": name, "task": task}
+    other = Study.model_validate(listed | {"machine": study.machine})
     try:
         resolve(study, study.baseline, variants)
-        resolve(translation, name, variants)
+        resolve(other, name, variants)
     except ConfigError:
         return None
     lacks = {
@@ -112,7 +117,7 @@ def _without_meaning(
         for problem in error.problems
     }
     return (
-        "its change means nothing for a language model of kind "
+        f"its change means nothing for a {'language model' if texts else 'translation'} of kind "
         f"{study.model.kind}, which has no {', no '.join(sorted(lacks))}"
     )
 
