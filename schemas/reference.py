@@ -241,8 +241,8 @@ STUDY = """
 # The study file
 
 Everything that may stand in a study: [config/config.yaml](../../config/config.yaml) is one, and
-those of [config/studies/](../../config/studies/full.yaml) are others. What a study leaves out has
-its default. Only `name` and `variants` must be there:
+those of [config/studies/](../../config/studies/full.yaml) are others. A setting that is left
+out has its default. Only `name` and `variants` must be there:
 
 ```yaml
 name: my_study

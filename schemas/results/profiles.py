@@ -69,7 +69,7 @@ class GraphUse(Schema):
 
 
 class SourceUse(Schema):
-    """What one function of the program launched, by kernel, summed over devices and steps. Backward
+    """Kernels that one function of the program launched, summed over devices and steps. Backward
     launches count for the function that called the operator in forward."""
 
     source: str  # innermost function outside PyTorch, as train.py(12): loss

@@ -1,4 +1,4 @@
-"""What holds for every schema: described, no extra keys, no changes, a current JSON Schema."""
+"""Rules for every schema: described, no extra keys, no changes, a current JSON Schema."""
 
 import importlib
 import inspect
@@ -68,7 +68,7 @@ def test_results_survive_a_file() -> None:
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
-    """What is generated, once for all tests: it takes seconds."""
+    """The generated files, made once for all tests: it takes seconds."""
     return generate.generated()
 
 

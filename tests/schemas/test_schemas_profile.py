@@ -3,7 +3,6 @@
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from schemas.config.study import Study
 from schemas.errors import ConfigError
 from transformer_core.study.resolve import check_study
 from transformer_core.study.targets import check_targets, known_targets
@@ -38,18 +37,3 @@ def test_traces_that_cannot_be_read(traces: dict, message: str, remedy: str) -> 
         check_study(STUDY | {"traces": traces}, "study")
     assert error.value.problems[0].field == "traces"
     assert error.value.problems[0].remedy == remedy
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"profiling": {"profiler": "perf"}}, {"profiling": {"steps": 0}}, {"limits": {"seconds": 0}}],
-)
-def test_settings_are_checked(change: dict) -> None:
-    with pytest.raises(ConfigError):
-        check_study(STUDY | change, "study")
-
-
-def test_defaults_are_short() -> None:
-    study = Study.model_validate(STUDY)
-    assert study.profiling.warmup_steps + study.profiling.steps <= 10
-    assert study.limits.seconds <= 0.1

@@ -1,4 +1,4 @@
-"""What run specs for GPUs must obey, and what the original study asks of them."""
+"""Rules for run specs on GPUs, and the requirements of the original study."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a study may say beside a training of the user's own."""
+"""Sections of a study with a training of the user's own."""
 
 from typing import Any
 

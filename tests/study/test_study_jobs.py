@@ -1,4 +1,4 @@
-"""What a job reserves on a cluster, from its run spec alone."""
+"""The resources that a job reserves on a cluster, from its run spec alone."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ def written_rules() -> dict[str, str]:
 
 
 WRITES_TEXTS = "transformer_core.common.digests"
-"""What it writes is a parameter of its rule."""
+"""Its output is a parameter of its rule."""
 FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.tune\.(side|factory)$"
 
 

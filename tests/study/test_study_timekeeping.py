@@ -1,4 +1,4 @@
-"""What is said of the time of a study: before, while and after it runs."""
+"""Messages on the time of a study: before, while and after it runs."""
 
 import logging
 from pathlib import Path

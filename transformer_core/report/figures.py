@@ -23,8 +23,8 @@ def draw(name: str, results: StudyResults) -> str:
 
 
 def draw_all(results: StudyResults, folder: Path, processes: int = 1) -> None:
-    """Write every figure into ``folder``. What takes the time is layout, so processes share the
-    figures: forks of this one, which has imported what draws and has read nothing yet."""
+    """Write every figure into ``folder``. Layout takes most of the time, so processes share the
+    figures: forks of this one, which has imported the drawing libraries and has read nothing."""
     shares = [[*FIGURES][first::processes] for first in range(processes)]
     write = partial(_write, results, folder)
     if processes == 1:

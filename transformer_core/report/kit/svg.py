@@ -4,12 +4,10 @@ import io
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
-from string import ascii_lowercase
+from string import ascii_letters
 from typing import Any
 
 import matplotlib as mpl
@@ -178,13 +176,12 @@ def compact(root: ElementTree.Element, scope: str) -> None:
     """Take out of ``root``, in place, what nobody sees.
 
     Coordinates are rounded to tenths of a point; identifiers that nothing refers to, groups without
-    attributes, blanks between elements and invisible shapes go; a style that stands at several
+    attributes and blanks between elements go; a style that stands at several
     elements becomes a class. ``scope`` is a CSS selector of this figure alone: classes of several
     figures on one page have the same names.
     """
     _round_coordinates(root)
     _drop_identifiers(root)
-    _drop_invisible(root)
     _unwrap_groups(root)
     _drop_blanks(root)
     _share_styles(root, scope)
@@ -222,14 +219,6 @@ def _drop_identifiers(root: ElementTree.Element) -> None:
             element.attrib.pop("id", None)
 
 
-def _drop_invisible(root: ElementTree.Element) -> None:
-    for parent in root.iter():
-        for child in list(parent):
-            shape = child.tag.endswith("}path") and child.get("style") == "fill: none"
-            if shape and "id" not in child.attrib:
-                parent.remove(child)
-
-
 def _unwrap_groups(element: ElementTree.Element) -> None:
     children: list[ElementTree.Element] = []
     for child in element:
@@ -252,22 +241,20 @@ def _drop_blanks(root: ElementTree.Element) -> None:
 
 def _share_styles(root: ElementTree.Element, scope: str) -> None:
     styles = Counter(element.get("style", "") for element in root.iter())
-    names = _names()
-    classes = {style: next(names) for style, count in styles.most_common() if style and count > 1}
+    shared = [style for style, count in styles.most_common() if style and count > 1]
+    # One letter for the most frequent: they stand at hundreds of elements.
+    classes = {
+        style: (ascii_letters[number : number + 1] or f"s{number}")
+        for number, style in enumerate(shared)
+    }
     for element in root.iter():
         if element.get("style", "") in classes:
             element.set("class", classes[element.attrib.pop("style")])
     if classes:
-        rules = "".join(f"{scope} .{name}{{{_short(style)}}}" for style, name in classes.items())
+        rules = "".join(
+            f"{scope} .{name}{{{style.replace('; ', ';').replace(': ', ':')}}}"
+            for style, name in classes.items()
+        )
         element = ElementTree.Element(_STYLE)
         element.text = rules
         root.insert(0, element)
-
-
-def _names() -> Iterator[str]:
-    for length in (1, 2, 3):
-        yield from map("".join, product(ascii_lowercase, repeat=length))
-
-
-def _short(style: str) -> str:
-    return style.replace("; ", ";").replace(": ", ":")
