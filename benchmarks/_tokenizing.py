@@ -73,15 +73,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
     """All measurements of tokenizing."""
-    texts: dict[str, Callable[[Path], Path]] = {}
     if options.multi30k is not None:
-        texts[f"Multi30k, {options.times} times"] = lambda folder: _multi30k(
-            folder, options.multi30k, options.times
-        )
-    for name, write in texts.items():
         with tempfile.TemporaryDirectory() as folder:
-            pairs = write(Path(folder))
-            yield from _text(name, pairs, None, options)
+            pairs = _multi30k(Path(folder), options.multi30k, options.times)
+            yield from _text(f"Multi30k, {options.times} times", pairs, None, options)
     if options.pairs is not None:
         with tempfile.TemporaryDirectory() as folder:
             pairs = _first(options.pairs, Path(folder) / "pairs.arrow", options.turn_pairs)
@@ -287,19 +282,15 @@ def _first(pairs: Path, output: Path, count: int) -> Path:
     return output
 
 
-def _read(folder: Path, source: Path, target: Path) -> Path:
-    """Reads the two files as the workflow does."""
-    pair = TextPair(source=str(source), target=str(target))
-    corpus = TextCorpus(kind="text", name="text", train=pair, validation=pair, test=pair)
-    pairs = folder / "pairs.arrow"
-    read_split(corpus, _RULES, "train", pairs, pairs.with_suffix(".json"))
-    return pairs
-
-
 def _multi30k(folder: Path, multi30k: Path, times: int) -> Path:
+    """Multi30k so many times, read as the workflow does."""
     for language in ("en", "de"):
         with (folder / f"train.{language}.gz").open("wb") as stream:
             # Members of a gzip file in a row are one text.
             for _ in range(times):
                 stream.write((multi30k / f"train.{language}.gz").read_bytes())
-    return _read(folder, folder / "train.en.gz", folder / "train.de.gz")
+    pair = TextPair(source=str(folder / "train.en.gz"), target=str(folder / "train.de.gz"))
+    corpus = TextCorpus(kind="text", name="text", train=pair, validation=pair, test=pair)
+    pairs = folder / "pairs.arrow"
+    read_split(corpus, _RULES, "train", pairs, pairs.with_suffix(".json"))
+    return pairs

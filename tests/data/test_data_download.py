@@ -1,15 +1,23 @@
-"""Downloads: resumed after a break, retried with pauses, checked, never half there."""
+"""Downloads: resumed after a break, retried with pauses, checked, never half there, whatever a server
+sends."""
 
+import contextlib
 import hashlib
+import socketserver
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schemas.config.data import RemoteFile
+from transformer_core.data.corpus import download
 from transformer_core.data.corpus.download import base_name, fetch, find
 from transformer_core.data.corpus.rows import CorpusError
 
@@ -259,3 +267,158 @@ def test_a_download_without_end_is_refused(server: Server, tmp_path: Path, told:
         fetch(server.file(), tmp_path, retries=0, timeout=5.0, most=100_000)
     assert "corpus.limits.download" in str(caught.value)
     assert not list(tmp_path.glob("*.part"))
+
+
+BODY = b"a\n"
+OF_BODY = "87428fc522803d31065e7bce3cf03fe475096631e5e07bbd7a0fde60c4cf25c7"
+
+
+class Scripted(socketserver.BaseRequestHandler):
+    """Sends the server's next answer, and the last of them again."""
+
+    def handle(self) -> None:
+        answers = self.server.answers  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):
+            self.request.recv(65_536)
+            self.request.sendall(answers.pop(0) if len(answers) > 1 else answers[0])
+
+
+@contextlib.contextmanager
+def scripted(*answers: bytes) -> Iterator[str]:
+    """The host and port of a server that gives these answers."""
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Scripted)
+    server.answers = list(answers)  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def fetch_body(url: str, folder: Path, **options: Any) -> Path:
+    usual = {"retries": 1, "timeout": 5.0, "sleep": lambda _: None}
+    return fetch(RemoteFile(url=url, sha256=OF_BODY), folder, **(usual | options))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.org/",
+        "http://example.org/..",
+        "http://example.org/a%00b",
+        "http://example.org/a%0Ab",
+        f"http://example.org/{'x' * 300}",
+        "http://[::1/train.en",
+    ],
+)
+def test_addresses_that_name_no_file(tmp_path: Path, url: str) -> None:
+    with pytest.raises(CorpusError, match="remedy"):
+        fetch_body(url, tmp_path)
+    with pytest.raises(CorpusError, match="remedy"):
+        find(RemoteFile(url=url, sha256=SHA256), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_redirect_to_another_host_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n" + BODY
+    with scripted(body) as there:
+        leads = f"HTTP/1.1 302 Found\r\nLocation: http://a:b@{there}/x\r\n\r\n"
+        with scripted(leads.encode()) as here:
+            url = f"http://me:secret@{here}/train.en"
+            assert fetch_body(url, tmp_path).read_bytes() == BODY
+    assert f"http://{here}/train.en leads to http://{there}/x" in caplog.text
+    assert "secret" not in caplog.text
+    assert "a:b" not in caplog.text
+
+
+ENDLESS = {
+    "headers": (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"a"),
+    "informational": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "chunk_lengths": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+    "redirects": (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/", b"a"),
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n", b"a"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_download_takes_a_limited_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A server that never stops sending, a little at a time."""
+    monkeypatch.setattr(download, "_LONGEST", 0.3)
+    first, again = ENDLESS[kind]
+    ended = threading.Event()
+
+    class Endless(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4_096)
+            with contextlib.suppress(OSError):
+                self.request.sendall(first)
+                while not ended.wait(0.01):
+                    self.request.sendall(again)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(CorpusError, match="hours"):
+            fetch_body(f"http://127.0.0.1:{server.server_address[1]}/a", tmp_path)
+        ended.set()
+        server.shutdown()
+
+
+def test_passwords_are_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for status in ("404 Not Found", "500 Busy"):
+        answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()
+        with scripted(answer) as here, pytest.raises(CorpusError) as caught:
+            fetch_body(f"http://me:secret@{here}/train.en", tmp_path)
+        assert f"http://{here}/train.en" in str(caught.value)
+        assert "secret" not in str(caught.value) + caplog.text
+    assert download.shown("https://me:p@ss@example.org/a@b?c") == "https://example.org/a@b?c"
+
+
+HEADERS = [
+    b"Content-Length: 2", b"Content-Length: -5", b"Content-Length: x", b"Content-Length: 2, 7",
+    b"Transfer-Encoding: chunked", b"Content-Encoding: gzip", b"Content-Range: bytes 9-1/1",
+    b"Content-Range: bytes */0", b": x", b" folded", b"X-\xff: \xff", b"X: " + b"y" * 70_000,
+    b"Location: http://[", b"Location: http://127.0.0.1:70000/", b"Location: //", b"Location: ",
+    b"Location: http://a:b@\xff/", b"Location: file:///etc/passwd", b"Location: http://a..b/",
+]  # fmt: skip
+STATUSES = [
+    b"200 OK",
+    b"206 Part",
+    b"302 Found",
+    b"304 Same",
+    b"416 Range",
+    b"503 Busy",
+    b"-1",
+    b"",
+]
+
+
+answer = st.builds(
+    lambda status, headers, body, cut: b"\r\n".join([b"HTTP/1.1 " + status, *headers, b"", body])[
+        :cut
+    ],
+    st.sampled_from(STATUSES),
+    st.lists(st.sampled_from(HEADERS), max_size=4),
+    st.sampled_from([BODY, b"", b"2\r\na\n\r\n0\r\n\r\n", b"-1\r\nx", b"f" * 20, b"x" * 9_000]),
+    st.one_of(st.none(), st.integers(0, 60)),
+)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=40)
+@given(answers=st.lists(answer, min_size=1, max_size=3))
+def test_any_server_gives_the_file_or_an_error(answers: list[bytes]) -> None:
+    said = "remedy"
+    with tempfile.TemporaryDirectory() as name, scripted(*answers) as here:
+        url, limits = f"http://me:secret@{here}/train.en", {"timeout": 2.0, "most": 5_000}
+        try:
+            assert fetch_body(url, Path(name), retries=2, **limits).read_bytes() == BODY
+        except CorpusError as error:
+            said = str(error)
+    assert "remedy" in said
+    assert "secret" not in said
+    assert not set("\x1b\0\r") & set(said)

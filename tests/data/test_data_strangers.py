@@ -1,17 +1,15 @@
 """Corpora from strangers: broken on purpose or by accident, they are refused by name."""
 
-import contextlib
 import gzip
-import http.server
 import io
+import json
 import lzma
 import os
-import socketserver
 import struct
 import subprocess
 import sys
 import tarfile
-import threading
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,16 +18,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from schemas.config.data import (
+    AnyCorpus,
     DatasetsCorpus,
+    Filter,
     ParquetCorpus,
     ReadingLimits,
-    RemoteFile,
     TextsCorpus,
 )
+from schemas.errors import Refusal
 from tests.orders import run_job
 from transformer_core.data.corpus import download
+from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.lines import read_lines
 from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError
@@ -220,125 +225,6 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
     refused(lambda: open_split(corpus, "train").rows(), "file name too long")
 
 
-# Servers
-
-
-Answer = tuple[int, dict[str, str], bytes]
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Callable[[str], Answer]], str]]:
-    """Starts servers that answer to a path; gives their addresses."""
-    started: list[tuple[http.server.ThreadingHTTPServer, threading.Thread]] = []
-
-    def start(answer: Callable[[str], Answer]) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                status, headers, body = answer(self.path)
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        started.append((server, thread))
-        return f"127.0.0.1:{server.server_port}"
-
-    yield start
-    for server, thread in started:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-CONTENT = b"a\n"
-SHA256 = "87428fc522803d31065e7bce3cf03fe475096631e5e07bbd7a0fde60c4cf25c7"
-
-
-def fetch(url: str, folder: Path) -> Path:
-    file = RemoteFile(url=url, sha256=SHA256)
-    return download.fetch(file, folder, retries=1, timeout=5.0, sleep=lambda _: None)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://example.org/",
-        "http://example.org/..",
-        "http://example.org/a%00b",
-        "http://example.org/a%0Ab",
-        f"http://example.org/{'x' * 300}",
-        "http://[::1/train.en",
-    ],
-)
-def test_addresses_that_name_no_file(tmp_path: Path, url: str) -> None:
-    refused(lambda: fetch(url, tmp_path), "remedy")
-    refused(lambda: download.find(RemoteFile(url=url, sha256=SHA256), tmp_path), "remedy")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_redirect_to_another_host_is_logged(
-    tmp_path: Path, serve: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    there = serve(lambda path: (200, {"Content-Length": "2"}, CONTENT))
-    here = serve(lambda path: (302, {"Location": f"http://a:b@{there}/x"}, b""))
-    assert fetch(f"http://me:secret@{here}/train.en", tmp_path).read_bytes() == CONTENT
-    assert f"http://{here}/train.en leads to http://{there}/x" in caplog.text
-    assert "secret" not in caplog.text
-    assert "a:b" not in caplog.text
-
-
-ENDLESS = {
-    "headers": (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"a"),
-    "informational": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "chunk_lengths": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
-    "redirects": (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/", b"a"),
-    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n", b"a"),
-}
-
-
-@pytest.mark.parametrize("kind", ENDLESS)
-def test_a_download_takes_a_limited_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """A server that never stops sending, a little at a time."""
-    monkeypatch.setattr(download, "_LONGEST", 0.3)
-    first, again = ENDLESS[kind]
-    ended = threading.Event()
-
-    class Endless(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(4_096)
-            with contextlib.suppress(OSError):
-                self.request.sendall(first)
-                while not ended.wait(0.01):
-                    self.request.sendall(again)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        refused(lambda: fetch(f"http://127.0.0.1:{server.server_address[1]}/a", tmp_path), "hours")
-        ended.set()
-        server.shutdown()
-
-
-def test_passwords_are_not_shown(
-    tmp_path: Path, serve: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    for status in (404, 500):
-        here = serve(lambda path, status=status: (status, {"Content-Length": "0"}, b""))
-        with pytest.raises(CorpusError) as caught:
-            fetch(f"http://me:secret@{here}/train.en", tmp_path)
-        assert f"http://{here}/train.en" in str(caught.value)
-        assert "secret" not in str(caught.value) + caplog.text
-    assert download.shown("https://me:p@ss@example.org/a@b?c") == "https://example.org/a@b?c"
-
-
 SMALL = ReadingLimits(line=2**18)
 
 
@@ -461,3 +347,112 @@ def test_long_documents_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     pq.write_table(table(pa.array(documents)), path)
     rows = list(parquet(path, ReadingLimits(memory=2**29)))
     assert [row.source for row in rows] == documents
+
+
+# Corpora that chance makes up
+
+some = settings(deadline=None, max_examples=40)
+PACKED = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+ODD = ["a b", "\u2028", "\x0b\x1c", "\ufeff", "\0", "\x1b[31m", "", "\r", "\ud7ff", "x" * 3_000]
+lines = st.lists(st.one_of(st.sampled_from(ODD), st.text(max_size=5)), max_size=8)
+field_names = st.sampled_from(
+    ["source", "a.b", "a.b.c", "nope", ".", "..", "**", "/a", "[", "source."]
+)
+
+
+def odd_table(kind: str, texts: list[str]) -> bytes:
+    """A file of two columns and of odd ones."""
+    columns = {
+        "source": pa.array(texts),
+        "a.b": pa.array(texts).dictionary_encode(),
+        "a": pa.array([{"b": text} for text in texts], pa.struct([("b", pa.string())])),
+        "nope": pa.nulls(len(texts)),
+    }
+    made = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    if kind == "parquet":
+        pq.write_table(made, sink)
+    else:
+        with pa.ipc.new_stream(sink, made.schema) as writer:
+            writer.write_table(made, max_chunksize=3)
+    return sink.getvalue().to_pybytes()
+
+
+def content(kind: str, texts: list[str]) -> bytes:
+    if kind in ("parquet", "arrow"):
+        return odd_table(kind, texts)
+    if kind == "jsonl":
+        texts = [json.dumps({"source": text, "a": {"b": text}}) for text in texts]
+    return "\n".join(texts).encode("utf-8", "surrogatepass")
+
+
+def damaged(data: bytes, cut: float, changes: list[tuple[float, int]]) -> bytes:
+    found = bytearray(data[: round(cut * len(data))])
+    for place, value in changes if found else []:
+        found[int(place * len(found))] = value
+    return bytes(found)
+
+
+share = st.floats(0, 1, exclude_max=True)
+
+
+@pytest.mark.slow
+@some
+@given(
+    kind=st.sampled_from(["text", "tsv", "jsonl", "parquet", "arrow", "documents", "datasets"]),
+    texts=lines,
+    ending=st.sampled_from(sorted(PACKED)),
+    cut=st.one_of(st.just(1.0), share),
+    changes=st.lists(st.tuples(share, st.integers(0, 255)), max_size=4),
+    field=field_names,
+    rule=st.sampled_from(["skip", "error"]),
+)
+@example("datasets", ["a"], "", 1.0, [], "**", "skip")
+@example("datasets", ["a"], "", 1.0, [], "/a", "skip")
+def test_any_corpus_is_read_or_refused(
+    kind: str,
+    texts: list[str],
+    ending: str,
+    cut: float,
+    changes: list[tuple[float, int]],
+    field: str,
+    rule: Any,
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made = "arrow" if kind == "datasets" else kind
+        file = folder / f"data.{made}"
+        data = content(made, texts)
+        if made not in ("parquet", "arrow"):
+            file = file.with_name(file.name + ending)
+            data = PACKED[ending](data)
+        file.write_bytes(damaged(data, cut, changes))
+        splits: dict[str, Any] = dict.fromkeys(("train", "validation", "test"), str(file))
+        settings: dict[str, Any] = {"source_field": field, "target_field": "source"}
+        if kind == "text":
+            pair = {"source": str(file), "target": str(file)}
+            settings = {}
+            splits = dict.fromkeys(splits, pair)
+        elif kind == "tsv":
+            settings = {"header": True}
+        elif kind == "documents":
+            settings = {"ends": "blank_line"}
+        elif kind == "datasets":
+            splits = {"folder": name, "train": field}
+        corpus: Any = TypeAdapter(AnyCorpus).validate_python(
+            {"kind": "parquet" if kind == "arrow" else kind, "name": "x"} | settings | splits
+        )
+        rules = Filter(empty=rule, invalid=rule, too_long=rule)
+        pairs, report = folder / "out" / "pairs.arrow", folder / "out" / "pairs.json"
+        said = ""
+        try:
+            found = read_split(corpus, rules, "train", pairs, report)
+        except Refusal as error:
+            said = str(error)
+        if said:
+            assert "remedy" in said
+            assert not list(pairs.parent.glob("*"))
+        else:
+            kept = pa.ipc.open_file(str(pairs)).read_all()
+            kept.validate(full=True)
+            assert kept.num_rows == found.pairs_kept > 0

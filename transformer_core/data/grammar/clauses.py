@@ -314,8 +314,6 @@ def complement(random: Random, person: int, negated: bool = False) -> tuple[Verb
 class Clause:
     """One clause in both languages. Its methods give it in the orders that sentences need."""
 
-    __slots__ = ("adverb", "after", "before", "form", "negated", "object", "subject", "time")
-
     def __init__(
         self,
         subject: Subject,
@@ -333,19 +331,18 @@ class Clause:
         self.before = pronouns if time_first else pronouns + known
         self.after = known + new if time_first else new
         self.time = time
+        self.en_time, self.de_time = (part and f" {part}" for part in time)
         self.adverb = adverb
         self.negated = negated
 
     def predicate(self) -> Pair:
         """Without the subject, verb first: what a second clause adds after and."""
-        form, (en_time, de_time) = self.form, self.time
-        en_time = en_time and f" {en_time}"
-        de_time = de_time and f" {de_time}"
+        form = self.form
         if self.negated:
-            english = f"{form.negation} {form.base}{self.object}{en_time}"
+            english = f"{form.negation} {form.base}{self.object}{self.en_time}"
         else:
-            english = f"{form.before}{self.adverb} {form.verb}{self.object}{en_time}"
-        german = f" {form.finite}{self.before}{de_time}{self.after}{form.bracket}"
+            english = f"{form.before}{self.adverb} {form.verb}{self.object}{self.en_time}"
+        german = f" {form.finite}{self.before}{self.de_time}{self.after}{form.bracket}"
         return english, german
 
     def main(self) -> Pair:
@@ -359,37 +356,30 @@ class Clause:
 
     def inverted(self) -> str:
         """German verb first, as after anything fronted and in questions."""
-        form, time = self.form, self.time[1]
-        time = time and f" {time}"
-        subject = self.subject[1]
-        return f"{form.finite} {subject}{self.before}{time}{self.after}{form.bracket}"
+        rest = f"{self.subject[1]}{self.before}{self.de_time}{self.after}{self.form.bracket}"
+        return f"{self.form.finite} {rest}"
 
     def fronted(self) -> Pair:
         """A main clause, time first; the time must not be empty in either language."""
         en_time, de_time = self.time
-        self.time = "", ""
+        self.en_time = self.de_time = ""
         english, _ = self.main()
         return f"{en_time}, {english}", f"{de_time} {self.inverted()}"
 
     def question(self) -> Pair:
         """A yes-or-no question, without the mark."""
-        form, time = self.form, self.time[0]
-        time = time and f" {time}"
-        english = f"{form.question} {self.subject[0]} {form.base}{self.object}{time}"
+        form = self.form
+        english = f"{form.question} {self.subject[0]} {form.base}{self.object}{self.en_time}"
         return english, self.inverted()
 
     def subclause(self) -> Pair:
         """After a conjunction: the same English, German with the verb at its end."""
-        time = self.time[1]
-        time = time and f" {time}"
-        german = f"{self.subject[1]}{self.before}{time}{self.after}{self.form.final}"
+        german = f"{self.subject[1]}{self.before}{self.de_time}{self.after}{self.form.final}"
         return self.main()[0], german
 
     def relative(self, pronoun: str) -> Pair:
         """A relative clause whose subject is the relative pronoun."""
-        time = self.time[1]
-        time = time and f" {time}"
-        german = f"{pronoun}{self.before}{time}{self.after}{self.form.final}"
+        german = f"{pronoun}{self.before}{self.de_time}{self.after}{self.form.final}"
         return f"who{self.predicate()[0]}", german
 
 
