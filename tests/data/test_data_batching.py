@@ -22,8 +22,7 @@ from transformer_core.data.batching.epoch_plan import (
     permute,
     plan_epoch,
 )
-from transformer_core.data.batching.feeding import Feed, evaluation_batches
-from transformer_core.data.batching.rows import WindowRows, pack
+from transformer_core.data.batching.feeding import Feed, WindowRows, evaluation_batches, pack
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=80).map(

@@ -12,8 +12,7 @@ from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.batching import epoch_plan as planning
 from transformer_core.data.batching.collate import collate
 from transformer_core.data.batching.epoch_plan import plan_epoch
-from transformer_core.data.batching.feeding import Feed, evaluation_batches
-from transformer_core.data.batching.rows import WindowRows
+from transformer_core.data.batching.feeding import Feed, WindowRows, evaluation_batches
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 CPU = torch.device("cpu")

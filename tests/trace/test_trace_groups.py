@@ -13,7 +13,7 @@ import pytest
 from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown, CollectiveUse
-from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.process import (
     UNKNOWN_GROUP,
     group_of,

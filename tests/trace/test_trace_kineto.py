@@ -12,7 +12,7 @@ from traces import complete, kineto, on_device
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.breakdown.devices import break_down
-from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import table_of
 from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.readers.files import read_files
@@ -278,23 +278,6 @@ def test_what_other_programs_leave_in_a_text(tmp_path: Path, before: bytes, afte
     path = tmp_path / "t.json"
     path.write_bytes(before + whole(tmp_path).removesuffix(b"]}") + after + b"}")
     assert rows_of(read_files([path]).table)["t0_ns"].tolist() == [10_000]
-
-
-@pytest.mark.parametrize(
-    ("mark", "told"),
-    [
-        (b"PK\x03\x04", "is a zip archive: unpack it first: unzip"),
-        (b"\x28\xb5\x2f\xfd", "is packed with zstd"),
-        (b"\xfd7zXZ\x00", "is packed with xz"),
-        (b"BZh", "is packed with bzip2"),
-        (b"\xff\xfe", "is text of UTF-16"),
-    ],
-)
-def test_what_must_be_unpacked_is_told(tmp_path: Path, mark: bytes, told: str) -> None:
-    path = tmp_path / "t.json"
-    path.write_bytes(mark + whole(tmp_path))
-    with pytest.raises(ConfigError, match=told):
-        read_files([path])
 
 
 def test_a_folder_stands_for_its_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown
-from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events import phases
 from transformer_core.trace.tables import read_files
 

@@ -1,9 +1,10 @@
-"""Computations with whole arrays that replace loops over pairs."""
+"""Computations with whole arrays that replace loops over pairs, and the results of many workers in order."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -119,3 +120,27 @@ def add_counts(parts: Iterable[Counts]) -> Counts:
     for part in parts:
         total.update(part)
     return dict(sorted(total.items()))
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_order(
+    workers: Executor, function: Callable[[T], R], items: Iterable[T], ahead: int
+) -> Iterator[R]:
+    """``map(function, items)`` with at most ``ahead`` items taken and not yet given back.
+
+    Unlike ``Executor.map``, which takes all items at once.
+    """
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            waiting.append(workers.submit(function, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -29,7 +29,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.common.tables import read_table
 from transformer_core.data.batching.epoch_plan import plan_epoch
-from transformer_core.data.batching.rows import WindowRows
+from transformer_core.data.batching.feeding import WindowRows
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.decide.intervals import median_interval
 from transformer_core.machine.batch_flops import non_padding, padded, training_flops

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from schemas.config.model import DecoderOnly, HuggingFaceCausal, ImportedModel
 from schemas.config.run_spec import AnyTrained
 from transformer_core.data.arrays import group_sums
-from transformer_core.data.batching.rows import WindowRows
+from transformer_core.data.batching.feeding import WindowRows
 from transformer_core.study.reservations import layer_weights
 
 

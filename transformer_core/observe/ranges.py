@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from transformer_core.observe.nsys import DOMAIN
-from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.phases import (
     ALLOCATED_PREFIX,
     BACKWARD,
@@ -23,6 +22,7 @@ from transformer_core.trace.events.phases import (
     LAYER_PREFIX,
     LOSS,
     OPTIMIZER,
+    SEPARATOR,
     label,
 )
 

@@ -26,7 +26,7 @@ from transformer_core.trace.arguments import (
     writing,
 )
 from transformer_core.trace.breakdown.devices import KERNELS_SHOWN, Choice
-from transformer_core.trace.breakdown.profile import (
+from transformer_core.trace.breakdown.summary import (
     breakdown_of_files,
     read_roofline,
     with_ceilings,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from schemas.results.profiles import Breakdown, DeviceBreakdown
 from transformer_core.trace.arguments import count, percent
 from transformer_core.trace.breakdown.devices import Choice
-from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.terminal import bare, plain, table, width
 

@@ -23,8 +23,8 @@ from transformer_core.trace.arguments import read_and_output, writing
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Events, Rows, rows_of
-from transformer_core.trace.events.layers import SEPARATOR
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
+from transformer_core.trace.events.phases import SEPARATOR
 from transformer_core.trace.terminal import plain
 
 if TYPE_CHECKING:

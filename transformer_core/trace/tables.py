@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from schemas.results.profiles import Breakdown
 from transformer_core.trace.breakdown.devices import Choice
-from transformer_core.trace.breakdown.profile import (
+from transformer_core.trace.breakdown.summary import (
     breakdown_of_files,
     read_roofline,
     with_ceilings,

@@ -24,7 +24,7 @@ from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.study.users_files import files_of_script
-from transformer_core.trace.breakdown.profile import breakdown_of_files
+from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
 from transformer_core.tune.certificate import Record, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session

@@ -28,6 +28,7 @@ from schemas.config.data import (
     TsvCorpus,
     UrlCorpus,
 )
+from transformer_core.data.arrays import in_order
 from transformer_core.data.corpus import download
 from transformer_core.data.corpus.lines import (
     line_rows,
@@ -40,7 +41,6 @@ from transformer_core.data.corpus.lines import (
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 from transformer_core.data.corpus.tables import one_table, table_rows
 from transformer_core.data.grammar.stream import CHUNK, generate, generate_chunk
-from transformer_core.data.in_order import in_order
 
 
 @dataclass(frozen=True)

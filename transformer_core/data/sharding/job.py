@@ -37,10 +37,9 @@ from transformer_core.common.digests import digest
 from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress
-from transformer_core.data.arrays import add_counts, arrow_array, count_lengths, ranges
+from transformer_core.data.arrays import add_counts, arrow_array, count_lengths, in_order, ranges
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError, snippet, where
-from transformer_core.data.in_order import in_order
 from transformer_core.data.sharding.shard_store import (
     EXAMPLES,
     PROGRESS,

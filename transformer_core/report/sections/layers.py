@@ -21,7 +21,7 @@ from transformer_core.report.sections.profiles import (
     telling,
 )
 from transformer_core.trace.breakdown.summary import roofline_share
-from transformer_core.trace.events.layers import SEPARATOR
+from transformer_core.trace.events.phases import SEPARATOR
 
 _DEEPEST = 6
 _LEAST = 0.01

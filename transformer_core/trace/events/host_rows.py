@@ -18,8 +18,7 @@ from transformer_core.trace.events.collectives import collective_named, message_
 from transformer_core.trace.events.columns import NULL, Integers, distinct, nulls
 from transformer_core.trace.events.intervals import innermost
 from transformer_core.trace.events.joins import chosen, leaves, mapped, taken
-from transformer_core.trace.events.layers import Forward, Labels, modules
-from transformer_core.trace.events.phases import ALLOCATED_PREFIX, Marks
+from transformer_core.trace.events.phases import ALLOCATED_PREFIX, Forward, Labels, Marks, modules
 from transformer_core.trace.events.process import ProcessTrace
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from transformer_core.common.progress import Progress
 from transformer_core.trace.events.columns import NULL, Columns, or_null
-from transformer_core.trace.events.layers import MODULE, own_line
+from transformer_core.trace.events.phases import MODULE, own_line
 from transformer_core.trace.events.process import (
     NotATrace,
     ProcessTrace,
