@@ -196,7 +196,7 @@ TORCH = {
     if name.startswith("aten::")
 }
 KNOWN = sorted(
-    (name if name in TORCH else f"_{name}") for name in ("_".join(p) for p in operators._PHRASES)
+    (name if name in TORCH else f"_{name}") for name in ("_".join(p) for p in operators.PHRASES)
 )
 PLAIN = ["add", "mul", "relu", "mm", "_softmax", "_to_copy", "gelu", "gelu_backward", "t", "silu"]
 

@@ -219,7 +219,7 @@ def test_flops_of_convolutions_in_a_trace(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", ["convolution", "cudnn_convolution", "conv_depthwise2d"])
 def test_bytes_of_convolutions(base: str) -> None:
-    stride, padding, dilation = operators._SLIDES[base]
+    stride, padding, dilation = operators.SLIDES[base]
     values = [""] * 9
     values[stride], values[padding], values[dilation] = "[2]", "[1, 1]", "[1, 1]"
     found = work_of(f"aten::{base}", [(2, 3, 8, 8), (4, 3, 3, 3)], ["c10::Half"] * 2, values)

@@ -6,15 +6,18 @@ operators. What only moves data (copies, casts, indexing) is ``other``.
 
 Where a trace does not say which operator launched a kernel, the kernel's own name tells its class:
 the function's name without name spaces, template arguments and parameters, for those hold the names
-of libraries (``fbgemm_gpu::``) and of what a generic kernel is applied to.
+of libraries (``fbgemm_gpu::``) and of what a generic kernel is applied to. All names stand in
+operators.toml.
 """
 
 import json
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 CONTRACTION = "contraction"
 NORMALIZATION = "normalization"
@@ -27,28 +30,10 @@ OPERATOR_CLASSES = (CONTRACTION, NORMALIZATION, ELEMENT_WISE, COMMUNICATION, OTH
 
 Shape = Sequence[int]
 
-_CONTRACTIONS = re.compile(
-    r"(add)?mm|(ba)?(add)?bmm|baddbmm|(add)?mv|dot|vdot|matmul|linear|linear_backward|"
-    r"mkldnn_linear\w*|einsum|_?scaled_(grouped_)?mm|_grouped_mm|_?scaled_dot_product_\w*|"
-    r"_(flash|efficient|cudnn)_attention_\w*|_addmm_activation|_linear_pointwise|_int_mm|\w*conv(olution)?\w*"
-)
-_NORMALIZATIONS = re.compile(
-    r"_?(log_)?softmax\w*|\w*_(layer|rms|batch|group)_norm\w*|(layer|rms|batch|group)_norm\w*|"
-    r"sum|mean|amax|amin|max|min|argmax|argmin|prod|std|var|var_mean|norm|logsumexp|"
-    r"linalg_vector_norm|_foreach_norm|_foreach_max|nll_loss\w*|cross_entropy\w*|cumsum|any|all|"
-    r"topk|sort|_Weights(Backward)?"  # attention weights in one loop
-)
-_ELEMENT_WISE = re.compile(
-    r"(_foreach_)?(add|sub|mul|div|neg|abs|exp|log|log2|sqrt|rsqrt|pow|square|reciprocal|sigmoid|"
-    r"tanh|clamp|clamp_min|clamp_max|minimum|maximum|lerp|addcmul|addcdiv|sign|sin|cos|erf|round|"
-    r"floor|where|threshold|relu|gelu|silu|leaky_relu|softplus|glu|elu|hardtanh|eq|ne|lt|le|gt|ge|"
-    r"logical_\w+|bitwise_\w+|masked_fill|bernoulli|random|uniform|normal|rand_like|native_dropout|dropout|"
-    r"_?fused_dropout|remainder|rsub|isnan|isfinite|isinf|nan_to_num)(_backward|_dropout)?_?"
-    r"|_fused_(adam|adamw|sgd|adagrad)_?|native_dropout_backward|_masked_scale"
-    r"|_(Added|Kept|OfRelu)(Backward)?|Optimizer\.step#MasterAdamW\.step"
-    r"|_amp_foreach_non_finite_check_and_unscale_|threshold_backward"
-)
-
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_BY_NAME = [
+    (re.compile("".join(pattern.split())), found) for found, pattern in _TABLES["operators"].items()
+]
 _COMMUNICATION_SPACES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "record_param_comms")
 
 
@@ -63,11 +48,7 @@ def operator_class(name: str) -> str:
     if name.startswith(_COMMUNICATION_SPACES):
         return COMMUNICATION
     base = name.rpartition("::")[2]
-    for pattern, found in (
-        (_CONTRACTIONS, CONTRACTION),
-        (_NORMALIZATIONS, NORMALIZATION),
-        (_ELEMENT_WISE, ELEMENT_WISE),
-    ):
+    for pattern, found in _BY_NAME:
         if pattern.fullmatch(base):
             return found
     return OTHER
@@ -83,76 +64,20 @@ class Work:
 
 UNKNOWN = Work(None, None)
 
-_ELEMENT_BYTES = {
-    "float": 4,
-    "double": 8,
-    "c10::half": 2,
-    "half": 2,
-    "c10::bfloat16": 2,
-    "bfloat16": 2,
-    "long int": 8,
-    "long": 8,
-    "int": 4,
-    "short int": 2,
-    "signed char": 1,
-    "char": 1,
-    "unsigned char": 1,
-    "byte": 1,
-    "bool": 1,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
-}
-
 
 def element_bytes(kind: str) -> int | None:
     """Bytes of an element by the name that a trace gives its type; null for what is no tensor."""
-    return _ELEMENT_BYTES.get(kind.lower())
+    return _TABLES["element_bytes"].get(kind.lower())
 
 
-_FORMATS = {
-    "float": "fp32",
-    "double": "fp64",
-    "c10::half": "fp16",
-    "half": "fp16",
-    "c10::bfloat16": "bf16",
-    "bfloat16": "bf16",
-    "c10::float8_e4m3fn": "fp8",
-    "c10::float8_e5m2": "fp8",
-}
-
-
-FORMATS = frozenset(_FORMATS.values())
+FORMATS = frozenset(_TABLES["formats"].values())
 """The usual names of formats of numbers."""
 
 
 def format_of(kind: str) -> str | None:
     """The usual name of a format of numbers, by the name that a trace gives it; null for whole
     numbers and for what is no tensor."""
-    return _FORMATS.get(kind.lower())
-
-
-_OPERATIONS = {
-    "softmax": 5,
-    "log_softmax": 5,
-    "softmax_backward_data": 4,
-    "log_softmax_backward_data": 4,
-    "native_layer_norm": 8,
-    "native_layer_norm_backward": 14,
-    "fused_rms_norm": 5,
-    "fused_rms_norm_backward": 10,
-    "gelu": 8,
-    "gelu_backward": 16,
-    "sigmoid": 3,
-    "silu": 4,
-    "native_dropout": 2,
-    "fused_adamw": 14,
-    "fused_adam": 13,
-    "addcmul": 3,
-    "addcdiv": 3,
-    "lerp": 3,
-}
-"""Operations per element: additions, products, quotients, comparisons and special functions (exp,
-tanh, square root) count as one each. What is not listed takes one per element."""
+    return _TABLES["formats"].get(kind.lower())
 
 
 def work_of(
@@ -179,7 +104,7 @@ def work_of(
     if found not in (NORMALIZATION, ELEMENT_WISE) or not any(tensors):
         return UNKNOWN
     largest = max(math.prod(shape) for shape in tensors if shape)
-    flops = largest * _OPERATIONS.get(base, 1)
+    flops = largest * _TABLES["operations"].get(base, 1)
     read = _bytes(tensors, kinds)
     if read is None:
         return Work(flops, None)
@@ -272,16 +197,7 @@ def _attention(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work
     return Work(flops, (read + written) * width)
 
 
-_SLIDES = {
-    **dict.fromkeys(
-        ("conv1d", "conv2d", "conv3d", "convolution", "cudnn_convolution_relu"), (3, 4, 5)
-    ),
-    "convolution_overrideable": (3, 4, 5),
-    "cudnn_convolution": (3, 2, 4),
-    "cudnn_convolution_add_relu": (5, 6, 7),
-    **dict.fromkeys(("mkldnn_convolution", "miopen_convolution"), (4, 3, 5)),
-    **dict.fromkeys(("conv_depthwise2d", "conv_depthwise3d"), (4, 5, 6)),
-}
+SLIDES: dict[str, list[int]] = _TABLES["slides"]
 """Places of stride, padding and dilation among the inputs."""
 
 
@@ -296,8 +212,8 @@ def _convolution(
         return UNKNOWN
     transposed = "transpose" in base or _value(values, 7 if backward else 6) is True
     output: Shape | None = tuple(shapes[0]) if backward else None
-    if base in _SLIDES and not transposed:
-        slides = [_sides(_value(values, place), len(image) - 2) for place in _SLIDES[base]]
+    if base in SLIDES and not transposed:
+        slides = [_sides(_value(values, place), len(image) - 2) for place in SLIDES[base]]
         if all(slides):
             sides = zip(image[2:], weight[2:], *(side or () for side in slides), strict=True)
             output = (
@@ -347,87 +263,11 @@ def _scaled(values: Sequence[object], unit: float) -> int | None:
     return round(found) if 0 < found < 2**62 else None
 
 
-_GENERIC = r"(un)?(vectorized_|unrolled_|index_|legacy_)*elementwise_kernel\w*"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Kernels whose base name begins with a match of ``base``, and if ``inside`` is given, whose
-    full name holds a match of that, are of a class."""
-
-    base: str
-    found: str
-    inside: str = ""
-
-    def accepts(self, base: str, name: str) -> bool:
-        return bool(re.match(self.base, base, re.IGNORECASE)) and bool(
-            re.search(self.inside, name, re.IGNORECASE)
-        )
-
-
 _FUSED = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(\w*?)(?:_\d+)*(?:_0d[\dcde]*_?)?")
-_KNOWN = """
-    adaptive_avg_pool2d adaptive_max_pool2d as_strided avg_pool2d batch_norm binary_cross_entropy
-    binary_cross_entropy_with_logits bitwise_and bitwise_left_shift bitwise_not bitwise_or
-    bitwise_right_shift bitwise_xor broadcast_to clamp_max clamp_min constant_pad_nd
-    cross_entropy_loss cudnn_batch_norm diag_embed efficient_attention_forward embedding_bag
-    embedding_dense embedding_renorm empty_like empty_strided flash_attention_forward floor_divide
-    full_like fused_adam fused_adamw fused_dropout fused_rms_norm fused_sgd grid_sampler_2d
-    group_norm huber_loss index_add index_copy index_fill index_put index_select instance_norm
-    layer_norm leaky_relu linalg_vector_norm local_scalar_dense log_sigmoid log_sigmoid_forward
-    log_softmax logical_and logical_not logical_or logical_xor masked_fill masked_scale
-    masked_scatter masked_select max_pool2d max_pool2d_with_indices mse_loss nan_to_num
-    native_batch_norm native_batch_norm_legit native_batch_norm_legit_functional
-    native_batch_norm_legit_no_training native_dropout native_group_norm native_layer_norm new_empty
-    new_empty_strided new_full new_ones new_zeros nll_loss nll_loss2d nll_loss2d_forward
-    nll_loss_forward ones_like pixel_shuffle rand_like randn_like reflection_pad2d replication_pad2d
-    rms_norm safe_softmax scaled_dot_product_attention scaled_dot_product_cudnn_attention
-    scaled_dot_product_efficient_attention scaled_dot_product_flash_attention scaled_mm scatter_add
-    scatter_reduce select_scatter slice_scatter smooth_l1_loss soft_margin_loss split_with_sizes
-    std_mean to_copy unsafe_index unsafe_index_put unsafe_masked_index unsafe_view
-    upsample_bicubic2d upsample_bilinear2d upsample_nearest2d upsample_nearest_exact2d var_mean
-    weight_norm_interface zeros_like
-"""
-_PHRASES = {tuple(name.split("_")) for name in _KNOWN.split()}
+PHRASES = {tuple(name.split("_")) for name in _TABLES["inside_compiled"]["known"].split()}
 """Names of operators that hold underscores themselves; sides stand for 1, 2 and 3 of them."""
-_LONGEST = max(map(len, _PHRASES))
-_MOVING = frozenset(
-    [
-        "to_copy",
-        "unsafe_view",
-        "unsafe_index",
-        "view",
-        "clone",
-        "slice",
-        "select",
-        "transpose",
-        "t",
-        "permute",
-        "cat",
-        "stack",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "expand",
-        "squeeze",
-        "copy",
-        "unsqueeze",
-        "index",
-        "index_put",
-        "gather",
-        "scatter",
-        "empty_like",
-        "new_zeros",
-        "zeros",
-        "zeros_like",
-        "ones",
-        "full",
-        "fill",
-        "arange",
-        "constant_pad_nd",
-        "reshape",
-    ]
-)
+_LONGEST = max(map(len, PHRASES))
+_MOVING = frozenset(_TABLES["inside_compiled"]["moving"].split())
 
 
 @cache
@@ -445,63 +285,12 @@ def fused(name: str) -> tuple[str, ...]:
             place += 1
         plain = [re.sub(r"[13]d$", "2d", word) for word in words[place : place + _LONGEST]]
         sizes = range(len(plain), 0, -1)
-        place += next((n for n in sizes if tuple(plain[:n]) in _PHRASES), 1)
+        place += next((n for n in sizes if tuple(plain[:n]) in PHRASES), 1)
         for more in ("backward", "data"):
             if words[place : place + 1] == [more]:
                 place += 1
         found.append("_".join(words[begin:place]))
     return tuple(found)
-
-
-RULES = (
-    # Made by TorchInductor: the kind first, then the names of the operators inside.
-    Rule(r"triton_tem_", CONTRACTION),
-    Rule(r"triton_(red|per)_", NORMALIZATION),
-    Rule(r"(graph_\d+_)?(triton_poi|cpp_fused)_", ELEMENT_WISE),
-    # An implicit product reads its rows through an index; a rotary embedding is arithmetic.
-    Rule(r"\w*(xmma_\w*gemm|cudnn_\d+x\d+)", CONTRACTION),
-    Rule(r"\w*rotary", ELEMENT_WISE),
-    # Rows of tables, indices, copies: nothing is computed.
-    Rule(r"\w*(embedding|bounds_check|linearize_index|jagged)", OTHER),
-    Rule(r"\w*(index|gather|scatter|copy|CatArray|permute|transpose|fill(?!ed)|roll_cuda)", OTHER),
-    Rule(r"Device(RadixSort|Scan|Compact|Select|ReduceByKey|Partition)|\w*sort", OTHER),
-    # Products of matrices and convolutions by their libraries.
-    Rule(r"(Kernel2?|device_kernel|GemmUniversal)$", CONTRACTION, inside=r"cutlass"),
-    Rule(r"kernel_\w*(gemm|contraction|conv|batched)", CONTRACTION),  # composable_kernel
-    Rule(r"kentry", CONTRACTION, inside=r"gemm|fmha|conv"),  # ck_tile's one entry for all kernels
-    Rule(r"kentry", NORMALIZATION, inside=r"norm|softmax|reduce"),
-    Rule(r"bmm_", CONTRACTION),  # TensorRT-LLM's
-    Rule(r"wvSplitK|LLGemm", CONTRACTION),  # narrow products of vLLM under ROCm
-    Rule(r"Cijk_|nvjet|cublasLt_splitK|splitK", CONTRACTION),  # Tensile, cuBLASLt
-    Rule(
-        r"\w*(gemm|gemv|gemk|matmul|xmma|wgrad|dgrad|winograd|convolve|_conv\d|conv\d?d|conv_)",
-        CONTRACTION,
-    ),
-    Rule(r"(cudnn::\w*|implicit_|miopen\w*|igemm\w*)conv", CONTRACTION),
-    Rule(r"(dot|dot_product)_kernel", CONTRACTION),
-    # Attention as one kernel.
-    Rule(r"\w*(flash_|fmha|sdpa|attn_|attention|mha_(fwd|bwd))|sage_fwd", CONTRACTION),
-    Rule(
-        r"_?bwd_(kernel|preprocess)|_?fwd_kernel", CONTRACTION, inside=r"attn|attention|^_?[bf]wd"
-    ),
-    # Normalizations, and whatever reduces.
-    Rule(r"\w*(softmax|layer_?norm|rms_?norm|batch_?norm|group_?norm|norm_|_norm)", NORMALIZATION),
-    Rule(r"bn_(fw|bw)_", NORMALIZATION),  # cuDNN's of batches
-    Rule(r"\w*(GammaBeta|RowwiseMoments|ComputeInternalGradients)", NORMALIZATION),
-    Rule(r"\w*(nll_loss|cross_entropy|cunn_)", NORMALIZATION),
-    Rule(r"(DeviceReduce|DeviceSegmentedReduce|reduce_|\w*_reduce)|\w*reduction", NORMALIZATION),
-    # One generic kernel, applied to a copy or to arithmetic.
-    Rule(_GENERIC, OTHER, inside=r"copy|(?<!masked_)fill|\bindex|gather|scatter|arange"),
-    Rule(_GENERIC, ELEMENT_WISE),
-    Rule(r"\w*(elementwise|pointwise|dropout|distribution_)", ELEMENT_WISE),
-    Rule(
-        r"\w*(multi_tensor_apply|foreach|fused_adam|adam|act_and_mul|gelu|relu|silu|swiglu|unary|binary)",
-        ELEMENT_WISE,
-    ),
-    Rule(r"globalKernel", ELEMENT_WISE, inside=r"\bepilogue::"),  # bias and activation of cuBLASLt
-    Rule(r"(add|sub|mul|div|exp|tanh|sigmoid|axpy|scal)(_|$)\w*", ELEMENT_WISE),
-)
-"""The first rule that accepts a kernel gives its class."""
 
 
 def base_name(name: str) -> str:
@@ -544,4 +333,7 @@ def kernel_class(name: str) -> str:
             return OTHER
         if "cpp_fused" in base and NORMALIZATION in kinds:
             return NORMALIZATION
-    return next((rule.found for rule in RULES if rule.accepts(base, name)), OTHER)
+    for begins, found, *holds in _TABLES["kernels"]["rules"]:
+        if re.match(begins, base, re.I) and re.search("".join(holds), name, re.I):
+            return str(found)
+    return OTHER
