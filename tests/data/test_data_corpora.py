@@ -13,6 +13,7 @@ from schemas.config.data import AnyCorpus, Filter, GrammarCorpus
 from schemas.results import CorpusSplit
 from tests.orders import run_job
 from transformer_core.common.digests import NAME
+from transformer_core.data.corpus import job
 from transformer_core.data.corpus.job import SCHEMA, read_split
 from transformer_core.data.corpus.pairs import PairFilter
 from transformer_core.data.corpus.readers import open_split
@@ -151,18 +152,19 @@ def test_empty_files_and_nothing_left_are_errors(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_columns_are_filtered_as_rows_are(tmp_path: Path) -> None:
-    corpus = GrammarCorpus(kind="grammar", train_pairs=12_345, names=500)
+def test_columns_are_filtered_as_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "BATCH_PAIRS", 1_000)
+    corpus = GrammarCorpus(kind="grammar", train_pairs=2_345, names=500)
     found = []
     for rules in ({}, {"max_characters": 80, "too_long": "skip"}):
         report, table = read(tmp_path, corpus, **rules)
         pair_filter = PairFilter(Filter(**rules), open_split(corpus, "train"))
         kept = pair_filter.keep(list(open_split(corpus, "train").rows()))
         assert [Pair(**row) for row in table.to_pylist()] == kept
-        assert (report.pairs_read, report.skipped) == (12_345, pair_filter.skipped)
+        assert (report.pairs_read, report.skipped) == (2_345, pair_filter.skipped)
         assert report.examples == pair_filter.examples
         found.append(report.pairs_kept)
-    assert found[0] == 12_345 > found[1] > 0
+    assert found[0] == 2_345 > found[1] > 0
 
 
 @pytest.mark.parametrize("odd", ["", " b", "b\u2003", "b\x1f", "bbbbb", "ü" * 4])

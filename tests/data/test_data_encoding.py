@@ -31,7 +31,7 @@ signs = st.sampled_from(
     [*".,!?;:", "...", "?!", "'", "-", " ", "  ", "\u00a0", "\n", "\u0301", "\u0338"]
 )
 punctuated = st.lists(st.one_of(letters, signs), max_size=12).map("".join)
-few = settings(steady, max_examples=30)
+few = settings(steady, max_examples=20)
 
 
 @pytest.fixture(scope="module")

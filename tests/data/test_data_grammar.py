@@ -49,7 +49,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(st.integers(0, 9), st.integers(1, 2 * CHUNK + 1), st.integers(1, 2 * CHUNK + 1))
 def test_a_longer_corpus_begins_with_the_shorter_one(seed: int, one: int, other: int) -> None:
     few, many = sorted([one, other])

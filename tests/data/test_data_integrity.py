@@ -225,9 +225,9 @@ def test_processes_of_a_host_share_one(manifest: Path, disk: Path) -> None:
         "print(copy_to(Path(sys.argv[1]), Path(sys.argv[2])))\n"
     )
     command = [sys.executable, "-c", program, str(disk), str(manifest)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = {process.communicate()[0] for process in running}
-    assert [process.returncode for process in running] == [0, 0, 0]
+    assert [process.returncode for process in running] == [0, 0]
     assert len(said) == 1
     place = Path(said.pop()).parent
     assert {path.name for path in disk.iterdir()} == {place.name, f".{place.name}.lock"}

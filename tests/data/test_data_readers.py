@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -326,6 +326,7 @@ def test_line_ends_and_byte_order_mark(tmp_path: Path, content: bytes, lines: li
     assert list(read_lines(written(tmp_path, content))) == lines
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))))
 def test_any_lines_come_back(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     first_is_mark = bool(lines) and lines[0].startswith(b"\xef\xbb\xbf")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import complete, event_table, kineto, mark, on_device, talk, work
 
@@ -296,6 +296,7 @@ def test_the_critical_path_goes_back_to_what_was_waited_for() -> None:
     assert path["latency", ""] == 10 + 10
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 90), st.integers(0, 30), st.integers(-5, 40), st.integers(7, 8)),

@@ -33,11 +33,13 @@ from transformer_core.trace.readers.kineto_events import EventDecoder
 EDGES = [NULL, NULL + 1, -(2**32), -1, 0, 1, 254, 255, 256, 65_535, 2**32, 2**63 - 1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(EDGES) | st.integers(NULL, 2**63 - 1) | st.integers(0, 300)))
 def test_packed_values_come_back(values: list[int]) -> None:
     assert Packed(np.array(values, np.int64)).values().tolist() == values
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(*[st.sampled_from(EDGES)] * 2), max_size=40), st.integers(1, 7), st.data()
 )

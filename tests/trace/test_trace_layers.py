@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import profile
 from traces import Report, complete, event_table, kineto, mark, on_device, work
@@ -205,6 +205,7 @@ def test_names_that_are_known_are_those_of_torch() -> None:
     assert set(KNOWN) <= TORCH | {"_embedding_dense"}
 
 
+@settings(deadline=None)
 @given(st.sets(st.sampled_from([*KNOWN, *PLAIN]), min_size=1, max_size=6))
 def test_operators_inside_a_compiled_kernel(inside: set[str]) -> None:
     for kind in ("triton_poi", "triton_red", "triton_per", "triton_tem", "cpp"):

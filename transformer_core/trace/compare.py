@@ -187,11 +187,8 @@ def _times_as_much(
             for kernel in device.kernel_times:
                 side[kernel.name] += kernel.count / len(devices)
                 weights[kernel.name] += kernel.time_ns if side is counts[0] else 0
-    shared = [
-        (counts[1][name] / counts[0][name], weights[name])
-        for name in counts[0]
-        if name in counts[1]
-    ]
+    one, other = counts
+    shared = [(other[name] / one[name], weights[name]) for name in one if name in other]
     half = sum(weight for _, weight in shared) / 2
     for ratio, weight in sorted(shared):
         half -= weight
@@ -218,10 +215,7 @@ def read_profile(path: Path) -> Breakdown:
     ranks, or one trace. Raises TraceError if there is none."""
     if (path / "breakdown.json").is_file():
         path = path / "breakdown.json"
-    if path.is_dir():
-        found, _ = breakdown_of_files([path], path.name, _ALL)
-    else:
-        found = _breakdown(path) or breakdown_of_files([path], path.name, _ALL)[0]
+    found = _breakdown(path) or breakdown_of_files([path], path.name, _ALL)[0]
     if not found.devices:
         raise unusable(path, f"has nothing to compare ({found.reason})", "give another profile")
     return found
@@ -299,17 +293,16 @@ def main(arguments: Sequence[str]) -> int:
         "--top", type=count, default=10, help="rows of each list (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    profiles = [read_profile(path) for path in (options.first, options.second)]
-    names = (str(options.first), str(options.second))
-    found = difference(
-        *(p.model_copy(update={"name": name}) for p, name in zip(profiles, names, strict=True))
+    profiles = [
+        read_profile(path).model_copy(update={"name": str(path)})
+        for path in (options.first, options.second)
+    ]
+    found = difference(*profiles)
+    found.notes.extend(
+        f"{profile.name} lists its longest kernels alone: those of the other are left out"
+        for profile in profiles
+        if not lists_all_kernels(profile)
     )
-    sides = zip((options.first, options.second), profiles, strict=True)
-    for path, profile in sides:
-        if not lists_all_kernels(profile):
-            found.notes.append(
-                f"{path} lists its longest kernels alone: those of the other are left out"
-            )
     verdict, code = _verdict(found, options.allowed)
     print(plain(f"{text(found, options.top, width())}\n{verdict}"))
     return code

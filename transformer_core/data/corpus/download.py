@@ -64,28 +64,20 @@ def fetch(
             if sha256_of(final) == file.sha256:
                 return final
             LOG.warning("%s does not have its checksum any more: it is downloaded again", final)
-        resumed = part.exists()
         end = time.monotonic() + _LONGEST
         receive = partial(
             _within, end, file.url, partial(_receive, file.url, part, timeout, most, end)
         )
-        _transfer(file.url, receive, retries, sleep)
-        found = sha256_of(part)
-        if found != file.sha256 and resumed:
-            # The part may be the beginning of an older version of the file.
-            part.unlink()
+        # A part may be the beginning of an older version of the file: once more without it.
+        for _ in range(1 + part.exists()):
             _transfer(file.url, receive, retries, sleep)
             found = sha256_of(part)
-        if found != file.sha256:
+            if found == file.sha256:
+                os.replace(part, final)
+                return final
             part.unlink()
-            raise CorpusError(
-                f"has a different SHA-256 from the study's: expected {file.sha256}, got {found}",
-                file=shown(file.url),
-                remedy="if the file was changed on purpose, write the new sum into the study; "
-                "else get it from another address",
-            )
-        os.replace(part, final)
-    return final
+    remedy = "if the file was changed on purpose, write the new sum into the study; "
+    raise _other_sum(file, found, shown(file.url), f"{remedy}else get it from another address")
 
 
 def find(file: RemoteFile, folder: Path) -> Path:
@@ -100,12 +92,13 @@ def find(file: RemoteFile, folder: Path) -> Path:
         )
     found = sha256_of(path)
     if found != file.sha256:
-        raise CorpusError(
-            f"has a different SHA-256 from the study's: expected {file.sha256}, got {found}",
-            file=path,
-            remedy=f"copy {shown(file.url)} again",
-        )
+        raise _other_sum(file, found, path, f"copy {shown(file.url)} again")
     return path
+
+
+def _other_sum(file: RemoteFile, found: str, path: str | Path, remedy: str) -> CorpusError:
+    message = f"has a different SHA-256 from the study's: expected {file.sha256}, got {found}"
+    return CorpusError(message, file=path, remedy=remedy)
 
 
 def base_name(url: str) -> str:
