@@ -1,8 +1,8 @@
 """The expected duration of a study, and its progress.
 
 A job is expected to take as long as others of its rule took on this host, else a guess is made: from
-how fast this host multiplies matrices, and how long this very program took to start. Jobs that
-train and have ended correct the guesses for other rules that train.
+how fast this host multiplies matrices, and how long this very program took to start. Jobs that have
+ended correct the guesses for other rules. Errors of different rules are taken to be independent.
 
 While jobs run, a line of Snakemake's log says now and then how far the study is. Which jobs run
 and which have ended is taken from the events of that log.
@@ -10,11 +10,13 @@ and which have ended is taken from the events of that log.
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import hypot, sqrt
 from pathlib import Path
 from statistics import fmean, geometric_mean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -26,11 +28,26 @@ from schemas.results.comparisons import Refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.reservations import step_flops
 
-TRAINS = ("train", "train_again", "short_run", "evaluate", "profile", "memory")
-"""Rules whose jobs are about as long as a training."""
-KNOWN, ALIKE, GUESSED = (0.8, 1.3), (0.6, 1.7), (0.3, 2.0)
-"""Ranges around an expectation: where jobs of the rule have ended, where others that train have, and
-where none has."""
+TRAINS = MappingProxyType(
+    {"train": 1.0, "train_again": 1.0, "memory": 1.0, "profile": 1.0, "evaluate": 1.0}
+    | {"short_run": 1.7}
+)
+"""Rules whose jobs are about as long as a training, and how many trainings."""
+STARTS = MappingProxyType(
+    dict.fromkeys(("resolve_spec", "short_spec", "describe_study", "hardware"), 0.05)
+    | dict.fromkeys(("combine", "certify", "shards", "tokenizer", "read_corpus"), 0.2)
+    | {"breakdown": 0.3, "roofline": 6.0, "collectives": 5.0, "page": 4.0, "compute_times": 2.0}
+)
+"""Other rules whose jobs take more or less time than this program takes to start, and how much."""
+OVERHEAD = 2.0
+"""Seconds of a step for each that its matrix products take alone."""
+KNOWN, ALIKE, GUESSED = 0.15, 0.4, 0.6
+"""Errors of an expectation: where jobs of the rule have ended, where others have, and where none
+has."""
+SPREAD = 0.25
+"""The error of one job of a rule: where several have ended, the mean is known better."""
+TINY = 1e-9
+"""Seconds, more than none."""
 LARGE = 512
 """Width of the matrices that are multiplied."""
 TRIES = 20
@@ -74,60 +91,118 @@ def matrix_rate() -> float:
 
 
 def guesses(
-    study: Study, specs: Mapping[str, RunSpec], groups: Sequence[int], start: float, rate: float
+    study: Study,
+    specs: Mapping[str, RunSpec],
+    groups: Mapping[str, int],
+    start: float,
+    rate: float,
 ) -> dict[str, float]:
-    """Seconds that a job of each rule that trains or is budgeted may take.
+    """Seconds that a job of each rule may take.
 
-    ``groups`` are the sides of each comparison job, ``start`` the seconds that a job takes to
-    start, ``rate`` what :func:`matrix_rate` says.
+    ``groups`` are the numbers of sides of the jobs that take turns, by name, ``start`` the seconds
+    that a job takes to start, ``rate`` what :func:`matrix_rate` says.
     """
     flops = fmean(step_flops(spec, study.tokenizer.vocabulary) for spec in specs.values())
-    training = start + study.training.steps * flops / rate
-    found = dict.fromkeys(TRAINS, training)
-    if groups:
-        asked, sides, step = study.comparison, fmean(groups), flops / rate
+    step = OVERHEAD * flops / rate
+    training = start + study.training.steps * step
+    found = {rule: share * start for rule, share in STARTS.items()}
+    found |= {rule: share * training for rule, share in TRAINS.items()}
+    if study.evaluation.max_pairs == 0:
+        found["evaluate"] = 0.2 * start  # it translates nothing
+    found["predict_memory"] = 0.8 * start * len(specs)
+
+    def session(sides: float) -> float:
+        asked = study.comparison
         turn = asked.lead_steps + max(asked.window_steps, asked.window_seconds / step)
         steps = max(2, asked.warmup_steps) + asked.pairs * turn
-        # The sessions that every comparison has, whatever its budget.
-        least = asked.sessions_least * (start + sides * steps * step)
-        found["turns"] = max(least, start + asked.budget * sides / 2)
-    if study.search is not None:
-        found["search"] = training + study.search.budget
+        # Each imports torch anew.
+        return 2 * start + sides * (0.2 * start + steps * step)
+
+    # The sessions that every comparison has, whatever its budget.
+    least = study.comparison.sessions_least
+    found |= {
+        turns(group): max(least * session(sides), start + study.comparison.budget * sides / 2)
+        for group, sides in groups.items()
+    }
+    if study.search is not None and study.search.budget:
+        half = study.search.budget / 2
+        sessions = max(half, session(study.search.together)) + max(half, least * session(4))
+        found["search"] = sessions + found["short_run"] + 2 * training
     if study.quality is not None:
-        found["quality"] = start + study.quality.budget / 2
+        # Two trainings, one of them faster, for longer the better they must become.
+        race = 1.6 * study.quality.steps * step * min(1.0, 0.4 + study.quality.bleu / 100)
+        found["quality"] = start + min(study.quality.budget, race)
     return found
+
+
+def turns(group: str) -> str:
+    """The name under which the time of a job that takes turns is guessed."""
+    return f"turns {group}"
+
+
+def kind(rule: str) -> str:
+    """The rule of a job."""
+    return rule.partition(" ")[0]
 
 
 @dataclass
 class Forecast:
-    """How long the jobs of a study take."""
+    """How long the jobs of a study take. A job is known by its rule, and one that takes turns by
+    its group, too (:func:`turns`)."""
 
     known: Mapping[str, JobTimes]
     """How long jobs of each rule took before."""
     guessed: Mapping[str, float]
-    """Seconds by rule, from :func:`guesses`."""
+    """Seconds by job, from :func:`guesses`."""
     start: float
     """Seconds that a job takes to start."""
     shares: Mapping[str, float]
     """Share of the cores that a job of each rule reserves."""
+    ended: dict[str, list[float]] = field(default_factory=dict)
+    """Guesses of the jobs that have ended since this began, by rule."""
 
-    def job(self, rule: str) -> Range:
-        """Seconds of a job of a rule."""
-        known, guessed = self.known, self.guessed
-        if rule in known and known[rule].count:
-            return Range(*KNOWN).times(known[rule].mean)
-        both = [name for name in TRAINS if name in known and name in guessed]
-        others = [known[name].mean / guessed[name] for name in both]
-        if rule in TRAINS and others and min(others) > 0:
-            return Range(*ALIKE).times(guessed[rule] * geometric_mean(others))
-        return Range(*GUESSED).times(guessed.get(rule, self.start))
+    def job(self, job: str) -> Range:
+        """Seconds of a job."""
+        seconds, error = self._job(job)
+        return Range(seconds * (1 - error), seconds * (1 + error))
 
-    def jobs(self, counts: Mapping[str, int]) -> Range:
-        """Seconds of so many jobs of each rule, each of which takes its share of the machine."""
-        ranges = [
-            self.job(rule).times(n * self.shares.get(rule, 1.0)) for rule, n in counts.items()
-        ]
-        return Range(sum(one.low for one in ranges), sum(one.high for one in ranges))
+    def guess(self, job: str) -> float:
+        """Seconds of a job before any has ended."""
+        return max(TINY, self.guessed.get(job, self.start))
+
+    def _factor(self, rule: str) -> float | None:
+        """How many times as long as guessed jobs of a rule took; None if none has ended."""
+        known = self.known.get(rule)
+        if known is None or not known.count:
+            return None
+        alike = [job for job in self.guessed if kind(job) == rule] or [rule]
+        guesses = self.ended.get(rule) or [self.guess(job) for job in alike]
+        return known.mean / fmean(guesses)
+
+    def _job(self, job: str) -> tuple[float, float]:
+        """Seconds of a job, and the share of them by which that may be wrong."""
+        factor = self._factor(kind(job))
+        if factor is not None:
+            count = self.known[kind(job)].count
+            return factor * self.guess(job), KNOWN + SPREAD / sqrt(count)
+        others = {kind(each) for each in self.guessed} & {*TRAINS, "turns"}
+        found = [factor for rule in others if (factor := self._factor(rule))]
+        if found and kind(job) in (*TRAINS, "turns", "search", "quality"):
+            return geometric_mean(found) * self.guess(job), ALIKE
+        return self.guess(job), GUESSED
+
+    def jobs(self, counts: Mapping[str, float]) -> Range:
+        """Seconds of so many jobs, each of which takes its share of the machine."""
+        by_rule: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for job, count in counts.items():
+            seconds, error = self._job(job)
+            seconds *= count * self.shares.get(kind(job), 1.0)
+            total = by_rule[kind(job)]
+            total[0] += seconds
+            total[1] += seconds * error
+        middle = sum(seconds for seconds, _ in by_rule.values())
+        reach = hypot(*(error for _, error in by_rule.values()))
+        return Range(max(0.0, middle - reach), middle + reach)
 
 
 class Timekeeper(logging.Handler):
@@ -142,13 +217,13 @@ class Timekeeper(logging.Handler):
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``counts`` are the jobs of each rule, ``asked`` the seconds that the study has."""
+        """``counts`` are the numbers of jobs, ``asked`` the seconds that the study has."""
         super().__init__()
         self.clock, self.forecast, self.asked, self.say, self.now = clock, forecast, asked, say, now
         self.todo = Counter(counts)
         self.all = self.todo.total()
         self.running: dict[int, tuple[str, float, str]] = {}
-        """By number of the job: rule, start, and what it does."""
+        """By number of the job: its name, start, and what it does."""
         self.said = now()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -161,15 +236,18 @@ class Timekeeper(logging.Handler):
     def _take_in(self, said: Mapping[str, Any]) -> None:
         event = getattr(said.get("event"), "value", None)
         if event == "job_info":
-            rule = str(said["rule_name"])
-            self.running[int(said["jobid"])] = rule, self.now(), str(said["rule_msg"] or rule)
+            job = str(said["rule_name"])
+            job = turns(said["wildcards"]["group"]) if job == "turns" else job
+            self.running[int(said["jobid"])] = job, self.now(), str(said["rule_msg"] or job)
         elif event == "job_error":
             self.running.pop(int(said["jobid"]), None)
-        elif event == "job_finished" and (job := self.running.pop(int(said["job_id"]), None)):
-            rule, began, _ = job
-            self.clock.job_done(rule, self.now() - began, self.forecast.shares.get(rule, 1.0))
-            self.forecast.known = self.clock.clock.jobs
-            self.todo[rule] -= 1
+        elif event == "job_finished" and (found := self.running.pop(int(said["job_id"]), None)):
+            job, began, _ = found
+            rule, forecast = kind(job), self.forecast
+            self.clock.job_done(rule, self.now() - began, forecast.shares.get(rule, 1.0))
+            forecast.known = self.clock.clock.jobs
+            forecast.ended.setdefault(rule, []).append(forecast.guess(job))
+            self.todo[job] -= 1
 
     def tell(self) -> None:
         """Reports the progress of the study, if that is due."""
@@ -180,10 +258,10 @@ class Timekeeper(logging.Handler):
     def left(self) -> Range:
         """Seconds that are left, if jobs take as long as they did."""
         found, spent = self.forecast.jobs(self.todo), 0.0
-        for rule, began, _ in self.running.values():
-            if rule in self.forecast.known:
-                done = min(self.now() - began, self.forecast.known[rule].mean)
-                spent += done * self.forecast.shares.get(rule, 1.0)
+        for job, began, _ in self.running.values():
+            # A job that takes longer than expected is not about to end.
+            done = min(self.now() - began, 0.85 * fmean(self.forecast.job(job)))
+            spent += done * self.forecast.shares.get(kind(job), 1.0)
         left = Range(max(0.0, found.low - spent), max(0.0, found.high - spent))
         if self.asked and self.todo["refine"] > 0:
             # Comparisons continue until the time is spent.
@@ -197,9 +275,7 @@ class Timekeeper(logging.Handler):
         left = self.left()
         said = str(left)
         # Where a job takes longer than expected, the time left is unknown.
-        if any(
-            self.now() - t > self.forecast.job(rule).high for rule, t, _ in self.running.values()
-        ):
+        if any(self.now() - t > self.forecast.job(job).high for job, t, _ in self.running.values()):
             said = f"over {Range(left.high, left.high)}".replace("about ", "")
         done = self.all - self.todo.total()
         text = f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {said} left"
@@ -218,15 +294,17 @@ def begin(
     cores: int,
     study: Study,
     specs: Mapping[str, RunSpec],
-    groups: Sequence[int],
+    groups: Mapping[str, int],
     say: Callable[[str], None],
 ) -> Timekeeper:
     """Start the clock for Snakemake's ``jobs`` and ``say`` how long they are going to take.
 
-    ``groups`` are the sides of each comparison job. The timekeeper is to be added to Snakemake's
+    ``groups`` are the sides of each comparison job, by name. The timekeeper is to be added to Snakemake's
     log as a handler, and ends with :func:`end`.
     """
-    counts = Counter(job.rule.name for job in jobs)
+    counts = Counter(
+        turns(job.wildcards.group) if job.rule.name == "turns" else job.rule.name for job in jobs
+    )
     shares = {job.rule.name: min(1.0, int(job.threads) / max(1, cores)) for job in jobs}
     asked = seconds_of(study.time) if study.time else None
     start = time.process_time()
@@ -252,12 +330,13 @@ def at_the_start(
     """The number of variants and jobs, their expected time on this machine, and its uncertainty."""
     # Continued comparisons take the remaining time, so they are not part of the required work.
     must = {rule: count for rule, count in counts.items() if rule != "refine"}
-    needed, unknown = forecast.jobs(must), len(must.keys() - forecast.known.keys())
+    needed, rules = forecast.jobs(must), {kind(job) for job in must}
+    unknown = len(rules - forecast.known.keys())
     basis = "as such jobs took before"
-    if unknown == len(must):
+    if unknown == len(rules):
         basis = "a first guess: no such job has ended here yet"
     elif unknown:
-        basis = f"in part a guess: no job of {unknown} of {len(must)} kinds has ended here yet"
+        basis = f"in part a guess: no job of {unknown} of {len(rules)} kinds has ended here yet"
     jobs = sum(counts.values())
     text = f"{variants} variants, {jobs} jobs: {needed} on this machine ({basis})."
     if asked is None:

@@ -196,7 +196,7 @@ onstart:
     if not workflow.touch:  # else no job runs
         from transformer_core.study.timekeeping import begin
 
-        sides = [len(turns.sides) for turns in TURNS.values()]
+        sides = {group: len(turns.sides) for group, turns in TURNS.items()}
         say = partial(logger.info, extra={"quietness": Quietness.PROGRESS})
         TIMEKEEPERS.append(
             begin([*workflow.dag.needrun_jobs()], CORES, STUDY, SPECS, sides, say)
