@@ -127,8 +127,8 @@ def test_progress_has_the_time_that_is_left(
     assert tuning.to_come == (2, 2)
 
 
-def started(home: Path, *command: str) -> subprocess.Popen[str]:
-    arguments = ["--time", "1s", "--only", "gc_off", "--no-verify", *command]
+def started(home: Path, only: str, *command: str) -> subprocess.Popen[str]:
+    arguments = ["--time", "1s", "--only", only, "--no-verify", *command]
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_core.tune", *arguments],
         cwd=home,
@@ -143,7 +143,7 @@ def started(home: Path, *command: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text((SCRIPTS / "plain.py").read_text())
-    first = started(tmp_path, "plain.py")
+    first = started(tmp_path, "gc_off", "plain.py")
     kept = tmp_path / "tuned-plain/results/tune/sessions/screen-1.json"
     end = time.monotonic() + 500
     while not kept.exists() and first.poll() is None and time.monotonic() < end:
@@ -155,7 +155,7 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
     assert first.returncode == 130, said
     assert "The same command goes on from here" in said
     written = kept.stat().st_mtime_ns
-    second = started(tmp_path, "plain.py")
+    second = started(tmp_path, "gc_off", "plain.py")
     said, _ = second.communicate(timeout=500)
     assert second.returncode == 0, said
     # The session that was done before is read, not run again.
@@ -168,12 +168,10 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranks_of_torchrun_get_an_answer(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text((SCRIPTS / "ranks.py").read_text())
-    child = started(tmp_path, "torchrun", "--nproc-per-node", "2", "ranks.py")
+    child = started(tmp_path, "tf32", "torchrun", "--nproc-per-node", "2", "ranks.py")
     said, _ = child.communicate(timeout=500)
     assert child.returncode == 0, said
     found = Answer.read(tmp_path / "tuned-ranks/results/tune/answer.json")
     assert found.facts["world"] == 2
     assert found.reproducible
-    tried = found.find(["gc_off"])
-    assert tried is not None
-    assert (tried.status, (tried.certificate or {})["word"]) == ("ok", "same")
+    assert "TensorFloat-32 needs a GPU" in said

@@ -1,11 +1,13 @@
 """Two versions of a script: the same training, or not, and by what it is seen."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from transformer_core.tune.compare import main
 from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import OWN, Outcome, Plan, Sessions, floors
 
 SCRIPT = """
@@ -34,9 +36,13 @@ CHANGES = {
 }
 
 
+SEEDED = "another rate, with other seeds than the script's own"
+CHANGES[SEEDED] = ("lr=1e-3", "lr=1e-3 * (1 + (torch.initial_seed() != 3))", True)
+
+
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """One session with all changed scripts."""
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """One session with all changed scripts, and one with other seeds for the last of them."""
     folder = tmp_path_factory.mktemp("compare")
     home = folder / "home"
     home.mkdir()
@@ -51,19 +57,31 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     assert (home / "old.py").read_text() == SCRIPT
     # What was measured once is read.
     assert sessions.run(plan, lambda text: pytest.fail("measured again")) == found
-    return found
+    again = replace(plan, name="seeds", sides=[Side(OWN), *floors(sides), sides[-1]], seed=1000)
+    return [found, sessions.run(again, lambda text: None)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_script_is_judged(name: str, outcome: Outcome) -> None:
+def test_a_changed_script_is_judged(name: str, outcomes: list[Outcome]) -> None:
     old, _, same = CHANGES[name]
     assert old in SCRIPT
-    measured = outcome.sides[name]
+    measured = outcomes[0].sides[name]
     assert measured.status == "ok", measured.reason
     assert len(measured.seconds) == 2
     assert measured.certificate is not None
     assert (measured.certificate["word"] == "same") is same, measured.certificate["reason"]
+
+
+@pytest.mark.slow
+def test_the_worst_certificate_of_all_seeds_counts(outcomes: list[Outcome]) -> None:
+    seeded = outcomes[1].sides[SEEDED].certificate
+    assert seeded is not None
+    assert seeded["word"] == "different"
+    side = Side(SEEDED, ("changed",))
+    tuning = Tuning(Program(("old.py",), Path()), Path(), print)
+    assert (tuning.together(side, outcomes).certificate or {})["word"] == "different"
+    assert (tuning.together(side, outcomes[:1]).certificate or {})["word"] == "same"
 
 
 def test_a_script_that_is_not_there_is_named(

@@ -153,6 +153,8 @@ def _tried_of(found: dict[str, Any]) -> Tried:
     return Tried(**found | {"techniques": tuple(found["techniques"])})
 
 
+WORDS = {"same": 0, "undecided": 1, "different": 2}
+"""Words of certificates, the best first."""
 LEAST_STEPS = 12
 """A session needs a few steps to compare and one for each of up to seven rounds."""
 
@@ -443,7 +445,7 @@ class Tuning:
             if number == 1:
                 outcome = self._without_dropout(plan, outcome, answer)
             outcomes.append(outcome)
-        found = [self._together(side, outcomes) for side in sides]
+        found = [self.together(side, outcomes) for side in sides]
         self._intervals(answer, found, outcomes)
         for tried in found:
             before = answer.find(tried.techniques)
@@ -460,7 +462,7 @@ class Tuning:
             best = min(simple, key=lambda t: (len(t.techniques), -(t.ratio or 0)))
             answer.recommended = best.techniques
 
-    def _together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
+    def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
         """A side in all sessions: its worst certificate counts."""
         tried = self._tried(side, outcomes[0])
         for outcome in outcomes[1:]:
@@ -469,10 +471,11 @@ class Tuning:
                 continue
             if measured.status != "ok":
                 tried.status, tried.reason = measured.status, measured.reason
-            word = (measured.certificate or {}).get("word")
-            dropped = (tried.certificate or {}).get("dropout") is False
-            if word == "different" and tried.certificate and not dropped:
-                tried.certificate = measured.certificate
+            before, now = tried.certificate or {}, measured.certificate or {}
+            # Masks alone may explain the difference where the first was repeated without dropout.
+            dropped = before.get("dropout") is False
+            if before and now and not dropped and WORDS[now["word"]] > WORDS[before["word"]]:
+                tried.certificate = now
         tried.screened = None
         return tried
 
@@ -532,7 +535,7 @@ class Tuning:
             if number == 1:
                 outcome = self._without_dropout(plan, outcome, answer)
             outcomes.append(outcome)
-        tried = self._together(side, outcomes)
+        tried = self.together(side, outcomes)
         tried.techniques = tuple(in_diff)
         measured = Tried(("changed",), tried.status)
         self._intervals(replace(answer), [measured], outcomes)
