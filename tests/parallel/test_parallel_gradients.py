@@ -117,9 +117,10 @@ def all_cases() -> dict[str, Case]:
     return cases | {name: Case(spec, steps=2, change=fault) for name, fault in FAULTS.items()}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def found(request: pytest.FixtureRequest) -> dict[str, list[Found]]:
-    return find_on_ranks(all_cases(), request.param)
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Found]]:
+    """On three ranks, none of which has as many pairs as another."""
+    return find_on_ranks(all_cases(), 3)
 
 
 @pytest.fixture(scope="module")
