@@ -13,7 +13,6 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.page import write_page
 from transformer_core.report.sections.translations import translations
-from transformer_core.report.sections.tried import summarise
 
 OF_TRANSLATIONS = [section for section in SECTIONS if section.task in (None, "translation")]
 
@@ -286,19 +285,6 @@ def test_translations_that_agree_stand_together(study_folder: Path) -> None:
     everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync", "sgd", "forgetful"]
     assert first.hypotheses == {"Ein Hund .": everybody}
     assert second.hypotheses["Der Lehrer sieht ein Haus."] == ["amp_bf16"]
-
-
-def test_summary_of_sorted_comparisons(study_folder: Path) -> None:
-    results = StudyResults(study_folder)
-    summary = summarise(results)
-    assert [item.variant for item in summary.faster] == ["amp_bf16"]
-    assert [item.variant for item in summary.slower] == ["accum4_sync"]
-    assert [item.variant for item in summary.same] == ["qkv_separate"]
-    assert summary.undecided == []
-    assert [item.variant for item in summary.ended_otherwise] == ["ddp"]
-    assert [item.variant for item in summary.uncounted] == ["forgetful", "sgd"]
-    assert [item.variant for item in summary.not_equivalent] == ["forgetful"]
-    assert summary.ok == 6
 
 
 def test_study_without_a_number_has_a_page(

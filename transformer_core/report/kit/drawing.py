@@ -39,7 +39,7 @@ class Drawing:
 @cache
 def captions() -> dict[str, dict[str, dict[str, str]]]:
     """Title and text of each figure, by language."""
-    file = Path(__file__).parents[1] / "sections/captions.yaml"
+    file = Path(__file__).with_name("captions.yaml")
     found: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return found
 

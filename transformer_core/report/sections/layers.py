@@ -102,6 +102,7 @@ def _tree(results: StudyResults, name: str, breakdown: Breakdown) -> Tree:
 
 _PHASES = {name: colour_of(name) for name in ("forward", "backward", "other")}
 _MOST = 2
+_ALPHA = 0.55
 
 
 def draw_layer_tree(results: StudyResults) -> Drawing:
@@ -124,7 +125,8 @@ def draw_layer_tree(results: StudyResults) -> Drawing:
     shown_panels[-1].set_xlabel("device time of a step (ms)")
     figure.legend(
         handles=[
-            Rectangle((0, 0), 1, 1, color=shade, label=name) for name, shade in _PHASES.items()
+            Rectangle((0, 0), 1, 1, fc=shade, lw=0, alpha=_ALPHA, label=name)
+            for name, shade in _PHASES.items()
         ],
         loc="outside lower center",
         ncols=3,
@@ -146,7 +148,7 @@ def _draw(axes: Axes, layers: Sequence[LayerUse], steps: int) -> None:
             part = getattr(layer, f"{phase}_ns") / 1e6 / steps
             if part:
                 axes.add_patch(
-                    Rectangle((place, edge - 0.46), part, 0.92, fc=shade, lw=0, alpha=0.55)
+                    Rectangle((place, edge - 0.46), part, 0.92, fc=shade, lw=0, alpha=_ALPHA)
                 )
             place += part
         axes.add_patch(Rectangle((left, edge - 0.46), width, 0.92, fc="none", ec=svg.INK, lw=0.4))
