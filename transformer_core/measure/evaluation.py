@@ -10,7 +10,6 @@ from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results import EvaluationResult, Repeat
 from transformer_core.common.digests import check_all, write_result
-from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.run.folder_locks import workplace
@@ -71,14 +70,8 @@ class Evaluation(TrainingJob):
         made_from = [self.spec, self.metrics, self.weights, manifest, tokenizer]
         check_all(made_from)
         repeat = read_record(self.metrics, Repeat)
-        order = EvaluationOrder(
-            spec=alone(read_record(self.spec, RunSpec)),
-            data=self.data,
-            output=self.output.with_suffix(""),
-            command=reproducing_command(self.output),
-            log_file=log_file,
-            weights=self.weights,
-        )
+        spec = alone(read_record(self.spec, RunSpec))
+        order = self.order(EvaluationOrder, log_file, self.output, spec=spec, weights=self.weights)
         with workplace(order.output):
             found = evaluation(order, repeat, self.output)
             write_result(self.output, found.model_dump_json(indent=2) + "\n", made_from)

@@ -13,7 +13,6 @@ from pydantic import Field
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import reproducing_command
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import workplace
@@ -80,15 +79,8 @@ class MemoryAnatomy(TrainingJob):
     """Training steps; 0 for as many as needed."""
 
     def run(self, log_file: Path | None) -> None:
-        spec = read_record(self.spec, RunSpec)
-        order = AnatomyOrder(
-            spec=spec,
-            data=self.data,
-            output=self.output.with_suffix(""),
-            command=reproducing_command(self.output),
-            log_file=log_file,
-            steps=self.steps or steps_of(spec),
-        )
+        steps = self.steps or steps_of(read_record(self.spec, RunSpec))
+        order = self.order(AnatomyOrder, log_file, self.output, steps=steps)
         lend_processes(order)
         with workplace(order.output):
             result = measure(order)

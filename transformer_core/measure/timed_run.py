@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING
 
 import safetensors.numpy
 
-from schemas.config.run_spec import RunSpec
 from schemas.results import RankMemory, Repeat, Window
 from transformer_core.common.digests import forget, record
-from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress
-from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory_fit import warn_before
 from transformer_core.run.folder_locks import exclusive
@@ -93,14 +90,8 @@ class TimedRun(TrainingJob):
     """results/memory/predicted.json, to warn before a run that may not fit."""
 
     def run(self, log_file: Path | None) -> None:
-        order = TimedRunOrder(
-            spec=read_record(self.spec, RunSpec),
-            data=self.data,
-            output=self.output,
-            command=reproducing_command(self.output / "metrics.json"),
-            log_file=log_file,
-            repeat=self.repeat,
-        )
+        target, more = self.output / "metrics.json", {"output": self.output, "repeat": self.repeat}
+        order = self.order(TimedRunOrder, log_file, target, **more)
         lend_processes(order)
         if self.predicted is not None:
             warn_before(order.spec, self.predicted)

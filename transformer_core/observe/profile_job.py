@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from schemas.config.measurement import Profiling
-from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Capture, RankCapture, Topology
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import count_failure
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
-from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.observe.nsys import (
     Nsys,
@@ -280,15 +278,8 @@ class ProfileJob(TrainingJob):
     """Profiler, warmup_steps and steps."""
 
     def run(self, log_file: Path | None) -> None:
-        order = CaptureOrder(
-            spec=read_record(self.spec, RunSpec),
-            data=self.data,
-            output=self.output,
-            command=reproducing_command(self.output / "capture.json"),
-            log_file=log_file,
-            profiling=self.profiling,
-            profiler="torch",
-        )
+        how = {"output": self.output, "profiling": self.profiling, "profiler": "torch"}
+        order = self.order(CaptureOrder, log_file, self.output / "capture.json", **how)
         if lends_processes_only() and order.profiling.profiler == "nsys":
             return  # unsupported, as the first host reports
         lend_processes(order)
