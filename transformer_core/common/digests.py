@@ -120,7 +120,6 @@ def forget(path: Path) -> None:
 
 
 def forget_all() -> None:
-    """Forget what this process has read."""
     _KNOWN.clear()
 
 
@@ -220,7 +219,6 @@ def _manifest(folder: Path, of: Path | None = None) -> Iterator[dict[str, Entry]
 
 
 def main(words: list[str]) -> None:
-    """Writes texts as results."""
     for file, text in zip(words[::2], words[1::2], strict=True):
         write_result(Path(file), text + "\n")
 

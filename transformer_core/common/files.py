@@ -52,6 +52,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of the contents of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -92,7 +92,6 @@ class Progress:
         log.info("%s: %s%s %s%s%s", self.what, f"{self.done:,}", of, self.unit, self.note, left)
 
     def close(self) -> None:
-        """Removes the bar."""
         if self.bar is not None:
             self.bar.close()
 
@@ -124,12 +123,10 @@ class RunProgress(Progress):
             log.info("%s: %s %d of %d", self.what, how, done, self.total)
 
     def step_done(self, tokens: int) -> None:
-        """Count a step."""
         self.tokens += tokens
         self.count(1)
 
     def logged(self, step: int, loss: float) -> None:
-        """Show the loss of ``step``."""
         rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
         self.note = f", loss {loss:.3f}, {rate:,.0f} tokens/s"
         if self.bar is not None:
@@ -137,7 +134,6 @@ class RunProgress(Progress):
         self.line(due=step == self.total)
 
     def validated(self, step: int, loss: float) -> None:
-        """Show a validation loss."""
         if self.show:
             log.info("%s: step %d, validation loss %.3f", self.what, step, loss)
 

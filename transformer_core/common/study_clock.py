@@ -24,25 +24,19 @@ BEAT = 5.0  # seconds between two updates of the clock
 
 
 class JobTimes(Schema):
-    """How long the jobs of a rule took."""
-
     count: int = 0  # jobs that ended well
     seconds: float = 0.0  # all of them together
     share: float = 1.0  # share of the host's cores that a job reserves, 0 to 1
 
     @property
     def mean(self) -> float:
-        """Seconds of a job."""
         return self.seconds / max(1, self.count)
 
     def with_one(self, seconds: float, share: float) -> "JobTimes":
-        """With a job more."""
         return JobTimes(count=self.count + 1, seconds=self.seconds + seconds, share=share)
 
 
 class Clock(Schema):
-    """The contents of the clock file."""
-
     spent_before: float = 0.0  # seconds of all commands before the last
     began: float = 0.0  # when the last command began to work, in seconds since 1970
     seen: float = 0.0  # when it was last seen at work
@@ -86,11 +80,9 @@ class RunningClock:
 
     @property
     def clock(self) -> Clock:
-        """The current state of the clock."""
         return self._clock
 
     def spent(self) -> float:
-        """Working seconds of the study so far."""
         if not self._clock.running:
             return self._clock.spent()
         return self._clock.spent_before + self._now() - self._clock.began
@@ -107,14 +99,12 @@ class RunningClock:
             self._clock = self._clock.model_copy(update={"jobs": jobs})
 
     def beat(self, running: bool = True) -> None:
-        """Saves the time."""
         with self._lock:
             changes = {"seen": self._now(), "running": running}
             self._clock = self._clock.model_copy(update=changes)
             write_text(self._path, self._clock.model_dump_json() + "\n")
 
     def stop(self) -> None:
-        """Stops the clock."""
         self._over.set()
         self.beat(running=False)
 

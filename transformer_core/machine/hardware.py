@@ -181,7 +181,6 @@ def control_groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """Fields of the first processor of /proc/cpuinfo."""
     fields: dict[str, str] = {}
     for line in _read(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")

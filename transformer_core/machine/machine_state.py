@@ -28,7 +28,6 @@ def machine_state(probes: Sequence[Probe]) -> MachineState:
 
 
 def cpu_megahertz() -> float | None:
-    """Mean clock of the cores."""
     try:
         clock = psutil.cpu_freq()
     except (AttributeError, NotImplementedError, OSError):

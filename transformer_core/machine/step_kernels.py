@@ -27,7 +27,6 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
         self._open = contextlib.ExitStack()
 
     def begin(self) -> None:
-        """The step begins."""
         self._open.enter_context(_Seen(self.names))
 
     def end(self) -> None:

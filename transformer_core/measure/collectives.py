@@ -82,7 +82,6 @@ class Collectives(Job):
 
 
 def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveRun) -> None:
-    """collectives.parquet, whole or not at all."""
     kinds = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64()}
     types = [kinds[text.split(":")[0]] for text in COLLECTIVE_COLUMNS.values()]
     fields = list(zip(COLLECTIVE_COLUMNS, types, strict=True))
@@ -210,7 +209,6 @@ def _seconds(exchange: Exchange, strategy: ProcessGroupStrategy, calls: int) -> 
 
 
 def work(order: CollectivesOrder, program: Program) -> None:
-    """Measures; the main rank writes the table."""
     if order.spec.world_size < 2:
         raise Unsupported("A single process does not communicate: the study asks for one device.")
     # Newer torch renamed two of them; older versions have only these names.

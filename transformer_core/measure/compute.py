@@ -310,7 +310,6 @@ def timed(
 
 
 def work(order: ComputeOrder, program: Program) -> None:
-    """Time the steps; the first process writes them."""
     started = datetime.now(UTC)
     spec, settings = order.spec, order.settings
     process = program.process

@@ -43,7 +43,6 @@ def heaviest_batch(
 
 
 def shape_of(batch: Batch) -> BatchShape:
-    """The shape of a micro-batch, in rows."""
     rows, source_tokens = batch.source.shape
     return BatchShape(
         rows=rows, source_tokens=source_tokens, target_tokens=batch.target_output.size(1)

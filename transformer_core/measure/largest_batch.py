@@ -106,7 +106,6 @@ class Trials:
 
     @property
     def spec(self) -> RunSpec:
-        """The variant."""
         return self.order.spec
 
     def fits(self, size: int, purpose: Purpose = "search") -> bool:

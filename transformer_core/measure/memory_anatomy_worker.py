@@ -75,7 +75,6 @@ class Training:
     steps: int
 
     def assemble(self, watch: Callable[[str], None]) -> Setup:
-        """A training from the start."""
         setup = assemble(self.spec, self.process, self.vocabulary, *self.stores, watch)
         setup.module.train()
         return setup
@@ -111,7 +110,6 @@ class Followed:
 
 
 def unfollowed(training: Training, milestones: Milestones) -> Unfollowed:
-    """Runs the undisturbed steps, and records the milestones."""
 
     def take(moment: str) -> None:
         milestones.take(MOMENTS[moment])
@@ -216,7 +214,6 @@ def decode(training: Training, setup: Setup, tracker: StorageTracker) -> Decodin
 
 
 def work(order: AnatomyOrder, program: Program) -> None:
-    """Measure, and write the file of this rank."""
     milestones = Milestones()
     spec = order.spec
     process = program.process
@@ -263,7 +260,6 @@ TIMELINE_POINTS = 160
 def describe(
     training: Training, milestones: Milestones, plain: Unfollowed, found: Followed | None
 ) -> list[RankAnatomy]:
-    """The records of the devices of this rank."""
     return [
         RankAnatomy(
             rank=training.process.rank,

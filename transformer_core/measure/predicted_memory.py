@@ -84,7 +84,6 @@ def takes_memory(spec: RunSpec) -> str:
 
 
 def device_of(spec: RunSpec) -> torch.device:
-    """The device of the first rank."""
     cuda = spec.machine.device == "cuda"
     if spec.machine.device == "auto":
         cuda = torch.cuda.is_available()
@@ -174,7 +173,6 @@ def measure_context(device: torch.device) -> dict[str, int | None]:
 
 
 def tell(prediction: Prediction) -> str:
-    """The prediction in a line."""
     if prediction.status != "ok" or prediction.peak_bytes is None:
         return f"{prediction.variant}: {prediction.status}, {prediction.reason}"
     text = f"{prediction.variant}: tensors {_mib(prediction.peak_bytes)}"

@@ -185,7 +185,6 @@ class CudaAllocations:
         pass
 
     def mark(self, moment: str) -> None:
-        """Marks a moment."""
         torch.cuda.synchronize(self._device)
         self._peaks.setdefault(moment, torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)

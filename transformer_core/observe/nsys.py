@@ -46,8 +46,6 @@ _TELLING = re.compile(
 
 @dataclass(frozen=True)
 class Nsys:
-    """An installed Nsight Systems."""
-
     path: str
     version: str  # the output of ``nsys --version``
     help: Mapping[str, str]  # text of ``nsys profile --help`` by option

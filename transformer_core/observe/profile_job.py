@@ -99,7 +99,6 @@ class Choice:
 
     @property
     def version(self) -> str:
-        """Version of the profiler."""
         return self.nsys.version if self.nsys else metadata.version("torch")
 
 

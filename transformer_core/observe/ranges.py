@@ -35,12 +35,10 @@ Mark = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 def torch_range(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A range for torch.profiler."""
     return torch.profiler.record_function(name)
 
 
 def nvtx_range(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A range for Nsight Systems."""
     import nvtx  # only where Nsight Systems records
 
     return nvtx.annotate(name, domain=DOMAIN)

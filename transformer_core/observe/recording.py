@@ -2,33 +2,13 @@
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from schemas.errors import Unsupported
 from transformer_core.observe.nsys import CAPTURE_RANGE, DOMAIN
 from transformer_core.observe.ranges import nvtx_range, torch_range
-
-
-class Recording(Protocol):
-    """A profiler as this process sees it."""
-
-    @staticmethod
-    def range_named(name: str) -> AbstractContextManager[Any]:
-        """A range."""
-
-    def prepare(self) -> None:
-        """Does slow preparations, so that :meth:`start` is fast."""
-
-    def start(self) -> None:
-        """Starts to record."""
-
-    def stop(self) -> None:
-        """Stops recording."""
-
-    def save(self) -> list[str]:
-        """Writes the raw files of this rank; returns their names."""
 
 
 class TorchRecording:
@@ -105,3 +85,6 @@ class NsysRecording:
 
     def save(self) -> list[str]:
         return []  # nsys writes them when this process has ended
+
+
+Recording = TorchRecording | NsysRecording

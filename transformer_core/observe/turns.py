@@ -69,7 +69,6 @@ class TurnsOver(Exception):
 
 
 def refuse(task: Any) -> Any:
-    """Refuses tasks of other measurements."""
     raise TypeError(f"{task} is no task of a side")
 
 

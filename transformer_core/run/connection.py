@@ -18,5 +18,4 @@ def connect(file: Path) -> Connection:
 
 
 def send(connection: Connection, **message: Any) -> None:
-    """Send an object as JSON."""
     connection.send_bytes(json.dumps(message).encode())

@@ -133,7 +133,6 @@ class Turns:
         return self._task
 
     def answer(self, value: Any) -> None:
-        """Sends the result of the last task."""
         self._connection.send_bytes(_adapter(self._task.answer).dump_json(value))
 
 

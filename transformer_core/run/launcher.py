@@ -47,7 +47,7 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
     if spec.parallel.one_process:
         return [sys.executable, "-m", *([] if anew else [QUICK_START]), worker]
     if machine.nodes == 1:
-        if not anew and _no_gpus(spec):
+        if not anew and not uses_gpus(spec):
             return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
         start = [*torchrun(processes), "-m"]
         return [*start, *([] if anew else [QUICK_START]), worker]
@@ -86,11 +86,6 @@ def uses_gpus(spec: RunSpec) -> bool:
     """Whether processes of the run use CUDA, or would if this host had GPUs."""
     device = spec.machine.device
     return device == "cuda" or (device == "auto" and bool(visible_gpus()))
-
-
-def _no_gpus(spec: RunSpec) -> bool:
-    """Whether no process of the run can use CUDA."""
-    return spec.machine.device != "cuda" and not visible_gpus()
 
 
 def _link_kind(spec: RunSpec, link: Link) -> LinkKind:

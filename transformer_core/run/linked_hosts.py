@@ -157,7 +157,6 @@ class Linked:
 
 
 def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    """Start both hosts."""
     joined: tuple[Namespace | None, ...] = (None, None)
     rendezvous = f"127.0.0.1:{_free_port()}"
     if linked.link == "namespaces":

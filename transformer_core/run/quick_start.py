@@ -88,7 +88,6 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
 
 
 def carry_out(program: Program) -> int:
-    """Run it here; the exit code."""
     if program.processes is not None:
         # The optimizers of torch import the second when they are first used, in every fork.
         prepare(imported(program.module, "torch._dynamo"), program.options)

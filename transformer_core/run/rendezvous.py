@@ -79,13 +79,11 @@ def meet(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def register() -> None:
-    """Registers this rendezvous with torch."""
     if BACKEND not in rendezvous_handler_registry._registry:
         rendezvous_handler_registry.register(BACKEND, meet)
 
 
 def main() -> int:
-    """torchrun with these options."""
     register()
     # Workers report their errors in files of their own: torchrun's would stay in /tmp.
     imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])

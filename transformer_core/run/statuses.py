@@ -109,7 +109,6 @@ def _last_error(error: BaseException) -> str:
 
 
 def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
-    """Records the end of this rank in ``folder``."""
     write_text(folder / f"outcome-{rank}.json", Outcome.of(error, rank).model_dump_json())
 
 
@@ -151,7 +150,6 @@ def read_outcomes(folder: Path) -> Outcome | None:
 
 
 def clear_outcomes(folder: Path) -> None:
-    """Deletes the records of earlier attempts."""
     for path in folder.glob("outcome-*.json"):
         path.unlink()
 
@@ -177,7 +175,6 @@ def mendable_reason(error: BaseException) -> str | None:
 
 
 def _number(error: BaseException) -> int | None:
-    """The system error number behind ``error``."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     text = str(error)

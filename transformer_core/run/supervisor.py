@@ -126,7 +126,6 @@ def start_workers(
 
 
 def write_order(order: Order) -> Path:
-    """Write the order of this host; the file."""
     host = this_host()
     return order.write(host.node_rank if host else 0)
 
@@ -157,7 +156,6 @@ def end_as_stopped(folder: Path, code: int) -> NoReturn:
 
 
 def how_ended(code: int) -> str:
-    """An exit code in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 

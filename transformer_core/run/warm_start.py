@@ -268,8 +268,6 @@ def _digest(found: object) -> str:
 
 @dataclass(frozen=True)
 class Request(Program):
-    """A program to run in a fork."""
-
     environment: Mapping[str, str]
     streams: Sequence[int]  # standard input, output and error
 
@@ -383,7 +381,6 @@ class Server:
         self._on(ended, tell)
 
     def _stop(self) -> None:
-        """Stops taking requests."""
         if self.open:
             self.open = False
             self.selector.unregister(self.listening)
@@ -472,7 +469,6 @@ def file_pages() -> Pages:
 
 
 def map_pages(pages: Pages) -> None:
-    """Read a byte of each page."""
     for address, number in pages:
         for page in range(number):
             ctypes.c_ubyte.from_address(address + page * _SIZE).value  # noqa: B018

@@ -49,7 +49,6 @@ class Program:
 
     @cached_property
     def shards(self) -> TrainingShards:
-        """The corpus."""
         assert isinstance(self.order, TrainingOrder)
         return open_training_shards(self.order.data)
 

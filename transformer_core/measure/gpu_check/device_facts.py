@@ -203,7 +203,6 @@ def versions() -> dict[str, str]:
 
 
 def measure() -> DeviceFacts:
-    """All lines."""
     seen = "NVML knows torch's device and counts what torch has reserved, asked through {}."
     facts = [
         fact(f"NVML by {package}", seen.format(package), lambda p=package: nvml_by(p))  # type: ignore[misc]

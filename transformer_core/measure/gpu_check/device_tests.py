@@ -93,7 +93,6 @@ def _broken(name: str, text: str, seconds: float | None) -> GpuTests:
 
 
 def read(report: str) -> GpuTests:
-    """Reads a pytest report in JUnit's format."""
     root = ElementTree.fromstring(report)
     cases = list(root.iter("testcase"))
     failed = [*_with(cases, "failure"), *_with(cases, "error")]

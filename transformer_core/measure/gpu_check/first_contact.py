@@ -113,7 +113,6 @@ def allocator(_: str) -> Found:
 
 
 def products(number_format: str) -> Found:
-    """The rate of a large product."""
     import torch
 
     n, dtypes = 8192, {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -155,7 +154,6 @@ def specs() -> dict[str, RunSpec]:
 
 
 def variant(name: str) -> Found:
-    """Three steps of a variant."""
     import torch
 
     from transformer_core.measure.gpu_check.random_steps import three_steps
