@@ -9,13 +9,14 @@
 """
 
 import hashlib
-import json
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from schemas.config.measurement import Comparing
 from schemas.errors import ConfigError
@@ -137,20 +138,7 @@ class Answer:
         file = Path(file)
         if file.is_dir():
             file = file / "results/tune/answer.json"
-        found = json.loads(file.read_text(encoding="utf-8"))
-        found.pop("provenance", None)
-        found["tried"] = [_tried_of(each) for each in found["tried"]]
-        found["recommended"] = tuple(found["recommended"])
-        found["patched"] = _tried_of(found["patched"]) if found["patched"] else None
-        found["profiles"] = [
-            Profiled(**each | {"techniques": tuple(each["techniques"])})
-            for each in found["profiles"]
-        ]
-        return cls(**found)
-
-
-def _tried_of(found: dict[str, Any]) -> Tried:
-    return Tried(**found | {"techniques": tuple(found["techniques"])})
+        return TypeAdapter(cls).validate_json(file.read_bytes())
 
 
 WORDS = {"same": 0, "undecided": 1, "different": 2}

@@ -13,6 +13,8 @@ from math import ceil, inf, log
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from transformer_core.common.files import write_text
 from transformer_core.tune.certificate import Record, certify
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
@@ -55,13 +57,6 @@ class Outcome:
         own = self.sides[OWN].seconds
         return [log(a / b) for a, b in zip(own, self.sides[name].seconds, strict=False)]
 
-    @classmethod
-    def from_json(cls, text: str) -> "Outcome":
-        """As it was written."""
-        found = json.loads(text)
-        found["sides"] = {name: Measured(**each) for name, each in found["sides"].items()}
-        return cls(**found)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -103,7 +98,7 @@ class Sessions:
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
             if kept["digest"] == digest:
-                return Outcome.from_json(json.dumps(kept["outcome"]))
+                return TypeAdapter(Outcome).validate_python(kept["outcome"])
         found = self._whole(plan, progress)
         text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
         write_text(file, text + "\n")
