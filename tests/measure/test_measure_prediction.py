@@ -40,6 +40,7 @@ ALONE = {
     "sgd": {"training": {"optimizer": {"kind": "sgd"}}},
     "accumulation": {"training": {"accumulation": {"micro_batches": 3}}},
     "checkpoint": {"model": {"checkpoint": "layers"}},
+    "checkpoint_products": {"model": {"checkpoint": "products"}},
     "chunks": {"training": {"loss": {"kind": "chunked", "rows": 16}}},
     "unpadded": {"model": {"tokens": {"kind": "unpadded"}}},
     "unpadded_one_pass": {

@@ -41,6 +41,7 @@ class CompiledAdamW(Schema):
         import inspect
 
         import torch
+        from torch._subclasses.fake_tensor import FakeTensor
 
         if sharded:
             raise Unsupported(
@@ -56,6 +57,9 @@ class CompiledAdamW(Schema):
             def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
                 from torch._dynamo.exc import TorchDynamoException
 
+                if isinstance(self.param_groups[0]["params"][0].data, FakeTensor):
+                    plain(self)  # predictions have shapes only, which nothing is compiled for
+                    return
                 rates = [group["lr"] for group in self.param_groups]
                 for group, rate, kept in zip(self.param_groups, rates, self.rates, strict=True):
                     # In a tensor: a number would be compiled in, and every step anew.

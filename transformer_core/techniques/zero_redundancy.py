@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class ZeroRedundancy(Schema):
     """AdamW whose state is divided among the ranks (ZeRO stage 1, arXiv 1910.02054), by torch's
     ZeroRedundancyOptimizer: each rank updates its share of the parameters and sends them to the
-    others. 8 bytes of state per parameter, over all ranks. Needs DDP."""
+    others, which the traffic in reports leaves out. 8 bytes of state per parameter, over all ranks.
+    Needs DDP."""
 
     kind: Literal["adamw_zero"]
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
