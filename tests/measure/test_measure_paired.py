@@ -45,6 +45,7 @@ FAST = Pair("fast", "single")
 COMPARING = Comparing(
     warmup_steps=3, window_seconds=0.025, pairs=6, sessions_least=2, sessions_most=2, budget=0.1
 )
+TOGETHER = COMPARING.model_copy(update={"together": 4})
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_nothing_starts_where_a_side_has_nothing_to_train(
 
 def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: Path) -> None:
     sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
-    found = compare(sides, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    found = compare(sides, TOGETHER, tmp_path, tmp_path / "turns", "the command")
     assert list(found) == ["fast", "other", "third"]
     lines = fake.read_text().splitlines()
     names = [line.split()[0] for line in lines[: len(lines) // 2]]
@@ -284,7 +285,7 @@ def test_a_variant_that_ends_leaves_the_others_to_go_on(fake: Path, tmp_path: Pa
 
 def test_without_their_reference_none_is_compared(fake: Path, tmp_path: Path) -> None:
     sides = [side(tmp_path, name) for name in ("fails", "fast", "other")]
-    found = compare(sides, COMPARING, tmp_path, tmp_path / "turns", "the command")
+    found = compare(sides, TOGETHER, tmp_path, tmp_path / "turns", "the command")
     assert {name: (run.status, run.ended_by) for name, run in found.items()} == {
         "fast": ("failed", "fails"),
         "other": ("failed", "fails"),
@@ -297,7 +298,7 @@ def test_the_same_turns_serve_every_comparison_of_two_sides(fake: Path, tmp_path
     found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
     assert list(found) == pairs
     names = {line.split()[0] for line in fake.read_text().splitlines()}
-    assert names == {"single", "single+2", "fast", "other", "third"}
+    assert names == {"single", "fast", "other", "third"}
     slower = found[pairs[1]]
     assert (slower.reference, slower.variant, len(slower.sessions)) == ("fast", "other", 2)
     assert sorted(slower.others) == ["single", "third"]

@@ -237,7 +237,6 @@ _HOW_MANY = {
     "precision",
     "budget",
     "margin",
-    "together",
 }
 """Settings that decide the number of sessions and rounds, or how they are analysed."""
 

@@ -5,9 +5,10 @@ then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ...,
 wait. In a round all train on the same batches; other sessions have others.
 
 Of more than two sides, the first, which is the reference, has its turn in the middle, so that no
-other turn is far from its own. All ratios share its deviation: where several sides are compared with
-it on a CPU, it runs twice, and its time is the mean of both. Deviations of processes are most of an
-interval's width, and of a side that asks the system for memory in each step twice those of others.
+other turn is far from its own. All ratios share its deviation: where a study lets several sides run
+at a time on a CPU, it runs twice, and its time is the mean of both. Deviations of processes are most
+of an interval's width, and of a side that asks the system for memory in each step twice those of
+others.
 """
 
 import subprocess
@@ -95,7 +96,8 @@ Members = dict[str, tuple[Topology, float]]
 TWIN = "+2"
 """Added to the name of the reference: its second process. No name of a side ends like this."""
 TWIN_FROM = 4
-"""Sides with which the reference runs twice."""
+"""Sides at a time (``together``) from which on the reference runs twice: in all sessions of a study
+or in none, so that they vary alike."""
 
 _LAST_WORDS_SECONDS = 5.0
 """Seconds that a side has to give its reason after it ended."""
@@ -131,15 +133,12 @@ class Sessions:
     """The memory that sides keep on GPUs between their turns; null until the first session
     begins."""
 
-    twins: bool = True
-    """Whether the reference may run twice."""
-
     @property
     def players(self) -> list[Side]:
         """The sides in the order of their turns, with the second process of the reference."""
         reference, *others = self.sides
         if (
-            len(self.sides) < TWIN_FROM
+            self.comparing.together < TWIN_FROM
             or spans_machines(reference.spec)
             or uses_gpus(reference.spec)
         ):

@@ -121,8 +121,8 @@ RECORDS = {
 }
 TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
-# Without settings that only judge, or only group, the measurements.
-COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin", "together"})
+# Without what only judges the measurements.
+COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin"})
 REPEATS = range(1, STUDY.repeats + 1)
 
 # A digest of the sources that each rule depends on. It is a parameter, so that their contents count,
