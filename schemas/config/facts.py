@@ -6,6 +6,10 @@ Nothing else asks which technique it is: a new one that states its facts works e
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+from pydantic import Field
+
+from schemas.base import Fraction, Schema
+
 NumberFormat = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 """Format that the operands of a matrix product are rounded to."""
 
@@ -56,6 +60,24 @@ class MomentumRule:
 
 
 UpdateRule = AdamRule | MomentumRule
+
+
+class Moments(Schema):
+    """Fields common to all kinds of Adam."""
+
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)  # decay rates of the first and second moment
+    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)  # added to the denominator
+
+    @property
+    def rule(self) -> UpdateRule | None:
+        """How it updates a weight; null if its result is not Adam's."""
+        return AdamRule(self.betas, self.eps, getattr(self, "weight_decay", 0.0))
+
+
+class DecayedMoments(Moments):
+    """Those of AdamW."""
+
+    weight_decay: float = Field(default=0.0, ge=0, le=100.0)  # decoupled weight decay
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from pydantic import Field
 
 from schemas.base import Count, Fraction, Rate, Schema, Seed, Steps, StepsOrNone
 from schemas.config.facts import (
-    AdamRule,
+    DecayedMoments,
     LossFacts,
+    Moments,
     MomentumRule,
     Numbers,
     OptimizerState,
@@ -100,22 +101,10 @@ AnyPrecision = Annotated[
 ]
 
 
-class Moments(Schema):
-    """Fields common to all kinds of Adam."""
-
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)  # decay rates of the first and second moment
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)  # added to the denominator
-
-    @property
-    def rule(self) -> UpdateRule:
-        return AdamRule(self.betas, self.eps, getattr(self, "weight_decay", 0.0))
-
-
-class AdamW(Moments):
+class AdamW(DecayedMoments):
     """AdamW (arXiv 1711.05101): 8 bytes of state per parameter."""
 
     kind: Literal["adamw"] = "adamw"
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)  # decoupled weight decay
     fused: bool = True  # use a single fused kernel per step if torch has one for the device
 
     state: ClassVar = OptimizerState(8.0, takes_masters=True)
@@ -147,11 +136,10 @@ class Sgd(Schema):
         return MomentumRule(self.momentum, self.rate_factor)
 
 
-class AdamW8bit(Moments):
+class AdamW8bit(DecayedMoments):
     """AdamW with 8-bit state (arXiv 2110.02861): 2 bytes of state per parameter."""
 
     kind: Literal["adamw_8bit"]
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)  # decoupled weight decay
 
     state: ClassVar = OptimizerState(2.0, moment_bits=8)
 

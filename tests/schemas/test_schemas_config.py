@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from transformer_core.common.yaml_files import read_yaml
-from transformer_core.study.resolve import check_study, resolve, resolve_all
+from transformer_core.study.resolve import check_study, resolve_all, spec_of
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def test_variants_differ() -> None:
     # In the full study, whose batches can be divided by any of them.
     study = check_study(read_yaml(ROOT / "config/studies/full.yaml"), "config/studies/full.yaml")
     variants = read_variants(ROOT / "config/variants.yaml").variants
-    digests = {resolve(study, variant, variants).digest() for variant in variants}
+    digests = {spec_of(study, variant, variants).digest() for variant in variants}
     assert len(digests) == len(variants)
 
 
@@ -78,7 +78,7 @@ def test_the_full_study_has_every_variant_but_those_over_a_slow_link() -> None:
         check_study(read_yaml(ROOT / f"config/studies/{name}.yaml"), name)
         for name in ("full", "links")
     )
-    specs = {name: resolve(full, name, variants) for name in variants}
+    specs = {name: spec_of(full, name, variants) for name in variants}
     over_a_link = {name for name, spec in specs.items() if spec.machine.link is not None}
     single = specs["single"]
     defaults = {n for n, s in specs.items() if s.model_copy(update={"variant": "single"}) == single}

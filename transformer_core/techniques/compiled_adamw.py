@@ -3,10 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
-from schemas.base import Fraction, Schema
-from schemas.config.facts import AdamRule, OptimizerState
+from schemas.config.facts import DecayedMoments, OptimizerState
 from schemas.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -14,25 +11,15 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class CompiledAdamW(Schema):
+class CompiledAdamW(DecayedMoments):
     """AdamW by torch.compile: the step of all parameters becomes a few kernels that torch writes
     for their shapes. Compiling takes a while, before the timed steps; needs a C++ compiler on a
     CPU."""
 
     kind: Literal["adamw_compiled"]
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Decay rates of the first and second moment."""
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
-    """Added to the denominator."""
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
-    """Decoupled weight decay."""
 
     backend: ClassVar[str] = "inductor"
     state: ClassVar = OptimizerState(8.0)
-
-    @property
-    def rule(self) -> AdamRule:
-        return AdamRule(self.betas, self.eps, self.weight_decay)
 
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
-from schemas.base import Fraction, Schema
-from schemas.config.facts import OptimizerState
+from schemas.base import Fraction
+from schemas.config.facts import DecayedMoments, OptimizerState
 from schemas.errors import Unsupported
 
 if TYPE_CHECKING:  # schemas are read where torch is not
@@ -14,7 +12,7 @@ if TYPE_CHECKING:  # schemas are read where torch is not
     from torch.optim import Optimizer
 
 
-class Muon(Schema):
+class Muon(DecayedMoments):
     """Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) for the matrices of the layers:
     the momentum of each is made orthogonal by Newton-Schulz iterations. Embeddings, the output map
     and vectors are trained by AdamW, as its authors do. Updates are scaled to the size of AdamW's
@@ -23,12 +21,6 @@ class Muon(Schema):
     kind: Literal["muon"]
     momentum: Fraction = 0.95
     """Fraction of the previous momentum that is kept."""
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
-    """Decoupled weight decay, of all weights."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Decay rates of AdamW's moments."""
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
-    """Added to AdamW's denominator."""
 
     # Of matrices 4, of embeddings 8: an upper bound.
     state: ClassVar = OptimizerState(8.0)

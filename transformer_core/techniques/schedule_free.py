@@ -3,10 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
-from schemas.base import Fraction, Schema, StepsOrNone
-from schemas.config.facts import OptimizerState
+from schemas.base import StepsOrNone
+from schemas.config.facts import DecayedMoments, OptimizerState
 from schemas.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -14,18 +12,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class ScheduleFreeAdamW(Schema):
+class ScheduleFreeAdamW(DecayedMoments):
     """AdamW that averages its weights instead of lowering the rate (arXiv 2405.15682), by the
-    library schedulefree: gradients are taken between the average and the last weights, and the
-    average is what is validated and saved. Give it ``schedule: {kind: constant}``."""
+    library schedulefree: gradients are taken between the average, whose share is betas[0], and the
+    last weights; the average is validated and saved. Give it ``schedule: {kind: constant}``."""
 
     kind: Literal["adamw_schedule_free"]
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Share of the average in the point of the gradient, and decay of the second moment."""
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
-    """Added to the denominator."""
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
-    """Decoupled weight decay."""
     warmup: StepsOrNone = 0
     """Steps of warm-up that the library counts itself, for weighting the average."""
 

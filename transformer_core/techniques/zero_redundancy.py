@@ -3,10 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
-
-from schemas.base import Fraction, Schema
-from schemas.config.facts import AdamRule, OptimizerState
+from schemas.config.facts import DecayedMoments, OptimizerState
 from schemas.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -14,25 +11,15 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class ZeroRedundancy(Schema):
+class ZeroRedundancy(DecayedMoments):
     """AdamW whose state is divided among the ranks (ZeRO stage 1, arXiv 1910.02054), by torch's
     ZeroRedundancyOptimizer: each rank updates its share of the parameters and sends them to the
     others, which the traffic in reports leaves out. 8 bytes of state per parameter, over all ranks.
     Needs DDP."""
 
     kind: Literal["adamw_zero"]
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Decay rates of the first and second moment."""
-    eps: float = Field(default=1e-9, ge=1e-30, le=1.0)
-    """Added to the denominator."""
-    weight_decay: float = Field(default=0.0, ge=0, le=100.0)
-    """Decoupled weight decay."""
 
     state: ClassVar = OptimizerState(8.0, divided=True)
-
-    @property
-    def rule(self) -> AdamRule:
-        return AdamRule(self.betas, self.eps, self.weight_decay)
 
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
