@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.fifty [names]`` measures some pairs, and keeps the rows of the others. Each
 program runs in a fork of this process, which has torch already, watched and probed by the same code
-as under ``audit-training``; programs of two ranks run under that command itself.
+as under ``audit-training``; programs of two ranks, and those that recompute layers, run under that
+command itself.
 """
 
 import argparse
@@ -82,9 +83,10 @@ def forked(script: Path, which: str, name: str, file: Path) -> None:
 
 def findings(script: Path, which: str) -> list[Finding]:
     """What the audit finds in a program."""
-    if ranks(script) > 1:
-        command = [sys.executable, "-m", "transformer_core.audit", "--json", "torchrun"]
-        command += ["--nproc-per-node", str(ranks(script)), script.name, which]
+    if ranks(script) > 1 or "checkpoint(" in script.read_text():
+        several = ["torchrun", "--nproc-per-node", "2"] if ranks(script) > 1 else []
+        command = [sys.executable, "-m", "transformer_core.audit", "--json", *several]
+        command += [script.name, which]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         ended = subprocess.run(
             command, cwd=PLACE, capture_output=True, text=True, env=environment, check=False
@@ -106,7 +108,7 @@ def losses(script: Path, which: str) -> list[str]:
     """The losses that a program prints, of its first rank."""
     code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, script.name, which]
-    if ranks(script) > 1:
+    if ranks(script) > 1 or "checkpoint(" in script.read_text():
         command = ["torchrun", "--standalone", "--nproc-per-node", "2", "--local-ranks-filter", "0"]
         command += [script.name, which]
     elif hasattr(os, "fork"):

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from transformer_core.audit.losses import uneven
 from transformer_core.audit.relations import RELATIONS, Finding, Notes
-from transformer_core.audit.watcher import uneven
 from transformer_core.tune.certificate import Record, certify, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn
 from transformer_core.tune.techniques.technique import NOISE
 
 MODULE = "transformer_core.audit.side"
-OWN, TWIN, EAGER, FLOOR = "own", "twin", "eager", "floor"
+OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
 MOST_RECORDED = 6
 LEAST_STEPS = 2
 SECONDS = 150.0
@@ -78,7 +78,11 @@ class Audit:
         else:
             raise CannotObserve("the script takes no steps that can be observed")
         if facts[0]["compiled"]:
-            self._compiled()
+            remedy = "try TORCH_COMPILE_BACKEND aot_eager, or compile smaller parts"
+            self._without("compiled", EAGER, "its compiler", remedy)
+        if any(f["audit"]["recomputes"] for f in facts):
+            remedy = "keep the results of these layers, or find what differs when they run again"
+            self._without("recomputed", KEPT, "recomputation", remedy)
         return self._answer(facts)
 
     def _left(self) -> float:
@@ -112,7 +116,9 @@ class Audit:
             before = run.facts_of_ranks(OWN)
             self.say("training on, to see what an evaluation does")
             last = self._on(run, first)
-            watched = [last, *before[1:]] if last else run.facts_of_ranks(OWN)
+            watched = run.facts_of_ranks(OWN) if last is None else before
+            if last is not None:
+                watched[last["audit"]["rank"]] = last
             self._notes += [Notes.of(f["audit"]["notes"]) for f in watched]
             self._ranks(watched, own)
             return watched
@@ -176,6 +182,19 @@ class Audit:
                     "gradient before the step",
                 )
             )
+        passes = zip(*(a["shares"] for a in audits), strict=False)
+        for shares in passes:
+            drawn = {(seed, epoch) for _, seed, epoch in shares}
+            if len(drawn) > 1 or len({rank for rank, _, _ in shares}) < len(shares):
+                notes.found(
+                    Finding(
+                        "ranks",
+                        "DistributedSampler",
+                        f"the ranks' shares of the data overlap: seeds {[s[1] for s in shares]}, epochs "
+                        f"{[s[2] for s in shares]}, ranks {[s[0] for s in shares]}",
+                        "give all ranks one seed and epoch, and each its own number",
+                    )
+                )
         digests = [a["random"] for a in audits]
         if audits[0]["dropout"] and digests[0] and all(d == digests[0] for d in digests):
             notes.found(
@@ -188,31 +207,31 @@ class Audit:
                 )
             )
 
-    def _compiled(self) -> None:
-        """The compiled script against the same without the compiler."""
-        self.say("comparing with the script without its compiler")
-        sides = [Side(OWN), Side(EAGER, module=MODULE), Side(FLOOR, noise=NOISE["float32"])]
+    def _without(self, relation: str, side: str, what: str, remedy: str) -> None:
+        """The script against the same without the compiler, or without recomputation."""
+        self.say(f"comparing with the script without {what}")
+        sides = [Side(OWN), Side(side, module=MODULE), Side(FLOOR, noise=NOISE["float32"])]
         notes = Notes()
         self._notes.append(notes)
         try:
-            with session(self.program, sides, self.folder / "sessions" / "compiled") as run:
-                for side in sides:
-                    if side.name in run.failed:
-                        raise run.failed[side.name]
-                    run.steps(side.name, 3, record=True)
-                own, eager, floor = (Record.read(run.records(s.name)) for s in sides)
+            with session(self.program, sides, self.folder / "sessions" / relation) as run:
+                for each in sides:
+                    if each.name in run.failed:
+                        raise run.failed[each.name]
+                    run.steps(each.name, 3, record=True)
+                own, other, floor = (Record.read(run.records(s.name)) for s in sides)
         except SideEnded as error:
-            notes.cannot("compiled", str(error))
+            notes.cannot(relation, str(error))
             return
-        found = certify(own, eager, floor, "float32")
-        notes.holds("compiled", "gradients and updates of 3 steps without the compiler")
+        found = certify(own, other, floor, "float32")
+        notes.holds(relation, f"gradients and updates of 3 steps without {what}")
         if found.word == "different":
             notes.found(
                 Finding(
-                    "compiled",
-                    found.worst or "the compiled model",
-                    f"the compiler changes the training: {found.reason}",
-                    "try TORCH_COMPILE_BACKEND aot_eager, or compile smaller parts",
+                    relation,
+                    found.worst or "the model",
+                    f"the training is another one than without {what}: {found.reason}",
+                    remedy,
                     found.gradient,
                     found.floor,
                 )

@@ -347,7 +347,7 @@ class Probes:
         length = min(tokens.shape[1] - shift, wanted.shape[1])
         under = hidden[:, shift : shift + length]
         counted = wanted[:, :length][under] == tokens[:, shift : shift + length][under]
-        ignored = self.watcher.ignored
+        ignored = self.watcher.losses.ignored
         counted &= ~torch.isin(wanted[:, :length][under], torch.tensor(list(ignored) or [-100]))
         if counted.numel() and bool(counted.any()):
             self.notes.found(

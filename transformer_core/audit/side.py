@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from transformer_core.audit import probes
@@ -19,10 +20,17 @@ from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.order import Order
 from transformer_core.tune.side import Side, run
 
-OWN, TWIN, EAGER = "own", "twin", "eager"
+OWN, TWIN, EAGER, KEPT = "own", "twin", "eager", "kept"
 PROBE_SECONDS = 60.0
 MOST_CALLS = 4
 MOST_FUNCTIONS = 8
+
+
+def kept(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of a checkpoint that keeps all results."""
+    own = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug")
+    named = {key: value for key, value in kwargs.items() if key not in (*own, "early_stop")}
+    return function(*args, **named)
 
 
 class Audited(Side):
@@ -43,6 +51,8 @@ class Audited(Side):
         if self.order.side == EAGER:
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
             torch._dynamo.config.disable = True
+        if self.order.side == KEPT:
+            torch.utils.checkpoint.checkpoint = kept
         super().prepare()
         self.watcher.install()
         original = torch.autograd.Function.__dict__["apply"].__func__

@@ -1,0 +1,295 @@
+"""Losses as they come: how much each row counts in the gradient, and whether a loss gets what its
+formula expects."""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_core.audit.relations import Finding, Notes, user_line
+
+if TYPE_CHECKING:
+    from transformer_core.audit.watcher import Watcher
+
+FOLLOWED_STEPS = 8
+"""Optimizer steps that are watched closely."""
+SAME = 1e-5
+"""Weights of rows that differ by less are rounding."""
+MEAN_LOSSES = (
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)
+
+
+@dataclass
+class Rows:
+    """One call of a loss: how much each of its rows counts in the gradient."""
+
+    place: str
+    kind: str
+    count: int
+    """Rows that count."""
+    module: bool
+    """Whether it was called inside a model's forward pass."""
+    share: float = 0.0
+    """Weight of a row in the loss that is differentiated; the mean if rows differ."""
+    even: bool = True
+    """Whether all rows have the same weight."""
+    seen: bool = False
+
+
+class Losses:
+    """Watches torch's losses and ``log_softmax`` in one process."""
+
+    def __init__(self, watch: "Watcher") -> None:
+        self.watch = watch
+        self.rows: list[Rows] = []
+        """Losses of the current step."""
+        self.history: list[list[Rows]] = []
+        """Losses of the first steps, for the comparison of ranks."""
+        self.judged = 0
+        """Losses of this step that belong to backward passes which have begun."""
+        self._means: dict[str, set[int]] = defaultdict(set)
+        """Targets of each mean that was taken without gradients, by line."""
+        self.ignored: set[int] = set()
+        """Targets that losses leave out."""
+
+    def install(self) -> None:
+        """Put the watched losses in place of torch's."""
+        functional: Any = nn.functional
+        for name in MEAN_LOSSES:
+            setattr(functional, name, self._loss(getattr(functional, name), name))
+        owners: list[Any] = [functional, torch, Tensor]
+        for owner in owners:
+            owner.log_softmax = self._log_softmax(owner.log_softmax)
+
+    def boundary(self) -> None:
+        """Called at the end of each step."""
+        if self.watch.steps < FOLLOWED_STEPS:
+            self._judge()
+            self.history.append([r for r in self.rows if r.seen])
+        self.rows, self.judged = [], 0
+
+    def validations(self, found: Notes) -> None:
+        """Means over different numbers of targets, of which a script might take the mean."""
+        for place, counts in self._means.items():
+            if len(counts) > 1:
+                found.found(
+                    Finding(
+                        "evaluation",
+                        place,
+                        f"losses without gradients are means over {min(counts)} to {max(counts)} "
+                        "targets: in a mean of these means, targets of short batches count more",
+                        "add up the losses of all targets, and divide by their number",
+                        sure=False,
+                    )
+                )
+
+    def _loss(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(input, target, *args, **kwargs)
+            if torch.compiler.is_compiling() or not isinstance(input, Tensor):
+                return found
+            if self.watch.listening is not None:
+                self.watch.listening.append((name, input, target))
+                return found
+            if self.watch.outside is not None and not self.watch.forwards:
+                self.watch.outside.append((name, *kept(input, target)))
+            self._expectation(name, input, target)
+            if not torch.is_grad_enabled():
+                self.watch.evaluating()
+                if kwargs.get("reduction", "mean") == "mean":
+                    counted = self._counted(name, input, target, args, kwargs)
+                    self._means[f"{name} at {user_line()}"].add(int(counted.sum()))
+            elif (
+                isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth
+            ):
+                counted = self._counted(name, input, target, args, kwargs)
+                self._weigh(found, name, counted, kwargs.get("reduction", "mean"))
+            return found
+
+        return loss
+
+    def _counted(self, name: str, input: Tensor, target: Any, args: Any, kwargs: Any) -> Tensor:
+        """Which rows of a loss count: bool, one for each."""
+        if name in ("cross_entropy", "nll_loss") and isinstance(target, Tensor):
+            if target.is_floating_point():
+                return torch.ones(target.shape[0], dtype=torch.bool)
+            ignored = kwargs.get("ignore_index", args[2] if len(args) > 2 else -100)
+            self.ignored.add(ignored)
+            return target != ignored
+        return torch.ones(input.shape, dtype=torch.bool)
+
+    def _weigh(self, found: Tensor, kind: str, counted: Tensor, reduction: str) -> None:
+        count = int(counted.sum())
+        rows = Rows(user_line(), kind, count, bool(self.watch.forwards))
+        self.rows.append(rows)
+
+        def weigh(gradient: Tensor) -> None:
+            gradient = gradient.detach().double()
+            if gradient.numel() == 1:
+                rows.share = float(gradient) / (count if reduction == "mean" and count else 1)
+            elif gradient.numel() == counted.numel():
+                weights = gradient.reshape(-1)[counted.reshape(-1).bool()]
+                weights = weights[weights != 0]
+                rows.count = len(weights)
+                if len(weights):
+                    rows.share = float(weights.mean())
+                    spread = float(weights.max() - weights.min())
+                    rows.even = spread <= SAME * abs(rows.share)
+            else:
+                return
+            rows.seen = True
+
+        found.register_hook(weigh)
+
+    def _log_softmax(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Weights of rows where the script picks log-probabilities itself."""
+
+        @functools.wraps(original)
+        def log_softmax(input: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(input, *args, **kwargs)
+            quiet = self.watch.listening is not None or self.watch.backward_depth
+            if quiet or torch.compiler.is_compiling():
+                return found
+            if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
+                return found
+            if "SoftmaxBackward" in type(input.grad_fn).__name__:
+                self._expectation("cross_entropy", input.flatten(0, -2), None)
+            rows = Rows(user_line(), "log_softmax", 0, bool(self.watch.forwards))
+            self.rows.append(rows)
+
+            def weigh(gradient: Tensor) -> None:
+                weights = -gradient.detach().double().sum(-1).reshape(-1)
+                weights = weights[weights != 0]
+                rows.count = len(weights)
+                if len(weights):
+                    rows.share = float(weights.mean())
+                    spread = float(weights.max() - weights.min())
+                    rows.even = spread <= SAME * abs(rows.share)
+                    rows.seen = True
+
+            found.register_hook(weigh)
+            return found
+
+        return log_softmax
+
+    def _expectation(self, name: str, input: Tensor, target: Any) -> None:
+        """Whether a loss gets logits where it takes logits."""
+        if self.watch.steps >= FOLLOWED_STEPS or input.numel() == 0:
+            return
+        self.watch.found.holds("loss", "the arguments of the script's loss functions")
+        with torch.no_grad():
+            if name == "cross_entropy" and input.dim() > 1 and input.shape[1] > 1:
+                rows = input.detach().float()
+                sums = rows.sum(1)
+                if float(rows.min()) >= 0 and float((sums - 1).abs().max()) < 1e-3:
+                    self._wrong_loss(
+                        "its rows are probabilities that sum to 1, so softmax is taken twice and "
+                        "the gradient is far too small",
+                        "hand the logits to cross_entropy, or the logarithm of the probabilities "
+                        "to nll_loss",
+                    )
+            elif name == "nll_loss" and input.dim() > 1 and input.shape[1] > 1:
+                rows = input.detach().float()
+                total = rows.exp().sum(1) if float(rows.max()) <= 1e-3 else None
+                if total is None or float((total - 1).abs().max()) > 1e-2:
+                    self._wrong_loss(
+                        "its rows are not the logarithms of probabilities",
+                        "use log_softmax before nll_loss, or cross_entropy on the logits",
+                    )
+            elif name.endswith("with_logits") and "Sigmoid" in type(input.grad_fn).__name__:
+                self._wrong_loss(
+                    "the sigmoid is taken twice: before the loss and in it",
+                    "hand the logits to it, or use binary_cross_entropy",
+                )
+
+    def _wrong_loss(self, cause: str, remedy: str) -> None:
+        self.watch.found.found(Finding("loss", user_line(), cause, remedy))
+
+    def _judge(self) -> None:
+        """Rows of one step that come from one line have one weight; where they do not, and each
+        call counts as much as any other, the loss is a mean of means."""
+        places: dict[str, list[Rows]] = defaultdict(list)
+        for rows in self.rows:
+            if rows.seen and rows.count:
+                places[f"{rows.kind} at {rows.place}"].append(rows)
+        for place, calls in places.items():
+            if len(calls) < 2:
+                continue
+            self.watch.found.holds("parts", "weights of the rows of all parts of a step")
+            finding = uneven(place, [(r.count, r.share) for r in calls], "parts")
+            if finding is not None:
+                self.watch.found.found(finding)
+            total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
+            even = all(r.even for r in calls)
+            number = len(calls)
+            if number != self._parts() or not even or abs(total - 1) < 1e-3:
+                continue
+            if abs(total / number - 1) < 1e-3:
+                self.watch.found.found(
+                    Finding(
+                        "parts",
+                        place,
+                        f"each of the {number} parts of a step counts as a whole batch: the "
+                        "gradient is their sum instead of their mean",
+                        f"divide the loss by {number}, or by the rows of the whole step",
+                        total,
+                        1.0,
+                    )
+                )
+            elif abs(total * number - 1) < 1e-3:
+                self.watch.found.found(
+                    Finding(
+                        "parts",
+                        place,
+                        f"the loss of each of the {number} parts is divided by the parts twice: "
+                        "the gradient is a fraction of their mean",
+                        "divide by the rows of the whole step, or by the parts, not by both",
+                        total,
+                        1.0,
+                    )
+                )
+
+    def _parts(self) -> int:
+        """Backward passes since the last step of the optimizer that steps now."""
+        return len(self.watch.boundaries.losses)
+
+    # -- afterwards ----------------------------------------------------------------------------
+
+
+def uneven(place: str, calls: list[tuple[int, float]], relation: str) -> Finding | None:
+    """A finding where rows count differently only because their calls have other numbers of rows:
+    (rows, weight of a row) of each call."""
+    shares = [share for _, share in calls]
+    sums = [count * share for count, share in calls]
+    largest = max(abs(s) for s in shares)
+    if not largest or max(shares) - min(shares) <= SAME * largest:
+        return None
+    if max(sums) - min(sums) > SAME * max(abs(s) for s in sums):
+        return None
+    low, high = min(count for count, _ in calls), max(count for count, _ in calls)
+    who = "ranks" if relation == "ranks" else "parts"
+    return Finding(
+        relation,
+        place,
+        f"a mean of means: the {len(calls)} {who} of a step have {low} to {high} rows and count "
+        f"the same, so a row of one counts {high / low:.2g} times as much as a row of another",
+        "add up the losses of all rows, and divide by the number of rows of the whole step",
+        max(shares) / min(shares) - 1 if min(shares) else None,
+        SAME,
+    )
+
+
+def kept(*values: Any) -> list[Any]:
+    return [v.detach().clone() if isinstance(v, Tensor) else v for v in values]

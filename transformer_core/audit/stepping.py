@@ -1,0 +1,371 @@
+"""The steps of optimizers as they come: gradients, clipping, scaling, schedules, updates."""
+
+import functools
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from transformer_core.audit.losses import FOLLOWED_STEPS
+from transformer_core.audit.relations import Finding, Notes, user_line
+from transformer_core.audit.updates import Updates
+from transformer_core.tune.sketches import Sketch, distance, sketch
+
+if TYPE_CHECKING:
+    from transformer_core.audit.watcher import Watcher
+
+
+@dataclass
+class Stepped:
+    """One optimizer and what happened since its last step."""
+
+    optimizer: Optimizer
+    updates: Updates
+    clean: bool = False
+    """Whether its gradients were zero at the beginning of a backward pass since its last step."""
+    steps: int = 0
+    backwards: int = 0
+    places: set[str] = field(default_factory=set)
+    """Lines whose losses the last backward pass came from."""
+    wiped: set[str] = field(default_factory=set)
+    """Such lines of backward passes whose gradients were set to zero before the step."""
+    schedules: Counter[int] = field(default_factory=Counter)
+
+
+class Stepping:
+    """Watches the optimizers of one process."""
+
+    def __init__(self, watch: "Watcher") -> None:
+        self.watch = watch
+        self.made: list[weakref.ref[Optimizer]] = []
+        self.backwards = 0
+        self.scale = 1.0
+        """Factor of a gradient scaler."""
+        self.stepped: dict[int, Stepped] = {}
+        self._scaled = self._unscaled = -1
+        """The numbers of the backward passes when a scaler scaled and unscaled last."""
+        self._frozen: dict[int, tuple[nn.Parameter, Sketch]] = {}
+        self._scheduled = False
+        self._saved: dict[bool, str] = {}
+        """Lines that save the state of an optimizer, with and without that of a schedule."""
+
+    def install(self) -> None:
+        """Hook torch's optimizers, schedules and backward passes."""
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        self._backward()
+        self._optimizers()
+        self._clipping()
+        self._scaling()
+        self._schedules()
+        self._saving()
+
+    def held(self) -> set[int]:
+        """Parameters that some optimizer holds, by id."""
+        kept = [o for ref in self.made if (o := ref()) is not None]
+        return {id(p) for o in kept for g in o.param_groups for p in g["params"]}
+
+    def _backward(self) -> None:
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if not self.watch.backward_depth:
+                self._begin_backward()
+            self.watch.backward_depth += 1
+            outer, self.watch.forwards = self.watch.forwards, []
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.watch.forwards = outer
+                self.watch.backward_depth -= 1
+                if not self.watch.backward_depth:
+                    self.watch.outputs.clear()
+
+        torch.autograd.backward = backward
+
+    def _begin_backward(self) -> None:
+        self.backwards += 1
+        places = {rows.place for rows in self.watch.losses.rows[self.watch.losses.judged :]}
+        self.watch.losses.judged = len(self.watch.losses.rows)
+        for each in self.stepped.values():
+            if self.watch.steps < FOLLOWED_STEPS or not each.clean:
+                empty = _no_gradients(each.optimizer)
+                if empty and each.clean and each.backwards:
+                    each.wiped |= each.places
+                each.clean |= empty
+            each.backwards += 1
+            each.places = places
+
+    def _optimizers(self) -> None:
+        optimizer: Any = Optimizer
+        original = optimizer.__init__
+
+        @functools.wraps(original)
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            original(made, *args, **kwargs)
+            self.made.append(weakref.ref(made))
+
+        optimizer.__init__ = init
+
+    def _clipping(self) -> None:
+        utils: Any = nn.utils
+        original = utils.clip_grad_norm_
+
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            empty = given and all(p.grad is None for p in given)
+            found = original(given, *args, **kwargs)
+            scaled = self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1
+            if scaled and self.watch.steps < FOLLOWED_STEPS:
+                self.watch.found.found(
+                    Finding(
+                        "zero",
+                        f"clip_grad_norm_ at {user_line()}",
+                        f"gradients are clipped while they are still {self.scale:g} times too "
+                        "large, so nearly all of each is lost",
+                        "call scaler.unscale_(optimizer) before gradients are clipped",
+                        self.scale,
+                        1.0,
+                    )
+                )
+            if empty and self.watch.steps < FOLLOWED_STEPS:
+                self.watch.found.found(
+                    Finding(
+                        "zero",
+                        f"clip_grad_norm_ at {user_line()}",
+                        "no tensor has a gradient where gradients are clipped, so clipping has no "
+                        "effect",
+                        "clip after the backward pass and before the optimizer's step",
+                    )
+                )
+            return found
+
+        utils.clip_grad_norm_ = clip
+        utils.clip_grad.clip_grad_norm_ = clip
+
+    def _scaling(self) -> None:
+        scaler: Any = torch.amp.GradScaler
+        original = scaler.scale
+
+        @functools.wraps(original)
+        def scale(made: Any, outputs: Any) -> Any:
+            if made.is_enabled():
+                self.scale, self._scaled = float(made.get_scale()), self.backwards
+            return original(made, outputs)
+
+        unscaling = scaler.unscale_
+
+        @functools.wraps(unscaling)
+        def unscale(made: Any, optimizer: Any) -> Any:
+            self._unscaled = self.backwards
+            return unscaling(made, optimizer)
+
+        scaler.scale, scaler.unscale_ = scale, unscale
+
+    def _schedules(self) -> None:
+        schedule: Any = torch.optim.lr_scheduler.LRScheduler
+        original = schedule.step
+
+        @functools.wraps(original)
+        def step(made: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(made, *args, **kwargs)
+            stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
+            if stepped is not None:
+                self._scheduled = True
+                stepped.schedules[id(made)] += 1
+            return found
+
+        schedule.step = step
+
+    def _saving(self) -> None:
+        original = torch.save
+
+        @functools.wraps(original)
+        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            keys = _keys(obj)
+            if "param_groups" in keys and self._scheduled:
+                self._saved.setdefault("last_epoch" in keys, user_line())
+            elif "last_epoch" in keys:
+                self._saved.setdefault(True, user_line())
+            return original(obj, *args, **kwargs)
+
+        torch.save = save
+
+    def saved(self, found: Notes) -> None:
+        """Whether checkpoints hold the schedule of the optimizer that they hold."""
+        if not self._saved:
+            return
+        found.holds("state", "schedules in the checkpoints that the script writes")
+        if True not in self._saved:
+            found.found(
+                Finding(
+                    "state",
+                    f"torch.save at {self._saved[False]}",
+                    "it saves the optimizer without its schedule: unless the script works the step "
+                    "out again, a resumed training begins with the first rate",
+                    "save and load scheduler.state_dict() too",
+                    sure=False,
+                )
+            )
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        known = self.stepped.get(id(optimizer))
+        if known is None:
+            names = {id(p): n for n, p in self.watch.boundaries.parameters()}
+            names |= {id(p): n for n, p in self.watch.named()}
+            known = Stepped(optimizer, Updates(optimizer, names), clean=True)
+            known.backwards = self.backwards
+            self.stepped[id(optimizer)] = known
+        if not self.watch.first:
+            for _, parameter in self.watch.named():
+                self.watch.first[id(parameter)] = sketch(parameter)
+        for _, parameter in self.watch.named():
+            gradient = parameter.grad
+            if (
+                gradient is not None
+                and self.watch.steps < 64
+                and bool((_local(gradient) != 0).any())
+            ):
+                self.watch.gradients[id(parameter)] += 1
+        if self.watch.steps >= FOLLOWED_STEPS:
+            return
+        self._frozen = {
+            id(p): (p, sketch(p))
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if not p.requires_grad
+        }
+        if known.wiped & known.places:
+            self.watch.found.found(
+                Finding(
+                    "zero",
+                    sorted(known.wiped & known.places)[0],
+                    "gradients of earlier parts of the step are set to zero before the optimizer "
+                    "uses them: only later parts count",
+                    "call zero_grad() once a step, after step()",
+                )
+            )
+        closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure")
+        if known.updates.usable and not closure:
+            known.updates.before()
+        self._begun_at_zero(known, bool(closure))
+        if known.steps and known.backwards and _no_gradients(optimizer) and not closure:
+            self.watch.found.found(
+                Finding(
+                    "zero",
+                    type(optimizer).__name__,
+                    "all gradients are zero when the optimizer steps, although a backward pass ran",
+                    "call zero_grad() before the backward pass, not between it and step()",
+                )
+            )
+
+    def _begun_at_zero(self, known: Stepped, closure: bool) -> None:
+        if not known.steps or closure or not known.backwards:
+            return
+        self.watch.found.holds(
+            "zero", "gradients at the beginning of the first backward pass of a step"
+        )
+        if not known.clean:
+            self.watch.found.found(
+                Finding(
+                    "zero",
+                    type(known.optimizer).__name__,
+                    "the gradients of the step before are still there when the next backward pass "
+                    "begins, and are added to it",
+                    "call optimizer.zero_grad() once a step",
+                )
+            )
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        known = self.stepped.get(id(optimizer))
+        if known is None:
+            return
+        if self.watch.steps < FOLLOWED_STEPS:
+            self._judge_updates(known)
+            for parameter, before in self._frozen.values():
+                if distance(sketch(parameter), before) > 0:
+                    self.watch.found.found(
+                        Finding(
+                            "trained",
+                            self.watch.parameter_name(parameter),
+                            "it does not require gradients, and the optimizer's step changes it all "
+                            "the same: an old gradient, momentum or weight decay acts on",
+                            "remove it from the optimizer, or set its gradient to None",
+                        )
+                    )
+        for schedule, count in known.schedules.items():
+            if count > 1 and known.steps > 1:
+                known.schedules[schedule] = 0
+                self.watch.found.found(
+                    Finding(
+                        "schedule",
+                        type(optimizer).__name__,
+                        f"the schedule of its rate moves {count} times between two steps of the "
+                        "optimizer, so the rate falls that many times too fast",
+                        "call scheduler.step() once after each optimizer.step()",
+                        float(count),
+                        1.0,
+                    )
+                )
+        if known.schedules:
+            self.watch.found.holds("schedule", "schedules between two steps of the optimizer")
+        known.schedules.clear()
+        known.steps += 1
+        known.clean, known.backwards = False, 0
+        known.wiped.clear()
+
+    def _judge_updates(self, known: Stepped) -> None:
+        name = type(known.optimizer).__name__
+        if not known.updates.usable:
+            self.watch.found.cannot(
+                "update", f"the formula of {name} with these options is not known here"
+            )
+            return
+        for tensor, cause, measured, allowed in known.updates.after():
+            lost = "rounding" in cause
+            self.watch.found.found(
+                Finding(
+                    "update",
+                    f"{tensor} ({name})",
+                    cause,
+                    "keep master weights in float32"
+                    if lost
+                    else "compare the optimizer with torch.optim's of the same name",
+                    measured,
+                    allowed,
+                    sure=not lost,  # some train in 16 bits on purpose
+                )
+            )
+        if known.updates.steps:
+            self.watch.found.holds("update", f"{known.updates.steps} steps of {name}")
+
+
+def _keys(value: Any) -> set[str]:
+    """All keys of nested dictionaries."""
+    if not isinstance(value, dict):
+        return set()
+    own = {key for key in value if isinstance(key, str)}
+    return own.union(*(_keys(each) for each in value.values()))
+
+
+def _no_gradients(optimizer: Optimizer) -> bool:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and bool((_local(gradient) != 0).any()):
+                return False
+    return True
+
+
+def _local(tensor: Tensor) -> Tensor:
+    found: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found.coalesce().values() if found.is_sparse else found
