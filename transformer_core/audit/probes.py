@@ -480,19 +480,23 @@ def _by_module(names: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def functions(kept: list[tuple[Any, Any, str]], notes: Notes) -> None:
+Kept = tuple[Any, Any, str, dict[int, Tensor]]
+"""A function, its arguments, its line, and which numbers of each result had a gradient."""
+
+
+def functions(kept: list[Kept], notes: Notes) -> None:
     """Backward passes written by hand against the slope of their forward passes, in 64 bits."""
-    for cls, args, place in kept:
+    for each in kept:
         state = State()
         try:
-            _function(cls, args, place, notes)
+            _function(*each, notes)
         except Exception as error:
             notes.cannot("slope", _refused(error))
         finally:
             state.restore()
 
 
-def _function(cls: Any, args: Any, place: str, notes: Notes) -> None:
+def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: Notes) -> None:
     state = State()
     wanted = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
 
@@ -515,16 +519,23 @@ def _function(cls: Any, args: Any, place: str, notes: Notes) -> None:
         else a
         for n, a in enumerate(args)
     ]
+    numbers = [n for n, t in enumerate(call(own)) if t.requires_grad]
     outputs = [t for t in call(own) if t.requires_grad]
     if not outputs or not wanted:
         return
     if any(t.shape == a.shape and torch.equal(t, a) for t in outputs for a in tensors(own)):
         return  # Its forward pass changes nothing: its backward pass is its purpose.
     generator = torch.Generator().manual_seed(2)
-    weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+    # Numbers that nothing depends on may have any gradient, or none.
+    weights = [
+        torch.randn(t.shape, generator=generator).to(t) * used.get(n, torch.ones_like(t))
+        for n, t in zip(numbers, outputs, strict=True)
+    ]
     slopes = torch.autograd.grad(outputs, [own[n] for n in wanted], weights, allow_unused=True)
     notes.holds("slope", f"{cls.__name__}'s backward pass")
-    numbers = [n for n, t in enumerate(call(own)) if t.requires_grad]
+    # A function that computes in fewer bits than it gets needs a longer step.
+    exact = all(call(wide(wanted[0]))[n].dtype == torch.float64 for n in numbers)
+    length = 1e-6 if exact else 1e-2
     for number, slope in zip(wanted, slopes, strict=True):
         errors, sizes = [], []
         for _ in range(4):
@@ -533,7 +544,9 @@ def _function(cls: Any, args: Any, place: str, notes: Notes) -> None:
                 .double()
                 .to(args[number].device)
             )
-            small = 1e-6 * float(args[number].detach().double().abs().max().clamp_min(1e-3)) * step
+            small = (
+                length * float(args[number].detach().double().abs().max().clamp_min(1e-3)) * step
+            )
             up, down = call(wide(number, small)), call(wide(number, -small))
             real = (
                 sum(

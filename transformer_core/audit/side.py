@@ -33,6 +33,13 @@ def kept(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **named)
 
 
+def _note_used(found: Any, used: dict[int, Tensor]) -> None:
+    """Keeps, at the backward pass, which numbers of results get a gradient."""
+    for number, each in enumerate(tensors(found)):
+        if each.requires_grad:
+            each.register_hook(lambda g, n=number: used.update({n: g != 0}))
+
+
 class Audited(Side):
     """The script's process: the side ``own`` is watched, ``twin`` is left alone while it is compared
     with ``own``, and probed in its next step."""
@@ -41,7 +48,7 @@ class Audited(Side):
         super().__init__(order)
         self.watcher = Watcher(self.boundaries)
         self.calls: list[Call] = []
-        self.functions: list[tuple[Any, Any, str]] = []
+        self.functions: list[probes.Kept] = []
         self.used: dict[str, bool] = {}
         self.armed = False
         self._looking = False
@@ -59,8 +66,10 @@ class Audited(Side):
         side = self
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            side._function(cls, args, kwargs)
+            used = side._function(cls, args, kwargs)
             found = original(cls, *args, **kwargs)
+            if used is not None:
+                _note_used(found, used)
             if side.armed and cls.__module__.split(".")[0] != "torch":
                 side._used(cls, found)
             return found
@@ -78,18 +87,21 @@ class Audited(Side):
             for each in results:
                 each.register_hook(lambda g: self.used.update({name: True}))
 
-    def _function(self, cls: Any, args: Any, kwargs: Any) -> None:
-        """Keeps a call of a function whose backward pass is written by hand."""
+    def _function(self, cls: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
+        """Keeps a call of a function whose backward pass is written by hand. Gives the place for
+        which numbers of its results get a gradient; None if the call is not kept."""
         if not self.armed or kwargs or cls.__module__.split(".")[0] == "torch":
-            return
-        known = {each for each, _, _ in self.functions}
+            return None
+        known = {each[0] for each in self.functions}
         plain = all(isinstance(a, Tensor | int | float | bool | str | None) for a in args)
         if plain and len(known) < MOST_FUNCTIONS and cls not in known and torch.is_grad_enabled():
             kept = [
                 a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a
                 for a in args
             ]
-            self.functions.append((cls, kept, user_line()))
+            self.functions.append((cls, kept, user_line(), {}))
+            return self.functions[-1][3]
+        return None
 
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._note_inputs(module, args, kwargs)

@@ -19,6 +19,7 @@ JOBS = MappingProxyType(
     {
         "against": "transformer_core.decide.against.AgainstJob",
         "attention_truth": "transformer_core.measure.gpu_check.attention_truth.AttentionTruthJob",
+        "audit": "transformer_core.audit.job.AuditJob",
         "breakdown": "transformer_core.observe.breakdown.BreakdownJob",
         "certificates": "transformer_core.certify.certificate_table.CertificatesJob",
         "certify": "transformer_core.certify.judge.CertifyJob",

@@ -35,6 +35,10 @@ PROGRAMS = MappingProxyType(
         "evaluate": (_LEASE, _JOB, "transformer_core.measure.evaluation"),
         "combine": (_JOB, "transformer_core.decide.combine"),
         "short_run": (_LEASE, _JOB, "transformer_core.certify.short_run"),
+        "audit": (
+            *(_LEASE, _JOB, "transformer_core.audit.job", "transformer_core.audit.side"),
+            "transformer_core.training.__main__",
+        ),
         "certificates": (_JOB, "transformer_core.certify.certificate_table"),
         "certify": (_JOB, "transformer_core.certify.judge"),
         "profile": (_JOB, "transformer_core.observe.profile_job"),

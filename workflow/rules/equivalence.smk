@@ -82,6 +82,32 @@ rule certify:
         QUICK_JOB
 
 
+rule audit:
+    # The reference itself: relations of the baseline's training to itself.
+    input:
+        study="results/study.json",
+        spec=f"results/runs/{STUDY.baseline}/spec.json",
+        shards=[] if own_targets(STUDY) else SHARDS,
+    output:
+        "results/audit.json",
+    log:
+        "results/logs/audit.log",
+    threads: CORES
+    resources:
+        **needs(baseline_spec),
+    params:
+        **job(
+            "audit",
+            of=baseline_spec,
+            again="results/audit.json",
+        ),
+        gpus=STUDY.machine.devices_per_node,
+    message:
+        "Audit the training of {STUDY.baseline}"
+    shell:
+        GPU_JOB
+
+
 rule certificates:
     # Certificates, and only their inputs.
     input:

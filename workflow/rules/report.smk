@@ -17,6 +17,7 @@ STUDY_FILES = [
     f"results/data/{CORPUS}/tokenizer.report.json",
     *expand(f"results/data/{CORPUS}/pairs/{{split}}.json", split=SPLITS),
     *expand(f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=SPLITS),
+    "results/audit.json",
     *expand("results/equivalence/{variant}.json", variant=SPECS),
     *expand("results/profiles/{name}/breakdown.json", name=[*SPECS, *STUDY.traces]),
     *["results/quality.json"] * (STUDY.quality is not None),

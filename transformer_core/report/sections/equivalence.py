@@ -1,5 +1,6 @@
 """Does it train the same model? Certificates, deviations and losses."""
 
+import json
 from itertools import cycle
 from typing import Any
 
@@ -10,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.config.measurement import Tolerance
 from schemas.results import Certificate
+from transformer_core.audit.flow import Answer
 from transformer_core.certify.bounds import WORDS
 from transformer_core.decide.data_frames import training_loss_frame, validation_frame
 from transformer_core.decide.study_results import StudyResults
@@ -34,7 +36,13 @@ def context(results: StudyResults) -> dict[str, Any]:
     """Quantities in words, and the certificate of the recommendation."""
     choice, _ = choose(results)
     own = results.search.certificate if choice.searched else results.certificates[choice.parts[0]]
-    return {"words": WORDS, "own": own if choice.parts else None}
+    return {"words": WORDS, "own": own if choice.parts else None, "audit": audited(results)}
+
+
+def audited(results: StudyResults) -> Answer | None:
+    """The audit of the baseline; None for results from before there were any."""
+    file = results.folder / "audit.json"
+    return Answer.of(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
 FLOOR = 1e-6
