@@ -60,6 +60,12 @@ def _compiled(kind: Compiling, layer: nn.Module, kept_share: float) -> Callable[
         from torch._dynamo.exc import TorchDynamoException
         from torch._functorch.config import patch
 
+        if kept_share < 1 and _drops(layer):
+            raise Unsupported(
+                "model.kept_share: torch draws other masks of dropout where it computes compiled "
+                "layers once more, so the gradient would be wrong; take dropout: 0, or "
+                "checkpoint: products"
+            )
         try:
             with patch(activation_memory_budget=kept_share):
                 result: Tensor = layer(*inputs)
@@ -69,6 +75,12 @@ def _compiled(kind: Compiling, layer: nn.Module, kept_share: float) -> Callable[
         return result
 
     return call
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Whether anything drops elements (https://github.com/pytorch/pytorch/issues/190758)."""
+    found = (getattr(part, name, 0.0) for part in layer.modules() for name in ("p", "dropout"))
+    return any(isinstance(p, float) and p > 0 for p in found)
 
 
 UNPLAYED = 2
