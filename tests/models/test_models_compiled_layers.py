@@ -139,3 +139,13 @@ def test_what_cannot_be_compiled_is_refused(sections):
     model = {"compile": "layers"} | sections.pop("model", {})
     found = list(violations(small_spec(model=model, **sections)))
     assert [field for field, *_ in found] == ["model.compile"]
+
+
+def test_a_share_of_activations_is_refused_with_dropout() -> None:
+    tokens = torch.ones(1, 3, dtype=torch.long)
+    for dropout in (0.1, 1e-9):
+        spec = Transformer(
+            d_model=16, d_ff=32, heads=2, dropout=dropout, compile="layers", kept_share=0.5
+        )
+        with pytest.raises(Unsupported, match="kept_share: torch draws other masks"):
+            build_model(spec, V)(tokens, tokens)

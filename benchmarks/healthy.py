@@ -1,0 +1,117 @@
+"""False alarms: draws healthy variants of tiny studies at random, and certifies each.
+
+``python -m benchmarks.healthy --seconds 600 --output healthy.json``: model, data, settings and
+techniques are drawn; draws that the study's checks refuse are drawn again. None may be called another
+training. With few seeds a reduced format may stay undecided, which is no accusation.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas.base import merge
+from schemas.config.measurement import LOOKS, Statistical, Tolerance
+from schemas.errors import ConfigError
+from schemas.results import Certificate
+from tests.attacks.healthy import NEWER, OF_TEXTS, VARIANTS
+from tests.attacks.planted.fault import GPT2, TEXTS
+from tests.attacks.short_trainings import certificate, recorded, reference, spec_of
+from transformer_core.common.files import write_text
+from transformer_core.study.checks import violations
+
+Change = dict[str, Any]
+
+
+def study(draw: random.Random) -> Change:
+    """A study: its model, batches and training."""
+    heads = draw.choice((2, 4))
+    width = heads * draw.choice((6, 8, 12, 16))
+    shape: Change = {"d_model": width, "d_ff": draw.choice((24, 40, 64, 96)), "heads": heads}
+    training: Change = {
+        "seed": draw.randrange(1000),
+        "label_smoothing": draw.choice((0.0, 0.1, 0.2)),
+        "clip_norm": draw.choice((0.0, 0.3, 1.0)),
+        "schedule": {"kind": "constant", "peak": draw.choice((3e-4, 1e-3, 3e-3))},
+    }
+    shared: Change = {"training": training, "batching": {"pairs": draw.choice((6, 8, 12))}}
+    if draw.random() < 0.3:
+        layers, tied = draw.randint(1, 3), draw.random() < 0.5
+        text = {**shape, "layers": layers, "tied_embeddings": tied, "kv_heads": heads}
+        return merge(merge(draw.choice((TEXTS, GPT2)), {"model": text}), shared)
+    layers = {f"{side}_layers": draw.randint(1, 3) for side in ("encoder", "decoder")}
+    other = {"norm": draw.choice(("pre", "post")), "tied_embeddings": draw.random() < 0.5}
+    return merge({"model": {**shape, **layers, **other}}, shared)
+
+
+def variant(draw: random.Random, base: Change) -> tuple[Change, str]:
+    """One to three techniques together, and the class of their certificate."""
+    texts = base["model"].get("kind") == "decoder_only"
+    known = OF_TEXTS if texts else [*VARIANTS, *NEWER]
+    chosen = draw.sample(known, draw.randint(1, 3))
+    change: Change = {}
+    for each, _ in chosen:
+        change = merge(change, each)
+    return change, "statistical" if any(
+        kind == "statistical" for _, kind in chosen
+    ) else "tolerance"
+
+
+def drawn(draw: random.Random) -> tuple[Change, Change, str, float]:
+    """A study, a variant of it that its checks accept, its class, and its dropout."""
+    while True:
+        base = study(draw)
+        change, kind = variant(draw, base)
+        try:
+            if not [*violations(spec_of(change, base))]:
+                return base, change, kind, draw.choice((0.0, 0.1, 0.3))
+        except (ConfigError, ValueError):
+            continue
+
+
+def certified(base: Change, change: Change, kind: str, dropout: float) -> Certificate:
+    """The certificate of a variant; where some seeds decide nothing, of as many again."""
+    looks = [Statistical(kind="statistical")] * LOOKS if kind == "statistical" else [None]
+    for look, equivalence in enumerate(looks, start=1):
+        seeds = 1 if equivalence is None else look * equivalence.seeds
+        found = recorded(spec_of(change, base), seeds, dropout)
+        against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
+        made = certificate(equivalence or Tolerance(kind="tolerance"), found, against)
+        if made.status != "inconclusive":
+            break
+    return made
+
+
+def main() -> int:
+    """Draw and certify until the time is over; the exit status is 1 after a false alarm."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.healthy", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="time (default: 600)")
+    parser.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
+    parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    draw, end = random.Random(given.seed), time.monotonic() + given.seconds
+    rows: list[dict[str, Any]] = []
+    while time.monotonic() < end:
+        base, change, kind, dropout = drawn(draw)
+        made = certified(base, change, kind, dropout)
+        near = max(made.deviations, key=lambda d: d.measured / d.bound if d.bound else 0.0)
+        share = near.measured / near.bound if near.bound else 0.0
+        rows.append({"study": base, "change": change, "class": kind, "dropout": dropout})
+        rows[-1] |= {"status": made.status, "reason": made.reason}
+        rows[-1] |= {"nearest": near.quantity, "share": share}
+        print(len(rows), kind, made.status, near.quantity, f"{share:.2f}", flush=True)
+    counts = Counter(str(row["status"]) for row in rows)
+    write_text(given.output, json.dumps({"counts": counts, "variants": rows}, indent=1) + "\n")
+    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    return int(counts["not_equivalent"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
