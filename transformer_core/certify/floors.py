@@ -16,9 +16,11 @@ variants."""
 RATIO_SHARE = 0.25
 """Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
 than it changes its length."""
-MEAN_MARGIN, MEAN_ALONG_MARGIN = 3.0, 5.0
+MEAN_MARGIN, MEAN_ALONG_MARGIN = 3.0, 7.0
 """The same for the mean error over steps, and for its part along the gradient, whose floor is a
 standard error."""
+FEWEST = 5
+"""Steps below which a mean is not compared: its floor would be known too badly."""
 WEIGHTS_ONLY = 1.5
 """Factor on the margin where only weights were changed to measure the floor of a program whose
 inside is unknown: rounding every intermediate result adds up to a few times as much."""

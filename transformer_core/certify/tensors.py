@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.results.certificates import TensorDistance
+from transformer_core.certify.floors import FEWEST
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import (
@@ -172,7 +173,7 @@ class MeanErrors:
         for name, (errors, floors) in self._sums.items():
             seen = self._seen[name]
             size = sum(each.size for each in seen)
-            if not size:
+            if not size or len(seen) < FEWEST:
                 continue
             error, floor = (float(torch.linalg.vector_norm(each)) for each in (errors, floors))
             count = len(seen)
