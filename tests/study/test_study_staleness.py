@@ -38,7 +38,7 @@ def written_rules() -> dict[str, str]:
 
 WRITES_TEXTS = "transformer_core.common.digests"
 """Its output is a parameter of its rule."""
-FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.tune\.(side|factory)$"
+FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.(tune\.side|tune\.factory|audit\.side|training\.__main__)$"
 
 
 LEASE, ORDERED = "transformer_core.run.gpu_leases", "transformer_core.run.job"

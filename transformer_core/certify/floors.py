@@ -16,7 +16,7 @@ variants."""
 RATIO_SHARE = 0.25
 """Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
 than it changes its length."""
-MEAN_MARGIN, MEAN_ALONG_MARGIN = 3.0, 7.0
+MEAN_MARGIN, MEAN_ALONG_MARGIN = 4.5, 7.0
 """The same for the mean error over steps, and for its part along the gradient, whose floor is a
 standard error."""
 FEWEST = 5

@@ -150,39 +150,47 @@ def distance(
 
 
 class MeanErrors:
-    """The errors of every tensor added up over steps: rounding cancels, a fault does not."""
+    """The errors of every tensor added up over steps: rounding cancels, a fault does not.
+
+    The step with the largest error is left out: a single ReLU that falls on the other side outweighs
+    the rounding of all others in a small tensor.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._worst: dict[str, tuple[float, Tensor]] = {}
         self._seen: dict[str, list[TensorDistance]] = {}
 
     def add(self, seen: TensorDistance, found: Tensor, rounded: Tensor, expected: Tensor) -> None:
         """One step: the gradient ``found``, and the same ``rounded`` to the format of the run."""
-        nothing = torch.zeros_like(expected)
+        nothing = torch.zeros_like(expected, dtype=torch.float32)
         errors, floors = self._sums.get(seen.tensor, (nothing, nothing))
-        self._sums[seen.tensor] = (
-            errors + torch.nan_to_num(found - expected),
-            floors + torch.nan_to_num(rounded - expected),
-        )
+        error = torch.nan_to_num(found - expected).float()
+        floor = torch.nan_to_num(rounded - expected).float()
+        self._sums[seen.tensor] = errors + error, floors + floor
+        size = seen.error * seen.size
+        if size >= self._worst.get(seen.tensor, (0.0, nothing))[0]:
+            self._worst[seen.tensor] = size, error
         self._seen.setdefault(seen.tensor, []).append(seen)
 
     def read(self) -> list[TensorDistance]:
-        """The mean of each tensor's errors, relative to the mean size of its gradient. Kinks do not
-        widen it: the rounded gradients have as many."""
+        """The mean of each tensor's errors, relative to the mean size of its gradient."""
         means = []
         for name, (errors, floors) in self._sums.items():
             seen = self._seen[name]
             size = sum(each.size for each in seen)
             if not size or len(seen) < FEWEST:
                 continue
-            error, floor = (float(torch.linalg.vector_norm(each)) for each in (errors, floors))
+            error = float(torch.linalg.vector_norm(errors - self._worst[name][1]))
+            floor = float(torch.linalg.vector_norm(floors))
             count = len(seen)
+            along = sorted((s.ratio * s.cosine - 1 for s in seen), key=abs)[:-1]
             means.append(
                 TensorDistance(
                     tensor=name,
                     step=seen[-1].step,
                     error=error / size,
-                    ratio=max(0.0, 1 + sum(s.ratio * s.cosine - 1 for s in seen) / count),
+                    ratio=max(0.0, 1 + sum(along) / len(along)),
                     cosine=1.0,
                     size=size / count,
                     rounding=floor / size,
