@@ -11,7 +11,6 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.config.measurement import Tolerance
 from schemas.results import Certificate
-from transformer_core.audit.flow import Answer
 from transformer_core.certify.bounds import WORDS
 from transformer_core.decide.data_frames import training_loss_frame, validation_frame
 from transformer_core.decide.study_results import StudyResults
@@ -39,10 +38,10 @@ def context(results: StudyResults) -> dict[str, Any]:
     return {"words": WORDS, "own": own if choice.parts else None, "audit": audited(results)}
 
 
-def audited(results: StudyResults) -> Answer | None:
+def audited(results: StudyResults) -> dict[str, Any] | None:
     """The audit of the baseline; None for results from before there were any."""
     file = results.folder / "audit.json"
-    return Answer.of(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 FLOOR = 1e-6
