@@ -1,4 +1,4 @@
-"""The warning before a run that cannot fit_warning."""
+"""The warning before a run that cannot fit."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from schemas.results import BatchShape, Parts, PredictedMemory, PredictedRank, P
 from schemas.results.memory import PARTS
 from tests.orders import job_command
 from tests.training.small_training import small_spec
-from transformer_core.measure import memory_fit as fit_warning
+from transformer_core.measure import memory_fit
 from transformer_core.measure.memory_fit import (
     available_bytes,
     doubt,
@@ -66,7 +66,7 @@ def test_what_fits_or_is_not_known_is_not_warned_of() -> None:
 
 
 def test_processes_of_a_host_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_warning, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(memory_fit, "free_bytes", lambda: 1000)
     ddp = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     assert available_bytes(small_spec(), "cpu") == 1000
     assert available_bytes(ddp, "cpu") == 500
@@ -74,7 +74,7 @@ def test_processes_of_a_host_share_what_is_free(monkeypatch: pytest.MonkeyPatch)
 
 def test_of_gpus_the_fullest_that_can_be_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
-    monkeypatch.setattr(fit_warning, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
+    monkeypatch.setattr(memory_fit, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
     assert available_bytes(small_spec(), "cuda") == 50
     monkeypatch.setattr(nvml, "free_by_uuid", dict)
     assert available_bytes(small_spec(), "cuda") is None

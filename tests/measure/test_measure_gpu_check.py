@@ -333,11 +333,10 @@ def small(**sections: Any) -> RunSpec:
     "sections",
     [
         {},
-        {"training": {"accumulation": {"micro_batches": 2}}},
-        {"parallel": {"kind": "ddp"}},
+        {"parallel": {"kind": "ddp"}, "training": {"accumulation": {"micro_batches": 2}}},
         {"parallel": {"kind": "fsdp"}},
     ],
-    ids=["single", "accumulation", "ddp", "fsdp"],
+    ids=["single", "ddp, accumulation", "fsdp"],
 )
 def test_three_steps_on_random_tokens(
     sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -11,8 +11,6 @@ from schemas.results import Roofline
 from tests.orders import run_job
 from transformer_core.machine import hardware
 from transformer_core.measure import roofline
-from transformer_core.measure import roofline as matrix_rates
-from transformer_core.measure import roofline as stopwatch
 from transformer_core.measure.roofline import (
     Stopwatch,
     array_size,
@@ -55,13 +53,13 @@ def test_the_best_reading_counts_and_the_first_call_does_not(
     durations: list[float], best: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock(durations)
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(roofline, "time", clock)
     assert Stopwatch(CPU, 5.0).best(clock) == best
 
 
 def test_short_calls_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock([1e-6])
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(roofline, "time", clock)
     assert Stopwatch(CPU, 0.01).best(clock) == pytest.approx(1e-6)
     assert clock.calls > 5_000, "a reading must last much longer than the clock's resolution"
 
@@ -83,7 +81,7 @@ def test_a_slow_format_is_not_tried_on_large_matrices(monkeypatch: pytest.Monkey
         tried.append(m * k * n)
         return lambda: None
 
-    monkeypatch.setattr(matrix_rates, "_product", product)
+    monkeypatch.setattr(roofline, "_product", product)
     monkeypatch.setattr(Stopwatch, "best", lambda self, call: tried[-1] / 1e6)
     matrix_rate(Stopwatch(CPU, 0.001), "fp16", 4096, 1)
     assert set(tried) == {512**3}

@@ -12,7 +12,7 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape, Parts, PredictedRank, Prediction
 from transformer_core.data.batching.feeding import CUDA_PREFETCH
-from transformer_core.measure import memory_fit as sides_together
+from transformer_core.measure import memory_fit
 from transformer_core.measure import sessions as session
 from transformer_core.measure.memory_fit import (
     DoesNotFit,
@@ -166,8 +166,8 @@ def test_a_session_that_cannot_fit_ends_with_a_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(nvml, "exclusive_gpus", list)
-    monkeypatch.setattr(sides_together, "available_bytes", lambda spec, device: 24 * GIB)
-    monkeypatch.setattr(sides_together, "_predicted", lambda *_: both(60, 60))
+    monkeypatch.setattr(memory_fit, "available_bytes", lambda spec, device: 24 * GIB)
+    monkeypatch.setattr(memory_fit, "_predicted", lambda *_: both(60, 60))
     with pytest.raises(SessionEndedError, match="single: oom, single alone"):
         sessions(Comparing(), tmp_path)._start()
 
@@ -182,7 +182,7 @@ def test_a_gpu_for_one_process_only_is_said_before_anything_starts(
 
 
 def test_without_gpus_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sides_together, "_predicted", lambda *_: pytest.fail("not needed"))
+    monkeypatch.setattr(memory_fit, "_predicted", lambda *_: pytest.fail("not needed"))
     specs = {"single": spec("cpu"), "other": spec("cpu")}
     assert keeping_here(specs, tmp_path, tmp_path) == "all"
 

@@ -69,7 +69,7 @@ class TurnsOrder(TrainingOrder):
     coordinator: Path
     """File with the address of the coordinator, which hands out the turns."""
     keeps: Literal["all", "state"] = "all"
-    """The memory it keeps on its devices between its turns (predicted/sides_together.py)."""
+    """The memory it keeps on its devices between its turns."""
     planted: float | None = None
     """Fraction by which a self-test slows its steps; null outside self-tests."""
 
