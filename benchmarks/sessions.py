@@ -23,9 +23,11 @@ def study(
     rounds: int,
     between: float,
     noise: float,
+    processes: int = 1,
 ) -> list[list[LogRatio]]:
-    """Equal sides in shared sessions; half of the variance between sessions is the reference's."""
-    reference = random.normal(size=(1, sessions))
+    """Equal sides in shared sessions; half of the variance between sessions is the reference's,
+    which runs in so many ``processes``."""
+    reference = random.normal(size=(1, sessions)) / np.sqrt(processes)
     spread = between * (random.normal(size=(variants, sessions)) - reference) / np.sqrt(2)
     windows = noise * random.standard_t(4, size=(variants, sessions, rounds)) / np.sqrt(2)
     logs = spread[..., None] + windows
@@ -36,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--between", type=float, default=0.03, help="deviation between sessions")
     parser.add_argument("--noise", type=float, default=0.08, help="deviation between windows")
+    parser.add_argument("--processes", type=int, default=1, help="processes of the reference")
     parser.add_argument("--studies", type=int, default=200)
     given = parser.parse_args()
     random = np.random.default_rng(1)
@@ -43,7 +46,8 @@ def main() -> None:
         for sessions, rounds in DESIGNS:
             widths, held = [], 0
             for _ in range(given.studies):
-                made = study(random, variants, sessions, rounds, given.between, given.noise)
+                size = variants, sessions, rounds
+                made = study(random, *size, given.between, given.noise, given.processes)
                 found = simultaneous_ratios(made)
                 held += all(interval.low <= 1 <= interval.high for interval in found)
                 widths += [np.log(interval.high / interval.low) / 2 for interval in found]
