@@ -27,7 +27,7 @@ SECONDS = 20.0
 def own_training(spec: Path, data: Path, folder: Path) -> Program:
     """The project's own training of a run spec, as anybody may start it."""
     command = ["-m", "transformer_core.training", "--spec", str(spec.resolve())]
-    command += ["--data", str(data.resolve()), "--output", str(folder.resolve() / "output")]
+    command += ["--data", str(data.resolve()), "--output", str(folder / "output")]
     processes = read_record(spec, RunSpec).world_size
     launcher = ("torchrun", "--standalone", f"--nproc-per-node={processes}")
     directory = folder / "empty"
@@ -53,7 +53,7 @@ class AuditJob(Job):
     def run(self, log_file: Path | None) -> None:
         study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)
         began, started = time.monotonic(), datetime.now(UTC)
-        folder = self.output.with_suffix("")
+        folder = self.output.with_suffix("").resolve()
         try:
             if isinstance(study.task, ScriptTask):
                 program = program_of(study.task)
