@@ -15,23 +15,13 @@ from transformer_core.decide.data_frames import (
     rounds_frame,
     training_loss_frame,
     validation_frame,
-    windows_frame,
 )
 
 OK = result("single", [100.0, 200.0, 400.0], [200.0])
 BAD = result("bad", [100.0], status="diverged", reason="loss is nan")
 
 
-def test_windows_of_variants_that_are_ok() -> None:
-    frame = windows_frame([OK, BAD])
-    assert list(frame["variant"].unique()) == ["single"]
-    assert list(frame["repeat"]) == [1, 1, 1, 2]
-    assert list(frame["tokens_per_second"]) == [100.0, 200.0, 400.0, 200.0]
-
-
 def test_frames_without_rows_keep_their_columns() -> None:
-    assert windows_frame([BAD]).empty
-    assert "tokens_per_second" in windows_frame([])
     assert list(memory_frame([BAD])) == ["variant", "rank", "peak_bytes"]
     assert list(training_loss_frame({})) == ["variant", "step", "loss"]
     assert list(validation_frame([])) == ["variant", "step", "loss"]

@@ -1,14 +1,9 @@
-from typing import Any
-
 import pytest
-from pair_builders import session, with_ratios
 
-from schemas.config.measurement import Comparing
-from schemas.results import Interval, Round
+from schemas.results import Interval
 from transformer_core.decide.verdicts import (
     counted,
     judge,
-    session_effects,
     verdict_of,
 )
 
@@ -61,23 +56,3 @@ def test_a_ratio_to_nothing_is_none() -> None:
     assert (more.ratio, more.verdict, more.reason) == (None, "MORE", "the reference has no traffic")
     none = counted("traffic", 0, 0, "traffic")
     assert (none.ratio, none.verdict, none.reason) == (None, "SAME", "neither has any traffic")
-
-
-def test_several_sides_against_one() -> None:
-    def three(number: int) -> Any:
-        fast, slow = (
-            session(ratio, number, variant=name) for name, ratio in (("fast", 1.5), ("slow", 0.5))
-        )
-        rounds = [
-            Round(windows=[*a.windows, *(w for w in b.windows if w.side == "slow")])
-            for a, b in zip(fast.rounds, slow.rounds, strict=True)
-        ]
-        return with_ratios(
-            fast.model_copy(update={"rounds": rounds, "sides": [*fast.sides, slow.sides[1]]})
-        )
-
-    found = session_effects([three(1), three(2)], "single", ["fast", "slow"], Comparing())
-    assert {name: effect.verdict for name, effect in found.items()} == {
-        "fast": "FASTER",
-        "slow": "SLOWER",
-    }

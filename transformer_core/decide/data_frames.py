@@ -11,27 +11,6 @@ from transformer_core.common.tables import read_table
 from transformer_core.measure.session_ratio import log_ratios
 
 
-def windows_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
-    """A row per timed window of the variants that are ok."""
-    columns = ["variant", "repeat", "first_step", "last_step", "tokens_per_second"]
-    return pd.DataFrame(
-        [
-            (
-                result.variant,
-                repeat.repeat,
-                window.first_step,
-                window.last_step,
-                window.tokens / window.seconds,
-            )
-            for result in results
-            if result.status == "ok"
-            for repeat in result.repeats
-            for window in repeat.windows
-        ],
-        columns=columns,
-    )
-
-
 def rounds_frame(run: PairedRun) -> pd.DataFrame:
     """A row per round of a comparison, numbered consecutively with a gap between sessions.
 

@@ -1,10 +1,6 @@
 """From an interval to a word: FASTER, SLOWER, LESS, MORE, SAME or UNDECIDED."""
 
-from collections.abc import Sequence
-
-from schemas.config.measurement import Comparing
-from schemas.results import Effect, Interval, Pair, Quantity, Session, Verdict
-from transformer_core.decide.intervals import simultaneous_ratios
+from schemas.results import Effect, Interval, Quantity, Verdict
 
 _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
     "throughput": ("FASTER", "SLOWER"),
@@ -34,20 +30,6 @@ def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> 
     elif verdict == "UNDECIDED":
         reason = f"the interval holds 1 and reaches beyond the margin of {margin:.1%}"
     return Effect(quantity=quantity, ratio=ratio, verdict=verdict, reason=reason)
-
-
-def session_effects(
-    sessions: Sequence[Session], reference: str, variants: Sequence[str], comparing: Comparing
-) -> dict[str, Effect]:
-    """Throughput effect of each side against ``reference``, from shared sessions, with intervals
-    that hold for all of them at once."""
-    ratios = [
-        [session.ratio(Pair(variant, reference)) for session in sessions] for variant in variants
-    ]
-    return {
-        variant: judge("throughput", interval, comparing.margin, len(sessions))
-        for variant, interval in zip(variants, simultaneous_ratios(ratios), strict=True)
-    }
 
 
 def not_measured(quantity: Quantity, reason: str) -> Effect:
