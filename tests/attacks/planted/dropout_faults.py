@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint as recomputation
 from torch import Tensor, nn
 
 from tests.attacks.planted.fault import BF16, DDP, PLAIN_ATTENTION, WIDE, Fault, dropping, spread
@@ -14,7 +15,6 @@ from tests.attacks.planted.planting import Patch, swap, swap_item
 from transformer_core.models import attention, dropout, objective, sublayers
 from transformer_core.models import compiled_loops as dropout_kernels
 from transformer_core.models import dropout as fused_dropout
-from transformer_core.models import transformer as transformer_module
 from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.training import assemble
 
@@ -247,7 +247,7 @@ FAULTS = [
     dropping(
         "other masks when layers are computed once more",
         swap(
-            transformer_module,
+            recomputation,
             "checkpoint",
             lambda real: lambda *args, **named: real(*args, preserve_rng_state=False, **named),
         ),

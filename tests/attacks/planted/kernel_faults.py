@@ -5,6 +5,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint as recomputation
 from torch import Tensor
 
 from tests.attacks.planted.fault import PLAIN_ATTENTION, Fault
@@ -34,7 +35,7 @@ FAULTS = [
     Fault(
         "recomputed layers do not reach the encoder",
         "activation checkpointing",
-        swap(transformer_module, "checkpoint", detached_memory),
+        swap(recomputation, "checkpoint", detached_memory),
         {"model": {"checkpoint": "layers"}},
     ),
     Fault(

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint as recomputation
 from torch import Tensor
 
 from tests.attacks.planted.fault import BF16, DDP, FP16, PLAIN_ATTENTION, WIDE, Fault, spread
@@ -15,7 +16,6 @@ from transformer_core.certify import short_run_worker
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.models import attention, dropout
 from transformer_core.models import compiled_loops as kernels
-from transformer_core.models import transformer as transformer_module
 from transformer_core.training import evaluation, loop
 from transformer_core.training import precision as autocast
 from transformer_core.training.history import History
@@ -209,7 +209,7 @@ FAULTS = [
     late("a validation that drops", swap(evaluation, "validation_loss", still_training)),
     late(
         "the first layer computed once more has other masks",
-        swap(transformer_module, "checkpoint", other_masks_in_the_first_layer),
+        swap(recomputation, "checkpoint", other_masks_in_the_first_layer),
         {"model": {"checkpoint": "layers"}},
     ),
     late(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as recomputation
 from torch import Tensor, nn
 
 from tests.attacks.planted.fault import (
@@ -202,7 +203,7 @@ FAULTS = [
     Fault(
         "layers are computed once more from 8 bits",
         "activation checkpointing",
-        swap(transformer_module, "checkpoint", in_bf16_again),
+        swap(recomputation, "checkpoint", in_bf16_again),
         {"model": {"checkpoint": "layers"}},
     ),
     Fault(

@@ -120,8 +120,8 @@ def less_the_mean(real: Any) -> Any:
 
 def other_eps(eps: float) -> Any:
     def make(real: Any) -> Any:
-        def build(spec: Any, d_model: int, bias: bool) -> nn.Module:
-            made = real(spec, d_model, bias)
+        def build(spec: Any) -> nn.Module:
+            made = real(spec)
             made.eps = eps
             return made
 
