@@ -34,7 +34,7 @@ def judged(dropout: float, width: int, heads: int, change: dict[str, Any]) -> li
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dropout", "width", "heads", "seed"),
-    [(0.1, 32, 4, 1), (0.3, 24, 4, 2), (0.3, 64, 4, 3), (0.5, 128, 8, 1)],
+    [(0.3, 24, 4, 2), (0.5, 128, 8, 1)],
 )
 def test_nobody_is_accused(dropout: float, width: int, heads: int, seed: int) -> None:
     for deviation in judged(dropout, width, heads, {"training": {"seed": seed}}):
