@@ -46,6 +46,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.color": INK,
     "text.parse_math": False,
+    "xaxis.labellocation": "right",  # a long label would end beyond the right edge
     "xtick.color": INK,
     "ytick.color": INK,
 }
