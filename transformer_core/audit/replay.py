@@ -227,3 +227,12 @@ def gap(one: Tensor, two: Tensor) -> float:
         return float("inf")
     one, two = one[both], two[both]
     return float((one - two).norm() / two.norm().clamp_min(1e-30)) if len(one) else 0.0
+
+
+def refused(error: Exception) -> str:
+    """Why a call could not be made again."""
+    return (
+        f"a call made again fails: {type(error).__name__}: {str(error).splitlines()[0][:100]}"
+        if str(error)
+        else f"a call made again fails: {type(error).__name__}"
+    )

@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from transformer_core.audit import probes
+from transformer_core.audit import probes, slope
 from transformer_core.audit.relations import Finding, user_line
 from transformer_core.audit.replay import Call, State, mapped, tensors
 from transformer_core.audit.watcher import Watcher
@@ -48,7 +48,7 @@ class Audited(Side):
         super().__init__(order)
         self.watcher = Watcher(self.boundaries)
         self.calls: list[Call] = []
-        self.functions: list[probes.Kept] = []
+        self.functions: list[slope.Kept] = []
         self.used: dict[str, bool] = {}
         self.armed = False
         self._looking = False
@@ -163,7 +163,7 @@ class Audited(Side):
             }
             if suspects and self.step > 1:
                 probes.detached(self.calls, self.watcher, suspects, notes)
-        probes.functions(self.functions, notes)
+        slope.functions(self.functions, notes)
         for name, used in self.used.items():
             if not used:
                 notes.found(

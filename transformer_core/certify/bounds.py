@@ -27,6 +27,7 @@ from transformer_core.certify.dropout_bounds import judge_dropout, judge_moments
 from transformer_core.certify.final_losses import compare_final_losses
 from transformer_core.certify.floors import (
     BLIND,
+    COURSE_MARGIN,
     MARGIN,
     MEAN_ALONG_MARGIN,
     MEAN_MARGIN,
@@ -219,7 +220,7 @@ def _step_by_step(
     ):
         apart = [_relative(a, b) for a, b in zip(ours, expected, strict=True)]
         step = int(np.argmax(apart))
-        bound = allowed(own, 0.0, ceiling) if floor else ceiling
+        bound = allowed(own, 0.0, ceiling, COURSE_MARGIN) if floor else ceiling
         found.append(_deviation(quantity, apart[step], bound, f"step {step + 1}", own))
     return found
 
@@ -290,7 +291,8 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
     """The deviations of ``checks`` against the bounds of the class."""
     reduced = not isinstance(equivalence, Tolerance)
     ceilings = equivalence if isinstance(equivalence, Tolerance) else Tolerance(kind="tolerance")
-    widest = WIDEST if reduced else ceilings.gradient
+    # Where few bits leave little of a gradient, no ceiling can help.
+    widest = math.inf if reduced else ceilings.gradient
     least_loss = WIDEST / 25 if reduced else ceilings.loss
     gradients = determined(checks.gradients)
     left_out = sorted({g.tensor for g in checks.gradients} - {g.tensor for g in gradients})
@@ -298,8 +300,8 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
     found = [
         *_worst("gradient", gradients, lambda g: g.rounding, widest),
         *_worst("gradient_ratio", gradients, lambda g: g.rounding, widest, RATIO_SHARE),
-        *_worst("gradient_mean", means, lambda g: g.rounding, widest, margin=MEAN_MARGIN),
-        *_worst("gradient_mean_ratio", means, lambda g: g.along, widest, margin=MEAN_ALONG_MARGIN),
+        *_worst("gradient_mean", means, lambda g: g.rounding, WIDEST, margin=MEAN_MARGIN),
+        *_worst("gradient_mean_ratio", means, lambda g: g.along, WIDEST, margin=MEAN_ALONG_MARGIN),
         *_worst("update", checks.updates, lambda u: u.rounding, math.inf),
         *_worst("update_ratio", checks.updates, lambda u: u.rounding, math.inf, RATIO_SHARE),
     ]

@@ -19,6 +19,8 @@ than it changes its length."""
 MEAN_MARGIN, MEAN_ALONG_MARGIN = 4.5, 7.0
 """The same for the mean error over steps, and for its part along the gradient, whose floor is a
 standard error."""
+COURSE_MARGIN = 10.0
+"""The same for losses and norms along a training, whose floor is a single other course."""
 FEWEST = 5
 """Steps below which a mean is not compared: its floor would be known too badly."""
 WEIGHTS_ONLY = 1.5
@@ -32,7 +34,7 @@ of keys in attention, which adds the same number to all scores of a query: softm
 BLIND = 0.5
 """Floor above which a tensor says nothing: another sign of all its numbers would pass."""
 WIDEST = 0.25
-"""Ceiling for formats with fewer bits: 32-bit formats have ceilings of 0.01 to 2 %."""
+"""Ceiling of mean errors, norms and logits for formats with fewer bits."""
 
 
 def allowed(
