@@ -17,7 +17,6 @@ from transformer_core.decide.data_frames import (
     validation_frame,
 )
 
-OK = result("single", [100.0, 200.0, 400.0], [200.0])
 BAD = result("bad", [100.0], status="diverged", reason="loss is nan")
 
 
