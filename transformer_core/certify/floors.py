@@ -13,10 +13,10 @@ MARGIN = 4.0
 """Allowed multiple of a floor. Two computations of one function differ from the exact one by errors
 of the same size; docs/certificates.md gives the largest factor seen between the two for healthy
 variants."""
-RATIO_SHARE = 0.25
+RATIO_SHARE = 0.4
 """Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
 than it changes its length."""
-MEAN_MARGIN, MEAN_ALONG_MARGIN = 4.5, 7.0
+MEAN_MARGIN, MEAN_ALONG_MARGIN = 4.5, 9.0
 """The same for the mean error over steps, and for its part along the gradient, whose floor is a
 standard error."""
 COURSE_MARGIN = 10.0
