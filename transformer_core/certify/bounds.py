@@ -321,7 +321,7 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
         found += _validation(checks, floor, least_loss)
         apart = {p.step: abs(p.loss / p.expected_loss - 1) for p in checks.points}
         # Of so few losses all may be rounded luckily.
-        lucky = 2.0 if len(checks.points) < FEWEST else 1.0
+        lucky = 4.0 if len(checks.points) < FEWEST else 1.0
         found.append(_at_worst("point_loss", apart, lucky * floor, 0.0, least_loss))
         # The norm used for clipping, against that of the whole gradient.
         floor = median(g.rounding for g in gradients) if gradients else 0.0
