@@ -19,8 +19,7 @@ from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job import TrainingJob
-from transformer_core.run.order import TrainingOrder, shard_manifests
+from transformer_core.run.order import TrainingJob, TrainingOrder, shard_manifests
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, lend_processes
 

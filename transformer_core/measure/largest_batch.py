@@ -34,9 +34,8 @@ from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel.registry import build_strategy
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job import TrainingJob
 from transformer_core.run.oom import data_bytes
-from transformer_core.run.order import Order
+from transformer_core.run.order import Order, TrainingJob
 from transformer_core.run.supervisor import attempt
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import equip

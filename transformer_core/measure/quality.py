@@ -30,8 +30,8 @@ from transformer_core.measure.turns_worker import take_turns
 from transformer_core.observe.turns import refuse
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, Task, Turn
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job import TrainingJob
 from transformer_core.run.launcher import spans_machines
+from transformer_core.run.order import TrainingJob
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.run.worker import Program

@@ -28,8 +28,8 @@ from transformer_core.measure.comparison import Kept, enough
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
 from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.job import TrainingJob
 from transformer_core.run.launcher import spans_machines
+from transformer_core.run.order import TrainingJob
 from transformer_core.run.supervisor import end_on_request
 
 REFERENCE = "reference"

@@ -22,8 +22,7 @@ from transformer_core.common.progress import RunProgress
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory_fit import warn_before
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job import TrainingJob
-from transformer_core.run.order import TrainingOrder, shard_manifests
+from transformer_core.run.order import TrainingJob, TrainingOrder, shard_manifests
 from transformer_core.run.statuses import CHECKPOINTS, Outcome
 from transformer_core.run.supervisor import attempt, lend_processes
 from transformer_core.training.history import History

@@ -36,14 +36,13 @@ from transformer_core.observe.nsys import (
     telling_lines,
 )
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.run.job import TrainingJob
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
     uses_gpus,
     worker_environment,
 )
-from transformer_core.run.order import TrainingOrder
+from transformer_core.run.order import TrainingJob, TrainingOrder
 from transformer_core.run.statuses import Outcome, clear_outcomes, end_with_parent, read_outcomes
 from transformer_core.run.supervisor import (
     attempt,

@@ -7,39 +7,13 @@ settings and the files that the job reads and writes. ``--order`` also takes a f
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
 
 from pydantic_core import PydanticUndefined
 
-from schemas.config.run_spec import RunSpec
-from transformer_core.common.endings import program, reproducing_command
+from transformer_core.common.endings import program
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log_to
-from transformer_core.common.records import read_record
 from transformer_core.run.kinds import JOBS, class_of, parse
-from transformer_core.run.order import TrainingOrder
-
-Ordered = TypeVar("Ordered", bound=TrainingOrder)
-
-
-class TrainingJob(Job):
-    """An order for a variant on a corpus."""
-
-    spec: Path
-    """spec.json of the variant."""
-    data: Path
-    """results/data/<corpus>."""
-    output: Path
-    """The output: a file, or a folder where there are several."""
-
-    def order(
-        self, kind: type[Ordered], log_file: Path | None, target: Path, **more: Any
-    ) -> Ordered:
-        """The order to the workers of this job, which makes ``target``. They work in the folder that
-        has its name, unless ``more`` says where."""
-        fields = {"spec": read_record(self.spec, RunSpec), "data": self.data, "log_file": log_file}
-        fields |= {"output": target.with_suffix(""), "command": reproducing_command(target)}
-        return kind.model_validate(fields | more)
 
 
 def read_job(text: str) -> Job:

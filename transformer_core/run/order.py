@@ -8,11 +8,14 @@ writes a file of its own, from the same command line.
 import importlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
+from transformer_core.common.job import Job
+from transformer_core.common.records import read_record
 from transformer_core.run.kinds import parse
 
 FILE = "order.json"
@@ -70,3 +73,26 @@ class TrainingOrder(Order):
     """An order to train on a corpus."""
 
     data: Path  # results/data/<corpus>, with the shards
+
+
+Ordered = TypeVar("Ordered", bound=TrainingOrder)
+
+
+class TrainingJob(Job):
+    """An order for a variant on a corpus."""
+
+    spec: Path
+    """spec.json of the variant."""
+    data: Path
+    """results/data/<corpus>."""
+    output: Path
+    """The output: a file, or a folder where there are several."""
+
+    def order(
+        self, kind: type[Ordered], log_file: Path | None, target: Path, **more: Any
+    ) -> Ordered:
+        """The order to the workers of this job, which makes ``target``. They work in the folder that
+        has its name, unless ``more`` says where."""
+        fields = {"spec": read_record(self.spec, RunSpec), "data": self.data, "log_file": log_file}
+        fields |= {"output": target.with_suffix(""), "command": reproducing_command(target)}
+        return kind.model_validate(fields | more)
