@@ -148,7 +148,7 @@ def test_a_time_makes_comparisons_go_on_and_nothing_is_trained(finished: Project
     planned = finished.planned("results/report.html", "--config", "time=1h")
     concluded = {"compare", "families", "claims", "page"}
     # This study has no search to speak of; of rules without input a touched file knows nothing.
-    others = {"search", "describe_study"}
+    others = {"search", "describe_study", "audit"}
     assert planned.keys() - others == {"refine"} | concluded
     assert planned["refine"] == 1
 
@@ -157,7 +157,8 @@ def test_files_of_the_user(finished: Project) -> None:
     edit(finished, "own/parts.py", "return 1", "return 2")
     # Of others, Snakemake only says that they come after these.
     assert by_itself(stale(finished)) == {
-        *("train", "turns", "short_run", "profile", "compute_times", "self_test_sessions")
+        *("train", "turns", "short_run", "profile", "compute_times", "self_test_sessions"),
+        "audit",
     }
     assert not (finished.folder / "imported").exists()
     edit(finished, "own/parts.py", "return 2", "return 1")
