@@ -41,13 +41,15 @@ def spec_of(**sections: Any) -> RunSpec:
     return small_spec(model=model, **sections)
 
 
-def recorded(spec: RunSpec, folder: Path) -> SeedTrajectory:
+def recorded(spec: RunSpec, folder: Path, checked: bool = True) -> SeedTrajectory:
     """What this process, or this rank, records of ``spec``; weights in ``folder``."""
     joined = dist.is_initialized()
     rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
     process = Process(rank, size, rank, size, torch.device("cpu"))
     stores = (small_store(), small_store(9, seed=1))
-    return record(spec, process, VOCABULARY, stores, folder, save_weights=True).trajectory
+    return record(
+        spec, process, VOCABULARY, stores, folder, save_weights=True, checked=checked
+    ).trajectory
 
 
 def whole(spec: RunSpec, name: str, seed: SeedTrajectory) -> Trajectory:
@@ -66,7 +68,7 @@ def whole(spec: RunSpec, name: str, seed: SeedTrajectory) -> Trajectory:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trajectory, Path]:
     folder = tmp_path_factory.mktemp("reference")
     spec = spec_of(model=PLAIN)
-    return whole(spec, "reference", recorded(spec, folder)), folder
+    return whole(spec, "reference", recorded(spec, folder, checked=False)), folder
 
 
 def verdict(

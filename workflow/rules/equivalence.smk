@@ -103,7 +103,7 @@ rule audit:
         ),
         gpus=STUDY.machine.devices_per_node,
     message:
-        "Audit the training of {STUDY.baseline}"
+        "Audit the training of the baseline"
     shell:
         GPU_JOB
 
