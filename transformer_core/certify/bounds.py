@@ -33,6 +33,7 @@ from transformer_core.certify.floors import (
     MEAN_ALONG_MARGIN,
     MEAN_MARGIN,
     NEGLIGIBLE,
+    NORM,
     RATIO_SHARE,
     WIDEST,
     allowed,
@@ -221,7 +222,8 @@ def _step_by_step(
     ):
         apart = [_relative(a, b) for a, b in zip(ours, expected, strict=True)]
         step = int(np.argmax(apart))
-        bound = allowed(own, 0.0, ceiling, COURSE_MARGIN) if floor else ceiling
+        usual = NORM if quantity == "grad_norm" else 0.0
+        bound = allowed(own, usual, ceiling, COURSE_MARGIN) if floor else ceiling
         found.append(_deviation(quantity, apart[step], bound, f"step {step + 1}", own))
     return found
 
@@ -328,7 +330,7 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
         kinks = max((g.kinks for g in gradients), default=0.0)
         apart = {p.step: abs(p.norm / p.expected_norm - 1) for p in checks.points}
         ceiling = WIDEST if reduced else ceilings.grad_norm
-        found.append(_at_worst("point_norm", apart, floor, kinks, ceiling))
+        found.append(_at_worst("point_norm", apart, max(floor, NORM), kinks, ceiling))
     return Findings(found, left_out, list(_blind(checks)))
 
 

@@ -239,6 +239,7 @@ FAULTS = [
         "the exact GELU for its approximation, of small numbers",
         swap(nn, "GELU", exact_gelu),
         base=GPT2,
+        missed="both agree to 7 digits for initial weights of 0.02",
     ),
     texts(
         "RMS normalization takes the mean off",
