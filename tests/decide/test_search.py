@@ -149,7 +149,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def comparisons(certified: Mapping[str, str], wide: float = 1.0) -> list[Comparison]:
-    """What turns showed of every variant, in intervals that are ``wide``."""
+    """Ratios of every variant from turns, with intervals that are ``wide``."""
     known = {"bf16": 1.3, "ddp": 0.9, "view": 0.9, "rare": 0.97}
     return [
         Comparison(

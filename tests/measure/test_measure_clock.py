@@ -152,7 +152,7 @@ def test_every_second_is_counted_once(
 
 
 class Moved:
-    """A clock that only moves when it is told to, and a little at every reading."""
+    """A clock that moves only on request, and a little at every reading."""
 
     def __init__(self) -> None:
         self.time = 0.0

@@ -157,7 +157,7 @@ for _ in range(2):
 
 
 def made_again(kept: int) -> int:
-    """Kernels that a process makes anew for shapes that it has had, as oneDNN tells."""
+    """Kernels that a process makes again for known shapes, as oneDNN logs them."""
     environment = os.environ | dict.fromkeys(KEPT_KERNELS, str(kept)) | {"ONEDNN_VERBOSE": "2"}
     command = [sys.executable, "-c", TWICE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

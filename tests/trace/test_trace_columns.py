@@ -225,7 +225,7 @@ def test_a_table_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert parts.column("name").num_chunks > 1
     assert parts.to_pylist() == whole.to_pylist() == rows.to_pylist()
     assert read_table(tmp_path / "none.parquet").schema == rows.schema
-    # What reads it again numbers the texts of each part anew.
+    # The reader numbers the texts of each part from 0 again.
     assert list(rows_of(parts)["name"]) == [row["name"] for row in rows.to_pylist()]
 
 

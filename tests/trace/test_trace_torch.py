@@ -1,4 +1,4 @@
-"""What this torch's own profiler writes, read back; and the reader as a distribution of its own."""
+"""Traces written by this torch's own profiler, read back; and the reader as a distribution of its own."""
 
 import json
 import os
