@@ -77,10 +77,10 @@ class FamilyCurve(Schema):
 
 
 class AnswerStage(Schema):
-    """A technique on the way from the baseline to the recommendation."""
+    """A step on the way from the baseline to the recommendation."""
 
-    change: str  # variant whose change was added
-    speedup: Interval | None  # with this change and all before it, over the baseline
+    changes: list[str]  # variants whose changes were added; several where no stage lies between
+    speedup: Interval | None  # with these changes and all before them, over the baseline
     verdict: Verdict | None  # verdict on the interval
 
 
@@ -183,7 +183,7 @@ class Answer(Schema):
     verdict: Verdict | None  # verdict on the interval
     certificate: CertificateStatus | None  # null if only the baseline is recommended
     settings: dict[str, Any]  # settings that differ from the baseline's, nested
-    stages: list[AnswerStage]  # from the baseline, one technique at a time
+    stages: list[AnswerStage]  # from the baseline, one technique at a time where there was time
     techniques: list[AnswerTechnique] = Field(default=[])  # those of the recommendation first
     variants: list[AnswerVariant]  # every variant, in the order of the study
     fastest_change: AnswerChange | None = None  # certified; a bundle if no single change is

@@ -34,7 +34,7 @@ class Stage(Schema):
 
     parts: list[str]  # variants whose own changes it includes
     bundle: bool = False  # whether its only part is a variant with all that it inherits
-    change: str  # the variant added to the previous stage, or removed from the best combination
+    changes: list[str]  # variants added to the previous stage, or removed from the best combination
     effect: Effect  # its throughput relative to the baseline
     uncertified: list[str] = Field(default=[])
     """Operators used in it that appear in no certificate of the study, nor in that of the best

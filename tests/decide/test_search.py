@@ -202,12 +202,12 @@ def test_it_finds_what_pays_only_together(
     assert {"bf16", "ddp"} <= set(found.parts)
     assert "rare" not in found.parts
     assert found.spec.training.precision.kind == "bf16"
-    assert found.waterfall[0].change == "bf16"
+    assert found.waterfall[0].changes == ["bf16"]
     final = found.waterfall[-1].effect
     assert final.ratio is not None
     assert final.ratio.median == pytest.approx(1.3 * 0.9 * 1.6)
     assert final.verdict == "FASTER"
-    without = {stage.change: stage.effect.ratio for stage in found.left_out}
+    without = {stage.changes[0]: stage.effect.ratio for stage in found.left_out}
     assert without["bf16"] is not None
     assert without["bf16"].median == pytest.approx(0.9)
 
@@ -324,8 +324,8 @@ def test_what_is_recommended_is_the_fastest_stage_that_is_shown(
     found = run(tmp_path, monkeypatch)
     assert (found.status, found.parts) == ("found", ["bf16", "ddp"])
     assert found.certificate is not None
-    assert [stage.change for stage in found.waterfall] == ["bf16", "ddp"]
-    assert [stage.change for stage in found.beyond] == ["view"]
+    assert [stage.changes for stage in found.waterfall] == [["bf16"], ["ddp"]]
+    assert [stage.changes for stage in found.beyond] == [["view"]]
     assert "Throughput 1.872 x" in recommended_yaml(found)
     unlike = run(tmp_path, monkeypatch, combined={("bf16", "ddp"): "not_equivalent"})
     assert set(unlike.parts) == {"bf16", "ddp", "view"}, "a stage needs its own certificate"

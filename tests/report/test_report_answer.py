@@ -113,7 +113,7 @@ def searched(source: Path, folder: Path, **found: object) -> Answer:
 def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
     interval = Interval(median=ratio, low=ratio - 0.1, high=ratio + 0.1, samples=24)
     effect = Effect(quantity="throughput", ratio=interval, verdict=verdict)
-    return Stage(parts=[part], change=part, effect=effect)
+    return Stage(parts=[part], changes=[part], effect=effect)
 
 
 @pytest.mark.parametrize(

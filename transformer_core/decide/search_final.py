@@ -92,7 +92,13 @@ class FinalComparison:
         steps = self._stages(self.steps)
         way = [] if winner.bundle else [s for s in steps if set(s.parts) <= winner.parts]
         if not way or set(way[-1].parts) != winner.parts:
-            way.append(self._stage(" + ".join(sorted(winner.parts)), winner))
+            way.append(self._stage(winner, sorted(winner.parts)))
+        # Stages that were not measured leave gaps: what follows a gap has several new changes.
+        before = [[], *(stage.parts for stage in way)]
+        way = [
+            stage.model_copy(update={"changes": sorted({*stage.parts} - {*have})})
+            for stage, have in zip(way, before, strict=False)
+        ]
         return {
             "waterfall": way,
             "beyond": [stage for stage in steps if stage not in way],
@@ -102,14 +108,14 @@ class FinalComparison:
 
     def _stages(self, chosen: Mapping[str, Trial]) -> list[Stage]:
         sides = {trial.key for trial in self.sides.values()} | self.measured.keys()
-        return [self._stage(part, trial) for part, trial in chosen.items() if trial.key in sides]
+        return [self._stage(trial, [part]) for part, trial in chosen.items() if trial.key in sides]
 
-    def _stage(self, change: str, trial: Trial) -> Stage:
+    def _stage(self, trial: Trial, changes: list[str]) -> Stage:
         side = next((side for side, one in self.sides.items() if one.key == trial.key), None)
         return Stage(
             parts=sorted(trial.parts),
             bundle=trial.bundle,
-            change=change,
+            changes=changes,
             effect=self.effects[side] if side else self.measured[trial.key],
             uncertified=uncertified(self.sessions, side, self.certificates) if side else [],
         )

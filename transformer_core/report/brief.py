@@ -7,7 +7,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from schemas.results import Answer, AnswerVariant
-from transformer_core.report.kit.formats import plain_duration, plain_ratio_interval
+from transformer_core.report.kit.formats import plain_duration, plain_ratio_interval, technique
 
 VERDICTS = {
     "REPRODUCED": "hold here",
@@ -30,6 +30,7 @@ def brief(answer: Answer) -> str:
     )  # Markdown is not HTML: foreign texts go through the filter cell.
     made.filters |= {
         "cell": cell,
+        "technique": technique,
         "ratio_interval": plain_ratio_interval,
         "duration": plain_duration,
         "minutes": lambda seconds: f"{seconds / 60:.0f}min",

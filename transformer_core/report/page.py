@@ -21,7 +21,7 @@ from transformer_core.report.brief import as_yaml, brief
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.figures import draw_all
 from transformer_core.report.kit import language, palette, svg
-from transformer_core.report.kit.formats import FILTERS, Numbers
+from transformer_core.report.kit.formats import FILTERS, Numbers, technique
 from transformer_core.report.sections.answer import read_answer
 from transformer_core.report.tables import write_tables
 
@@ -42,7 +42,12 @@ def environment() -> Environment:
     )
     made.filters.update(FILTERS)
     made.globals["shades"] = palette.declarations
-    made.filters |= {"compact": compact, "numbers": Numbers, "yaml": as_yaml}
+    made.filters |= {
+        "compact": compact,
+        "numbers": Numbers,
+        "yaml": as_yaml,
+        "technique": technique,
+    }
     return made
 
 

@@ -25,7 +25,7 @@ def write_search(
     won = Interval(median=1.62, low=1.59, high=1.65, samples=24)
     stage = Stage(
         parts=["amp_bf16"],
-        change="amp_bf16",
+        changes=["amp_bf16"],
         effect=Effect(quantity="throughput", ratio=won, verdict="FASTER"),
     )
     result = SearchResult(

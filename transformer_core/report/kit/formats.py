@@ -147,3 +147,8 @@ class Numbers(NamedTuple):
 
     text: str
     unit: str = ""
+
+
+def technique(name: str, baseline: str) -> str:
+    """The name of a technique beside the baseline: ``adamw`` for ``as_published_with_adamw``."""
+    return name.removeprefix(f"{baseline}_with_")

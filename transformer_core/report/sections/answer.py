@@ -1,7 +1,7 @@
 """The answer as the page, report.md and summary.json give it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from transformer_core.common.study_clock import CLOCK, read_clock
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
+from transformer_core.report.kit.formats import technique
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.tried import changed_settings, changes, summarise
@@ -176,7 +177,7 @@ def read_answer(results: StudyResults) -> Answer:
         certificate=choice.certificate,
         settings=changed_settings(results.specs[study.baseline], choice.spec),
         stages=[
-            AnswerStage(change=s.change, speedup=s.effect.ratio, verdict=s.effect.verdict)
+            AnswerStage(changes=s.changes, speedup=s.effect.ratio, verdict=s.effect.verdict)
             for s in found.waterfall
         ],
         techniques=techniques(results) if choice.searched else [],
@@ -216,9 +217,9 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
     ]
     faster += [
         AnswerChange(
-            variant=stage.change,
+            variant=stage.changes[0],
             reference=baseline,
-            changes=[stage.change],
+            changes=stage.changes,
             speedup=stage.effect.ratio,
             verdict=stage.effect.verdict,
         )
@@ -230,7 +231,7 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
 
 def _is_technique(stage: Stage) -> bool:
     """Whether a stage of the search is one technique beside the baseline, and certified."""
-    return stage.parts == [stage.change] and not stage.bundle and not stage.uncertified
+    return len(stage.parts) == 1 and not stage.bundle and not stage.uncertified
 
 
 def techniques(results: StudyResults) -> list[AnswerTechnique]:
@@ -238,7 +239,7 @@ def techniques(results: StudyResults) -> list[AnswerTechnique]:
     found = results.search
     if found.bundle:
         return []
-    alone = {s.change: s.effect.ratio for s in found.waterfall if _is_technique(s)}
+    alone = {s.parts[0]: s.effect.ratio for s in found.waterfall if _is_technique(s)}
     alone |= {
         name: comparison.speedup
         for name, comparison in results.comparisons.items()
@@ -321,6 +322,13 @@ def context(results: StudyResults) -> dict[str, Any]:
     return {"answer": read_answer(results), "undecided": summarise(results).undecided}
 
 
+def _together(names: Sequence[str], baseline: str) -> str:
+    """A short label for changes that were measured together."""
+    if len(names) > 2:
+        return f"{len(names)} more"
+    return " + ".join(technique(name, baseline) for name in names)
+
+
 def draw_waterfall(results: StudyResults) -> Drawing:
     """From the baseline to the best combination, beyond it, and without each of its parts."""
     found = results.search
@@ -331,7 +339,7 @@ def draw_waterfall(results: StudyResults) -> Drawing:
     )
     shown = [
         RatioRow(
-            f"{word} {stage.change}{' *' if stage.uncertified else ''}",
+            f"{word} {_together(stage.changes, found.baseline)}{' *' if stage.uncertified else ''}",
             stage.effect.ratio,
             color=shade,
             adds=word == "+",
