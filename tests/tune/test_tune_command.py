@@ -15,7 +15,8 @@ import pytest
 from transformer_core.tune import command
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.flow import Answer, Tried, Tuning
-from transformer_core.tune.sessions import Outcome, Plan
+from transformer_core.tune.sessions import Plan, Sessions
+from transformer_core.tune.terminal import markdown, text
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DIFF = """--- a/train.py
@@ -105,30 +106,44 @@ def test_a_wrong_command_line_ends_with_2(
     assert [path.name for path in ended.iterdir()] == ["train.py"]
 
 
-def test_progress_has_the_time_that_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_progress_has_the_time_that_is_left_and_nothing_begins_that_would_not_end(
+    tmp_path: Path,
 ) -> None:
     said: list[str] = []
     tuning = Tuning(Program(("train.py",), SCRIPTS), tmp_path, said.append, budget=1000)
     tuning.say("begin")
-    # Five sessions to come that take 40 s each; two of them only if there is time.
-    tuning.took, tuning.to_come = [30.0, 50.0], (3, 2)
+    budget = tuning.budget
+    budget.start, budget.record, budget.step = 20.0, 2.0, 0.5
+    tuning.expect(170)
     tuning.say("middle")
-    tuning.budget = 0.0
-    tuning.say("late")
-    assert said == ["begin", "middle (about 3 min left)", "late (about 2 min left)"]
+    tuning.expect(10_000)
+    tuning.say("at most as long as asked for")
+    assert said[:2] == ["begin", "middle (about 3 min left)"]
+    assert said[2].endswith("(about 16 min left)")
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+    tuning.sessions.step_seconds = budget.step
+    three, nine = tuning.cost(3, 4), tuning.cost(9, 4)
+    assert budget.start < three < nine
+    # The sessions took twice as long as was expected of them: so will the next ones.
+    steps = tuning.sessions.timed_steps(Plan("", [], 0, 4, tuning.record))
+    budget.learn(6, steps, 2 * three)
+    assert tuning.cost(3, 4) == pytest.approx(2 * three)
+    assert tuning.cost(9, 4) == pytest.approx(2 * nine)
+    assert tuning._fitting(9, 4, later=0.0) == 9
+    assert 0 < tuning._fitting(9, 4, later=budget.left - 1.5 * nine) < 9
+    assert tuning._fitting(9, 4, later=budget.left) == 0
 
-    class Done:
-        def run(self, plan: Plan, progress: Any) -> Outcome:
-            return Outcome(0)
 
-    tuning.sessions = Done()  # type: ignore[assignment]
-    tuning.session(Plan("one", [], 0, 2), "stage")
-    assert tuning.to_come == (2, 2)
+def test_an_answer_says_what_there_was_no_time_for() -> None:
+    tried = Tried(("bf16",), certificate=SAME, screened=1.3)
+    found = Answer("train.py", tried=[tried], left_out=["the comparison of bf16"])
+    assert "bf16 trains the same model, and was about 1.30 times as fast" in text(found)
+    assert "Left out for lack of time: the comparison of bf16." in text(found)
+    assert "Left out for lack of time: the comparison of bf16." in markdown(found)
 
 
 def started(home: Path, only: str, *command: str) -> subprocess.Popen[str]:
-    arguments = ["--time", "1s", "--only", only, "--no-verify", *command]
+    arguments = ["--time", "10min", "--only", only, "--no-verify", *command]
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_core.tune", *arguments],
         cwd=home,

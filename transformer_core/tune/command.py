@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from schemas.config.study import Study
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
 from transformer_core.tune import driver
+from transformer_core.tune.budget import BEGAN
 from transformer_core.tune.driver import parser, program_of, with_script
 from transformer_core.tune.job import FAILED
 
@@ -93,7 +95,8 @@ def run(folder: Path, quiet: bool) -> int:
     start += ["--directory", str(folder), "--configfile", str(folder / "study.yaml")]
     start += ["--cores", "all", "--quiet", "all", "--rerun-incomplete", "results/report.html"]
     out = subprocess.DEVNULL if quiet else None
-    child = subprocess.Popen(start, stdout=out, stderr=out, cwd=folder)
+    environment = os.environ | {BEGAN: str(time.time())}
+    child = subprocess.Popen(start, stdout=out, stderr=out, cwd=folder, env=environment)
     try:
         return child.wait()
     except KeyboardInterrupt:

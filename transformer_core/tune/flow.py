@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
+from transformer_core.tune.budget import Budget
 from transformer_core.tune.certificate import Record, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn
@@ -44,10 +46,17 @@ from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
+FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last")
+"""Techniques that gain most where they gain: a small session of these gives the first certificates."""
 SESSIONS = 4
 """Sessions of a comparison: with four, Student's t has three degrees of freedom."""
 VERIFICATIONS = 3
 """Sessions of the changed script against the original."""
+LEAST_SESSIONS = 2
+"""An interval needs as many."""
+VERIFYING_ROUNDS = 4
+NO_TIME = "left out"
+"""Status of a technique that there was no time for."""
 LEAST_GAIN = 1.005
 """Techniques with a smaller speed-up when tried alone are left out of combinations."""
 
@@ -111,6 +120,8 @@ class Answer:
     """Memory of the script itself."""
     profiles: list[Profiled] = field(default_factory=list)
     """The script itself, and what is recommended."""
+    left_out: list[str] = field(default_factory=list)
+    """What was left out for lack of time."""
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -162,7 +173,7 @@ class Tuning:
         margin: float = Comparing().margin,
     ) -> None:
         self.program, self.folder, self._say = program, folder, say
-        self.budget, self.verify, self.margin = budget, verify, margin
+        self.budget, self.verify, self.margin = Budget(budget), verify, margin
         fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.needs_factory]
         self.names = list(techniques or (name for name in fits if TECHNIQUES[name].usual))
         self.facts_given = {
@@ -171,12 +182,8 @@ class Tuning:
             "head": program.head and f"0:{program.head}",
             "named": list(techniques or ()),
         }
-        self.began = time.monotonic()
-        self.start_seconds = 5.0
-        self.to_come = (0, 0)
-        """Sessions that will run whatever the time, and those that run if there is time."""
-        self.took: list[float] = []
-        """Seconds of each session so far."""
+        self.ends: float | None = None
+        """Seconds after which the answer is expected, once there was a session."""
         self.asked_record = record
         self.record = 6
         """Steps that certificates compare: as many as were asked for, or few seconds' worth."""
@@ -185,25 +192,23 @@ class Tuning:
 
     def say(self, text: str) -> None:
         """Report progress, with the time that is left."""
-        left = self.seconds_left()
+        left = None if self.ends is None else self.ends - self.budget.gone
         self._say(text if left is None else f"{text} (about {in_time(left)} left)")
-
-    def seconds_left(self) -> float | None:
-        """Seconds until the answer, from the sessions so far; None before the first of them."""
-        must, may = self.to_come
-        if not self.took or not must:
-            return None
-        each = sum(self.took) / len(self.took)
-        return max(must * each, min((must + may) * each, self._left()))
 
     def session(self, plan: Plan, stage: str) -> Outcome:
         """The outcome of a session, with progress."""
-        began = time.monotonic()
         found = self.sessions.run(plan, self._progress(stage))
-        self.took.append(time.monotonic() - began)
-        must, may = self.to_come
-        self.to_come = (must - 1, may) if must else (0, max(0, may - 1))
+        self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
         return found
+
+    def cost(self, sides: int, rounds: int) -> float:
+        """Seconds that a session of so many changes takes, beside the script and its floors."""
+        steps = self.sessions.timed_steps(Plan("", [], 0, rounds, self.record))
+        return self.budget.cost(sides + 3, steps)
+
+    def expect(self, seconds: float) -> None:
+        """The sessions to come take so long, if there is time."""
+        self.ends = self.budget.gone + max(0.0, min(seconds, self.budget.left))
 
     def run(self) -> Answer:
         """The answer. Raises CannotObserve."""
@@ -214,14 +219,10 @@ class Tuning:
         if candidates:
             self._compare(answer, candidates)
             self._change(answer)
-        self.to_come = (0, 0)
         if answer.recommended:
             self._profile(answer)
-        answer.seconds = time.monotonic() - self.began
+        answer.seconds = self.budget.gone
         return answer
-
-    def _left(self) -> float:
-        return self.budget - (time.monotonic() - self.began)
 
     def _progress(self, stage: str) -> Say:
         return lambda text: self.say(f"{stage}: {text}")
@@ -238,7 +239,7 @@ class Tuning:
         raise CannotObserve("the script takes no steps that can be observed")
 
     def _run_twice(self) -> Answer:
-        began = time.monotonic()
+        began = self.budget.gone
         self.say("run twice: starting")
         sides = [Side(OWN), Side("twin", profiled=True)]
         with session(self.program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
@@ -247,7 +248,8 @@ class Tuning:
                     raise run.failed[side.name]
                 self.say(f"run twice: waiting for the first step of {side.name}")
                 run.facts(side.name)
-            self.start_seconds = time.monotonic() - began
+            self.budget.start = self.budget.gone - began
+            recorded = self.budget.gone
             first = run.steps(OWN, 1, record=True)
             count = self.asked_record or max(2, min(self.record, 1 + int(10 / max(first, 1e-3))))
             if self.steps is not None:
@@ -256,16 +258,17 @@ class Tuning:
             for side in sides:
                 run.steps(side.name, count - 1, record=True)
             records = [Record.read(run.records(side.name)) for side in sides]
+            self.budget.record = (self.budget.gone - recorded) / len(sides)
             timed = max(2, min(10, int(2 / max(first, 1e-3))))
             if self.steps is not None:
                 timed = min(timed, self.steps // 4)
             step_seconds = run.steps(OWN, timed) / timed
             facts = run.facts(OWN) | self.facts_given
             profile = self._profiled(run, "twin", (), first)
-        self.took.append(time.monotonic() - began)
         same, words = trust(*records)
         self.record = count
         self.facts, self.step_seconds = facts, step_seconds
+        self.budget.step = step_seconds
         program = self.program
         files = files_of_script(program.script, program.directory)
         text = repr((program, files)).encode()
@@ -273,7 +276,7 @@ class Tuning:
         self.sessions = Sessions(program, self.folder / "sessions", key)
         self.sessions.facts, self.sessions.step_seconds = facts, step_seconds
         self.sessions.steps = self.steps
-        self.sessions.deadline = self.began + self.budget
+        self.sessions.deadline = time.monotonic() + self.budget.left
         return Answer(
             command=program.title,
             boundary=program.boundary,
@@ -287,6 +290,9 @@ class Tuning:
 
     def _profile(self, answer: Answer) -> None:
         """Profiles what is recommended, in a process of its own."""
+        if self.budget.start > self.budget.left:
+            answer.left_out.append("the profile of what is recommended")
+            return
         self.say("profiling what is recommended")
         names = answer.recommended
         side = Side("recommended", names, profiled=True)
@@ -333,29 +339,51 @@ class Tuning:
             else:
                 answer.tried.append(Tried((name,), "unsupported", why))
         slow = [side for side in usable if TECHNIQUES[side.name].slow]
-        quick = [side for side in usable if side not in slow]
+        first = [side for side in usable if side.name in FIRST]
+        rest = [side for side in usable if side not in slow and side not in first]
         room = self._most_sides(answer)
-        groups = [quick[i : i + room] for i in range(0, len(quick), room)]
-        if slow and self._left() > 0.6 * self.budget:
-            groups.append(slow)
-        else:
-            for side in slow:
-                answer.tried.append(Tried((side.name,), "unsupported", "left out for lack of time"))
+        groups = [first, *(rest[i : i + room] for i in range(0, len(rest), room)), slow]
         rounds = 4 if self.step_seconds < 2 else 2
-        after = (2 + VERIFICATIONS if self.verify else 2, SESSIONS - 2)
-        self.to_come = len(groups) + after[0], after[1]
-        for number, group in enumerate(filter(None, groups)):
+        self.sessions.certified = partial(self._certified, answer)
+        for number, group in enumerate(groups):
+            tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
+            # The least that makes an answer of it.
+            later = LEAST_SESSIONS * (
+                self.cost(3, 6) + self.verify * self.cost(1, VERIFYING_ROUNDS)
+            )
+            fits = 0 if tight else self._fitting(len(group), rounds, later)
+            if group and not fits and group is next(filter(None, groups)):
+                fits = self._fitting(len(group), rounds, 0.0)  # Certificates are an answer too.
+            for side in group[fits:]:
+                answer.tried.append(Tried((side.name,), NO_TIME, "for lack of time"))
+            answer.left_out += [side.name for side in group[fits:]]
+            if not fits:
+                continue
+            group = group[:fits]
+            self.expect(
+                sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
+            )
             sides = [Side(OWN), *floors(group), *group]
             plan = Plan(f"screen-{number + 1}", sides, 0, rounds, self.record)
-            stage = f"trying {len(group)} techniques"
-            outcome = self.session(plan, stage)
+            outcome = self.session(plan, f"trying {listed([side.name for side in group])}")
             outcome = self._without_dropout(plan, outcome, answer)
             for side in group:
                 tried = self._tried(side, outcome)
                 answer.tried.append(tried)
                 if tried.certificate and answer.first_verdict_seconds is None:
-                    answer.first_verdict_seconds = time.monotonic() - self.began
+                    answer.first_verdict_seconds = self.budget.gone
                 self.say(f"{tried.name}: {in_words(tried)}")
+
+    def _fitting(self, most: int, rounds: int, later: float) -> int:
+        """How many changes a session may have, at most ``most``, with so many seconds after it."""
+        fits = (n for n in range(most, 0, -1) if self.cost(n, rounds) + later <= self.budget.left)
+        return next(fits, 0)
+
+    def _certified(self, answer: Answer, name: str, certificate: dict[str, Any]) -> None:
+        """Says a certificate before the session is over."""
+        if answer.first_verdict_seconds is None:
+            answer.first_verdict_seconds = self.budget.gone
+        self.say(f"{name}: {certified_in_words(certificate)}")
 
     def _without_dropout(self, plan: Plan, outcome: Outcome, answer: Answer) -> Outcome:
         """Compares again without dropout where random numbers alone may explain the difference."""
@@ -404,9 +432,9 @@ class Tuning:
         for tried in sorted(good, key=lambda t: t.screened or 0, reverse=True):
             best.setdefault(TECHNIQUES[tried.techniques[0]].group, tried.techniques[0])
         chosen = list(best.values())
-        found: list[tuple[str, ...]] = [(name,) for name in chosen[:2]]
+        found: list[tuple[str, ...]] = [(name,) for name in chosen[:1]]
         if len(chosen) > 1:
-            found.append(tuple(sorted(chosen)))
+            found += [tuple(sorted(chosen)), (chosen[1],)]
         if len(chosen) > 2:
             slow = [name for name in chosen if TECHNIQUES[name].slow]
             for left in dict.fromkeys([*slow, *chosen[:-3:-1]]):
@@ -415,12 +443,27 @@ class Tuning:
 
     def _compare(self, answer: Answer, candidates: list[tuple[str, ...]]) -> None:
         """Several sessions with other seeds, and intervals that hold for all at once."""
+        rounds = 6 if self.step_seconds < 1 else 4
+        verifying = self.cost(1, VERIFYING_ROUNDS) * self.verify
+
+        def seconds(sessions: int) -> float:
+            return sessions * self.cost(len(candidates), rounds)
+
+        while len(candidates) > 1 and self.budget.left < seconds(LEAST_SESSIONS) + (
+            LEAST_SESSIONS * verifying
+        ):
+            candidates = candidates[:-1]
+        if self.budget.left < seconds(LEAST_SESSIONS):
+            answer.left_out.append(f"the comparison of {listed(['+'.join(c) for c in candidates])}")
+            return
         sides = [Side("+".join(c), c) for c in candidates]
         outcomes: list[Outcome] = []
-        rounds = 6 if self.step_seconds < 1 else 4
         for number in range(1, SESSIONS + 1):
-            if number > 2 and self._left() < self.start_seconds * 2:
+            kept = VERIFICATIONS * verifying
+            if number > LEAST_SESSIONS and self.budget.left < seconds(1) + kept:
+                answer.left_out.append(f"{SESSIONS + 1 - number} of {SESSIONS} sessions")
                 break
+            self.expect(seconds(SESSIONS + 1 - number) + kept)
             plan = Plan(
                 f"compare-{number}",
                 [Side(OWN), *floors(sides), *sides],
@@ -509,20 +552,26 @@ class Tuning:
             return
         outside = tuple(name for name in answer.recommended if environment_of((name,)))
         side = Side("changed", outside, files=source.files())
-        outcomes = []
-        self.to_come = VERIFICATIONS, 0
+        outcomes: list[Outcome] = []
         for number in range(1, VERIFICATIONS + 1):
+            each = self.cost(1, VERIFYING_ROUNDS)
+            if self.budget.left < each * max(1, LEAST_SESSIONS + 1 - number):
+                break
+            self.expect(each * (VERIFICATIONS + 1 - number))
             plan = Plan(
                 f"verify-{number}",
                 [Side(OWN), *floors([side]), side],
                 10_000 + 1000 * number,
-                4,
+                VERIFYING_ROUNDS,
                 self.record,
             )
             outcome = self.session(plan, "running the changed script")
             if number == 1:
                 outcome = self._without_dropout(plan, outcome, answer)
             outcomes.append(outcome)
+        if not outcomes:
+            answer.left_out.append("the run of the changed script")
+            return
         tried = self.together(side, outcomes)
         tried.techniques = tuple(in_diff)
         measured = Tried(("changed",), tried.status)
@@ -557,8 +606,17 @@ def in_words(tried: Tried) -> str:
         parts.append(f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] times as fast")
     elif tried.screened is not None:
         parts.append(f"about {tried.screened:.2f} times as fast")
-    certificate = tried.certificate
-    if certificate:
-        word = {"same": "the same training", "different": "NOT the same training"}
-        parts.append(f"{word.get(certificate['word'], 'undecided')} ({certificate['reason']})")
+    if tried.certificate:
+        parts.append(certified_in_words(tried.certificate))
     return ", ".join(parts)
+
+
+def certified_in_words(certificate: dict[str, Any]) -> str:
+    """Describes a certificate."""
+    word = {"same": "the same training", "different": "NOT the same training"}
+    return f"{word.get(certificate['word'], 'undecided')} ({certificate['reason']})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -51,6 +51,8 @@ class Outcome:
     sides: dict[str, Measured] = field(default_factory=dict)
     ended_early: bool = False
     """Whether the script reached its end before all rounds were done."""
+    took: float = 0.0
+    """Seconds of the whole session."""
 
     def log_ratios(self, name: str) -> list[float]:
         """Logarithms of the speed of a side over that of the script, one for each round."""
@@ -88,6 +90,8 @@ class Sessions:
         """Steps after which the script ends, once a session has seen it."""
         self.deadline = inf
         """By ``time.monotonic``; after it, sessions have the fewest rounds allowed."""
+        self.certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
+        """Is told each certificate of first steps as soon as there is one."""
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         """The outcome of a session, from its file if it was done before. Raises SideEnded if the
@@ -99,7 +103,9 @@ class Sessions:
             kept = json.loads(file.read_text(encoding="utf-8"))
             if kept["digest"] == digest:
                 return TypeAdapter(Outcome).validate_python(kept["outcome"])
+        began = time.monotonic()
         found = self._whole(plan, progress)
+        found.took = time.monotonic() - began
         text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
         write_text(file, text + "\n")
         return found
@@ -127,6 +133,10 @@ class Sessions:
         if steps is not None:
             turn = min(turn, (steps - plan.record - plan.late - 1) // (plan.rounds + 1))
         return -(-turn // cycle) * cycle if steps is None else turn // cycle * cycle
+
+    def timed_steps(self, plan: Plan) -> int:
+        """Steps of a side after those that are recorded first."""
+        return (plan.rounds + 1) * max(1, self._turn(plan, self.steps)) + plan.late
 
     def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         found = Outcome(plan.seed)
@@ -156,28 +166,37 @@ class Sessions:
         self._failed(run, found)
 
     def _record(self, run: Session, plan: Plan, found: Outcome, steps: int) -> None:
-        """Record steps of all sides, and compare all that was recorded of them so far."""
+        """Record steps of all sides, and compare all that was recorded of each with the script.
+
+        The script and its floors come first in a plan, so each side is judged as soon as it has
+        taken its steps.
+        """
         records: dict[str, Record] = {}
         for side in plan.sides:
             name = side.name
             taken = run.attempt(name, lambda name=name: run.steps(name, steps, record=True))  # type: ignore[misc]
             files = taken and run.attempt(name, lambda name=name: run.records(name))  # type: ignore[misc]
-            if files:
-                records[name] = Record.read(files)
-        self._failed(run, found)
-        for side in plan.sides:
-            if side.name not in records or OWN not in records or side.name == OWN or side.noise:
+            if not files:
                 continue
-            own = side.rounding
-            allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
-            for rounding in allowed:
-                floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
-                certificate = certify(
-                    records[side.name], records[OWN], floor, rounding, plan.dropout, side.divided
-                )
-                found.sides[side.name].certificate = certificate.to_json() | {"format": rounding}
-                if certificate.word == "same":
-                    break
+            records[name] = Record.read(files)
+            if OWN in records and name != OWN and not side.noise:
+                certificate = self._certificate(plan, side, records)
+                found.sides[name].certificate = certificate
+                self.certified(name, certificate)
+        self._failed(run, found)
+
+    def _certificate(self, plan: Plan, side: Side, records: dict[str, Record]) -> dict[str, Any]:
+        """The certificate of a side, by the finest rounding that explains its differences."""
+        own = side.rounding
+        allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
+        for rounding in allowed:
+            floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
+            certificate = certify(
+                records[side.name], records[OWN], floor, rounding, plan.dropout, side.divided
+            )
+            if certificate.word == "same":
+                break
+        return certificate.to_json() | {"format": rounding}
 
     def _drop_idle(self, run: Session, plan: Plan, found: Outcome) -> None:
         """Ends sides that need no turns: floors, and changes without effect."""

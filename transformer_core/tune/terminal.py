@@ -2,8 +2,10 @@
 
 from html import escape
 
-from transformer_core.tune.flow import Answer, Tried, in_words, useful
+from transformer_core.tune.flow import Answer, Tried, in_words, listed, useful
 from transformer_core.tune.techniques.registry import TECHNIQUES
+
+LEFT_OUT = "Left out for lack of time:"
 
 
 def headline(answer: Answer) -> str:
@@ -21,16 +23,19 @@ def headline(answer: Answer) -> str:
                 f"{likely.high:.2f}] times as fast. Give it more time (--time 10min, or time: 10min in the "
                 "study), or a quieter machine."
             )
+        fast = [t for t in answer.tried if useful(t) and (t.screened or 0) > 1]
+        if fast and all(t.ratio is None for t in answer.tried):
+            likely = max(fast, key=lambda t: t.screened or 0)
+            return (
+                f"Nothing is certain yet: {listed(likely.techniques)} trains the same model, and was "
+                f"about {likely.screened:.2f} times as fast in one session. Give it more time "
+                "(--time 10min, or time: 10min in the study)."
+            )
         return "Keep the training as it is: nothing that trains the same model was faster."
     return (
         f"{best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] times as fast, and the same training, "
         f"with {listed(best.techniques)}."
     )
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """Names in a sentence."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff") -> str:
@@ -68,6 +73,8 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
         ]
     if answer.patched is not None:
         lines += ["", f"The changed script: {in_words(answer.patched)}."]
+    if answer.left_out:
+        lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
     if page:
         lines += ["", f"The report: {page}"]
     return "\n".join(lines)
@@ -92,6 +99,8 @@ def markdown(answer: Answer) -> str:
         lines += ["", *(f"- `{x}`" if x.startswith("export") else f"- {x}" for x in answer.lines)]
     if answer.patched is not None:
         lines += ["", f"The changed script, run against the original: {in_words(answer.patched)}."]
+    if answer.left_out:
+        lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
     return "\n".join(lines) + "\n"
 
 
