@@ -1,5 +1,6 @@
 """The contenders of benchmarks/step.py: a training step each, made from one description."""
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,17 @@ _ONE_PASS = {"loss": {"kind": "one_pass"}, "clipping": "folded"}
 _ONEDNN = {"precision": {"kind": "fp32_onednn"}}
 RECOMMENDED = "all of these in bf16, weights too"
 RECOMMENDED_32 = "all of these in 32 bits, by oneDNN"
+
+
+def sizes_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The sizes of every contender's model."""
+    return {
+        "encoder_layers": options.layers,
+        "decoder_layers": options.layers,
+        "d_model": options.d_model,
+        "d_ff": 4 * options.d_model,
+        "heads": options.heads,
+    }
 
 
 @dataclass(frozen=True)

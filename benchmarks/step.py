@@ -30,7 +30,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from _contenders import CONTENDERS, PUBLISHED, make
+from _contenders import CONTENDERS, PUBLISHED, make, sizes_of
 from _language_contenders import (
     GPT2,
     LANGUAGE_CONTENDERS,
@@ -82,14 +82,7 @@ def batches(options: argparse.Namespace) -> list[Batch]:
 
 def model(options: argparse.Namespace, change: dict[str, Any]) -> AnyModel:
     """The schema of a contender's model."""
-    sizes = {
-        "encoder_layers": options.layers,
-        "decoder_layers": options.layers,
-        "d_model": options.d_model,
-        "d_ff": 4 * options.d_model,
-        "heads": options.heads,
-        "dropout": options.dropout,
-    }
+    sizes = sizes_of(options) | {"dropout": options.dropout}
     return _MODEL.validate_python({"kind": "transformer"} | sizes | change)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _contenders import CONTENDERS, CPU, PUBLISHED, Contender
+from _contenders import CONTENDERS, CPU, PUBLISHED, Contender, sizes_of
 from pydantic import TypeAdapter
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -143,14 +143,7 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=30_000)
     parser.add_argument("--output", type=Path, help="JSON file")
     options = parser.parse_args()
-    sizes = {
-        "encoder_layers": options.layers,
-        "decoder_layers": options.layers,
-        "d_model": options.d_model,
-        "d_ff": 4 * options.d_model,
-        "heads": options.heads,
-        "dropout": 0.1,
-    }
+    sizes = sizes_of(options) | {"dropout": 0.1}
     found = {}
     print("| step | pairs | operators | TFLOP | GB |\n|---|---:|---:|---:|---:|")
     for pairs in options.pairs:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.records import write_tree
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     "techniques",
@@ -101,15 +103,9 @@ PLANTED = {
 }
 
 
-def plant(root: Path, name: str, text: str) -> None:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 @pytest.mark.parametrize(("code", "message"), PLANTED.items())
 def test_a_planted_import_is_judged(tmp_path: Path, code: str, message: str | None) -> None:
-    plant(tmp_path, "transformer_core/models/planted.py", f'"""Planted."""\n{code}\n')
+    write_tree(tmp_path, {"transformer_core/models/planted.py": f'"""Planted."""\n{code}\n'})
     found = offenders(tmp_path)
     assert len(found) == (message is not None), found
     if message is not None:
@@ -119,17 +115,19 @@ def test_a_planted_import_is_judged(tmp_path: Path, code: str, message: str | No
 
 @pytest.mark.parametrize("module", ["torch", "torch.nn", "transformer_core.data.sharding.job"])
 def test_schemas_stay_light(tmp_path: Path, module: str) -> None:
-    plant(tmp_path, "schemas/planted.py", f'"""Planted."""\nimport {module}\n')
+    write_tree(tmp_path, {"schemas/planted.py": f'"""Planted."""\nimport {module}\n'})
     (found,) = offenders(tmp_path)
     assert found.startswith("schemas/planted.py:2: schemas may not import ")
 
 
 def test_a_module_beside_the_rooms_uses_none(tmp_path: Path) -> None:
-    plant(tmp_path, "transformer_core/shared.py", '"""Shared."""\nimport transformer_core.data\n')
+    write_tree(
+        tmp_path, {"transformer_core/shared.py": '"""Shared."""\nimport transformer_core.data\n'}
+    )
     (found,) = offenders(tmp_path)
     assert "a module beside the rooms may not import transformer_core.data" in found
 
 
 def test_a_missing_docstring_is_seen(tmp_path: Path) -> None:
-    plant(tmp_path, "transformer_core/data/planted.py", "x = 1\n")
+    write_tree(tmp_path, {"transformer_core/data/planted.py": "x = 1\n"})
     assert offenders(tmp_path) == ["transformer_core/data/planted.py: has no docstring"]

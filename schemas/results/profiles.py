@@ -309,10 +309,11 @@ class Breakdown(Schema):
     name: str  # the variant, or a name given by the user
     status: Status  # ok, or why there are no events: unsupported (no device), failed, ..
     reason: str | None = None  # why the status is not ok, if so
-    source: Literal["nsys", "kineto"] | None  # format of the trace
-    source_version: str | None  # of the format or of the tool that wrote it
-    profiler_reason: str | None  # why this profiler was chosen; null for a user-provided trace
-    viewer_files: list[str]  # files to open in Nsight Systems or Perfetto, relative to this file
-    devices: list[DeviceBreakdown]  # by rank and device
+    source: Literal["nsys", "kineto"] | None = None  # format of the trace
+    source_version: str | None = None  # of the format or of the tool that wrote it
+    profiler_reason: str | None = None  # why this profiler was chosen; null for a trace of a user
+    viewer_files: list[str] = Field(default=[])
+    """Files to open in Nsight Systems or Perfetto, relative to this file."""
+    devices: list[DeviceBreakdown] = Field(default=[])  # by rank and device
     summary: ProfileSummary | None = None  # all devices together; null if there is none
     notes: list[str] = Field(default=[])  # caveats, such as launches without a row

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.records import write_tree
 from transformer_core.common.sources import Sources, read_source
 
 FILES = {
@@ -46,11 +47,7 @@ def main():
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for name, text in FILES.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path
+    return write_tree(tmp_path, FILES)
 
 
 def sources(root: Path) -> Sources:

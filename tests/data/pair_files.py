@@ -10,7 +10,8 @@ from hypothesis import settings
 from tokenizers import Tokenizer as Bpe
 
 from schemas.config.data import Filter, Tokenizer
-from schemas.results import CorpusSplit, LengthHistogram, ShardManifest
+from schemas.results import CorpusSplit, LengthHistogram
+from tests.records import manifest
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.sharding.job import write_shards
@@ -105,22 +106,8 @@ def store_of(sources, targets, per_shard=1_000_000):
             ids = np.repeat(np.arange(start, start + len(part)) % 60_000 + FIRST_ID, part)
             columns.append(pa.LargeListArray.from_arrays(limits, pa.array(ids.astype(np.uint16))))
         batches.append(pa.record_batch(columns, names=["source", "target"]))
-    manifest = ShardManifest(
-        corpus="lengths",
-        split="train",
-        pairs=pairs,
-        source_tokens=int(sources.sum()),
-        target_tokens=int(targets.sum()),
-        skipped_too_long=0,
-        examples=[],
-        id_type="uint16",
-        vocabulary=60_100,
-        tokenizer_sha256="0" * 64,
-        lengths=LengthHistogram(unit="tokens", source={}, target={}),
-        seconds=0.0,
-        shards=[],
-    )
-    return PairStore(manifest, batches)
+    tokens = {"source_tokens": int(sources.sum()), "target_tokens": int(targets.sum())}
+    return PairStore(manifest(pairs=pairs, vocabulary=60_100, **tokens), batches)
 
 
 def normal_text(pairs, seed=0):

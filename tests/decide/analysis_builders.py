@@ -17,6 +17,7 @@ from schemas.results import (
     VariantResult,
     Window,
 )
+from tests import records
 from transformer_core.decide.combine import combine
 
 SHA = "0" * 64
@@ -122,20 +123,13 @@ def evaluation(variant: str = "single") -> EvaluationResult:
 
 def manifest(pairs: int = 100, source: int = 700, target: int = 900) -> ShardManifest:
     lengths = LengthHistogram(unit="tokens", source={7: pairs}, target={9: pairs})
-    return ShardManifest(
+    return records.manifest(
         corpus="grammar",
-        split="train",
         pairs=pairs,
         source_tokens=source,
         target_tokens=target,
-        skipped_too_long=0,
-        examples=[],
-        id_type="uint16",
         vocabulary=300,
-        tokenizer_sha256=SHA,
         lengths=lengths,
-        seconds=1.0,
-        shards=[],
     )
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from schemas.config.run_spec import RunSpec
 from schemas.results import Hardware
 from tests.orders import run_job
+from tests.records import write_tree
 from transformer_core.common.digests import NAME
 from transformer_core.machine import hardware
 from transformer_core.machine.hardware import affinity, cuda_allocator, read_hardware
@@ -25,15 +27,7 @@ Tree = Callable[[dict[str, str]], Path]
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     """Writes files below a folder that stands for /."""
-
-    def write(files: dict[str, str]) -> Path:
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return tmp_path
-
-    return write
+    return partial(write_tree, tmp_path)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Short runs: what they record, and faults that the certificate of a run must show."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.distributed import run_ranks
+from tests.parallel.gradient_cases import ForgottenScale, NeverSynchronises
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.short_run import ShortRun
@@ -162,22 +162,6 @@ def test_a_loss_that_is_not_finite_has_a_status(tmp_path: Path) -> None:
     recorder.updated(2, 10, torch.tensor(float("nan")), norm)
     with pytest.raises(Diverged, match="step 2"):
         recorder.read(1, "0" * 64)
-
-
-class ForgottenScale(DdpStrategy):
-    """The average over ranks is taken for the sum."""
-
-    @property
-    def loss_scale(self) -> float:
-        return 1.0
-
-
-class NeverSynchronises(DdpStrategy):
-    """no_sync is also around the last micro-batch."""
-
-    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        assert self.module is not None
-        return self.module.no_sync()
 
 
 def _on_ranks(spec: RunSpec, folder: Path, strategy: type[DdpStrategy]) -> SeedTrajectory:

@@ -7,6 +7,7 @@ import torch
 
 from schemas.config.model import HuggingFace, Transformer
 from schemas.errors import Unsupported
+from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.huggingface import POSITIONS
@@ -22,15 +23,6 @@ def build(seed=1, vocabulary=V, **fields):
     torch.manual_seed(seed)
     spec = HuggingFace(kind="huggingface", **{**SIZES, "dropout": 0.0, **fields})
     return build_model(spec, vocabulary)
-
-
-def batch():
-    generator = torch.Generator().manual_seed(2)
-    source = torch.randint(4, V, (3, 7), generator=generator)
-    target = torch.randint(4, V, (3, 6), generator=generator)
-    source[1, 4:] = PAD
-    target[:, 0] = BOS
-    return source, target
 
 
 def parameters(model):
@@ -63,7 +55,7 @@ def test_the_seed_draws_the_weights():
 
 
 def test_equals_the_librarys_own_forward():
-    source, target = batch()
+    source, target = pairs(V)
     model = build().eval()
     marian = model.marian(
         input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target
@@ -72,7 +64,7 @@ def test_equals_the_librarys_own_forward():
 
 
 def test_padding_of_the_source_changes_nothing():
-    source, target = batch()
+    source, target = pairs(V)
     model = build().eval()
     torch.testing.assert_close(
         model(source, target)[1:2], model(source[1:2, :4], target[1:2]), rtol=1e-4, atol=1e-5
@@ -80,7 +72,7 @@ def test_padding_of_the_source_changes_nothing():
 
 
 def test_later_target_tokens_change_nothing():
-    source, target = batch()
+    source, target = pairs(V)
     model = build().eval()
     other = target.clone()
     other[:, 3:] = 5
@@ -90,7 +82,7 @@ def test_later_target_tokens_change_nothing():
 
 
 def test_drops_activations_only_in_training():
-    source, target = batch()
+    source, target = pairs(V)
     model = build(dropout=0.3).train()
     assert not torch.equal(model(source, target), model(source, target))
     model.eval()
@@ -99,7 +91,7 @@ def test_drops_activations_only_in_training():
 
 @torch.no_grad()
 def test_a_cache_continues_its_prefix_through_reorder_and_select():
-    source, target = batch()
+    source, target = pairs(V)
     model = build().eval()
     memory, cache = model.encode(source), model.new_cache()
     model.decode(memory, source, target[:, :2], cache)
@@ -122,7 +114,7 @@ def test_a_cache_continues_its_prefix_through_reorder_and_select():
 
 @torch.no_grad()
 def test_greedy_equals_uncached_greedy():
-    source, _ = batch()
+    source, _ = pairs(V)
     model = build(seed=5, tied_embeddings=False).eval()
     model.marian.lm_head.weight.mul_(3)
     tokens = torch.full((3, 1), BOS)

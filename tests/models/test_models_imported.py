@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from schemas.config.model import ImportedModel
-from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from tests.models.token_batches import pairs
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 
@@ -85,15 +85,6 @@ def build(factory, **fields):
     return build_model(ImportedModel(kind="import", factory=factory, **fields), V)
 
 
-def batch():
-    generator = torch.Generator().manual_seed(2)
-    source = torch.randint(4, V, (3, 6), generator=generator)
-    target = torch.randint(4, V, (3, 4), generator=generator)
-    source[1, 3:] = PAD
-    target[:, 0] = BOS
-    return source, target
-
-
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
@@ -128,12 +119,12 @@ def test_an_import_that_fails_inside_the_module_is_the_users_own_error(modules):
 def test_wrong_logits_are_said_at_the_first_batch(modules, factory, message):
     model = build(f"users_model:{factory}")
     with pytest.raises(ValueError, match=message):
-        model(*batch())
+        model(*pairs(V, 6, 4))
 
 
 @torch.no_grad()
 def test_forward_alone_is_enough_for_both_searches(modules):
-    source, _ = batch()
+    source, _ = pairs(V, 6, 4)
     alone, own = build("users_model:bag").eval(), build("users_model:full").eval()
     assert greedy(alone, source, 6) == greedy(own, source, 6)
     assert beam_search(alone, source, 3, 0.6, 6) == beam_search(own, source, 3, 0.6, 6)
@@ -143,7 +134,7 @@ def test_forward_alone_is_enough_for_both_searches(modules):
 
 @torch.no_grad()
 def test_a_prefix_follows_its_row():
-    source, target = batch()
+    source, target = pairs(V, 6, 4)
     model = build(EXAMPLE).eval()
     memory, cache = model.encode(source), model.new_cache()
     model.decode(memory, source, target[:, :2], cache)
@@ -162,12 +153,12 @@ def test_the_example_takes_sizes_and_options():
 
 
 def test_the_example_sees_no_padding_and_no_later_token():
-    source, target = batch()
+    source, target = pairs(V, 6, 4)
     model = build(EXAMPLE).eval()
     other = target.clone()
     other[:, 2:] = 9
     torch.testing.assert_close(model(source, target)[:, :2], model(source, other)[:, :2])
-    short = model(source[1:2, :3], target[1:2])
+    short = model(source[1:2, :4], target[1:2])
     torch.testing.assert_close(model(source, target)[1:2], short)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(source, target).isfinite().all()

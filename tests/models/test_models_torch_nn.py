@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from schemas.config.model import TorchTransformer, Transformer
-from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from tests.models.token_batches import pairs
+from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.loss import token_loss_sum
@@ -22,11 +23,7 @@ def build(kind, seed=1, **fields):
 
 
 def batch():
-    generator = torch.Generator().manual_seed(2)
-    source = torch.randint(4, V, (3, 7), generator=generator)
-    target = torch.randint(4, V, (3, 6), generator=generator)
-    source[1, 4:] = PAD
-    target[:, 0] = BOS
+    source, target = pairs(V)
     target[2, 3:] = PAD
     labels = target.roll(-1, dims=1)
     labels[:, -1] = PAD

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.config.run_spec import RunSpec
-from schemas.results import LengthHistogram, Shard, ShardManifest
+from schemas.results import Shard
+from tests.records import manifest
 
 VOCABULARY = 200
 
@@ -40,22 +41,16 @@ def write_shards(folder: Path, pairs: int = 400, vocabulary: int = VOCABULARY) -
             bytes=file.stat().st_size,
             sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
         )
-        manifest = ShardManifest(
-            corpus="random",
+        made = manifest(
             split=split,
             pairs=pairs,
             source_tokens=source_tokens,
             target_tokens=target_tokens,
-            skipped_too_long=0,
-            examples=[],
             id_type="uint8",
             vocabulary=vocabulary,
-            tokenizer_sha256="0" * 64,
-            lengths=LengthHistogram(unit="tokens", source={}, target={}),
-            seconds=0.0,
             shards=[shard],
         )
-        (place / "manifest.json").write_text(manifest.model_dump_json())
+        (place / "manifest.json").write_text(made.model_dump_json())
     return folder
 
 

@@ -1,5 +1,6 @@
 """Gradients of one global batch by any strategy, as every rank finds them before its update."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -11,6 +12,7 @@ from torch import Tensor
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_spec
+from transformer_core.parallel.ddp import DdpStrategy
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
 
@@ -121,3 +123,19 @@ def assert_same(found: Found, expected: Found, tolerance: float) -> None:
     assert abs(found.loss - expected.loss) <= 1e-5 * abs(expected.loss)
     assert distance(found, expected) <= tolerance
     assert abs(found.norm - expected.norm) <= tolerance * expected.norm
+
+
+class ForgottenScale(DdpStrategy):
+    """The average over ranks is taken for the sum."""
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0
+
+
+class NeverSynchronises(DdpStrategy):
+    """no_sync is also around the last micro-batch."""
+
+    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        assert self.module is not None
+        return self.module.no_sync()

@@ -1,7 +1,5 @@
 """Every strategy finds the gradient of the global batch, and a broken one is caught."""
 
-import contextlib
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +9,9 @@ from tests.parallel.gradient_cases import (
     FULL,
     LAST,
     Case,
+    ForgottenScale,
     Found,
+    NeverSynchronises,
     assert_same,
     find_on_ranks,
     reference,
@@ -50,22 +50,6 @@ ACCUMULATIONS = {
 }
 BATCHES = {"unequal": FULL, "empty": LAST}
 DIVISIONS = [("once", "unequal"), ("every", "unequal"), ("last", "unequal"), ("last", "empty")]
-
-
-class ForgottenScale(DdpStrategy):
-    """The average over ranks is taken for the sum."""
-
-    @property
-    def loss_scale(self) -> float:
-        return 1.0
-
-
-class NeverSynchronises(DdpStrategy):
-    """no_sync is also around the last micro-batch."""
-
-    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        assert self.module is not None
-        return self.module.no_sync()
 
 
 class DroppedBucket(Hook):

@@ -18,6 +18,11 @@ def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("study") / "results", mixed)
 
 
+@pytest.fixture(scope="session")
+def results(study_folder: Path) -> StudyResults:
+    return StudyResults(study_folder)
+
+
 @pytest.fixture
 def copied(study_folder: Path, tmp_path: Path) -> Path:
     """The same for one test, which may change it."""
@@ -35,6 +40,12 @@ def quick_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
         (folder / "figures" / f"{name}.svg").write_text(empty)
     page.write_page(StudyResults(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def html(quick_folder: Path) -> str:
+    """That page, without figures."""
+    return (quick_folder / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

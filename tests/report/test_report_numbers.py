@@ -2,17 +2,11 @@
 
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
 RATIO = re.compile(r'<data value="([^"]+)" title="[^"]*">[\d.,]+×</data>')
 VALUE = re.compile(r'<data value="([^"]+)"')
-
-
-@pytest.fixture(scope="module")
-def html(quick_folder: Path) -> str:
-    return (quick_folder / "report.html").read_text(encoding="utf-8")
 
 
 def section(html: str, name: str) -> str:

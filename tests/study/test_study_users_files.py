@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from schemas.config.data import AnyCorpus
 from schemas.config.run_spec import ScriptTask
+from tests.records import write_tree
 from transformer_core.study.users_files import corpus_files, own_sources, script_files
 
 
@@ -22,11 +23,7 @@ def own(tmp_path: Path) -> Path:
         "helpers.py": "import lab.model  # a circle",
         "beside.py": "def broken(:",
     }
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path
+    return write_tree(tmp_path, files)
 
 
 def test_a_model_with_all_that_it_imports_from_files_beside_it(own: Path) -> None:
@@ -125,13 +122,8 @@ def test_files_of_a_corpus(
     expected: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a.en", "a.de", "a.tsv", "b.tsv", "set/data.arrow", "set/train/more.arrow"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    for name in ("copies/a.en", "copies/a.de"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    names = "a.en a.de a.tsv b.tsv set/data.arrow set/train/more.arrow copies/a.en copies/a.de"
+    write_tree(tmp_path, dict.fromkeys(names.split(), ""))
     checked = TypeAdapter(AnyCorpus).validate_python({"name": "mine", **corpus})
     assert corpus_files(checked, "train") == expected
 

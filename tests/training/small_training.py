@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from schemas.base import merge
 from schemas.config.run_spec import RunSpec
-from schemas.results import LengthHistogram, ShardManifest
 from schemas.results.data import TextRows
+from tests.records import manifest
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.special_tokens import EOS
 from transformer_core.parallel.topology import Process
@@ -68,23 +68,8 @@ def small_texts(rows: int = 40, seed: int = 0, context: int = 12) -> PairStore:
 
 
 def _store(pairs: int, sides: dict[str, pa.Array], **more: Any) -> PairStore:
-    manifest = ShardManifest(
-        corpus="small",
-        split="train",
-        pairs=pairs,
-        source_tokens=0,
-        target_tokens=0,
-        skipped_too_long=0,
-        examples=[],
-        id_type="uint8",
-        vocabulary=VOCABULARY,
-        tokenizer_sha256="0" * 64,
-        lengths=LengthHistogram(unit="tokens", source={}, target={}),
-        seconds=0.0,
-        shards=[],
-        **more,
-    )
-    return PairStore(manifest, [pa.record_batch(list(sides.values()), names=list(sides))])
+    made = manifest(pairs=pairs, id_type="uint8", vocabulary=VOCABULARY, **more)
+    return PairStore(made, [pa.record_batch(list(sides.values()), names=list(sides))])
 
 
 def small_setup(spec: RunSpec, process: Process | None = None) -> Setup:

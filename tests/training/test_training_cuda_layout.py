@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -116,14 +115,6 @@ class OneKernel(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         q, k, v = args
         return (q @ k.transpose(-2, -1)).softmax(-1) @ v
-
-
-@pytest.fixture
-def group() -> Any:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("group")

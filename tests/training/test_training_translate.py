@@ -37,14 +37,8 @@ def trained(tmp_path_factory):
 
 def evaluate(trained, **evaluation):
     folder, store = trained
-    return translate.evaluate(
-        spec_with(**evaluation),
-        folder / "weights",
-        store,
-        store.manifest.vocabulary,
-        folder / "tokenizer.json",
-        CPU,
-    )
+    spec = spec_with(**evaluation)
+    return translate.evaluate(spec, folder / "weights", store, folder / "tokenizer.json", CPU)
 
 
 class Oracle:
@@ -116,7 +110,7 @@ def test_an_untrained_model_translates_in_any_precision(trained, kind):
     spec = spec_with(max_pairs=1, beam_size=1)
     precision = {"training": {"precision": {"kind": kind}}}
     spec = RunSpec.model_validate(spec.model_dump() | precision)
-    files = folder / "weights", store, store.manifest.vocabulary, folder / "tokenizer.json"
+    files = folder / "weights", store, folder / "tokenizer.json"
     assert translate.evaluate(spec, *files, CPU).pairs == 1
 
 
@@ -130,10 +124,7 @@ def test_it_computes_where_it_is_told(monkeypatch, trained):
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
     monkeypatch.setattr(translate, "build_precision", refuse)
     folder, store = trained
-    vocabulary = store.manifest.vocabulary
     for kind in ("cpu", "cuda"):
         with pytest.raises(Unsupported):
-            translate.evaluate(
-                spec_with(), folder / "weights", store, vocabulary, folder, torch.device(kind)
-            )
+            translate.evaluate(spec_with(), folder / "weights", store, folder, torch.device(kind))
     assert found == ["cpu", "cuda"]

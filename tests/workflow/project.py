@@ -123,6 +123,12 @@ class Project:
         code = warm_snakemake.call(options, self.folder, environment, output)
         return code, output.read_text()
 
+    def make(self, *arguments: str) -> str:
+        """Run it to the end, which must succeed: its output."""
+        code, output = self.snakemake(*arguments)
+        assert code == 0, output
+        return output
+
     def _options(self, arguments: Sequence[str]) -> list[str]:
         return ["--cores", "2", *arguments, "--configfile", "study.yaml", "--nocolor"]
 
@@ -137,8 +143,7 @@ class Project:
 
     def dry_run(self, *arguments: str) -> tuple[dict[str, int], str]:
         """Jobs by rule that a dry run announces, and all that it says."""
-        code, output = self.snakemake("-n", *arguments)
-        assert code == 0, output
+        output = self.make("-n", *arguments)
         lines = output.split("Job stats:")[-1].splitlines() if "Job stats:" in output else []
         counts = [line.split() for line in lines]
         found = {

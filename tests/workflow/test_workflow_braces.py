@@ -16,8 +16,7 @@ def test_a_study_with_braces_plans_and_reads_its_corpus(tmp_path: Path) -> None:
     for path in pairs.values():
         (tmp_path / path).rename(project.folder / path)
     assert "page" in project.planned("results/report.html")
-    code, output = project.snakemake("results/data/braces/pairs/train.json", "results/study.json")
-    assert code == 0, output
+    project.make("results/data/braces/pairs/train.json", "results/study.json")
     assert '"title":"{variant} {"' in (project.folder / "results/study.json").read_text()
     assert project.planned("results/data/braces/pairs/train.json") == {}
     (project.folder / pairs["train"]).write_text("A cat sleeps .\tEine Katze schläft .\n")
@@ -31,8 +30,7 @@ def test_a_corpus_that_was_edited_with_its_time_kept_is_read_again(tmp_path: Pat
     for name in files.values():
         (project.folder / name).write_text("A dog sleeps .\tEin Hund schläft .\n" * 3)
     target = "results/data/mine/pairs/train.json"
-    code, output = project.snakemake(target)
-    assert code == 0, output
+    project.make(target)
     assert project.planned(target) == {}
     train = project.folder / "train.tsv"
     before = train.stat()

@@ -21,8 +21,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def made(project: Project, *arguments: str) -> None:
-    code, output = project.snakemake(*arguments)
-    assert code == 0, output
+    project.make(*arguments)
 
 
 def ids(project: Project) -> tuple[list[bytes], list[bytes]]:

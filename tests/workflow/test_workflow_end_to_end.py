@@ -27,8 +27,7 @@ STUDY = TINY | {"search": {"budget": 8, "candidates": 2}}
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = Project(tmp_path_factory.mktemp("project"), STUDY)
-    code, output = made.snakemake(REPORT)
-    assert code == 0, output
+    made.make(REPORT)
     return made
 
 
@@ -79,8 +78,7 @@ def test_one_and_two_ranks_train_alike_on_the_same_global_batches(
     project = project.copy(tmp_path / "copy")  # with its data
     project.write_study(STUDY | {"model": STUDY["model"] | {"dropout": 0.0}})
     targets = [f"results/runs/{v}/repeat-1/metrics.json" for v in ("single", "ddp")]
-    code, output = project.snakemake(*targets)
-    assert code == 0, output
+    output = project.make(*targets)
     for variant in ("single", "ddp"):
         assert f"Train {variant}" in output
     single, ddp = (
@@ -105,8 +103,7 @@ def test_timed_runs_do_not_overlap(project: Project) -> None:
 
 
 def test_a_second_call_does_nothing(project: Project) -> None:
-    code, output = project.snakemake(REPORT)
-    assert code == 0, output
+    output = project.make(REPORT)
     assert "Nothing to be done" in output
 
 
@@ -221,8 +218,7 @@ def test_turns_that_the_study_does_not_have_are_refused(project: Project) -> Non
 def test_one_variant_alone(project: Project) -> None:
     target = "results/runs/single/metrics.json"
     (project.folder / target).unlink()
-    code, output = project.snakemake(target)
-    assert code == 0, output
+    output = project.make(target)
     assert "ddp" not in output.split("Job stats:")[1]
 
 

@@ -25,8 +25,7 @@ RUN = "results/runs/single/repeat-1/metrics.json"
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
-    code, output = made.snakemake(PREDICTED, *MEASURED, LARGEST, RUN)
-    assert code == 0, output
+    made.make(PREDICTED, *MEASURED, LARGEST, RUN)
     return made
 
 

@@ -33,8 +33,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_a_function_is_certified_timed_and_reported(project: Project) -> None:
-    code, output = project.snakemake()
-    assert code == 0, output
+    project.make()
     found = Answer.read(project.folder / "results/tune/answer.json")
     assert (found.status, found.reproducible) == ("ok", True)
     by_name = {each.name: each for each in found.tried}
@@ -53,11 +52,11 @@ def test_a_function_is_certified_timed_and_reported(project: Project) -> None:
     for words in ("<code>fused_optimizer</code>", "TensorFloat-32 needs a GPU", 'id="profiles"'):
         assert words in page, words
     # All of it is there; and the script that is read is a part of what it comes from.
-    code, output = project.snakemake("-n")
+    output = project.make("-n")
     assert "Nothing to be done" in output
     script = project.folder / "docs/examples/byte_gpt.py"
     script.write_text(script.read_text().replace("4, 3e-4", "4, 2e-4"))
-    code, output = project.snakemake("-n")
+    output = project.make("-n")
     assert "tune" in output
     assert "Nothing to be done" not in output
 
@@ -76,8 +75,7 @@ def test_a_function_that_fails_ends_with_file_and_line(project: Project) -> None
 def test_a_dry_run_runs_nothing_of_the_users(project: Project) -> None:
     (project.folder / "mine_alone.py").write_text("raise SystemExit('this module was run')\n")
     task = json.dumps(STUDY["task"] | {"factory": "mine_alone:build"})  # type: ignore[operator]
-    code, output = project.snakemake("-n", "--config", f"task={task}")
-    assert code == 0, output
+    output = project.make("-n", "--config", f"task={task}")
     assert "this module was run" not in output
     code, output = project.snakemake("results/comparisons.json", "-n")
     assert code != 0

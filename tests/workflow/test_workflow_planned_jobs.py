@@ -33,8 +33,7 @@ def test_one_certificate_alone_needs_one_timed_run(project: Project) -> None:
 
 
 def test_seeds_come_from_the_class_of_the_variant(project: Project) -> None:
-    code, output = project.snakemake("-n", "-p", "results/equivalence/amp_bf16.json")
-    assert code == 0, output
+    output = project.make("-n", "-p", "results/equivalence/amp_bf16.json")
     commands = [line for line in output.splitlines() if '"kind": "short_run"' in line]
     assert len(commands) == 2
     # Three seeds, and where their losses do not decide, as many more.
@@ -71,8 +70,7 @@ def test_every_order_of_a_rule_is_one_that_its_job_takes(tmp_path: Path) -> None
     targets += ["results/gpu_check/device.json", "results/gpu_check/tests.json"]
     targets += ["results/gpu_check/attention.json", "results/certificates.md"]
     options = ("--set-scatter", "tokenize=3", "--config", "against=/elsewhere")
-    code, output = project.snakemake("-n", "-p", *targets, *options)
-    assert code == 0, output
+    output = project.make("-n", "-p", *targets, *options)
     kinds = set()
     for line in output.splitlines():
         if "--order" in line:

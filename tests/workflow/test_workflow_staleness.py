@@ -42,14 +42,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
     (own / "__init__.py").write_text("open('imported', 'w').close()\n")
     (own / "model.py").write_text('"""Own."""\nfrom own import parts\ndef build(): parts.part()\n')
     (own / "parts.py").write_text("def part():\n    return 1\n")
-    code, output = project.snakemake("--summary", *TARGETS)
-    assert code == 0, output
+    output = project.make("--summary", *TARGETS)
     lines = [line.split("\t") for line in output.splitlines()]
     rules = {name: rule for name, _, rule, *_ in (x for x in lines if x[0].startswith("results/"))}
     # What says which study results are of is made: in an empty file it would be refused.
     made = [name for name, rule in rules.items() if rule in ("describe_study", "resolve_spec")]
-    code, output = project.snakemake(*made)
-    assert code == 0, output
+    project.make(*made)
     for name, rule in rules.items():
         if name in made:
             continue
@@ -59,16 +57,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-    code, output = project.snakemake("--touch", *TARGETS)
-    assert code == 0, output
+    output = project.make("--touch", *TARGETS)
     assert "don't exist" not in output
     return project
 
 
 def stale(project: Project) -> dict[str, set[str]]:
     """Rules by the reason for which a dry run announces them."""
-    code, output = project.snakemake("-n", *TARGETS)
-    assert code == 0, output
+    output = project.make("-n", *TARGETS)
     text = output.split("Reasons:")[-1] if "Reasons:" in output else ""
     found = re.findall(r"^    (\S[^\n]*):\n        (\S[^\n]*)$", text, re.MULTILINE)
     return {reason: set(rules.split(", ")) for reason, rules in found}

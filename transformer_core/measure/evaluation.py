@@ -86,11 +86,6 @@ def work(order: EvaluationOrder, program: "Program") -> None:
     device = program.process.device
     store = open_shards(order.data / "shards/test/manifest.json")
     found = judges[order.spec.task.kind](
-        order.spec,
-        order.weights,
-        store,
-        store.manifest.vocabulary,
-        order.data / "tokenizer.json",
-        device,
+        order.spec, order.weights, store, order.data / "tokenizer.json", device
     )
     write_text(order.output / RESULT, found.model_dump_json(indent=2) + "\n")

@@ -132,19 +132,23 @@ class MarianEncoderDecoder(nn.Module):
         }
 
 
-def build_huggingface(spec: HuggingFace, vocabulary: int) -> MarianEncoderDecoder:
-    """A MarianMT on torch's default device, its weights drawn from torch's seed by the library.
-
-    Raises Unsupported if the library is not installed.
-    """
+def _need_transformers(kind: str) -> None:
     try:
         # Here, because the library is optional and takes a while to import.
         import transformers  # noqa: F401
     except ImportError as error:
         raise Unsupported(
-            f"model.kind huggingface needs the transformers library ({error}): "
+            f"model.kind {kind} needs the transformers library ({error}): "
             "pip install -c constraints.txt -e '.[models]'"
         ) from error
+
+
+def build_huggingface(spec: HuggingFace, vocabulary: int) -> MarianEncoderDecoder:
+    """A MarianMT on torch's default device, its weights drawn from torch's seed by the library.
+
+    Raises Unsupported if the library is not installed.
+    """
+    _need_transformers(spec.kind)
     return MarianEncoderDecoder(spec, vocabulary)
 
 
@@ -338,12 +342,5 @@ def build_huggingface_causal(spec: HuggingFaceCausal, vocabulary: int) -> Huggin
 
     Raises Unsupported if the library is not installed.
     """
-    try:
-        # Here, because the library is optional and takes a while to import.
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise Unsupported(
-            f"model.kind huggingface_causal needs the transformers library ({error}): "
-            "pip install -c constraints.txt -e '.[models]'"
-        ) from error
+    _need_transformers(spec.kind)
     return HuggingFaceDecoder(spec, vocabulary)

@@ -52,11 +52,7 @@ class Objective(nn.Module):
         self.spec = loss
 
     def forward(
-        self,
-        source: Tensor,
-        target_input: Tensor,
-        target_output: Tensor,
-        known: Known = NOTHING,
+        self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
         """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t], and
         what the host knows of them."""
@@ -102,11 +98,7 @@ class TextObjective(Objective):
         self.masked = masked
 
     def forward(
-        self,
-        source: Tensor,
-        target_input: Tensor,
-        target_output: Tensor,
-        known: Known = NOTHING,
+        self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
         """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
         of_head = head_loss(self.spec)

@@ -15,7 +15,7 @@ from transformer_core.common import digests
 from transformer_core.common.job import Job
 from transformer_core.trace.__main__ import write_results
 from transformer_core.trace.breakdown.devices import KERNELS_SHOWN
-from transformer_core.trace.breakdown.summary import break_down_reading, without_devices
+from transformer_core.trace.breakdown.summary import break_down_reading
 from transformer_core.trace.events.event_table import Events
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import read_files
@@ -36,7 +36,13 @@ def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Eve
             return found, reading.events
         except ConfigError as error:
             status, reason = "failed", str(error)
-    found = without_devices(capture.variant, status, reason, capture.profiler_reason, files)
+    found = Breakdown(
+        name=capture.variant,
+        status=status,
+        reason=reason,
+        profiler_reason=capture.profiler_reason,
+        viewer_files=files,
+    )
     return found, Events()
 
 

@@ -123,11 +123,7 @@ class CentralObjective(nn.Module):
         self.local_loss = local_loss
 
     def forward(
-        self,
-        source: Tensor,
-        target_input: Tensor,
-        target_output: Tensor,
-        known: Known = NOTHING,
+        self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
         """Loss sum, a scalar, from source [b, s] and target input and output [b, t].
 
@@ -243,11 +239,7 @@ class DataParallelObjective(nn.Module):
         self.local_loss = local_loss
 
     def forward(
-        self,
-        source: Tensor,
-        target_input: Tensor,
-        target_output: Tensor,
-        known: Known = NOTHING,
+        self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
         """Loss sum, a scalar, from source [b, s] and target input and output [b, t]."""
         # Replicas run in threads of their own, of which torch tells whether autocast is on, but

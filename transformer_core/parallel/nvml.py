@@ -8,10 +8,12 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from schemas.results.comparisons import GpuState, GpuWork
 from schemas.results.machine import Gpu
+
+Read = TypeVar("Read")
 
 
 class NvmlUnavailableError(Exception):
@@ -53,12 +55,12 @@ def device_memory_used(index: int) -> int | None:
 def memory_by_uuid() -> dict[str, int]:
     """Bytes in use, by all processes, on every GPU of the host that reports them; needs no context
     on any of them."""
-    return _of_each_device(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
+    return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
 
 
 def free_by_uuid() -> dict[str, int]:
     """Free bytes on every GPU of the host that reports them."""
-    return _of_each_device(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+    return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
 
 
 def process_memory(identity: str) -> dict[int, int | None]:
@@ -71,28 +73,17 @@ def process_memory(identity: str) -> dict[int, int | None]:
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         }
 
-    return _of_each_device(read).get(identity, {})
+    return _by_uuid(read).get(identity, {})
 
 
 def states() -> list[GpuState]:
     """Clocks, temperature and power of all GPUs of the host; empty where NVML cannot be used."""
-    found: list[GpuState] = []
-    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(nvml.NVMLError):
-                found.append(_state(nvml, index))
-    return found
+    return list(_of_each_device(_state).values())
 
 
 def uuids() -> list[str]:
     """UUIDs of all GPUs of the host in NVML's order; empty where NVML cannot be used."""
-    found: list[str] = []
-    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(nvml.NVMLError):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                found.append(_text(nvml.nvmlDeviceGetUUID(handle)))
-    return found
+    return list(_of_each_device(_uuid).values())
 
 
 @dataclass(frozen=True)
@@ -122,13 +113,12 @@ class Counters:
 
 def counters() -> dict[int, Counters]:
     """The counts of all GPUs of the host by index; empty where NVML cannot be used."""
-    found: dict[int, Counters] = {}
-    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(nvml.NVMLError):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                found[index] = Counters(_joules(handle), *(_held(handle, p) for p in (0, 1)))
-    return found
+
+    def read(nvml: Any, index: int) -> Counters:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        return Counters(_joules(handle), *(_held(handle, policy) for policy in (0, 1)))
+
+    return _of_each_device(read)
 
 
 def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:
@@ -146,14 +136,11 @@ _EXCLUSIVE_PROCESS = 3
 
 def exclusive_gpus() -> list[int]:
     """Indexes, in NVML's order, of the GPUs that let in one process at a time."""
-    found: list[int] = []
-    with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(nvml.NVMLError):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                if _optional(nvml, "nvmlDeviceGetComputeMode", handle) == _EXCLUSIVE_PROCESS:
-                    found.append(index)
-    return found
+
+    def mode(nvml: Any, index: int) -> Any:
+        return _optional(nvml, "nvmlDeviceGetComputeMode", nvml.nvmlDeviceGetHandleByIndex(index))
+
+    return [index for index, found in _of_each_device(mode).items() if found == _EXCLUSIVE_PROCESS]
 
 
 @contextlib.contextmanager
@@ -178,16 +165,28 @@ def _session() -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
-def _of_each_device(read: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """``read(nvml, handle)`` of every GPU by UUID, without those that fail."""
-    found: dict[str, Any] = {}
+def _of_each_device(read: Callable[[Any, int], Read]) -> dict[int, Read]:
+    """``read(nvml, index)`` of every GPU of the host by index, without those that fail."""
+    found: dict[int, Read] = {}
     with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
-        for position in range(nvml.nvmlDeviceGetCount()):
+        for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
-                handle = nvml.nvmlDeviceGetHandleByIndex(position)
-                identity = _bare_uuid(_text(nvml.nvmlDeviceGetUUID(handle)))
-                found[identity] = read(nvml, handle)
+                found[index] = read(nvml, index)
     return found
+
+
+def _by_uuid(read: Callable[[Any, Any], Read]) -> dict[str, Read]:
+    """``read(nvml, handle)`` of every GPU by UUID, without those that fail."""
+
+    def with_uuid(nvml: Any, index: int) -> tuple[str, Read]:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        return _bare_uuid(_uuid(nvml, index)), read(nvml, handle)
+
+    return dict(_of_each_device(with_uuid).values())
+
+
+def _uuid(nvml: Any, index: int) -> str:
+    return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
 
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:

@@ -19,15 +19,21 @@ VERDICTS = {
 """Verdicts on claims in words."""
 
 
-def brief(answer: Answer) -> str:
-    """The answer as Markdown."""
-    made = Environment(
+def templates(**options: Any) -> Environment:
+    """The templates beside this module."""
+    return Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
         undefined=StrictUndefined,
-    )  # Markdown is not HTML: foreign texts go through the filter cell.
+        **options,
+    )
+
+
+def brief(answer: Answer) -> str:
+    """The answer as Markdown."""
+    # Markdown is not HTML: foreign texts go through the filter cell.
+    made = templates(autoescape=False, keep_trailing_newline=True)
     made.filters |= {
         "cell": cell,
         "technique": technique,

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from schemas.config.variants import Variant
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.brief import as_yaml, brief
+from transformer_core.report.brief import as_yaml, brief, templates
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.figures import draw_all
 from transformer_core.report.kit import language, palette, svg
@@ -28,14 +28,7 @@ from transformer_core.report.tables import write_tables
 
 def environment() -> Environment:
     """The templates, in which every text from a configuration or a corpus is escaped."""
-    made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        extensions=["jinja2.ext.i18n"],
-    )
+    made = templates(autoescape=True, extensions=["jinja2.ext.i18n"])
     made.policies["ext.i18n.trimmed"] = True
     made.install_gettext_callables(  # type: ignore[attr-defined]
         language.gettext, language.ngettext, newstyle=True
@@ -58,10 +51,10 @@ def render(
     by_name = {picture.name: picture for picture in pictures}
     task = results.study.task.kind
     shared = {"study": results.study, "results": results, "variants": variants}
-    templates = environment()
+    found = environment()
     bodies = {
         section: Markup(
-            templates.get_template(section.template).render(
+            found.get_template(section.template).render(
                 **shared,
                 **section.context(results),
                 pictures=[by_name[name] for name in section.figures],
@@ -70,7 +63,7 @@ def render(
         for section in SECTIONS
         if section.task in (None, task)
     }
-    return templates.get_template("kit/page.html").render(**shared, sections=bodies)
+    return found.get_template("kit/page.html").render(**shared, sections=bodies)
 
 
 def compact(value: Any) -> str:

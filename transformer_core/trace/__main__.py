@@ -31,7 +31,6 @@ from transformer_core.trace.breakdown.summary import (
     read_roofline,
     with_ceilings,
     with_longest,
-    without_devices,
 )
 from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.readers.files import traces_of
@@ -169,7 +168,7 @@ def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Even
     except ConfigError as error:
         if not options.keep_status:
             raise
-        return without_devices(options.name, "failed", str(error)), Events()
+        return Breakdown(name=options.name, status="failed", reason=str(error)), Events()
 
 
 def write_results(

@@ -114,14 +114,7 @@ def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module)
     # Before the wrapper, which depends on the format of the weights.
     masters = precision.convert(model)
     module = strategy.wrap(objective_of(spec, model))
-    return Trainer(
-        spec=spec,
-        process=process,
-        strategy=strategy,
-        precision=precision,
-        model=model,
-        module=module,
-        optimizer=build_optimizer(
-            training.optimizer, module.named_parameters(), process.device, masters
-        ),
+    optimizer = build_optimizer(
+        training.optimizer, module.named_parameters(), process.device, masters
     )
+    return Trainer(spec, process, strategy, precision, model, module, optimizer)

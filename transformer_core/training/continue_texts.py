@@ -19,21 +19,15 @@ from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
-from transformer_core.models.registry import build_model
-from transformer_core.training.precision import Precision, build_precision
-from transformer_core.training.translate import load_weights
+from transformer_core.training.precision import Precision
+from transformer_core.training.translate import load_trained
 
 LARGEST = 700.0
 """Nats whose exponential is still a number."""
 
 
 def evaluate(
-    spec: RunSpec,
-    weights: Path,
-    store: PairStore,
-    vocabulary: int,
-    tokenizer_file: Path,
-    device: torch.device,
+    spec: RunSpec, weights: Path, store: PairStore, tokenizer_file: Path, device: torch.device
 ) -> EvaluationResult:
     """Loss of the model in ``weights`` on the texts of the test split, and continuations of the
     first of them, computed on ``device``.
@@ -41,10 +35,7 @@ def evaluate(
     Raises Unsupported where this machine cannot compute in the precision of ``spec``.
     """
     assert isinstance(spec.task, LanguageModel), "somebody asked for the loss of texts"
-    model = build_model(spec.model, vocabulary)
-    load_weights(model, weights)
-    model.to(device).eval()
-    precision = build_precision(spec.training.precision, device)
+    model, precision = load_trained(spec, weights, store.manifest.vocabulary, device)
     tokenizer = load_tokenizer(tokenizer_file, store.manifest.tokenizer_sha256)
     started = time.perf_counter()
     quality = _quality(spec, model, precision, device, store)

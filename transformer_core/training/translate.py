@@ -41,13 +41,19 @@ def load_weights(model: nn.Module, weights: Path) -> None:
         raise ConfigError([problem]) from None
 
 
+def load_trained(
+    spec: RunSpec, weights: Path, vocabulary: int, device: torch.device
+) -> tuple[nn.Module, Precision]:
+    """The trained model of ``spec`` and its precision on ``device``."""
+    model = build_model(spec.model, vocabulary)
+    load_weights(model, weights)
+    model.to(device).eval()
+    precision = build_precision(spec.training.precision, device)
+    return model, precision
+
+
 def evaluate(
-    spec: RunSpec,
-    weights: Path,
-    store: PairStore,
-    vocabulary: int,
-    tokenizer_file: Path,
-    device: torch.device,
+    spec: RunSpec, weights: Path, store: PairStore, tokenizer_file: Path, device: torch.device
 ) -> EvaluationResult:
     """BLEU and chrF of the model in ``weights`` on the first pairs of the test split, translated
     on ``device``.
@@ -55,10 +61,7 @@ def evaluate(
     The references are the decoded target ids: the tokenizer loses nothing. Raises Unsupported
     where this machine cannot compute in the precision of ``spec``.
     """
-    model = build_model(spec.model, vocabulary)
-    load_weights(model, weights)
-    model.to(device).eval()
-    precision = build_precision(spec.training.precision, device)
+    model, precision = load_trained(spec, weights, store.manifest.vocabulary, device)
     tokenizer = load_tokenizer(tokenizer_file, store.manifest.tokenizer_sha256)
     started = time.perf_counter()
     found = translate_rows(model, precision, device, store, spec.evaluation)

@@ -34,7 +34,6 @@ from schemas.results import (
     Repeat,
     SeedTrajectory,
     Shard,
-    ShardManifest,
     SkippedPair,
     TokenizerReport,
     Topology,
@@ -45,6 +44,7 @@ from schemas.results import (
 )
 from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
 from tests.orders import run_job
+from tests.records import manifest
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.judge import certify, different
 from transformer_core.common.digests import NAME
@@ -332,19 +332,14 @@ def write_corpus(folder: Path, corpus: str) -> None:
         )
         write(
             folder / "shards" / split / "manifest.json",
-            ShardManifest(
+            manifest(
                 corpus=corpus,
                 split=split,
                 pairs=pairs,
                 source_tokens=10 * pairs,
                 target_tokens=11 * pairs,
-                skipped_too_long=0,
-                examples=[],
-                id_type="uint16",
                 vocabulary=2_000,
-                tokenizer_sha256=SHA,
                 lengths=histogram("tokens", 1),
-                seconds=1.5,
                 shards=[
                     Shard(
                         file="0.arrow",

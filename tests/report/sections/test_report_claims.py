@@ -20,18 +20,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def html(quick_folder: Path) -> str:
-    return (quick_folder / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
 def page(html: str) -> Page:
     return Page(html)
-
-
-@pytest.fixture(scope="module")
-def results(study_folder: Path) -> StudyResults:
-    return StudyResults(study_folder)
 
 
 def row_of(page: Page, claim: str) -> list[str]:

@@ -33,11 +33,6 @@ def read(folder: Path) -> StudyResults:
     return StudyResults(folder)
 
 
-@pytest.fixture(scope="module")
-def results(study_folder: Path) -> StudyResults:
-    return read(study_folder)
-
-
 def texts(name: str, results: StudyResults) -> list[str]:
     root = ElementTree.fromstring(draw(name, results))
     return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]

@@ -31,11 +31,6 @@ from transformer_core.trace.events.arrow import write_events
 NAMES = next(section.figures for section in SECTIONS if section.name == "profiles")
 
 
-@pytest.fixture(scope="module")
-def results(study_folder: Path) -> StudyResults:
-    return StudyResults(study_folder)
-
-
 def test_profiles_of_variants_that_ran(results: StudyResults) -> None:
     found = context(results)
     assert "single" in found["profiles"]

@@ -29,11 +29,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 EMULATED = '<span class="badge"><span lang="en">emulated<'
 
 
-@pytest.fixture(scope="module")
-def results(study_folder: Path) -> StudyResults:
-    return StudyResults(study_folder)
-
-
 def over_a_link(
     results: StudyResults, variant: str, kind: str, emulate: bool = False
 ) -> StudyResults:

@@ -1,18 +1,11 @@
 """The sections on the reasons of differences and on layers."""
 
-from pathlib import Path
-
 import pytest
 
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections import layers
 from transformer_core.report.sections.why import context, reasons
 from transformer_core.report.tables import rows_of
-
-
-@pytest.fixture(scope="module")
-def results(study_folder: Path) -> StudyResults:
-    return StudyResults(study_folder)
 
 
 def test_every_comparison_of_profiled_variants_has_its_reason(results: StudyResults) -> None:

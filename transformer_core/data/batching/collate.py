@@ -12,6 +12,8 @@ from torch import Tensor
 from transformer_core.data.arrays import Ragged, ranges
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
+Ids = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Known:
@@ -116,16 +118,9 @@ def collate(source: Ragged, target: Ragged) -> Batch:
     inputs = np.empty_like(outputs)
     inputs[:, 0] = BOS
     inputs[:, 1:] = ids[:, :-1]
-    return Batch(
-        source=torch.from_numpy(sources),
-        target_input=torch.from_numpy(inputs),
-        target_output=torch.from_numpy(outputs),
-        pairs=len(source),
-        known=Known(
-            source_full=bool((source.lengths == source.lengths[0]).all()),
-            lengths=(source.lengths + np.int64(1), target.lengths + np.int64(1)),
-        ),
-    )
+    lengths = source.lengths + np.int64(1), target.lengths + np.int64(1)
+    full = bool((source.lengths == source.lengths[0]).all())
+    return _batch(sources, inputs, outputs, len(source), Known(full, lengths))
 
 
 def collate_texts(source: Ragged, target: Ragged) -> Batch:
@@ -143,18 +138,9 @@ def collate_texts(source: Ragged, target: Ragged) -> Batch:
     inputs[:, 1:] = np.where(outputs[:, :-1] == EOS, BOS, outputs[:, :-1])
     inputs[outputs == PAD] = PAD
     begins = np.flatnonzero(inputs[inputs != PAD] == BOS)
-    return Batch(
-        source=torch.empty((len(target), 0), dtype=torch.int64),
-        target_input=torch.from_numpy(inputs),
-        target_output=torch.from_numpy(outputs),
-        pairs=len(target),
-        known=Known(
-            lengths=(
-                target.lengths.astype(np.int64),
-                np.diff(begins, append=int(target.lengths.sum())),
-            )
-        ),
-    )
+    documents = np.diff(begins, append=int(target.lengths.sum()))
+    known = Known(lengths=(target.lengths.astype(np.int64), documents))
+    return _batch(np.empty((len(target), 0), np.int64), inputs, outputs, len(target), known)
 
 
 def collate_packed(
@@ -190,18 +176,13 @@ def collate_packed(
     inputs.reshape(-1)[places + 1] = ids
     inputs.reshape(-1)[begins] = BOS
     order = np.lexsort((columns[0], row))  # on both sides alike
-    return Batch(
-        source=torch.from_numpy(sources),
-        target_input=torch.from_numpy(inputs),
-        target_output=torch.from_numpy(outputs),
-        pairs=len(source),
-        known=Known(
-            lengths=(
-                (source.lengths + np.int64(1))[order],
-                (target.lengths + np.int64(1))[order],
-            )
-        ),
-    )
+    lengths = (source.lengths + np.int64(1))[order], (target.lengths + np.int64(1))[order]
+    return _batch(sources, inputs, outputs, len(source), Known(lengths=lengths))
+
+
+def _batch(source: Ids, inputs: Ids, outputs: Ids, pairs: int, known: Known) -> Batch:
+    made = torch.from_numpy
+    return Batch(made(source), made(inputs), made(outputs), pairs, known)
 
 
 def _padded(rows: Ragged) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from schemas.results.common import Status
 from schemas.results.profiles import (
     Breakdown,
     CollectiveUse,
@@ -69,25 +68,6 @@ def breakdown_of_files(
     if not found.devices and whole and choice.window != EVERYTHING:
         found = found.model_copy(update={"reason": NOTHING_INSIDE})
     return found, reading.events
-
-
-def without_devices(
-    name: str,
-    status: Status,
-    reason: str | None,
-    profiler_reason: str | None = None,
-    files: Sequence[str] = (),
-) -> Breakdown:
-    return Breakdown(
-        name=name,
-        status=status,
-        reason=reason,
-        source=None,
-        source_version=None,
-        profiler_reason=profiler_reason,
-        viewer_files=list(files),
-        devices=[],
-    )
 
 
 def break_down_reading(

@@ -23,13 +23,8 @@ HOST_KINDS = ("range", "module", "wait", "memory")
 """Kinds of rows beside kernel, memcpy, memset, graph and operator (work of a CPU): a step or phase; a call of a module, with the bytes that it
 leaves allocated; a call in which the host waits for a device; the bytes allocated on a device."""
 
-COMPUTE = "compute"
-COMMUNICATION = "communication"
-MEMCPY = "memcpy"
-MEMSET = "memset"
-GRAPH = "graph"
-
-CLASSES = (COMPUTE, COMMUNICATION, MEMCPY, MEMSET, GRAPH)
+CLASSES = ("compute", "communication", "memcpy", "memset", "graph")
+COMPUTE, COMMUNICATION, MEMCPY, MEMSET, GRAPH = CLASSES
 """Classes of device time. A row of :data:`HOST_KINDS` has none."""
 
 COLUMNS = {

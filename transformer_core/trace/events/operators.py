@@ -19,13 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-CONTRACTION = "contraction"
-NORMALIZATION = "normalization"
-ELEMENT_WISE = "element_wise"
-COMMUNICATION = "communication"
-OTHER = "other"
-
-OPERATOR_CLASSES = (CONTRACTION, NORMALIZATION, ELEMENT_WISE, COMMUNICATION, OTHER)
+OPERATOR_CLASSES = ("contraction", "normalization", "element_wise", "communication", "other")
+CONTRACTION, NORMALIZATION, ELEMENT_WISE, COMMUNICATION, OTHER = OPERATOR_CLASSES
 """In the order of tables and figures."""
 
 Shape = Sequence[int]

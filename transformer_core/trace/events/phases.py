@@ -20,13 +20,8 @@ from transformer_core.trace.events.process import ProcessTrace
 STEP = "step"
 """The range around a whole optimizer step. Ranges of it are numbered in order of time."""
 
-DATA = "data"
-FORWARD = "forward"
-LOSS = "loss"
-BACKWARD = "backward"
-OPTIMIZER = "optimizer"
-
-PHASES = (DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER)
+PHASES = ("data", "forward", "loss", "backward", "optimizer")
+DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES
 """The phases of a step, in order. The loss may lie inside the forward: the innermost range owns."""
 
 LOADER = "loader"
