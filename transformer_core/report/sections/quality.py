@@ -1,11 +1,16 @@
-"""The time that the baseline and the recommendation need to translate well."""
+"""The time that the baseline and the recommendation need to translate well, and how much of a
+technique's gain in its kernels is left on the way there."""
 
-from itertools import cycle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from scipy import stats
 
-from schemas.results import QualitySide
+from schemas.results import Breakdown, Interval, QualityLook, QualitySide
 from schemas.results.search import BASELINE, BEST
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
@@ -17,12 +22,101 @@ from transformer_core.report.kit.drawing import (
     nothing,
 )
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
+from transformer_core.report.sections.profiles import shown
+from transformer_core.trace.compare import Change, difference
 
 
 def context(results: StudyResults) -> dict[str, Any]:
     """The result, and its sides under the names that the page gives them."""
     found = results.quality
-    return {"quality": found, "sides": [(name_of(s), s) for s in found.sides] if found else []}
+    return {
+        "quality": found,
+        "sides": [(name_of(s), s) for s in found.sides] if found else [],
+        "gains": from_kernel_to_quality(results),
+    }
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times as fast as the baseline a side of the race is: in its kernels, in a step, and
+    on the way to the same validation loss."""
+
+    name: str
+    kernels: Change | None
+    """The class of operators whose time falls most, in a profiled step; null without profiles."""
+    step: Interval | None
+    """By the turns of the race; null for fewer than three."""
+    steps: float | None
+    """Steps that it takes to the same loss, over those of the baseline."""
+    time: float | None
+
+
+def from_kernel_to_quality(results: StudyResults) -> list[Gain]:
+    """The gains of every side of the race but the baseline."""
+    found = results.quality
+    raced = [side for side in found.sides if side.looks] if found else []
+    if len(raced) < 2 or raced[0].name != BASELINE:
+        return []
+    profiles = shown(results)
+    best = results.search.profile
+    if best is not None and best.devices:
+        profiles = {**profiles, BEST: best}
+    baseline, loss = raced[0], max(min(look.loss for look in side.looks) for side in raced)
+    first = reaching(baseline.looks, loss)
+    found_gains = []
+    for side in raced[1:]:
+        there = reaching(side.looks, loss)
+        both = (there, first) if there and first else None
+        found_gains.append(
+            Gain(
+                name_of(side),
+                _kernels(profiles, baseline.parts[0], side),
+                _of_turns(baseline.looks, side.looks),
+                both[0][0] / both[1][0] if both else None,
+                both[1][1] / both[0][1] if both else None,
+            )
+        )
+    return found_gains
+
+
+def reaching(looks: Sequence[QualityLook], loss: float) -> tuple[float, float] | None:
+    """Steps and seconds at which the validation loss first falls to ``loss``, on the line between
+    two evaluations; null if the first evaluation is below it already."""
+    for before, after in pairwise(looks):
+        if before.loss > loss >= after.loss:
+            share = (before.loss - loss) / (before.loss - after.loss)
+            return (
+                before.step + share * (after.step - before.step),
+                before.seconds + share * (after.seconds - before.seconds),
+            )
+    return None
+
+
+def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> Interval | None:
+    """Seconds of a step of the baseline over those of ``side``, from turns of both side by side;
+    95 % by Student's t."""
+
+    def seconds(looks: Sequence[QualityLook]) -> list[float]:
+        took = [looks[0].seconds, *(b.seconds - a.seconds for a, b in pairwise(looks))]
+        return [each / looks[0].step for each in took]
+
+    pairs = [*zip(seconds(baseline), seconds(side), strict=False)]
+    if len(pairs) < 3 or not all(one > 0 and other > 0 for one, other in pairs):
+        return None
+    logs = np.log([one / other for one, other in pairs])
+    half = stats.sem(logs) * stats.t.ppf(0.975, len(logs) - 1)
+    low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
+    return Interval(median=float(middle), low=float(low), high=float(high), samples=len(logs))
+
+
+def _kernels(profiles: dict[str, Breakdown], baseline: str, side: QualitySide) -> Change | None:
+    """The class of operators whose time falls most from the baseline's step to that of ``side``."""
+    name = side.name if side.name == BEST else side.parts[0]
+    if baseline not in profiles or name not in profiles:
+        return None
+    changes = difference(profiles[baseline], profiles[name]).operators
+    fallen = [change for change in changes if change.ratio is not None and change.ratio < 1]
+    return min(fallen, key=lambda change: change.difference_ms, default=None)
 
 
 def name_of(side: QualitySide) -> str:
