@@ -134,6 +134,25 @@ def test_progress_has_the_time_that_is_left_and_nothing_begins_that_would_not_en
     assert tuning._fitting(9, 4, later=budget.left) == 0
 
 
+@pytest.mark.parametrize(
+    ("noise", "chosen"),
+    [
+        (0.0, [("bf16",), ("bf16", "fused_optimizer", "gc_off"), ("fused_optimizer",)]),
+        (0.1, [("bf16",)]),
+        (0.5, [("bf16",)]),
+    ],
+)
+def test_gains_within_the_noise_are_no_candidates(
+    noise: float, chosen: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    tuning = Tuning(Program(("train.py",), SCRIPTS), tmp_path, print)
+    gains = {"gc_off": 1.02, "bf16": 1.3, "sdpa_math": 0.9, "fused_optimizer": 1.05}
+    tried = [Tried((name,), certificate=SAME, screened=gain) for name, gain in gains.items()]
+    tuning.noise = dict.fromkeys(gains, noise)
+    facts = {"memory": {"peak": 1}, "device": "cpu"}
+    assert tuning._candidates(Answer("train.py", tried=tried, facts=facts))[:3] == chosen
+
+
 def test_an_answer_says_what_there_was_no_time_for() -> None:
     tried = Tried(("bf16",), certificate=SAME, screened=1.3)
     found = Answer("train.py", tried=[tried], left_out=["the comparison of bf16"])

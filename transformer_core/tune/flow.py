@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,6 @@ VERIFICATIONS = 3
 """Sessions of the changed script against the original."""
 LEAST_SESSIONS = 2
 """An interval needs as many."""
-VERIFYING_ROUNDS = 4
 NO_TIME = "left out"
 """Status of a technique that there was no time for."""
 LEAST_GAIN = 1.005
@@ -182,6 +182,8 @@ class Tuning:
             "head": program.head and f"0:{program.head}",
             "named": list(techniques or ()),
         }
+        self.noise: dict[str, float] = {}
+        """How far the script differed from itself where a technique was tried, as a logarithm."""
         self.ends: float | None = None
         """Seconds after which the answer is expected, once there was a session."""
         self.asked_record = record
@@ -206,6 +208,14 @@ class Tuning:
         steps = self.sessions.timed_steps(Plan("", [], 0, rounds, self.record))
         return self.budget.cost(sides + 3, steps)
 
+    def comparison(self, sides: int) -> float:
+        """Seconds that a session takes which compares so many changes."""
+        return self.cost(sides, self._rounds(sides))
+
+    def _rounds(self, sides: int) -> int:
+        """Rounds of such a session: the script and its equal side take turns too."""
+        return self.sessions.rounds(sides + 2, 6 if self.step_seconds < 1 else 4, self.record)
+
     def expect(self, seconds: float) -> None:
         """The sessions to come take so long, if there is time."""
         self.ends = self.budget.gone + max(0.0, min(seconds, self.budget.left))
@@ -219,8 +229,7 @@ class Tuning:
         if candidates:
             self._compare(answer, candidates)
             self._change(answer)
-        if answer.recommended:
-            self._profile(answer)
+        self._profile(answer)
         answer.seconds = self.budget.gone
         return answer
 
@@ -264,7 +273,7 @@ class Tuning:
                 timed = min(timed, self.steps // 4)
             step_seconds = run.steps(OWN, timed) / timed
             facts = run.facts(OWN) | self.facts_given
-            profile = self._profiled(run, "twin", (), first)
+            self.traces = self._traces(run, "twin", "own", first)
         same, words = trust(*records)
         self.record = count
         self.facts, self.step_seconds = facts, step_seconds
@@ -285,43 +294,54 @@ class Tuning:
             facts=facts,
             step_seconds=step_seconds,
             memory=facts["memory"],
-            profiles=[profile],
         )
 
     def _profile(self, answer: Answer) -> None:
-        """Profiles what is recommended, in a process of its own."""
+        """Reads the profile of the script, and profiles what is recommended in a process of its
+        own."""
+        answer.profiles.append(self._profiled((), self.traces))
+        if not (names := answer.recommended):
+            return
         if self.budget.start > self.budget.left:
             answer.left_out.append("the profile of what is recommended")
             return
         self.say("profiling what is recommended")
-        names = answer.recommended
         side = Side("recommended", names, profiled=True)
         logs = self.folder / "sessions" / "profile"
         try:
             with session(self.program, [side], logs, 0, self.facts, self.say) as run:
                 run.facts(side.name)
                 run.steps(side.name, 3)
-                found = self._profiled(run, side.name, names, answer.step_seconds)
+                traces = self._traces(run, side.name, side.name, answer.step_seconds)
         except SideEnded as error:
-            found = Profiled(names, reason=status_of(error)[1])
-        answer.profiles.append(found)
+            traces = [], status_of(error)[1]
+        answer.profiles.append(self._profiled(names, traces))
 
-    def _profiled(
-        self, run: Session, side: str, techniques: tuple[str, ...], step_seconds: float
-    ) -> Profiled:
-        """Records a few steps of a side; they are kept below ``profiles``."""
+    def _traces(
+        self, run: Session, side: str, name: str, step_seconds: float
+    ) -> tuple[list[Path], str]:
+        """Records a few steps of a side. Its traces, kept below ``profiles``, or why there are
+        none."""
         count = 3 if step_seconds < 2 else 1
         if self.steps is not None:
             count = 1
+        folder = self.folder / "profiles" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         try:
-            traces = run.profile(side, count)
-            folder = self.folder / "profiles" / ("recommended" if techniques else "own")
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            kept = [Path(shutil.move(trace, folder)) for trace in traces]
-            breakdown, events = breakdown_of_files(kept, folder.name)
-            write_events(folder / "events.parquet", events)
-        except (SideEnded, ConfigError, OSError) as error:
+            return [Path(shutil.move(trace, folder)) for trace in run.profile(side, count)], ""
+        except (SideEnded, OSError) as error:
+            return [], str(error)
+
+    def _profiled(self, techniques: tuple[str, ...], traces: tuple[list[Path], str]) -> Profiled:
+        """What recorded steps say."""
+        files, reason = traces
+        if not files:
+            return Profiled(techniques, reason=reason)
+        try:
+            breakdown, events = breakdown_of_files(files, files[0].parent.name)
+            write_events(files[0].parent / "events.parquet", events)
+        except (ConfigError, OSError) as error:
             return Profiled(techniques, reason=str(error))
         return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
 
@@ -348,9 +368,7 @@ class Tuning:
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
             # The least that makes an answer of it.
-            later = LEAST_SESSIONS * (
-                self.cost(3, 6) + self.verify * self.cost(1, VERIFYING_ROUNDS)
-            )
+            later = LEAST_SESSIONS * (self.comparison(2) + self.verify * self.comparison(1))
             fits = 0 if tight else self._fitting(len(group), rounds, later)
             if group and not fits and group is next(filter(None, groups)):
                 fits = self._fitting(len(group), rounds, 0.0)  # Certificates are an answer too.
@@ -370,6 +388,7 @@ class Tuning:
             for side in group:
                 tried = self._tried(side, outcome)
                 answer.tried.append(tried)
+                self.noise[tried.name] = abs(log(self._tried(Side(AGAIN), outcome).screened or 1))
                 if tried.certificate and answer.first_verdict_seconds is None:
                     answer.first_verdict_seconds = self.budget.gone
                 self.say(f"{tried.name}: {in_words(tried)}")
@@ -421,15 +440,18 @@ class Tuning:
         tried.memory = measured.memory
         if measured.seconds and outcome.sides[OWN].seconds:
             ratio = log_ratio_of(Pair(side.name, OWN), outcome.log_ratios(side.name))
-            tried.screened = float(2.718281828459045**ratio.estimate)
+            tried.screened = exp(ratio.estimate)
         return tried
 
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
         """The best single techniques, all promising ones together, and these without the ones that
-        seemed to gain least."""
-        good = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
+        seemed to gain least. Those that gained less than the script differed from itself are not
+        promising, unless there are no others."""
+        gained = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
+        gained.sort(key=lambda t: t.screened or 0, reverse=True)
+        good = [t for t in gained if log(t.screened or 1) > self.noise[t.name]] or gained[:1]
         best: dict[str, str] = {}
-        for tried in sorted(good, key=lambda t: t.screened or 0, reverse=True):
+        for tried in good:
             best.setdefault(TECHNIQUES[tried.techniques[0]].group, tried.techniques[0])
         chosen = list(best.values())
         found: list[tuple[str, ...]] = [(name,) for name in chosen[:1]]
@@ -443,21 +465,22 @@ class Tuning:
 
     def _compare(self, answer: Answer, candidates: list[tuple[str, ...]]) -> None:
         """Several sessions with other seeds, and intervals that hold for all at once."""
-        rounds = 6 if self.step_seconds < 1 else 4
-        verifying = self.cost(1, VERIFYING_ROUNDS) * self.verify
+        verifying = self.comparison(1) * self.verify
 
         def seconds(sessions: int) -> float:
-            return sessions * self.cost(len(candidates), rounds)
+            return sessions * self.comparison(len(candidates))
 
-        while len(candidates) > 1 and self.budget.left < seconds(LEAST_SESSIONS) + (
-            LEAST_SESSIONS * verifying
-        ):
-            candidates = candidates[:-1]
+        # Rather more sessions than more candidates: the former make the intervals narrow.
+        for fewest, sessions in ((2, SESSIONS), (1, LEAST_SESSIONS + 1)):
+            kept = LEAST_SESSIONS * verifying
+            while len(candidates) > fewest and self.budget.left < seconds(sessions) + kept:
+                candidates = candidates[:-1]
         if self.budget.left < seconds(LEAST_SESSIONS):
             answer.left_out.append(f"the comparison of {listed(['+'.join(c) for c in candidates])}")
             return
         sides = [Side("+".join(c), c) for c in candidates]
         outcomes: list[Outcome] = []
+        rounds = self._rounds(len(sides))
         for number in range(1, SESSIONS + 1):
             kept = VERIFICATIONS * verifying
             if number > LEAST_SESSIONS and self.budget.left < seconds(1) + kept:
@@ -554,7 +577,7 @@ class Tuning:
         side = Side("changed", outside, files=source.files())
         outcomes: list[Outcome] = []
         for number in range(1, VERIFICATIONS + 1):
-            each = self.cost(1, VERIFYING_ROUNDS)
+            each = self.comparison(1)
             if self.budget.left < each * max(1, LEAST_SESSIONS + 1 - number):
                 break
             self.expect(each * (VERIFICATIONS + 1 - number))
@@ -562,7 +585,7 @@ class Tuning:
                 f"verify-{number}",
                 [Side(OWN), *floors([side]), side],
                 10_000 + 1000 * number,
-                VERIFYING_ROUNDS,
+                self._rounds(1),
                 self.record,
             )
             outcome = self.session(plan, "running the changed script")

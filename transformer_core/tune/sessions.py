@@ -23,9 +23,11 @@ from transformer_core.tune.techniques.technique import NOISE, Rounding
 OWN, AGAIN = "own", "again"
 """The script as it stands, and once more with its weights disturbed by float32 rounding: an equal
 side, which shows the noise of the comparison."""
-TURN_SECONDS = 0.25
+TURN_SECONDS = 0.15
 """Least seconds of a turn."""
-LEAST_ROUNDS = 3
+LEAST_ROUNDS, MOST_ROUNDS = 3, 20
+ROUNDS_SECONDS = 12.0
+"""Seconds of all rounds of a session, if the steps are short enough."""
 
 
 @dataclass
@@ -96,7 +98,8 @@ class Sessions:
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         """The outcome of a session, from its file if it was done before. Raises SideEnded if the
         script itself fails."""
-        what = repr((self.key, plan)).encode()
+        # However many rounds an earlier command had time for: they are rounds of the same session.
+        what = repr((self.key, replace(plan, rounds=0))).encode()
         file = self.folder / f"{plan.name}.json"
         digest = hashlib.sha256(what).hexdigest()
         if file.exists():
@@ -137,6 +140,15 @@ class Sessions:
     def timed_steps(self, plan: Plan) -> int:
         """Steps of a side after those that are recorded first."""
         return (plan.rounds + 1) * max(1, self._turn(plan, self.steps)) + plan.late
+
+    def rounds(self, sides: int, least: int, record: int) -> int:
+        """Rounds of a session of so many sides, for some seconds: the more, the less a disturbed
+        one matters."""
+        turn = max(TURN_SECONDS, 2 * self.step_seconds)
+        rounds = max(least, min(MOST_ROUNDS, int(ROUNDS_SECONDS / (sides * turn))))
+        if self.steps is None:
+            return rounds
+        return min(rounds, max(least, (self.steps - record - 1) // (2 * self.facts["cycle"]) - 1))
 
     def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         found = Outcome(plan.seed)
