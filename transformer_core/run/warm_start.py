@@ -105,7 +105,9 @@ _START_SECONDS = 120.0
 """Seconds that a server may take to start, with all of its imports on a busy machine."""
 _REQUEST_SECONDS = 5.0
 _REQUEST_BYTES = 1 << 20
-IDLE_SECONDS = 60.0  # idle seconds after which the memory is worth more than a fast next start
+IDLE_SECONDS = 300.0
+"""Idle seconds after which the memory is worth more than a fast next start: longer than the turns
+of a small study, in which nobody asks."""
 _IDLE_SECONDS_OF_GROUP = 5.0  # the same for a group, which starts once and then ends
 
 
