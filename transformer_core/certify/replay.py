@@ -543,6 +543,15 @@ def _between_queries(step: Step, place: str, causal: bool) -> Agreement:
 
 def _between_elements(mask: Tensor) -> Agreement | None:
     """Of elements, or heads, at the distance at which most agree."""
-    found = [_alike(mask[:, lag:], mask[:, :-lag]) for lag in range(1, mask.size(1))]
+    # All distances at once, from products of small whole numbers, which 32 bits hold exactly.
+    known, ones = (mask >= 0).float(), (mask > 0).float()
+    zeros = known - ones
+    of, same = known.T @ known, ones.T @ ones + zeros.T @ zeros
+
+    def total(counts: Tensor, lag: int) -> int:
+        return int(counts.diagonal(lag).double().sum())
+
+    lags = range(1, mask.size(1))
+    found = [Agreement(same=total(same, lag), of=total(of, lag)) for lag in lags]
     most = max((a.of for a in found), default=0)
     return max((a for a in found if a.of >= most / 8), key=_share, default=None)
