@@ -165,10 +165,7 @@ Step = Callable[[Batch], float]
 
 
 def make(
-    contender: Contender,
-    model: Callable[[dict[str, Any]], AnyModel],
-    vocabulary: int,
-    longest: int,
+    contender: Contender, model: Callable[[dict[str, Any]], AnyModel], vocabulary: int, longest: int
 ) -> tuple[Step, Callable[[Batch], float]]:
     """A step of training, and the loss per token of a batch without dropout.
 

@@ -34,9 +34,7 @@ class Row:
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], float]],
-    rounds: int,
-    uncounted: int = 1,
+    contenders: Mapping[str, Callable[[], float]], rounds: int, uncounted: int = 1
 ) -> dict[str, list[float]]:
     """The numbers of every contender, one for each round, after some rounds that do not count."""
     found: dict[str, list[float]] = {name: [] for name in contenders}

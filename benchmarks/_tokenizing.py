@@ -177,9 +177,7 @@ def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
         job = Shards(tokenizer=tokenizer, filter=_RULES, pairs=pairs, output=Path(output))
         order = json.dumps({"kind": job.kind, **job.model_dump(mode="json")})
         done = subprocess.run(
-            [sys.executable, "-c", _JOB, "--order", order],
-            check=True,
-            capture_output=True,
+            [sys.executable, "-c", _JOB, "--order", order], check=True, capture_output=True
         )
     return int(done.stdout) * 1024 / 1e6
 

@@ -227,11 +227,7 @@ def _size(value: Any) -> Any:
 
 
 _Bytes = Annotated[int, Field(ge=1, le=2**50)]
-Size = Annotated[
-    _Bytes,
-    BeforeValidator(_size, json_schema_input_type=_Bytes | str),
-    Unit("bytes"),
-]
+Size = Annotated[_Bytes, BeforeValidator(_size, json_schema_input_type=_Bytes | str), Unit("bytes")]
 """A number of bytes, or text with a unit: 512MiB, 2GiB."""
 
 MOST_STEPS = 10_000_000

@@ -9,13 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.base import (
-    FACTORY_PATTERN,
-    LINE_PATTERN,
-    NAME_PATTERN,
-    SHA256_PATTERN,
-    URL_PATTERN,
-)
+from schemas.base import FACTORY_PATTERN, LINE_PATTERN, NAME_PATTERN, SHA256_PATTERN, URL_PATTERN
 
 CHANGES_NO_RESULT = True  # it says what is wrong with a file
 

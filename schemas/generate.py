@@ -27,11 +27,7 @@ REPAIR = "python -m schemas.generate"
 def generated() -> dict[str, str]:
     """Path in the project and text of each file."""
     describe_fields()
-    types: dict[str, Any] = {
-        "study.json": Study,
-        "variants.json": Variants,
-        "claims.json": Claims,
-    }
+    types: dict[str, Any] = {"study.json": Study, "variants.json": Variants, "claims.json": Claims}
     schemas = {
         f"schemas/json/{name}": json.dumps(
             TypeAdapter(kind).json_schema(), indent=2, ensure_ascii=False

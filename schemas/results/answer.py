@@ -6,15 +6,7 @@ from pydantic import Field
 
 from schemas.base import Schema
 from schemas.results.certificates import CertificateStatus
-from schemas.results.common import (
-    Amount,
-    Bytes,
-    Elapsed,
-    Ending,
-    Interval,
-    Measured,
-    Score,
-)
+from schemas.results.common import Amount, Bytes, Elapsed, Ending, Interval, Measured, Score
 from schemas.results.comparisons import Unsettled, Verdict
 
 ClaimVerdict = Literal["REPRODUCED", "PARTLY", "REFUTED", "UNDECIDED", "NOT_TESTABLE"]

@@ -4,16 +4,7 @@ from typing import Literal
 
 from schemas.base import Schema
 from schemas.config.facts import NumberFormat as NumberFormat
-from schemas.results.common import (
-    Bytes,
-    Elapsed,
-    Ending,
-    Few,
-    Interval,
-    Many,
-    PerSecond,
-    Watts,
-)
+from schemas.results.common import Bytes, Elapsed, Ending, Few, Interval, Many, PerSecond, Watts
 
 
 class Gpu(Schema):

@@ -301,9 +301,7 @@ PINNED = {5: [1, 0, 3, 2, 4], 1_000_003: [474489, 936881, 430544, 881317, 920498
 
 
 groups = st.lists(
-    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=20),
-    min_size=1,
-    max_size=8,
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=20), min_size=1, max_size=8
 )
 
 

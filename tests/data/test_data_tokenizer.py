@@ -22,12 +22,7 @@ from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing import existing as existing_tokenizers
 from transformer_core.data.tokenizing import job
 from transformer_core.data.tokenizing.encoding import Encoder
-from transformer_core.data.tokenizing.existing import (
-    convert,
-    read_file,
-    special_names,
-    speller,
-)
+from transformer_core.data.tokenizing.existing import convert, read_file, special_names, speller
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer, train
 from transformer_core.data.tokenizing.special_tokens import (
     BOS,

@@ -20,10 +20,7 @@ def _bpe(pre_tokenizer, normalizer=None, **options) -> Tokenizer:  # type: ignor
     tokenizer.train_from_iterator(
         TEXTS,
         trainers.BpeTrainer(
-            vocab_size=400,
-            initial_alphabet=alphabet,
-            special_tokens=special,
-            show_progress=False,
+            vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False
         ),
     )
     tokenizer.encode_special_tokens = True
@@ -67,8 +64,7 @@ def _word_level() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.train_from_iterator(
-        TEXTS,
-        trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False),
+        TEXTS, trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
     )
     tokenizer.encode_special_tokens = True
     return tokenizer

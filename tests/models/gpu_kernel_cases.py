@@ -43,8 +43,7 @@ def main():
     found = {"masks": masks()}
     for d, form in ((48, torch.float32), (64, torch.bfloat16)):
         found["norm", d] = norm_results(
-            *norm_inputs(d, form),
-            lambda *t: gpu_kernels.AddedAndNormalized.apply(*t, 0.0, 1e-5, 0),
+            *norm_inputs(d, form), lambda *t: gpu_kernels.AddedAndNormalized.apply(*t, 0.0, 1e-5, 0)
         )
     only_normed, _ = norm_inputs(48, torch.float32)
     _, normed = gpu_kernels.AddedAndNormalized.apply(*only_normed, 0.0, 1e-5, 0)

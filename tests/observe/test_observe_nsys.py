@@ -15,14 +15,7 @@ from schemas.config.measurement import Profiling
 from schemas.errors import Unsupported
 from schemas.results import Capture
 from transformer_core.observe import profile_job as job
-from transformer_core.observe.nsys import (
-    Nsys,
-    environment,
-    find_nsys,
-    options,
-    rows,
-    telling_lines,
-)
+from transformer_core.observe.nsys import Nsys, environment, find_nsys, options, rows, telling_lines
 from transformer_core.observe.profile_job import CaptureOrder, choose, supervise, under
 
 RUNS = "import capture_builders as b\nb.trained(output)\n"
@@ -166,9 +159,7 @@ def test_a_good_report_is_kept_and_private(on_path: Any) -> None:
 
 
 def test_an_old_report_without_an_export_is_exported(tmp_path: Path, on_path: Any) -> None:
-    folder = on_path(
-        RUNS + "pathlib.Path(output + '.qdrep').write_bytes(b'report')",
-    )
+    folder = on_path(RUNS + "pathlib.Path(output + '.qdrep').write_bytes(b'report')")
     fake = folder / "bin" / "nsys"
     fake.write_text(
         fake.read_text() + "elif words[0] == 'export':\n"

@@ -42,10 +42,7 @@ def spec_of(**sections: Any) -> RunSpec:
 
 
 def find(
-    spec: RunSpec,
-    batch: int = FULL,
-    steps: int = 1,
-    change: Callable[[Setup], None] | None = None,
+    spec: RunSpec, batch: int = FULL, steps: int = 1, change: Callable[[Setup], None] | None = None
 ) -> Found:
     """``steps`` steps on the same batch. ``change(setup)`` comes first."""
     setup = small_setup(spec)

@@ -10,10 +10,7 @@ from schemas.config.parallel import DataParallel, Machine
 from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import find, reference, spec_of
 from tests.training.small_training import VOCABULARY, small_setup, small_store
-from transformer_core.parallel.central import (
-    DataParallelObjective,
-    DataParallelStrategy,
-)
+from transformer_core.parallel.central import DataParallelObjective, DataParallelStrategy
 from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import assemble
 from transformer_core.training.loop import optimizer_step
@@ -63,8 +60,7 @@ def test_the_wrapped_objective_is_the_objective(local_loss: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_gradients_on_two_gpus(kind: dict[str, Any]) -> None:
     spec = spec_of(
-        parallel={"kind": "data_parallel"} | kind,
-        machine={"device": "cuda", "devices_per_node": 2},
+        parallel={"kind": "data_parallel"} | kind, machine={"device": "cuda", "devices_per_node": 2}
     )
     process = Process(0, 1, 0, 1, torch.device("cuda", 0))
     setup = assemble(spec, process, VOCABULARY, small_store(), small_store())

@@ -4,13 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_core.parallel.messages import (
-    Traffic,
-    buckets,
-    copy_back,
-    flatten,
-    gradients,
-)
+from transformer_core.parallel.messages import Traffic, buckets, copy_back, flatten, gradients
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=20)
 

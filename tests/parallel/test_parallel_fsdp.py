@@ -113,9 +113,7 @@ def test_fsdp_trains_the_model_of_one_process(
         assert found["parameters"] == expected["parameters"]
 
 
-def test_a_forgotten_number_of_ranks_would_show(
-    trained: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_a_forgotten_number_of_ranks_would_show(trained: dict[str, list[dict[str, Any]]]) -> None:
     expected = single("fsdp")
     with pytest.raises(AssertionError, match="norms"):
         assert_same_training(trained["averaged"][0], expected, rel=1e-5)

@@ -113,12 +113,7 @@ WINDOW = {"first_step": 1, "last_step": 3, "seconds": 1.5, "pairs": 4, "tokens":
     ],
 )
 def test_a_result_with_a_number_out_of_bounds_is_refused(
-    tmp_path: Path,
-    model: type[Schema],
-    right: dict[str, Any],
-    field: str,
-    value: str,
-    remedy: str,
+    tmp_path: Path, model: type[Schema], right: dict[str, Any], field: str, value: str, remedy: str
 ) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(right))

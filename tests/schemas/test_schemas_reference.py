@@ -38,7 +38,7 @@ UNITS = {
 }
 """The unit of a number by a part of its name."""
 OTHERWISE = {
-    "Comparing.pairs": "–",  # turns of a session: it is their count
+    "Comparing.pairs": "–"  # turns of a session: it is their count
 }
 
 

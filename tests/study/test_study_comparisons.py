@@ -114,8 +114,7 @@ def test_a_wrong_pair_is_named(pair: list[str], field: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("pairs", 4), ("margin", 1.0), ("precision", 0.0), ("sessions_least", 0)],
+    ("field", "value"), [("pairs", 4), ("margin", 1.0), ("precision", 0.0), ("sessions_least", 0)]
 )
 def test_settings_that_cannot_work_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValidationError, match=field):

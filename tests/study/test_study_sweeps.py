@@ -32,9 +32,7 @@ LINKS: dict[str, Any] = {
     "equivalence": "statistical",
     "tests": ["C4"],
     "summary": "{parent} Over {value}.",
-    "curves": {
-        "link": CURVE | {"parent": "ddp_256kb", "reference": "ddp_5_{value}"},
-    },
+    "curves": {"link": CURVE | {"parent": "ddp_256kb", "reference": "ddp_5_{value}"}},
 }
 DDP = {
     "change": {"parallel": {"kind": "ddp"}},

@@ -116,10 +116,7 @@ def test_a_module_without_a_file(own: Path, module: str) -> None:
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
 def test_files_of_a_corpus(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    corpus: dict[str, object],
-    expected: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: dict[str, object], expected: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = "a.en a.de a.tsv b.tsv set/data.arrow set/train/more.arrow copies/a.en copies/a.de"

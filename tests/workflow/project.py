@@ -29,12 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 TINY: dict[str, Any] = {
     "name": "tiny",
-    "corpus": {
-        "kind": "grammar",
-        "train_pairs": 600,
-        "validation_pairs": 40,
-        "test_pairs": 20,
-    },
+    "corpus": {"kind": "grammar", "train_pairs": 600, "validation_pairs": 40, "test_pairs": 20},
     "filter": {"max_tokens": 80},
     "tokenizer": {"vocabulary": 320},
     "batching": {"kind": "token_budget", "tokens": 700},

@@ -147,17 +147,9 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project: Project)
     [
         ("transformer_core/models/sublayers.py", {"train", "evaluate", "page"}, {"shards"}),
         ("transformer_core/data/sharding/job.py", {"shards", "train"}, {"tokenizer"}),
-        (
-            "transformer_core/report/sections/tried.py",
-            {"page"},
-            {"train", "evaluate", "combine"},
-        ),
+        ("transformer_core/report/sections/tried.py", {"page"}, {"train", "evaluate", "combine"}),
         ("transformer_core/common/progress.py", set(), {"train", "turns"}),
-        (
-            "transformer_core/run/coordinator.py",
-            {"turns", "compare", "page"},
-            {"train"},
-        ),
+        ("transformer_core/run/coordinator.py", {"turns", "compare", "page"}, {"train"}),
         ("transformer_core/decide/verdicts.py", {"compare"}, {"train", "turns"}),
     ],
 )

@@ -17,7 +17,7 @@ STUDY = TINY | {
         "checkpoint_every": 5,
         "validate_every": 60,
         "schedule": {"kind": "constant", "peak": 1e-3},
-    },
+    }
 }
 
 

@@ -142,9 +142,7 @@ def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(
     study = TINY | {"training": TINY["training"] | training | constant}
     project = Project.with_data(tmp_path / "project", study)
     running = project.start(
-        f"{RUN}/metrics.json",
-        f"--workflow-profile={PROFILE}",
-        "--seconds-between-status-checks=1",
+        f"{RUN}/metrics.json", f"--workflow-profile={PROFILE}", "--seconds-between-status-checks=1"
     )
     evicting = threading.Thread(target=evict_training, args=(project.folder, jobs, running))
     evicting.start()

@@ -74,9 +74,7 @@ def read_source(content: bytes, module: str, package: bool) -> Source:
 
 
 def follow(
-    modules: Iterable[str],
-    find: Callable[[str], Path | None],
-    read: Callable[[str, Path], Source],
+    modules: Iterable[str], find: Callable[[str], Path | None], read: Callable[[str, Path], Source]
 ) -> dict[Path, Source]:
     """The files of ``modules`` and of all that they import, directly or not, as far as ``find``
     knows a file for a dotted name. Modules that change no result are left out."""

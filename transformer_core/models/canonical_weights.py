@@ -24,9 +24,4 @@ def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def _memory(tensor: Tensor) -> object:
     """A key that is equal for two views of the same tensor. A state dict holds detached tensors,
     whose identity tells nothing; parts of one parameter differ in offset or shape."""
-    return (
-        tensor.untyped_storage()._cdata,
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-    )
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -33,9 +33,7 @@ def laid_out_for(kind: str) -> Iterator[None]:
         for change in (
             patch.object(module, "_get_foreach_kernels_supported_devices", lambda: kinds),
             patch.object(
-                module,
-                "_foreach_supported_types",
-                [*module._foreach_supported_types, FakeTensor],
+                module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor]
             ),
         )
     ]

@@ -96,11 +96,7 @@ class MarianEncoderDecoder(nn.Module):
         return memory
 
     def decode(
-        self,
-        memory: Tensor,
-        source: Tensor,
-        target_input: Tensor,
-        cache: MarianCache | None = None,
+        self, memory: Tensor, source: Tensor, target_input: Tensor, cache: MarianCache | None = None
     ) -> Tensor:
         """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
 

@@ -106,10 +106,7 @@ class Decoder(nn.Module):
         return result
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_length: int,
-        sampling: Sampling | None = None,
+        self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
     ) -> list[list[int]]:
         """See :func:`~transformer_core.models.decoding.generate`."""
         return generate(self, prompts, max_length, sampling)

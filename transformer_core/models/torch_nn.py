@@ -65,11 +65,7 @@ class TorchEncoderDecoder(nn.Module):
         return self.transformer.encoder(x, src_key_padding_mask=source == PAD)
 
     def decode(
-        self,
-        memory: Tensor,
-        source: Tensor,
-        target_input: Tensor,
-        cache: PrefixCache | None = None,
+        self, memory: Tensor, source: Tensor, target_input: Tensor, cache: PrefixCache | None = None
     ) -> Tensor:
         """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
 

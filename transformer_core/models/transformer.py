@@ -10,11 +10,7 @@ from torch import Tensor, nn
 from schemas.config.model import Transformer
 from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.attention import (
-    mask_for_kernels,
-    takes_sentences,
-    whole_masks,
-)
+from transformer_core.models.attention import mask_for_kernels, takes_sentences, whole_masks
 from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
 from transformer_core.models.decoding import DecoderCache
 from transformer_core.models.dropout import Dropout
@@ -79,11 +75,7 @@ class EncoderDecoder(nn.Module):
         self.encoder_norm, self.decoder_norm = ends
 
     def forward(
-        self,
-        source: Tensor,
-        target_input: Tensor,
-        head: Head = F.linear,
-        known: Known = NOTHING,
+        self, source: Tensor, target_input: Tensor, head: Head = F.linear, known: Known = NOTHING
     ) -> Tensor:
         """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens.
 
@@ -195,11 +187,7 @@ class EncoderDecoder(nn.Module):
         return result
 
     def _embed(
-        self,
-        embedding: nn.Embedding,
-        tokens: Tensor,
-        start: int = 0,
-        places: Tensor | None = None,
+        self, embedding: nn.Embedding, tokens: Tensor, start: int = 0, places: Tensor | None = None
     ) -> Tensor:
         x = self.positions(embedding(tokens) * self.scale, start, places)
         return self.dropout(x if self.residual is None else x.to(self.residual))

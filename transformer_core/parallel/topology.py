@@ -102,10 +102,7 @@ def this_process(machine: Machine, processes_per_node: int) -> Process:
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if (local_world_size, world_size) != (
-        processes_per_node,
-        machine.nodes * processes_per_node,
-    ):
+    if (local_world_size, world_size) != (processes_per_node, machine.nodes * processes_per_node):
         raise RuntimeError(
             f"started as {local_world_size} of {world_size} processes, but the run spec asks for "
             f"{machine.nodes} nodes x {processes_per_node} processes"

@@ -88,10 +88,7 @@ SECTIONS = (
     Section(
         "profiles",
         "What do the devices do in a step?",
-        (
-            *("profile_partition", "profile_communication", "profile_timelines"),
-            "operator_roofline",
-        ),
+        (*("profile_partition", "profile_communication", "profile_timelines"), "operator_roofline"),
         drawn_in="profile_figures",
     ),
     Section("layers", "Which layers take the time?", ("layer_tree",)),

@@ -337,12 +337,7 @@ _OF_VARIANTS = (
 )
 """Sections of a study that say how variants are measured."""
 REPORT = "results/report.html"
-OWN_TARGETS = (
-    REPORT,
-    "results/report.md",
-    "results/tune/answer.json",
-    "results/tune/changes.diff",
-)
+OWN_TARGETS = (REPORT, "results/report.md", "results/tune/answer.json", "results/tune/changes.diff")
 """Targets of a study of your own training: a script or a function (task.kind = script, import)."""
 
 

@@ -91,11 +91,7 @@ def matrix_rate() -> float:
 
 
 def guesses(
-    study: Study,
-    specs: Mapping[str, RunSpec],
-    groups: Mapping[str, int],
-    start: float,
-    rate: float,
+    study: Study, specs: Mapping[str, RunSpec], groups: Mapping[str, int], start: float, rate: float
 ) -> dict[str, float]:
     """Seconds that a job of each rule may take.
 

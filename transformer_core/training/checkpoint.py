@@ -29,12 +29,7 @@ from torch import Tensor
 from schemas.errors import ConfigError
 from transformer_core.common.digests import check, record, write_result
 from transformer_core.common.progress import log
-from transformer_core.parallel.sharded_weights import (
-    divided_like,
-    is_sharded,
-    named_tensors,
-    piece,
-)
+from transformer_core.parallel.sharded_weights import divided_like, is_sharded, named_tensors, piece
 from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 

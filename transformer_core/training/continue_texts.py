@@ -57,11 +57,7 @@ def evaluate(
 
 @torch.inference_mode()
 def _quality(
-    spec: RunSpec,
-    model: nn.Module,
-    precision: Precision,
-    device: torch.device,
-    store: PairStore,
+    spec: RunSpec, model: nn.Module, precision: Precision, device: torch.device, store: PairStore
 ) -> TextQuality:
     objective = objective_of(spec, model)
     total, tokens = 0.0, store.manifest.target_tokens

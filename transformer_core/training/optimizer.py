@@ -113,12 +113,7 @@ def _sharded(group: list[dict[str, Any]]) -> bool:
 
 
 def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:
-    return {
-        "lr": 0.0,
-        "betas": spec.betas,
-        "eps": spec.eps,
-        "weight_decay": spec.weight_decay,
-    }
+    return {"lr": 0.0, "betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
 
 
 def _eight_bit(

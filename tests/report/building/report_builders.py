@@ -373,11 +373,7 @@ def write_steps(path: Path, floor: float) -> None:
     pq.write_table(pa.table({"step": steps, "loss": pa.array(loss, pa.float64())}), path)
 
 
-def build(
-    folder: Path,
-    make_repeat: Callable[[RunSpec, int], Repeat],
-    repeats: int = 2,
-) -> Path:
+def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: int = 2) -> Path:
     """Write the results of a study, combined and compared by the jobs of the analysis."""
     study = Study(
         name="example",

@@ -17,11 +17,7 @@ from schemas.results import Breakdown
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
-from transformer_core.report.sections.profiles import (
-    context,
-    shown,
-    telling,
-)
+from transformer_core.report.sections.profiles import context, shown, telling
 from transformer_core.report.tables import rows_of
 from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.summary import summarise

@@ -107,9 +107,7 @@ def test_nobody_misses_collective_operations_of_single_processes(
     assert NONE in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
 
 
-def test_where_processes_talk_to_one_another_they_are_missed(
-    copied: Path,
-) -> None:
+def test_where_processes_talk_to_one_another_they_are_missed(copied: Path) -> None:
     (copied / COLLECTIVES).unlink()
     with pytest.raises(ConfigError, match=r"collectives\.parquet"):
         _ = StudyResults(copied).collectives

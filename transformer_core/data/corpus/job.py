@@ -79,11 +79,7 @@ def read_split(
 
 
 def _write_pairs(
-    path: Path,
-    schema: pa.Schema,
-    reader: Reader,
-    pair_filter: PairFilter,
-    progress: Progress,
+    path: Path, schema: pa.Schema, reader: Reader, pair_filter: PairFilter, progress: Progress
 ) -> LengthHistogram:
     """Write the pairs of ``reader`` that are kept; how long they are, in characters."""
     lengths: dict[str, Counts] = {"source": {}, "target": {}}

@@ -161,11 +161,7 @@ def _local(corpus: UrlCorpus, file: RemoteFile, downloads: Path | None) -> Path:
             remedy="give --downloads, or set corpus.folder to a folder that holds the files",
         )
     return download.fetch(
-        file,
-        downloads,
-        retries=corpus.retries,
-        timeout=corpus.timeout,
-        most=corpus.limits.download,
+        file, downloads, retries=corpus.retries, timeout=corpus.timeout, most=corpus.limits.download
     )
 
 

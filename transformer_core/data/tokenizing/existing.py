@@ -217,9 +217,7 @@ def read_sentencepiece(path: Path) -> Tokenizer:
     own = [piece.piece for piece in pieces if piece.type == kind.USER_DEFINED]
     if any("▁" in piece for piece in own):
         raise CorpusError(
-            f"has symbols with spaces ({', '.join(own)})",
-            file=path,
-            remedy="train it without them",
+            f"has symbols with spaces ({', '.join(own)})", file=path, remedy="train it without them"
         )
     tokenizer.add_tokens(own)
     return tokenizer

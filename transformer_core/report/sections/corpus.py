@@ -58,11 +58,7 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     axes.set(xlabel=f"{lengths.unit} in a {one}", ylabel=f"share of {one}s")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     legend_below(axes, None)
-    return Drawing(
-        figure,
-        title,
-        _about(one, width, lengths.unit),
-    )
+    return Drawing(figure, title, _about(one, width, lengths.unit))
 
 
 def _about(one: str, width: int, unit: str) -> Said:

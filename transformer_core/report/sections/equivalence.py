@@ -161,8 +161,4 @@ def _loss(
         legend_below(axes, None)
     else:
         nothing(figure)
-    return Drawing(
-        figure,
-        title,
-        words + left_out(results, names),
-    )
+    return Drawing(figure, title, words + left_out(results, names))

@@ -11,13 +11,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from schemas.results import FamilyCurve, FamilyPoint, Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    WIDTH,
-    Drawing,
-    captioned,
-    legend_below,
-    nothing,
-)
+from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
 from transformer_core.report.kit.palette import SERIES, VARIANT
 
 

@@ -29,13 +29,7 @@ from transformer_core.report.kit.drawing import (
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, colour_of
 from transformer_core.report.sections.profiles import measured_roofline, shown, steps_of, telling
-from transformer_core.trace.breakdown.timeline import (
-    COLOURS,
-    Lane,
-    Span,
-    Timeline,
-    read_timeline,
-)
+from transformer_core.trace.breakdown.timeline import COLOURS, Lane, Span, Timeline, read_timeline
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 
 _COMMUNICATION = {

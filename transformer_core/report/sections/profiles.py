@@ -3,11 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.results import (
-    Breakdown,
-    ProfileSummary,
-    Roofline,
-)
+from schemas.results import Breakdown, ProfileSummary, Roofline
 from transformer_core.decide.study_results import StudyResults
 
 

@@ -14,13 +14,7 @@ from schemas.results import Breakdown, Interval, QualityLook, QualitySide
 from schemas.results.search import BASELINE, BEST
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    WIDTH,
-    Drawing,
-    captioned,
-    legend_below,
-    nothing,
-)
+from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
 from transformer_core.report.sections.profiles import shown
 from transformer_core.trace.compare import Change, difference

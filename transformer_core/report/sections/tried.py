@@ -6,13 +6,7 @@ from typing import Any
 from schemas.config.run_spec import RunSpec
 from schemas.results import Certificate, Comparison, VariantResult
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit.drawing import (
-    Drawing,
-    RatioRow,
-    captioned,
-    left_out,
-    ratio_points,
-)
+from transformer_core.report.kit.drawing import Drawing, RatioRow, captioned, left_out, ratio_points
 
 
 @dataclass(frozen=True)

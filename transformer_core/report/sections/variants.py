@@ -7,11 +7,7 @@ from matplotlib.ticker import EngFormatter
 
 from transformer_core.decide.data_frames import rounds_frame
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.decide.turn_throughput import (
-    epoch_seconds,
-    session_rates,
-    throughputs,
-)
+from transformer_core.decide.turn_throughput import epoch_seconds, session_rates, throughputs
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     WIDTH,
