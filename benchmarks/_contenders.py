@@ -49,8 +49,7 @@ class Contender:
 
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    peer: bool = False
-    """Whether it is another library's, with torch's own loss."""
+    peer: bool = False  # whether it is another library's, with torch's own loss
     weights: bool = True
     """Whether it starts from the same weights, so that its loss must be the same."""
 

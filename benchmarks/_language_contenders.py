@@ -35,12 +35,9 @@ _LLAMA_FORM: dict[str, Any] = {"tied_embeddings": False}
 class LanguageContender:
     """A model of one of two architectures, this project's or a library's."""
 
-    like: str
-    """The contender of another library whose weights it has, or has the size of."""
-    library: str = ""
-    """Its library, if not this project's: then the loss is torch's own."""
-    weights: bool = True
-    """Whether its loss must be that of ``like``."""
+    like: str  # the contender of another library whose weights it has, or has the size of
+    library: str = ""  # its library, if not this project's: then the loss is torch's own
+    weights: bool = True  # whether its loss must be that of ``like``
     one_pass: bool = False
     precision: dict[str, Any] = field(default_factory=lambda: {"kind": "fp32"})
 

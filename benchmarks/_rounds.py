@@ -15,22 +15,14 @@ from tqdm import tqdm
 class Row:
     """One line of the table."""
 
-    part: str
-    """The part that is compared."""
-    contender: str
-    """The contender's name."""
-    unit: str
-    """Unit of the three numbers that follow."""
-    median: float | None
-    """Median over the rounds; None if it could not run."""
-    lowest: float | None
-    """Of the rounds."""
-    highest: float | None
-    """Of the rounds."""
-    ratio: float | None
-    """Median over that of the reference; None for what is not compared."""
-    note: str = ""
-    """The reason why it could not run, or another finding."""
+    part: str  # the part that is compared
+    contender: str  # the contender's name
+    unit: str  # unit of the three numbers that follow
+    median: float | None  # median over the rounds; None if it could not run
+    lowest: float | None  # of the rounds
+    highest: float | None  # of the rounds
+    ratio: float | None  # median over that of the reference; None for what is not compared
+    note: str = ""  # the reason why it could not run, or another finding
 
 
 def take_turns(

@@ -31,16 +31,11 @@ _QUICK_START = "transformer_core.run.quick_start"
 class Job:
     """The observations of a job."""
 
-    module: str
-    """The module that Python ran."""
-    output: str
-    """The first file that it was asked to write."""
-    first: float
-    """When it was first seen, in seconds from the beginning."""
-    last: float
-    """When it was last seen, in seconds from the beginning."""
-    processes: int = 0
-    """Most processes at a time."""
+    module: str  # the module that Python ran
+    output: str  # the first file that it was asked to write
+    first: float  # when it was first seen, in seconds from the beginning
+    last: float  # when it was last seen, in seconds from the beginning
+    processes: int = 0  # most processes at a time
     process_mb: float = 0.0
     """Most memory that one of its processes had resident, in MB, files in memory included."""
     all_mb: float = 0.0
@@ -56,24 +51,15 @@ class Job:
 class Record:
     """The observations of a command."""
 
-    command: list[str]
-    """As it was started."""
-    code: int = 0
-    """Its exit status."""
-    seconds: float = 0.0
-    """From start to end."""
-    all_mb: float = 0.0
-    """Most memory of all processes together, Snakemake's own included, in MB."""
-    disk_mb: float = 0.0
-    """Largest size of the folders on disk, in MB."""
-    disk_end_mb: float = 0.0
-    """Disk space used at the end, in MB."""
-    jobs: list[Job] = field(default_factory=list)
-    """In the order in which they began."""
-    machine: dict[str, str | int] = field(default_factory=dict)
-    """The machine it ran on."""
-    versions: dict[str, str] = field(default_factory=dict)
-    """Of the packages that do the work."""
+    command: list[str]  # as it was started
+    code: int = 0  # its exit status
+    seconds: float = 0.0  # from start to end
+    all_mb: float = 0.0  # most memory of all processes together, Snakemake's own included, in MB
+    disk_mb: float = 0.0  # largest size of the folders on disk, in MB
+    disk_end_mb: float = 0.0  # disk space used at the end, in MB
+    jobs: list[Job] = field(default_factory=list)  # in the order in which they began
+    machine: dict[str, str | int] = field(default_factory=dict)  # the machine it ran on
+    versions: dict[str, str] = field(default_factory=dict)  # of the packages that do the work
 
 
 def watch(command: list[str], folders: list[Path], interval: float) -> Record:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from schemas.results import LengthHistogram, ShardManifest
+from schemas.results import LengthHistogram, Refinement, ShardManifest, Unsettled
 
 
 def manifest(**fields: Any) -> ShardManifest:
@@ -23,6 +23,18 @@ def manifest(**fields: Any) -> ShardManifest:
         "shards": [],
     }
     return ShardManifest(**(usual | fields))
+
+
+def refinement(*unsettled: Unsettled) -> Refinement:
+    """A refinement of 10 minutes that left these comparisons undecided."""
+    return Refinement(
+        asked_seconds=600.0,
+        began_at_seconds=400.0,
+        kept_seconds=30.0,
+        ended_at_seconds=565.0,
+        stints=[],
+        unsettled=list(unsettled),
+    )
 
 
 def write_tree(folder: Path, files: Mapping[str, str]) -> Path:

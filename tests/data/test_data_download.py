@@ -33,13 +33,10 @@ class Server:
     content: bytes = CONTENT
     break_after: list[int] = field(default_factory=list)
     """Bytes after which the next answers break off."""
-    statuses: list[int] = field(default_factory=list)
-    """Statuses of the next answers."""
+    statuses: list[int] = field(default_factory=list)  # statuses of the next answers
     ranges: bool = True
-    shift: int = 0
-    """Bytes by which an answer begins later than asked."""
-    requests: list[str | None] = field(default_factory=list)
-    """The Range header of each request."""
+    shift: int = 0  # bytes by which an answer begins later than asked
+    requests: list[str | None] = field(default_factory=list)  # the Range header of each request
 
     def file(self, name: str = "train.en.gz", sha256: str = SHA256) -> RemoteFile:
         return RemoteFile(url=f"{self.url}/{name}", sha256=sha256)

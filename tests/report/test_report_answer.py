@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from report_builders import EVIL, SPEED
 
-from schemas.results import Answer, Effect, Interval, Refinement, Stage, Unsettled, Verdict
+from schemas.results import Answer, Effect, Interval, Stage, Unsettled, Verdict
+from tests.records import refinement
 from transformer_core.common.digests import write_result
 from transformer_core.common.study_clock import Clock, JobTimes
 from transformer_core.decide.study_results import StudyResults
@@ -225,18 +226,11 @@ def timed_folder(
     shutil.copytree(quick_folder, folder)
     study = StudyResults(folder).study.model_copy(update={"time": "10 min"})
     write_result(folder / "study.json", study.canonical_json() + "\n")
-    refinement = Refinement(
-        asked_seconds=600.0,
-        began_at_seconds=400.0,
-        kept_seconds=30.0,
-        ended_at_seconds=565.0,
-        stints=[],
-        unsettled=[
-            Unsettled(variant="amp_bf16", reference="single", seconds=200.0),
-            Unsettled(variant="ddp", reference="single", seconds=None, reason="<no> memory"),
-        ],
+    found = refinement(
+        Unsettled(variant="amp_bf16", reference="single", seconds=200.0),
+        Unsettled(variant="ddp", reference="single", seconds=None, reason="<no> memory"),
     )
-    write_result(folder / "refinement.json", refinement.model_dump_json() + "\n")
+    write_result(folder / "refinement.json", found.model_dump_json() + "\n")
     jobs = {"train": JobTimes(count=4, seconds=30.0), "page": JobTimes(count=1, seconds=10.0)}
     clock = Clock(began=1000.0, seen=1590.0, jobs=jobs)
     (folder / ".clock.json").write_text(clock.model_dump_json())

@@ -10,7 +10,8 @@ import pytest
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.results import Refinement, Unsettled
+from schemas.results import Unsettled
+from tests.records import refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.timekeeping import (
     LINE_SECONDS,
@@ -213,14 +214,7 @@ def test_the_end_says_what_more_time_would_settle(tmp_path: Path) -> None:
     file = tmp_path / "refinement.json"
     assert at_the_end(None, 10.0, file) == ""
     assert at_the_end(600.0, 580.0, file) == "9:40 of 10:00 are spent."
-    found = Refinement(
-        asked_seconds=600.0,
-        began_at_seconds=1.0,
-        kept_seconds=20.0,
-        ended_at_seconds=560.0,
-        stints=[],
-        unsettled=[Unsettled(variant="a", reference="b", seconds=90.0)],
-    )
+    found = refinement(Unsettled(variant="a", reference="b", seconds=90.0))
     file.write_text(found.model_dump_json())
     assert at_the_end(600.0, 580.0, file) == (
         "9:40 of 10:00 are spent. Undecided: a against b (about 1:30 more)."

@@ -17,7 +17,7 @@ STUDY = {
         "factory": "docs.examples.my_training:build",
         "options": {"width": 24},
         "head": "head",
-        "techniques": ["fused_optimizer", "bf16", "tf32", "ddp"],
+        "techniques": ["fused_optimizer", "tf32", "ddp"],
         "steps": 3,
     },
     "machine": {"device": "cpu", "devices_per_node": 2, "threads": 1},

@@ -18,10 +18,8 @@ class Ragged:
     values: NDArray[Any]
     """The values of all rows; after the last of them come at least as many more as the longest row
     has, and one, so that every row may be read at the length of the longest plus one."""
-    starts: NDArray[np.int64]
-    """[rows] where each row begins in ``values``."""
-    lengths: NDArray[np.int32]
-    """[rows] values of each row."""
+    starts: NDArray[np.int64]  # [rows] where each row begins in ``values``
+    lengths: NDArray[np.int32]  # [rows] values of each row
 
     @classmethod
     def join(cls, chunks: Sequence[NDArray[Any]], lengths: NDArray[np.int32]) -> "Ragged":

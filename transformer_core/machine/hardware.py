@@ -280,8 +280,7 @@ class HardwareJob(Job):
 
     kind = "hardware"
 
-    output: Path
-    """JSON file to write."""
+    output: Path  # JSON file to write
 
     def run(self, log_file: Path | None) -> None:
         write_result(self.output, read_hardware().model_dump_json(indent=2) + "\n")

@@ -59,14 +59,10 @@ def _true(chosen: Tensor, count: int | None) -> Tensor:
 class Sentences:
     """One side of a batch as a list of n real tokens, sentence after sentence."""
 
-    shape: torch.Size
-    """[b, t] of the batch."""
-    places: Tensor
-    """[n] where each token stands in the batch, flattened."""
-    lengths: Tensor
-    """[sentences] tokens of each; at least 1."""
-    longest: int
-    """Tokens of the longest, or more."""
+    shape: torch.Size  # [b, t] of the batch
+    places: Tensor  # [n] where each token stands in the batch, flattened
+    lengths: Tensor  # [sentences] tokens of each; at least 1
+    longest: int  # tokens of the longest, or more
     fill: int = 0
     """Rows without a token that stand behind the n, so that few lengths of lists occur."""
     known: Counts | None = None
@@ -174,16 +170,11 @@ def _sentences(
 class _Grids:
     """The blocks of a batch, as numbers of tokens."""
 
-    queries: list[Tensor]
-    """[b, m] each."""
-    keys: list[Tensor]
-    """Likewise."""
-    query_places: Tensor
-    """[n] where each query stands in the blocks, one after the other."""
-    key_places: Tensor
-    """Likewise of the keys."""
-    masks: list[Tensor]
-    """[b, 1, m] each: where there is a key."""
+    queries: list[Tensor]  # [b, m] each
+    keys: list[Tensor]  # likewise
+    query_places: Tensor  # [n] where each query stands in the blocks, one after the other
+    key_places: Tensor  # likewise of the keys
+    masks: list[Tensor]  # [b, 1, m] each: where there is a key
 
 
 class Blocks:

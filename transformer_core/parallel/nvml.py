@@ -91,10 +91,8 @@ class Counters:
     """Counts of a GPU since its driver was loaded; null where NVML has none."""
 
     joules: float | None
-    power_held_seconds: float | None
-    """For how long the limit of its power held its clocks down."""
-    heat_held_seconds: float | None
-    """The same by its temperature."""
+    power_held_seconds: float | None  # for how long the limit of its power held its clocks down
+    heat_held_seconds: float | None  # the same by its temperature
 
     def until(self, index: int, later: "Counters") -> GpuWork:
         """The work of GPU ``index`` between this reading and a ``later`` one."""

@@ -39,8 +39,7 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
 class Objective(Protocol):
     """The module that strategies wrap: its forward is ``loss(model(source, input), output)``."""
 
-    model: nn.Module
-    """Logits [b, t, v] from source [b, s] and target input [b, t]."""
+    model: nn.Module  # logits [b, t, v] from source [b, s] and target input [b, t]
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         """The same from the model, told what the host knows of the batch."""

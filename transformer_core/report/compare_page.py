@@ -71,8 +71,7 @@ class ComparePageJob(Job):
 
     kind = "compare_page"
 
-    against: Path
-    """against.json."""
+    against: Path  # against.json
     output: Path
 
     def run(self, log_file: Path | None) -> None:

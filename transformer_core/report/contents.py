@@ -27,16 +27,12 @@ _PACKAGE = f"{__package__}.sections"
 class Section:
     """A part of the page with a heading."""
 
-    name: str
-    """Name of its module and template, and its anchor in the page."""
+    name: str  # name of its module and template, and its anchor in the page
     heading: str
     figures: tuple[str, ...] = ()
-    task: str | None = None
-    """The kind of task that it is about; null for all."""
-    drawn_in: str | None = None
-    """The module of its figures, if they have one of their own."""
-    closed: bool = True
-    """Whether the page shows only its heading until a reader opens it."""
+    task: str | None = None  # the kind of task that it is about; null for all
+    drawn_in: str | None = None  # the module of its figures, if they have one of their own
+    closed: bool = True  # whether the page shows only its heading until a reader opens it
 
     @property
     def template(self) -> str:

@@ -91,10 +91,8 @@ class ReportJob(Job):
 
     kind = "report"
 
-    results: Path = Path("results")
-    """The folder of the results."""
-    processes: int = 1
-    """Processes that draw the figures."""
+    results: Path = Path("results")  # the folder of the results
+    processes: int = 1  # processes that draw the figures
 
     def run(self, log_file: Path | None) -> None:
         results = StudyResults(self.results)

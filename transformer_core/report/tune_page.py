@@ -116,13 +116,10 @@ class TunePageJob(Job):
 
     kind = "tune_page"
 
-    study: Path
-    """study.json."""
-    answer: Path
-    """answer.json."""
+    study: Path  # study.json
+    answer: Path  # answer.json
     output: Path
-    brief: Path
-    """report.md to write."""
+    brief: Path  # report.md to write
 
     def run(self, log_file: Path | None) -> None:
         answer = Answer.read(self.answer)

@@ -43,19 +43,14 @@ class ShortRun:
     """A training of a few steps, repeated with as many seeds as it takes."""
 
     spec: RunSpec
-    seeds: int
-    """The most there are."""
+    seeds: int  # the most there are
     first_look: int
     """Seeds that may be enough to compare the final losses with the reference's; 0 where there is
     nothing to compare."""
-    margin: float
-    """Margin of that comparison."""
-    dropout: float
-    """Dropout of the study, with which some steps are trained."""
-    schedule: AnySchedule
-    """Learning rate of the timed run, which these steps have."""
-    steps: int
-    """Steps of the timed run."""
+    margin: float  # margin of that comparison
+    dropout: float  # dropout of the study, with which some steps are trained
+    schedule: AnySchedule  # learning rate of the timed run, which these steps have
+    steps: int  # steps of the timed run
 
 
 def compared_with(variant: Variant) -> str | None:

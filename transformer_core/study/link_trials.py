@@ -29,10 +29,8 @@ LINK_CHECKS: dict[str, dict[str, Any]] = {
 class TrialSpecs:
     """The same work over both links."""
 
-    change: str
-    """Name of the change to DistributedDataParallel."""
-    bandwidth: float
-    """Bits per second."""
+    change: str  # name of the change to DistributedDataParallel
+    bandwidth: float  # bits per second
     real: RunSpec
     emulated: RunSpec
 

@@ -26,16 +26,12 @@ class PlannedStudy:
     study: Study
     variants: dict[str, Variant]
     """The variants of the file, and the compositions that the study names."""
-    specs: dict[str, RunSpec]
-    """The run specs of its variants, by name."""
-    short_runs: dict[str, ShortRun]
-    """The trainings that its certificates compare, by name."""
+    specs: dict[str, RunSpec]  # the run specs of its variants, by name
+    short_runs: dict[str, ShortRun]  # the trainings that its certificates compare, by name
     extra_pairs: list[tuple[str, str]]
     """Comparisons (variant, reference) that claims and families ask for."""
-    pairs: list[Pair]
-    """All comparisons."""
-    link_trials: dict[str, TrialSpecs]
-    """The trials of the emulated link, by name."""
+    pairs: list[Pair]  # all comparisons
+    link_trials: dict[str, TrialSpecs]  # the trials of the emulated link, by name
 
 
 def plan_study(

@@ -38,8 +38,7 @@ class Reservation:
 
     hosts: int
     gpus_per_host: int
-    memory_mb: int
-    """Main memory of each host, in 10^6 bytes."""
+    memory_mb: int  # main memory of each host, in 10^6 bytes
     minutes: int
 
 

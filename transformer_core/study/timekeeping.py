@@ -146,14 +146,10 @@ class Forecast:
     """How long the jobs of a study take. A job is known by its rule, and one that takes turns by
     its group, too (:func:`turns`)."""
 
-    known: Mapping[str, JobTimes]
-    """How long jobs of each rule took before."""
-    guessed: Mapping[str, float]
-    """Seconds by job, from :func:`guesses`."""
-    start: float
-    """Seconds that a job takes to start."""
-    shares: Mapping[str, float]
-    """Share of the cores that a job of each rule reserves."""
+    known: Mapping[str, JobTimes]  # how long jobs of each rule took before
+    guessed: Mapping[str, float]  # seconds by job, from :func:`guesses`
+    start: float  # seconds that a job takes to start
+    shares: Mapping[str, float]  # share of the cores that a job of each rule reserves
     ended: dict[str, list[float]] = field(default_factory=dict)
     """Guesses of the jobs that have ended since this began, by rule."""
 

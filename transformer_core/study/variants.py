@@ -46,8 +46,7 @@ _OF_SWEEPS = frozenset(Sweep.model_fields) - frozenset(Variant.model_fields)
 class DerivedVariant(Variant):
     """A variant that a composition or a sweep makes. Written like any other."""
 
-    owner: str = Field(exclude=True)
-    """Name of the entry that makes it."""
+    owner: str = Field(exclude=True)  # name of the entry that makes it
     places: dict[str, str] = Field(exclude=True)
     """Where the file says some of its fields, by their dotted names."""
 
@@ -63,10 +62,8 @@ def place(name: str, variant: Variant, field: str) -> str:
 class Declared(NamedTuple):
     """The declarations of a variants file."""
 
-    variants: dict[str, Variant]
-    """All variants by name, those of compositions and sweeps included."""
-    families: dict[str, Family]
-    """The curves of the sweeps by name."""
+    variants: dict[str, Variant]  # all variants by name, those of compositions and sweeps included
+    families: dict[str, Family]  # the curves of the sweeps by name
 
 
 def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:

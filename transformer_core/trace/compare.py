@@ -56,18 +56,13 @@ class Difference:
     first: str
     second: str
     step: Change
-    parts: list[Change]
-    """Of the wall time: their differences sum to that of the step."""
+    parts: list[Change]  # of the wall time: their differences sum to that of the step
     phases: list[Change]
-    operators: list[Change]
-    """By class."""
+    operators: list[Change]  # by class
     collectives: list[Change]
-    kernels: list[Change]
-    """By name, of those that the breakdowns list."""
-    notes: list[str] = field(default_factory=list)
-    """Why the two can be compared in part only."""
-    unit: str = "step"
-    """The unit that the times cover."""
+    kernels: list[Change]  # by name, of those that the breakdowns list
+    notes: list[str] = field(default_factory=list)  # why the two can be compared in part only
+    unit: str = "step"  # the unit that the times cover
 
     @property
     def explanation(self) -> list[Change]:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 class Offset:
     rank: int
     nanoseconds: int
-    matched: int
-    """Executions that were compared."""
+    matched: int  # executions that were compared
 
 
 def clock_offsets(work: Rows) -> list[Offset]:

@@ -31,8 +31,7 @@ _EVERY = 1_000_000
 class Tables:
     """The traces of all ranks of one training; tables are made when they are asked for."""
 
-    breakdown: Breakdown
-    """All numbers, as ``trace --json`` prints them."""
+    breakdown: Breakdown  # all numbers, as ``trace --json`` prints them
     _events: Events
 
     @cached_property

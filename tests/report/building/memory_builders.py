@@ -62,15 +62,8 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
     ]
     phases = ("forward", "backward", "update")
     return RankAnatomy(
-        rank=rank,
-        device="cpu",
-        batch=BATCH,
-        milestones=milestones,
-        anatomy=whole,
-        at_peak=whole,
-        peak_tensor_bytes=peak,
-        residual_bytes=MIB,
-        saved_tensor_bytes=activations * MIB,
+        rank=rank, device="cpu", batch=BATCH, milestones=milestones, anatomy=whole, at_peak=whole,
+        peak_tensor_bytes=peak, residual_bytes=MIB, saved_tensor_bytes=activations * MIB,
         bytes_per_parameter=BytesPerParameter(
             weights=4.0, master_weights=0.0, gradients=4.0, optimizer=8.0, buckets=0.0,
             model_state=16.0,

@@ -19,8 +19,7 @@ Ids = NDArray[np.int64]
 class Known:
     """Facts of a batch that the host knows from its lengths; asking a GPU makes the host wait."""
 
-    source_full: bool = False
-    """Whether it is known that no source has padding."""
+    source_full: bool = False  # whether it is known that no source has padding
     lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Tokens of each source and of each target sentence, ends included, in the order in which they
     stand in the batch, row after row; of texts, those of each row and of each text in it."""
@@ -35,14 +34,10 @@ class Batch:
 
     source: Tensor
     """[b, s] int64: of each pair source ids and EOS; PAD up to the longest row. [b, 0] of texts."""
-    target_input: Tensor
-    """[b, t] int64: of each pair, or text of a row, BOS and target ids; PAD."""
-    target_output: Tensor
-    """[b, t] int64: of each pair, or text of a row, target ids and EOS; PAD."""
-    pairs: int
-    """Sentence pairs, or rows of texts; 0 if the row is a placeholder."""
-    known: Known = NOTHING
-    """What the host knows of it."""
+    target_input: Tensor  # [b, t] int64: of each pair, or text of a row, BOS and target ids; PAD
+    target_output: Tensor  # [b, t] int64: of each pair, or text of a row, target ids and EOS; PAD
+    pairs: int  # sentence pairs, or rows of texts; 0 if the row is a placeholder
+    known: Known = NOTHING  # what the host knows of it
 
     @property
     def fields(self) -> tuple[Tensor, Tensor, Tensor, Known]:

@@ -40,12 +40,9 @@ class Window:
     spans: NDArray[np.int64]
     """[n, 2] the pairs start … stop - 1 of the corpus. A pair's number in the window is its place
     in all spans, laid end to end."""
-    order: NDArray[np.int64]
-    """[pairs] numbers of the pairs in the window, batch after batch."""
-    starts: NDArray[np.int64]
-    """[batches + 1] where each batch begins and ends in ``order``."""
-    first_batch: int
-    """Number of the first batch in the epoch."""
+    order: NDArray[np.int64]  # [pairs] numbers of the pairs in the window, batch after batch
+    starts: NDArray[np.int64]  # [batches + 1] where each batch begins and ends in ``order``
+    first_batch: int  # number of the first batch in the epoch
 
     def __len__(self) -> int:
         return len(self.starts) - 1

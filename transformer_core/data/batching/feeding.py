@@ -34,20 +34,13 @@ __all__ = ["Batch", "Feed", "GlobalBatch", "evaluation_batches"]
 class GlobalBatch:
     """One optimizer step: this rank's micro-batches, and the counts over all ranks."""
 
-    epoch: int
-    """Pass over the corpus, from 0."""
-    index: int
-    """Number within the epoch, from 0."""
-    micro_batches: list[Batch]
-    """The batches of this rank, in order."""
-    pairs: int
-    """Sentence pairs, or rows of texts, over all ranks."""
-    tokens: int
-    """Non-padding source and target tokens, ends included, over all ranks."""
-    target_tokens: int
-    """Non-padding target tokens, ends included, over all ranks."""
-    padded_tokens: int
-    """Source and target tokens with padding, over all ranks."""
+    epoch: int  # pass over the corpus, from 0
+    index: int  # number within the epoch, from 0
+    micro_batches: list[Batch]  # the batches of this rank, in order
+    pairs: int  # sentence pairs, or rows of texts, over all ranks
+    tokens: int  # non-padding source and target tokens, ends included, over all ranks
+    target_tokens: int  # non-padding target tokens, ends included, over all ranks
+    padded_tokens: int  # source and target tokens with padding, over all ranks
 
 
 CUDA_PREFETCH = 2
@@ -210,18 +203,12 @@ def gathered(store: PairStore, rows: NDArray[np.int64]) -> Batch:
 class Packing:
     """Places of pairs that come group after group, each group in rows of its own."""
 
-    row: NDArray[np.int64]
-    """[pairs] row of each pair in its group."""
-    source_column: NDArray[np.int64]
-    """[pairs] where its source begins in the row."""
-    target_column: NDArray[np.int64]
-    """[pairs] where its target begins in the row."""
-    rows: NDArray[np.int64]
-    """[groups] rows of each group; 0 for a group without pairs."""
-    source_width: NDArray[np.int64]
-    """[groups] tokens of the fullest row, source side."""
-    target_width: NDArray[np.int64]
-    """[groups] tokens of the fullest row, target side."""
+    row: NDArray[np.int64]  # [pairs] row of each pair in its group
+    source_column: NDArray[np.int64]  # [pairs] where its source begins in the row
+    target_column: NDArray[np.int64]  # [pairs] where its target begins in the row
+    rows: NDArray[np.int64]  # [groups] rows of each group; 0 for a group without pairs
+    source_width: NDArray[np.int64]  # [groups] tokens of the fullest row, source side
+    target_width: NDArray[np.int64]  # [groups] tokens of the fullest row, target side
 
 
 def pack(

@@ -149,20 +149,13 @@ class ReadCorpus(Job):
 
     kind = "read_corpus"
 
-    corpus: AnyCorpus
-    """corpus of the study."""
-    filter: Filter = Filter()
-    """filter of the study."""
-    split: Split
-    """The split to read."""
-    pairs: Path
-    """Arrow file to write, with the columns source, target and line."""
-    report: Path
-    """Report to write, last."""
-    downloads: Path | None = None
-    """Folder in which url corpora keep their files."""
-    processes: int = Field(1, ge=1)
-    """Processes that generate a grammar corpus."""
+    corpus: AnyCorpus  # corpus of the study
+    filter: Filter = Filter()  # filter of the study
+    split: Split  # the split to read
+    pairs: Path  # Arrow file to write, with the columns source, target and line
+    report: Path  # report to write, last
+    downloads: Path | None = None  # folder in which url corpora keep their files
+    processes: int = Field(1, ge=1)  # processes that generate a grammar corpus
 
     def run(self, log_file: Path | None) -> None:
         report = read_split(

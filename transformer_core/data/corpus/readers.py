@@ -51,17 +51,12 @@ class Reader:
     than its partner; what is wrong with a single line is an :class:`Invalid` row.
     """
 
-    files: list[str]
-    """The files as the study names them, or the generator and its seed."""
-    source_file: str
-    """Where the source sentences are."""
-    target_file: str
-    """Where the target sentences are."""
+    files: list[str]  # the files as the study names them, or the generator and its seed
+    source_file: str  # where the source sentences are
+    target_file: str  # where the target sentences are
     rows: Callable[[], Iterator[Row]]
-    total: int | None = None
-    """Number of rows, where it is known beforehand."""
-    paired: bool = True
-    """Whether a row is a pair; else it is a text, and its source is empty."""
+    total: int | None = None  # number of rows, where it is known beforehand
+    paired: bool = True  # whether a row is a pair; else it is a text, and its source is empty
     columns: Callable[[int], Iterator[pa.RecordBatch]] | None = None
     """The same rows as columns source and target, at most so many at a time, where all are pairs
     and that is quicker than one by one."""

@@ -159,10 +159,8 @@ class Verb(NamedTuple):
 
     english: str
     to_infinitive: str
-    forms: dict[Tense, list[list[Form]]]
-    """By tense and person; the modal tense has several forms."""
-    groups: tuple[str, ...]
-    """Nouns it takes as its object; none if it takes none."""
+    forms: dict[Tense, list[list[Form]]]  # by tense and person; the modal tense has several forms
+    groups: tuple[str, ...]  # nouns it takes as its object; none if it takes none
     case: Literal["accusative", "dative"]
     preposition: str
     reflexive: list[str]

@@ -67,12 +67,9 @@ class GatherShards(Job):
 
     kind = "gather_shards"
 
-    filter: Filter
-    """filter of the study."""
-    parts: list[Path] = Field(min_length=1)
-    """manifest.json of each part, in order."""
-    output: Path
-    """manifest.json to write, above the parts."""
+    filter: Filter  # filter of the study
+    parts: list[Path] = Field(min_length=1)  # manifest.json of each part, in order
+    output: Path  # manifest.json to write, above the parts
 
     def run(self, log_file: Path | None) -> None:
         made = gather(self.parts, self.filter, self.output)
@@ -113,10 +110,8 @@ class VerifyData(Job):
 
     kind = "verify_data"
 
-    manifests: list[Path]
-    """manifest.json of each split."""
-    output: Path
-    """verify.json to write."""
+    manifests: list[Path]  # manifest.json of each split
+    output: Path  # verify.json to write
 
     def run(self, log_file: Path | None) -> int:
         began = time.perf_counter()
@@ -172,12 +167,9 @@ class ExportParquet(Job):
 
     kind = "export_parquet"
 
-    manifest: Path
-    """manifest.json of the split."""
-    tokenizer: Path
-    """tokenizer.json."""
-    output: Path
-    """Parquet file to write."""
+    manifest: Path  # manifest.json of the split
+    tokenizer: Path  # tokenizer.json
+    output: Path  # Parquet file to write
 
     def run(self, log_file: Path | None) -> None:
         pairs = export_parquet(self.manifest, self.tokenizer, self.output)

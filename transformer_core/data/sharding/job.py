@@ -63,10 +63,8 @@ _PIECE = 1 << 22
 class Part:
     """One of several jobs that share a split; each takes as many pairs."""
 
-    number: int = 0
-    """From 0."""
-    of: int = 1
-    """Number of jobs."""
+    number: int = 0  # from 0
+    of: int = 1  # number of jobs
 
     def pairs(self, total: int) -> tuple[int, int]:
         """The first pair, and the one after the last."""
@@ -362,20 +360,14 @@ class Shards(Job):
 
     kind = "shards"
 
-    tokenizer: Path
-    """tokenizer.json."""
-    filter: Filter
-    """filter of the study."""
-    pairs: Path
-    """Pairs of the split (.arrow, with .json beside)."""
-    output: Path
-    """Folder for shard-*.arrow and manifest.json."""
+    tokenizer: Path  # tokenizer.json
+    filter: Filter  # filter of the study
+    pairs: Path  # pairs of the split (.arrow, with .json beside)
+    output: Path  # folder for shard-*.arrow and manifest.json
     part: str = Field("1-of-1", pattern=r"^[1-9]\d*-of-[1-9]\d*$")
     """Tokenize only this part of the pairs: N-of-COUNT, with N from 1."""
-    threads: int = Field(os.cpu_count() or 1, ge=1)
-    """Threads that tokenize."""
-    pairs_per_shard: int = Field(PAIRS_PER_SHARD, ge=1)
-    """Pairs in a shard."""
+    threads: int = Field(os.cpu_count() or 1, ge=1)  # threads that tokenize
+    pairs_per_shard: int = Field(PAIRS_PER_SHARD, ge=1)  # pairs in a shard
     context: int | None = Field(None, ge=1)
     """Treat the pairs as texts, and cut them into rows of this many tokens."""
 

@@ -30,8 +30,7 @@ VARIABLE = "LOCAL_SHARDS"
 class TrainingShards:
     """A corpus that is open for training."""
 
-    vocabulary: int
-    """Token ids, special tokens included."""
+    vocabulary: int  # token ids, special tokens included
     train: PairStore
     validation: PairStore
 

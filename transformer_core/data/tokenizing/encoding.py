@@ -139,12 +139,9 @@ _KINDS = _kinds_of_bytes()
 class DistinctWords(NamedTuple):
     """The words of n texts, in order, by the distinct ones."""
 
-    words: pa.LargeStringArray
-    """Every distinct word once."""
-    numbers: NDArray[np.int32]
-    """[words of the texts] which of these each is."""
-    firsts: NDArray[np.int64]
-    """[n + 1] number of the first word of each text."""
+    words: pa.LargeStringArray  # every distinct word once
+    numbers: NDArray[np.int32]  # [words of the texts] which of these each is
+    firsts: NDArray[np.int64]  # [n + 1] number of the first word of each text
 
 
 def distinct_words(
@@ -178,10 +175,8 @@ def distinct_words(
 class Encoded(NamedTuple):
     """Token ids of n texts: text i has ``ids[offsets[i]:offsets[i + 1]]``."""
 
-    ids: NDArray[Any]
-    """[tokens] ids of all texts in a row, in an unsigned integer type."""
-    offsets: NDArray[np.int64]
-    """[n + 1] where each text begins and ends, from 0."""
+    ids: NDArray[Any]  # [tokens] ids of all texts in a row, in an unsigned integer type
+    offsets: NDArray[np.int64]  # [n + 1] where each text begins and ends, from 0
 
     @property
     def lengths(self) -> NDArray[np.int64]:

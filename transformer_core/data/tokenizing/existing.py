@@ -282,10 +282,8 @@ class Described:
     """A tokenizer, and its configuration at this moment."""
 
     tokenizer: Tokenizer
-    settings: dict[str, Any]
-    """The contents of tokenizer.json."""
-    vocabulary: dict[str, int]
-    """Ids of all tokens, added ones included."""
+    settings: dict[str, Any]  # the contents of tokenizer.json
+    vocabulary: dict[str, int]  # ids of all tokens, added ones included
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:

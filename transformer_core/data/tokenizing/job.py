@@ -151,14 +151,10 @@ class TrainTokenizer(Job):
 
     kind = "tokenizer"
 
-    tokenizer: AnyTokenizer
-    """tokenizer of the study."""
-    pairs: Path
-    """Training pairs (.arrow)."""
-    output: Path
-    """tokenizer.json to write."""
-    report: Path
-    """Report to write."""
+    tokenizer: AnyTokenizer  # tokenizer of the study
+    pairs: Path  # training pairs (.arrow)
+    output: Path  # tokenizer.json to write
+    report: Path  # report to write
 
     def run(self, log_file: Path | None) -> None:
         settings = self.tokenizer

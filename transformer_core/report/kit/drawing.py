@@ -191,12 +191,9 @@ class RatioRow:
 
     name: str
     ratio: Interval
-    said: str = ""
-    """Text beside its number."""
-    clear: bool = True
-    """Whether it is a difference."""
-    color: Any = VARIANT
-    """Of its bar in a waterfall."""
+    said: str = ""  # text beside its number
+    clear: bool = True  # whether it is a difference
+    color: Any = VARIANT  # of its bar in a waterfall
     adds: bool = True
     """In a waterfall: added to the rows above it, rather than left out of the whole."""
 

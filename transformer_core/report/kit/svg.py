@@ -68,8 +68,7 @@ class Picture:
     title: str
     description: str
     markup: Markup
-    korean: tuple[str, str] = ("", "")
-    """Title and description in Korean, where they are known."""
+    korean: tuple[str, str] = ("", "")  # title and description in Korean, where they are known
 
     @property
     def caption(self) -> Markup:

@@ -55,8 +55,7 @@ class Tree(PerStep):
     layers: list[LayerUse]
     shapes: list[tuple[ShapeUse, float | None]]
     """Operators by shape, with the share of the roofline that each reaches."""
-    whole_ns: int
-    """Device time in all modules."""
+    whole_ns: int  # device time in all modules
 
     def share(self, layer: LayerUse) -> float | None:
         """Of the device time in all modules."""

@@ -57,8 +57,7 @@ class Check:
     """A predicted peak beside a measured one."""
 
     variant: str
-    place: str
-    """Which rank or device."""
+    place: str  # which rank or device
     predicted: int
     measured: int
 
@@ -177,8 +176,7 @@ class Measured:
     result: MemoryResult
     rank: RankAnatomy
     formula: Formula
-    check: Check | None
-    """The prediction against the fullest rank."""
+    check: Check | None  # the prediction against the fullest rank
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ class PerStep:
     """Sums over the steps of all devices, as their mean per step of a device."""
 
     name: str
-    steps: int
-    """Steps of all devices."""
+    steps: int  # steps of all devices
 
     def per_step(self, count: float | None) -> float | None:
         return None if count is None else count / self.steps
@@ -40,14 +39,12 @@ class Profile(PerStep):
     """One variant as the tables show it."""
 
     breakdown: Breakdown
-    profiler: str
-    """Which profiler recorded it."""
+    profiler: str  # which profiler recorded it
     communication_ms: float | None
     """Milliseconds of a step in which communication runs; null where nothing communicates."""
     ddp_communication_ms: float | None
     """The same by DistributedDataParallel's own timers; null where there are none."""
-    viewer_files: list[str]
-    """Files for a viewer, relative to the page."""
+    viewer_files: list[str]  # files for a viewer, relative to the page
 
     @property
     def summary(self) -> ProfileSummary:

@@ -35,13 +35,11 @@ class LinkedRun:
     """A variant on several hosts."""
 
     result: VariantResult
-    bandwidth: str | None
-    """Of the limited link; null for a link as it is."""
+    bandwidth: str | None  # of the limited link; null for a link as it is
     kind: LinkKind | None
     hosts: list[str]
     step_seconds: float | None
-    comparisons: list[Comparison]
-    """With other runs over several hosts."""
+    comparisons: list[Comparison]  # with other runs over several hosts
 
 
 def linked_runs(results: StudyResults) -> list[LinkedRun]:

@@ -23,10 +23,8 @@ FILE = Path(__file__).parent / "techniques.yaml"
 class Text(Schema):
     """A text of this project in its two languages, as HTML."""
 
-    en: str
-    """English."""
-    ko: str
-    """Korean."""
+    en: str  # english
+    ko: str  # korean
 
     @property
     def both(self) -> Markup:
@@ -37,12 +35,9 @@ class Text(Schema):
 class Technique(Schema):
     """The text on a technique, independent of any measurement."""
 
-    title: Text
-    """Its usual name."""
-    diagram: str
-    """Name of a template in templates/diagrams."""
-    text: Text
-    """Its description in one paragraph."""
+    title: Text  # its usual name
+    diagram: str  # name of a template in templates/diagrams
+    text: Text  # its description in one paragraph
 
 
 @dataclass(frozen=True)

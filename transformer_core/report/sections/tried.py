@@ -18,18 +18,13 @@ class Summary:
     """
 
     ok: int
-    faster: list[Comparison]
-    """Verdict FASTER; largest ratio first, likewise below."""
-    slower: list[Comparison]
-    """Verdict SLOWER."""
-    same: list[Comparison]
-    """Verdict SAME: no difference that matters."""
-    undecided: list[Comparison]
-    """Verdict UNDECIDED: the interval is too wide for any of the others."""
+    faster: list[Comparison]  # verdict FASTER; largest ratio first, likewise below
+    slower: list[Comparison]  # verdict SLOWER
+    same: list[Comparison]  # verdict SAME: no difference that matters
+    undecided: list[Comparison]  # verdict UNDECIDED: the interval is too wide for any of the others
     uncounted: list[Comparison]
     """Timed, but without a certificate on both sides: no speed-up of the same training."""
-    not_equivalent: list[Certificate]
-    """Meant to train the same model, and shown not to."""
+    not_equivalent: list[Certificate]  # meant to train the same model, and shown not to
     ended_otherwise: list[VariantResult]
 
 

@@ -49,8 +49,7 @@ class Bound:
 
     name: str
     parts: StepBound
-    launches: Sequence[LaunchUse]
-    """Of the devices where launches are known."""
+    launches: Sequence[LaunchUse]  # of the devices where launches are known
 
     def share(self, part: str) -> float | None:
         """Of the wall time of the steps."""

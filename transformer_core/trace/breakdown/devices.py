@@ -59,12 +59,9 @@ KERNELS_SHOWN, SHAPES_SHOWN = 10, 20
 class Choice:
     """What a breakdown lists, and of which time."""
 
-    kernels: int = KERNELS_SHOWN
-    """Kernels by name, the longest."""
-    pattern: str = ""
-    """Of kernels, those whose names hold a match of it."""
-    shapes: int = SHAPES_SHOWN
-    """Operators by shapes, and functions of the program."""
+    kernels: int = KERNELS_SHOWN  # kernels by name, the longest
+    pattern: str = ""  # of kernels, those whose names hold a match of it
+    shapes: int = SHAPES_SHOWN  # operators by shapes, and functions of the program
     window: Window = EVERYTHING
 
     def accepts(self, name: str) -> bool:

@@ -122,8 +122,7 @@ class _Member:
     device: int
     rank: int
     durations: Integers
-    sizes: frozenset[int]
-    """The group sizes that the events give."""
+    sizes: frozenset[int]  # the group sizes that the events give
 
 
 def waiting(devices: Sequence[Rows]) -> Waiting:

@@ -138,17 +138,13 @@ class ProcessTrace:
     """Everything of one process, added row by row in any order. Times are nanoseconds."""
 
     pid: int
-    rank: int | None = None
-    """Global rank, where the trace says it."""
-    ranks: int | None = None
-    """Processes of the training, likewise."""
-    offset_ns: int = 0
-    """The origin of its times, after the epoch of the clock."""
+    rank: int | None = None  # global rank, where the trace says it
+    ranks: int | None = None  # processes of the training, likewise
+    offset_ns: int = 0  # the origin of its times, after the epoch of the clock
     usual_group: str | None = None
     """The process group of collectives that do not say theirs: its ranks, ``0,1``; ``#?`` where
     there are several; null where the trace tells nothing of groups."""
-    accelerator: str = "cuda"
-    """The word before the numbers of its devices."""
+    accelerator: str = "cuda"  # the word before the numbers of its devices
     names: Names = field(default_factory=Names)
     device: Columns = field(
         default_factory=lambda: Columns(

@@ -60,8 +60,7 @@ class FileTables:
 
 @dataclass(frozen=True)
 class Reading:
-    files: list[Path]
-    """The files read, in the order of the table."""
+    files: list[Path]  # the files read, in the order of the table
     events: Events
     format: Literal["nsys", "kineto"] | None
     version: str | None
