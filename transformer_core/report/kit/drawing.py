@@ -113,17 +113,18 @@ def legend_below(axes: Axes, title: str | None) -> None:
         return
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    columns = max(1, _LEGEND_CHARACTERS // (max(map(len, labels)) + 4))
+    size = 10 if len(labels) <= 10 else 7
+    columns = max(1, _LEGEND_CHARACTERS * 10 // size // (max(map(len, labels)) + 4))
     # Room for a long legend: else it would leave none for the axes.
     more_lines = max(0, -(-len(labels) // columns) - 2)
-    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * more_lines)
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * size / 10 * more_lines)
     figure.legend(
         handles=[handle for handle in handles if handle is not None],
         labels=labels,
         title=title,
         loc="outside lower center",
         ncols=columns,
-        fontsize=10,
+        fontsize=size,
     )
 
 

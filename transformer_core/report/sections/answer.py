@@ -188,7 +188,11 @@ def read_answer(results: StudyResults) -> Answer:
             AnswerClaim(claim=c.claim, statement=c.statement, verdict=c.verdict)
             for c in results.claims
         ],
-        undecided=[v.variant for v in variants if v.counts and v.verdict == "UNDECIDED"],
+        undecided=[
+            v.variant
+            for v in variants
+            if v.counts and v.verdict == "UNDECIDED" and v.variant not in _settled(results)
+        ],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
         quality=_quality(results) if choice.searched else None,
         time=_time(results),
@@ -232,6 +236,17 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
 def _is_technique(stage: Stage) -> bool:
     """Whether a stage of the search is one technique beside the baseline, and certified."""
     return len(stage.parts) == 1 and not stage.bundle and not stage.uncertified
+
+
+def _settled(results: StudyResults) -> set[str]:
+    """Single changes to the baseline that the search's last comparison gave a verdict."""
+    return {
+        stage.parts[0]
+        for stage in (*results.search.waterfall, *results.search.beyond)
+        if _is_technique(stage)
+        and stage.effect.verdict != "UNDECIDED"
+        and _changes_alike(results, stage.parts[0])
+    }
 
 
 def techniques(results: StudyResults) -> list[AnswerTechnique]:
@@ -319,7 +334,9 @@ def training_command(spec: RunSpec, path: str = "results/recommended.yaml") -> s
 
 def context(results: StudyResults) -> dict[str, Any]:
     """The answer and the comparisons that it names."""
-    return {"answer": read_answer(results), "undecided": summarise(results).undecided}
+    answer = read_answer(results)
+    undecided = [c for c in summarise(results).undecided if c.variant in answer.undecided]
+    return {"answer": answer, "undecided": undecided}
 
 
 def _together(names: Sequence[str], baseline: str) -> str:
