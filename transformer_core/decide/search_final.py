@@ -37,6 +37,7 @@ from transformer_core.decide.verdicts import judge
 from transformer_core.machine.provenance import package_versions
 from transformer_core.observe.breakdown import BreakdownJob
 from transformer_core.observe.profile_job import ProfileJob
+from transformer_core.run.host_processes import QUICK_START
 from transformer_core.run.job import Job
 from transformer_core.study.certification import short_spec
 from transformer_core.study.resolve import equivalence_of, resolve
@@ -316,9 +317,9 @@ def _certificate(bench: Bench, trial: Trial) -> Certificate:
 
 
 def command_of(job: Job) -> list[str]:
-    """The command that runs a job in its own processes."""
+    """The command that runs a job in its own processes, with a quick start as rules have."""
     order = json.dumps({"kind": job.kind, **job.model_dump(mode="json")})
-    return [sys.executable, "-m", "transformer_core.run.job", "--order", order]
+    return [sys.executable, "-m", QUICK_START, "transformer_core.run.job", "--order", order]
 
 
 def profile_of(bench: Bench, spec: RunSpec) -> Breakdown | None:

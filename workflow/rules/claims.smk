@@ -20,7 +20,7 @@ rule families:
     message:
         "Draw conclusions from the families of variants"
     shell:
-        JOB
+        QUICK_JOB
 
 
 rule claims:
@@ -38,4 +38,4 @@ rule claims:
     message:
         "Test the claims"
     shell:
-        JOB
+        QUICK_JOB

@@ -95,4 +95,4 @@ rule compare:
     message:
         "Compare the variants"
     shell:
-        JOB
+        QUICK_JOB

@@ -82,4 +82,4 @@ rule utilisation:
     message:
         "Compare the variants with the limits of the machine"
     shell:
-        JOB
+        QUICK_JOB

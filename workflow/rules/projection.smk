@@ -44,4 +44,4 @@ rule projection:
     message:
         "Project step times to more devices"
     shell:
-        JOB
+        QUICK_JOB
