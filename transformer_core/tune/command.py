@@ -91,9 +91,13 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def run(folder: Path, quiet: bool) -> int:
     """Run the workflow in ``folder``; its exit code."""
-    start = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile())]
+    start = [sys.executable, "-m", "snakemake", "results/report.html"]
+    start += ["--snakefile", str(snakefile())]
     start += ["--directory", str(folder), "--configfile", str(folder / "study.yaml")]
-    start += ["--cores", "all", "--quiet", "all", "--rerun-incomplete", "results/report.html"]
+    start += ["--cores", "all", "--quiet", "all"]
+    # As profiles/default has it, without the line that names the profile.
+    start += ["--workflow-profile", "none", "--rerun-incomplete", "--nolock"]
+    start += ["--max-jobs-per-timespan", "1000/60s"]
     out = subprocess.DEVNULL if quiet else None
     environment = os.environ | {BEGAN: str(time.time())}
     child = subprocess.Popen(start, stdout=out, stderr=out, cwd=folder, env=environment)
@@ -142,7 +146,7 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
 
     found = Answer.read(file)
     page, diff = (folder / "results" / name for name in ("report.html", "tune/changes.diff"))
-    said = text(found, str(page), os.path.relpath(diff))
+    said = text(found, os.path.relpath(page), os.path.relpath(diff))
     driver.answer(given, found.to_json(), said, markdown(found))
     if found.status != "ok":
         return 1

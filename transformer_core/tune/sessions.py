@@ -26,7 +26,7 @@ side, which shows the noise of the comparison."""
 TURN_SECONDS = 0.15
 """Least seconds of a turn."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
-ROUNDS_SECONDS = 12.0
+ROUNDS_SECONDS = 8.0
 """Seconds of all rounds of a session, if the steps are short enough."""
 
 
