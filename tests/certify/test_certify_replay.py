@@ -55,7 +55,7 @@ def test_language_models_too() -> None:
 
 def test_a_model_that_is_not_ours_says_why_it_cannot_be_read() -> None:
     spec = spec_of({}, merge(WIDE, {"model": {"kind": "torch_nn", "dropout": 0.2}}))
-    assert obstacle(small_setup(spec)) == "the model is not the project's own"
+    assert obstacle(spec, torch.device("cpu")) == "the model is not the project's own"
 
 
 def drawn() -> tuple[Any, Step]:

@@ -1,5 +1,6 @@
 """Which inputs of a ReLU are 0 but for rounding."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,9 @@ BF16 = Format(torch.float32, unit=2.0**-8)
 
 
 class FakeExact:
-    """A model whose inputs come so near to 0, and one element of whose gradient a gate moves."""
+    """A model, one element of whose gradient a gate moves."""
 
-    def __init__(self, nearest: float) -> None:
-        self.nearest = nearest
+    def __init__(self) -> None:
         self.gates: list[float] = []
 
     def loss_and_gradients(self, weights: Any, batches: Any, form: Format, drops: Any) -> Any:
@@ -25,24 +25,33 @@ class FakeExact:
         return 1.0, {"weight": torch.tensor([1.0, 0.0, 0.01], dtype=torch.float64)}
 
 
-def kinks(exact: FakeExact, form: Format) -> float:
+def kinks(exact: FakeExact, form: Format, nearest: float) -> float:
     gradient = {"weight": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)}
-    checker: Any = SimpleNamespace(exact=exact)
-    return Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, form)["weight"]  # type: ignore[arg-type]
+    checker: Any = SimpleNamespace(exact=exact, form=form)
+    found = Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, SINGLE, nearest)  # type: ignore[arg-type]
+    return found["weight"]
 
 
 @pytest.mark.parametrize(("form", "near"), [(SINGLE, NEAR_SINGLE), (BF16, NEAR)])
-def test_both_sides_are_tried_where_an_input_is_near(form: Format, near: float) -> None:
-    exact = FakeExact(0.9 * near * form.unit)
-    assert kinks(exact, form) == pytest.approx(0.02, rel=1e-3)
-    assert exact.gates == [near * form.unit, -near * form.unit]
+def test_other_sides_are_tried_where_an_input_is_near(form: Format, near: float) -> None:
+    exact = FakeExact()
+    nearest = 0.9 * near * form.unit
+    assert kinks(exact, form, nearest) == pytest.approx(0.01 * 2**0.5, rel=1e-3)
+    assert exact.gates == [near * form.unit]
 
 
 @pytest.mark.parametrize(("form", "near"), [(SINGLE, NEAR_SINGLE), (BF16, NEAR)])
 def test_nothing_is_widened_where_none_is_near(form: Format, near: float) -> None:
-    exact = FakeExact(1.1 * near * form.unit)
-    assert kinks(exact, form) == 0.0
+    exact = FakeExact()
+    assert kinks(exact, form, 1.1 * near * form.unit) == 0.0
     assert not exact.gates
+
+
+def test_only_inputs_near_0_take_the_other_side() -> None:
+    x = torch.tensor([-2.0, -0.01, 0.01, 2.0])
+    assert SINGLE.opened(x, x.new_tensor(1.0)).tolist() == [False, False, True, True]
+    gated = replace(SINGLE, gate=0.1)
+    assert gated.opened(x, x.new_tensor(1.0)).tolist() == [False, True, False, True]
 
 
 def test_sums_in_32_bits_round_away_more_than_their_format() -> None:

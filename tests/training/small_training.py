@@ -52,7 +52,7 @@ def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
         ids = [random.integers(3, VOCABULARY, random.integers(1, 9)) for _ in range(pairs)]
         return pa.array(ids, pa.large_list(pa.uint8()))
 
-    return _store(pairs, {"source": side(), "target": side()})
+    return store_of(pairs, {"source": side(), "target": side()})
 
 
 def small_texts(rows: int = 40, seed: int = 0, context: int = 12) -> PairStore:
@@ -64,11 +64,14 @@ def small_texts(rows: int = 40, seed: int = 0, context: int = 12) -> PairStore:
         ids.append(np.where(random.random(len(row)) < 0.2, EOS, row))
     kind = pa.large_list(pa.uint8())
     sides = {"source": pa.array([[]] * rows, kind), "target": pa.array(ids, kind)}
-    return _store(rows, sides, texts=TextRows(context=context, texts=rows, bytes=0))
+    return store_of(rows, sides, texts=TextRows(context=context, texts=rows, bytes=0))
 
 
-def _store(pairs: int, sides: dict[str, pa.Array], **more: Any) -> PairStore:
-    made = manifest(pairs=pairs, id_type="uint8", vocabulary=VOCABULARY, **more)
+def store_of(
+    pairs: int, sides: dict[str, pa.Array], vocabulary: int = VOCABULARY, **more: Any
+) -> PairStore:
+    """A store in memory with these token ids."""
+    made = manifest(pairs=pairs, id_type="uint8", vocabulary=vocabulary, **more)
     return PairStore(made, [pa.record_batch(list(sides.values()), names=list(sides))])
 
 

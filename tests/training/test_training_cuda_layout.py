@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schemas.base import merge
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
-from tests.training.small_training import VOCABULARY, Watcher, _store, small_setup
+from tests.training.small_training import VOCABULARY, Watcher, small_setup, store_of
 from tests.training.test_training_no_waiting import step
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.measure import memory_prediction
@@ -210,7 +210,7 @@ def test_a_library_that_plans_for_each_shape_sees_few(study: str, variant: str) 
     lengths = {"source": source, "target": source + random.integers(-1, 2, len(source))}
     kind = pa.large_list(pa.uint8())
     sides = {side: pa.array([[5] * n for n in all_], kind) for side, all_ in lengths.items()}
-    store = _store(len(source), sides)
+    store = store_of(len(source), sides)
     feed = Feed(store, batching, 0, rank=0, world_size=1, micro_batches=1, device=CPU)
     with closing(feed.batches()) as batches:
         epoch = [b.micro_batches[0] for b in takewhile(lambda batch: batch.epoch == 0, batches)]

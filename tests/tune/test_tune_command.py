@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from transformer_core.audit import command as audit_command
 from transformer_core.tune import command
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.flow import Answer, Tried, Tuning
@@ -209,3 +210,15 @@ def test_ranks_of_torchrun_get_an_answer(tmp_path: Path) -> None:
     assert found.facts["world"] == 2
     assert found.reproducible
     assert "TensorFloat-32 needs a GPU" in said
+
+
+@pytest.mark.parametrize("program", [command, audit_command])
+@pytest.mark.parametrize(
+    "script",
+    ["train.py -m x", "-m module --epochs 2", "torchrun --nproc-per-node 2 -m module --json"],
+)
+@pytest.mark.parametrize("before", ["", "--time 30s --json "])
+def test_options_come_before_a_script_or_module(program: Any, script: str, before: str) -> None:
+    given = program.parse((before + script).split())
+    assert given.command == script.split()
+    assert (given.time == "30s") == given.json == bool(before)

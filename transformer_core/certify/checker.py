@@ -85,7 +85,8 @@ class Checker:
     message.
 
     With a ``replay``, dropout is on, and ``replayed`` steps are compared: those after step ``done``,
-    beginning with the batch after ``last`` (epoch and index).
+    beginning with the batch after ``last`` (epoch and index). ``floors`` of the same initial weights
+    are not measured again.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class Checker:
         done: int = 0,
         last: tuple[int, int] | None = None,
         replayed: int = 0,
+        floors: Floors | None = None,
+        points: int = POINTS,
     ) -> None:
         spec = setup.spec
         self.folder = folder
@@ -113,10 +116,10 @@ class Checker:
             next(b for b in self.batches if (b.epoch, b.index) == last)
         steps = spec.training.steps
         self.form = format_of(spec)
-        many = POINTS if self.form is SINGLE else max(steps, POINTS)
-        points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
+        many = points if self.form is SINGLE else max(steps, points)
+        spaced = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
         self.waiting = (
-            sorted(points) if replay is None else list(range(done + 1, done + 1 + replayed))
+            sorted(spaced) if replay is None else list(range(done + 1, done + 1 + replayed))
         )
         unit = unit_of(setup, own=isinstance(self.exact, Plain))
         self.updates = (
@@ -125,7 +128,7 @@ class Checker:
         self.points: list[CheckedPoint] = []
         self.gradients: list[TensorDistance] = []
         self.errors = MeanErrors()
-        self.floors: Floors | None = None
+        self.floors = floors
         """Of 32 bits, measured at the first point."""
         self.skipped = 0
         self.lost: list[str] = []
@@ -208,20 +211,26 @@ class Checker:
         if form is not SINGLE:
             rounded = self.exact.loss_and_gradients(before, [tokens], form, drops)
         single = on_host and single_is_independent(self.spec)
-        for numbers in (SINGLE, EXACT) if single else (EXACT,):
+        # Beside fewer bits, the rounding of 32 is nothing.
+        several = (SINGLE, EXACT) if form is SINGLE else (SINGLE,)
+        ceiling = CEILINGS.gradient if form is SINGLE else WIDEST
+        kinks: dict[str, float] = {}
+        for numbers in several if single else (EXACT,):
             right = self.exact.loss_and_gradients(before, [tokens], numbers, drops)
+            nearest = self.exact.nearest
             if numbers is EXACT:
                 self.floors = None  # it may have grown since the first point
             floors = self._floors(step, before, tokens, drops, right, rounded)
             point, found = self._compared(step, gradients, loss_and_norm, right, floors)
-            near = _near_a_bound(found, CEILINGS.gradient if form is SINGLE else WIDEST)
+            # A ReLU on the other side explains most of what is near a bound, 64 bits little.
+            if not kinks and _near_a_bound(found, ceiling):
+                kinks = self._kinks(before, tokens, drops, right[1], numbers, nearest)
+            found = [g.model_copy(update={"kinks": kinks.get(g.tensor, 0.0)}) for g in found]
+            near = _near_a_bound(found, ceiling)
             if not near and abs(point.loss / point.expected_loss - 1) < NEAR_A_BOUND * allowed(
                 point.rounding, 0.0, CEILINGS.loss
             ):
                 break
-        if near:
-            kinks = self._kinks(before, tokens, drops, right[1], form)
-            found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
         self.points.append(point)
         self.gradients += found
         if rounded is not None:
@@ -293,23 +302,30 @@ class Checker:
         return point, found
 
     def _kinks(
-        self, weights: Tensors, tokens: Tokens, drops: Drops, exact: Tensors, form: Format
+        self,
+        weights: Tensors,
+        tokens: Tokens,
+        drops: Drops,
+        right: Tensors,
+        numbers: Format,
+        nearest: float,
     ) -> dict[str, float]:
-        """Per tensor, the error in its gradient if every ReLU whose input is near 0 takes the
-        other side: half of them open too late, half too early."""
-        kinks = dict.fromkeys(exact, 0.0)
-        near = (NEAR_SINGLE if form is SINGLE else NEAR) * form.unit
-        if self.exact.nearest > near:
-            return kinks
-        # The effect of a wide gate is the same in 32 bits, and takes half the time.
-        numbers = EXACT if form is SINGLE else SINGLE
-        for gate in (near, -near):
-            _, shifted = self.exact.loss_and_gradients(
-                weights, [tokens], replace(numbers, gate=gate), drops
-            )
-            for name, gradient in exact.items():
-                kinks[name] += distance(name, 0, shifted[name], gradient, 0.0).error
-        return kinks
+        """Per tensor, the error in its ``right`` gradient, computed in ``numbers``, if every ReLU
+        whose input is near 0 takes the other side; ``nearest`` is the input closest to it.
+
+        Half of them open too late, half too early. Both halves change other numbers, so that their
+        sum is no more than sqrt(2) times the effect of all together.
+        """
+        near = (NEAR_SINGLE if self.form is SINGLE else NEAR) * self.form.unit
+        if nearest > near:
+            return dict.fromkeys(right, 0.0)
+        _, shifted = self.exact.loss_and_gradients(
+            weights, [tokens], replace(numbers, gate=near), drops
+        )
+        return {
+            name: math.sqrt(2) * distance(name, 0, shifted[name], gradient, 0.0).error
+            for name, gradient in right.items()
+        }
 
     def _returned(
         self,
@@ -377,9 +393,9 @@ def _near_a_bound(gradients: Sequence[TensorDistance], ceiling: float) -> bool:
     """Whether any of ``gradients`` is so far off that 64 bits, or kinks, may matter."""
     usual = median(g.rounding for g in gradients)
     return any(
-        max(g.error, abs(g.ratio - 1) / RATIO_SHARE)
-        > NEAR_A_BOUND * allowed(g.rounding, usual, ceiling)
+        abs(apart) > NEAR_A_BOUND * (share * allowed(g.rounding, usual, ceiling) + g.kinks)
         for g in determined(gradients)
+        for apart, share in ((g.error, 1.0), (g.ratio - 1, RATIO_SHARE))
     )
 
 

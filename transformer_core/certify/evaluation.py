@@ -151,17 +151,16 @@ def checked_validation(
     if not weights:
         return None
     tokens = [(batch.source, batch.target_input, batch.target_output) for _, batch in few]
-    expected, _ = plain.loss_and_gradients(weights, tokens, EXACT)
-    form, rounding = format_of(setup.spec), 0.0
-    # With so few pairs errors may cancel in the mean: use the most affected batch.
-    for part in tokens:
-        exact, rounded = (
-            plain.loss_and_gradients(weights, [part], each)[0] for each in (EXACT, form)
-        )
-        rounding = max(rounding, abs(rounded / exact - 1))
+    exact, rounded = (
+        [plain.loss_and_gradients(weights, [part], form, backward=False)[0] for part in tokens]
+        for form in (EXACT, format_of(setup.spec))
+    )
+    counts = [int((labels != PAD).sum()) for _, _, labels in tokens]
+    total = sum(one * count for one, count in zip(exact, counts, strict=True))
     return CheckedValidation(
         loss=loss,
-        expected_loss=expected,
-        rounding=rounding,
+        expected_loss=total / sum(counts),
+        # With so few pairs errors may cancel in the mean: use the most affected batch.
+        rounding=max(abs(a / b - 1) for a, b in zip(rounded, exact, strict=True)),
         modes_changed=len(changed),
     )

@@ -81,15 +81,17 @@ class Plain:
         batches: Iterable[Tokens],
         number_format: Format,
         drops: Drops = NONE_DROPPED,
+        backward: bool = True,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits.
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits; all
+        zeros without ``backward``.
 
         ``drops`` has the masks of a single batch.
         """
         exact = number_format.base == torch.float64
         device = self.device if exact else torch.device("cpu")
         own = {
-            name: w.detach().to(device, number_format.base).requires_grad_()
+            name: w.detach().to(device, number_format.base).requires_grad_(backward)
             for name, w in weights.items()
         }
         self.nearest = math.inf
@@ -103,7 +105,8 @@ class Plain:
             used = {name: number_format.weight(w) for name, w in own.items()}
             with _in_any_order(device):
                 loss = self.loss_sum(used, *part, number_format)
-                (loss * (number_format.loss_scale / count)).backward()
+                if backward:
+                    (loss * (number_format.loss_scale / count)).backward()
             total += float(loss.detach())
         self._drops = NONE_DROPPED
         gradients = {
@@ -263,7 +266,7 @@ class _Layer:
         with torch.no_grad():
             size = inner.square().mean().sqrt()
             self.model.nearest = min(self.model.nearest, float(inner.abs().min() / size))
-            opened = inner > self.form.gate * size
+            opened = self.form.opened(inner, size)
         inner = self.model.dropped(f"{self.prefix}feed_forward", inner * opened, self.form)
         return self._linear("feed_forward.outer", inner)
 
@@ -435,7 +438,7 @@ class PlainDecoder(Plain):
             with torch.no_grad():
                 size = inner.square().mean().sqrt()
                 self.nearest = min(self.nearest, float(inner.abs().min() / size))
-                opened = inner > form.gate * size
+                opened = form.opened(inner, size)
             inner = inner * opened
         return self._linear(weights, f"{at}feed_forward.outer", form.between(inner), form)
 
@@ -481,8 +484,10 @@ class OwnModel:
         batches: Iterable[Tokens],
         number_format: Format,
         drops: Drops = NONE_DROPPED,
+        backward: bool = True,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits.
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits; all
+        zeros without ``backward``.
 
         There are no ``drops``: only the model knows its places of dropout.
         """
@@ -496,10 +501,11 @@ class OwnModel:
         count = sum(int((labels != PADDING).sum()) for _, _, labels in batches)
         total = 0.0
         for source, target, labels in batches:
-            with self._autocast(device, number_format):
+            with self._autocast(device, number_format), torch.set_grad_enabled(backward):
                 logits = self.logits(source, target)
             loss = smoothed_loss(logits.to(number_format.base), labels, self.smoothing)
-            (loss / count).backward()
+            if backward:
+                (loss / count).backward()
             total += float(loss.detach())
         # Write gradients in place of the weights, as only the model knows its canonical names.
         with torch.no_grad():

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from schemas.config.model import DecoderOnly, SdpaAttention, Transformer
+from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import Agreement, DropoutPlace
 from transformer_core.common.files import atomic_path
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
@@ -72,12 +73,12 @@ class Drops:
         return Drops(self.p, {name: mask.flip(0) for name, mask in self.masks.items()})
 
 
-def obstacle(setup: Setup) -> str | None:
+def obstacle(spec: RunSpec, device: torch.device) -> str | None:
     """Why the masks of a training cannot be read; None if they can."""
-    model = setup.spec.model
+    model = spec.model
     if not isinstance(model, Transformer | DecoderOnly):
         return "the model is not the project's own"
-    if setup.spec.parallel.kind in ("central", "data_parallel"):
+    if spec.parallel.kind in ("central", "data_parallel"):
         return "one process hands out the rows of all replicas"
     if isinstance(model, DecoderOnly) and model.tokens.kind == "unpadded":
         return "the texts of several rows stand in one list"
@@ -85,7 +86,7 @@ def obstacle(setup: Setup) -> str | None:
         return "compiled layers draw inside their kernels"
     if getattr(model, "norm_method", None) == ResidualNorm(kind="with_residual"):
         return "the kernel of residual and normalization draws by itself"
-    if setup.device.type != "cpu" and isinstance(model.attention, SdpaAttention):
+    if device.type != "cpu" and isinstance(model.attention, SdpaAttention):
         return "the device's attention kernels draw by themselves"
     return None
 
@@ -519,7 +520,9 @@ def _seen(mask: Tensor, target: bytes, causal: bool) -> Tensor:
 def _alike(one: Tensor, other: Tensor) -> Agreement:
     """Of the rows or elements that both have, unless they are unknown (-1)."""
     count = min(len(one), len(other))
-    one, other = one[:count].to(torch.int8), other[:count].to(torch.int8)
+    one, other = one[:count], other[:count]
+    if one.dtype == torch.bool:
+        return Agreement(same=int((one == other).sum()), of=one.numel())
     known = (one >= 0) & (other >= 0)
     return Agreement(same=int((one == other)[known].sum()), of=int(known.sum()))
 

@@ -27,7 +27,7 @@ from schemas.results import SeedTrajectory, Trajectory
 from schemas.results.certificates import Checks
 from schemas.results.runs import StepKernels
 from transformer_core.certify.bounds import Weights, course_floor
-from transformer_core.certify.checker import Checker, in_the_last_place
+from transformer_core.certify.checker import POINTS, Checker, Floors, in_the_last_place
 from transformer_core.certify.dropout import (
     dropout_moments,
     known_dropout,
@@ -179,7 +179,11 @@ def record(
     """
     setup = assemble(spec, process, vocabulary, *stores)
     looks = save_weights and checked
-    checker = Checker(setup, vocabulary, output / "resumed") if looks else None
+    dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"dropout": dropout})})
+    unread = obstacle(dropping, process.device) if dropout else "nothing is dropped"
+    # Steps with dropout are compared later, too.
+    points = POINTS if unread else POINTS - 1
+    checker = Checker(setup, vocabulary, output / "resumed", points=points) if looks else None
     initial = checker.weights if checker else canonical_weights(setup, vocabulary)
     with FirstStep() as kernels:
         watched = kernels if save_weights else None
@@ -201,18 +205,20 @@ def record(
         apart = Weights(_arrays(tensors.weights()), _arrays(final), _arrays(initial))
         known["floor"] = course_floor(trajectory, disturbed, apart)
     if dropout:
-        with_dropout = spec.model.model_copy(update={"dropout": dropout})
-        dropping = spec.model_copy(update={"model": with_dropout})
         known["dropout_probability"] = dropout
-        why = None
-        if checked:
+        if checker and not unread:
             try:
-                known |= _replayed(dropping, late, process, vocabulary, stores, output)
+                found = _replayed(
+                    dropping, late, process, vocabulary, stores, output, checker.floors
+                )
+                known |= found
             except NotReplayed as error:
-                known["not_replayed"] = why = str(error)
-        if not checked or why is not None:
+                unread = str(error)
+        if checker and unread:
+            known["not_replayed"] = unread
+        if not checker or unread:
             known["moments"] = dropout_moments(assemble(dropping, process, vocabulary, *stores))
-        fewer = readable_vocabulary(spec, vocabulary) if why is not None else None
+        fewer = readable_vocabulary(spec, vocabulary) if checker and unread else None
         if fewer is not None:
             read = assemble(readable(dropping), process, fewer, *stores)
             known["dropout"] = known_dropout(read, fewer)
@@ -249,6 +255,7 @@ def _replayed(
     vocabulary: int,
     stores: tuple[PairStore, PairStore],
     output: Path,
+    floors: Floors | None,
 ) -> dict[str, Any]:
     """A few steps with dropout on, the schedule of the timed run and, in between, an end of an
     epoch; every quantity is compared with the masks that were drawn.
@@ -262,8 +269,6 @@ def _replayed(
     done = max(0, min(max(LATE, warmup // 10), training.steps - STEPS_REPLAYED))
     spec = spec.model_copy(update={"training": training})
     probe = assemble(spec, process, vocabulary, *stores)
-    if (why := obstacle(probe)) is not None:
-        raise NotReplayed(why)
     store, last = _near_the_end(probe)
     setup = assemble(spec, process, vocabulary, store, stores[1])
     folder = output / "replayed"
@@ -274,7 +279,7 @@ def _replayed(
     else:
         done = 0
     replay = Replay(setup, folder)
-    checker = Checker(setup, vocabulary, folder, replay, done, last, STEPS_REPLAYED)
+    checker = Checker(setup, vocabulary, folder, replay, done, last, STEPS_REPLAYED, floors)
     progress = RunProgress(f"{spec.variant}, with dropout", STEPS_REPLAYED, show=False)
     recorder = Recorder(setup.strategy, progress, checker)
     stop = StopAfter(recorder, done + STEPS_REPLAYED)

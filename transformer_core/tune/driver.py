@@ -46,10 +46,12 @@ def parser(name: str, description: str, seconds: str, epilog: str = "") -> argpa
 
 def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     """The arguments, of which the last ones are a script and its own."""
-    made.add_argument(
-        "command", nargs=argparse.REMAINDER, help="the script and its arguments, as after python"
-    )
+    rest = argparse.REMAINDER
+    made.add_argument("-m", nargs=rest, metavar="MODULE ...", help="a module and its arguments")
+    made.add_argument("command", nargs=rest, help="the script and its arguments, as after python")
     given = made.parse_args(arguments)
+    if given.m:
+        given.command = ["-m", *given.m]
     if not given.command:
         made.error(f"which script? For instance: {made.prog} train.py")
     return given
