@@ -79,6 +79,8 @@ def test_programs_get_json_and_people_the_way_to_the_diff(
     assert command.main(["train.py"]) == 0
     said = capsys.readouterr().out
     assert "git apply tuned-train/results/tune/changes.diff" in said
+    assert "audit-training train.py" in said
+    assert "audit" not in text(answer(facts={"factory": True}))
     assert said.startswith("1.20 [1.10, 1.30] times as fast, and the same training, with bf16.")
 
 

@@ -44,6 +44,7 @@ def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -
             speed=terminal.speed,
             same=terminal.same,
             words=terminal.words,
+            unaudited=terminal.unaudited(answer),
             origin=origin,
             profiles=(found := breakdowns(answer)),
             pictures=pictures(found, folder) if found else {},

@@ -75,6 +75,8 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
         lines += ["", f"The changed script: {in_words(answer.patched)}."]
     if answer.left_out:
         lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
+    if reminder := unaudited(answer):
+        lines += ["", reminder]
     if page:
         lines += ["", f"The report: {page}"]
     return "\n".join(lines)
@@ -101,7 +103,19 @@ def markdown(answer: Answer) -> str:
         lines += ["", f"The changed script, run against the original: {in_words(answer.patched)}."]
     if answer.left_out:
         lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
+    if reminder := unaudited(answer):
+        lines += ["", reminder]
     return "\n".join(lines) + "\n"
+
+
+def unaudited(answer: Answer) -> str:
+    """How to test the script itself; empty for a function, which cannot be audited."""
+    if answer.facts.get("factory"):
+        return ""
+    return (
+        "All of this compares with the script as it is. Does the script do what it says? Not audited: "
+        f"audit-training {answer.command}"
+    )
 
 
 def html(answer: Answer) -> str:
