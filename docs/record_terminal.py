@@ -52,7 +52,8 @@ def folded(line: str) -> list[str]:
 
 def draw(title: str, recorded: list[tuple[float, str]]) -> str:
     """The picture: each row appears at its time, and rows move up once the window is full."""
-    rows, times, shown, before = [f"$ {title}"], [0.6], 0.6, 0.0
+    rows, shown, before = folded(f"$ {title}"), 0.6, 0.0
+    times = [shown] * len(rows)
     for at, line in recorded:
         shown, before = shown + min(at - before, LONGEST_WAIT), at
         for row in folded(line):

@@ -229,7 +229,8 @@ class Sessions:
         for side in [each.name for each in run.sides]:
             run.attempt(side, lambda side=side: run.steps(side, found.turn))  # type: ignore[misc]
         for number in range(plan.rounds):
-            progress(f"round {number + 1} of {plan.rounds}")
+            if number % 5 == 0:
+                progress(f"round {number + 1} of {plan.rounds}")
             names = [each.name for each in run.sides]
             for name in names if number % 2 else names[::-1]:
                 seconds = run.attempt(name, lambda name=name: run.steps(name, found.turn))  # type: ignore[misc]
