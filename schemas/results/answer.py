@@ -91,6 +91,7 @@ class AnswerVariant(Ending):
 
     variant: str
     changes: list[str] = Field(default=[])  # settings that differ from the baseline's
+    recommended: bool = False  # whether it trains exactly as the recommendation does
     speedup: Interval | None  # over the baseline; null for itself and if not compared
     verdict: Verdict | None  # verdict on the interval
     counts: bool  # whether both sides have certificates: a speed-up of the same training

@@ -159,7 +159,7 @@ def read_answer(results: StudyResults) -> Answer:
     """The whole answer; nothing in it is computed a second time elsewhere."""
     study, found = results.study, results.search
     choice, rivals = choose(results)
-    variants = list(_variants(results))
+    variants = list(_variants(results, choice))
     commits = {r.provenance.commit for v in results.ordered for r in v.repeats}
     return Answer(
         study=study.name,
@@ -300,13 +300,14 @@ def best_stage(results: StudyResults) -> Stage | None:
     return next(same, None) if found.parts else None
 
 
-def _variants(results: StudyResults) -> Iterator[AnswerVariant]:
+def _variants(results: StudyResults, choice: Choice) -> Iterator[AnswerVariant]:
     rates = throughputs(results)
     for name, result in results.variants.items():
         comparison, quality = results.comparisons.get(name), result.evaluation.texts
         yield AnswerVariant(
             variant=name,
             changes=changes(results, name, results.study.baseline),
+            recommended=name != results.study.baseline and _is(results, name, choice),
             status=result.status,
             reason=result.reason,
             speedup=comparison.speedup if comparison else None,
