@@ -16,7 +16,6 @@ from schemas.config.study import Study
 from schemas.config.training import Sgd
 from schemas.errors import from_validation
 
-KEYS = st.sampled_from(["a", "b", "c", "kind"])
 LEAVES = st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]) | st.lists(st.integers(0, 3))
 KINDS = st.sampled_from(["one", "two"])
 

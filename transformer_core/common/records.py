@@ -53,14 +53,6 @@ def read_as(path: str | Path, kind: Any) -> Any:
         ) from None
 
 
-def check_option(option: str, text: str, kind: Any) -> Any:
-    """Parses the JSON text of a command line's ``option``; ConfigError if it is not a ``kind``."""
-    try:
-        return TypeAdapter(kind).validate_json(text)
-    except ValidationError as error:
-        raise from_validation(error, kind, option) from None
-
-
 def _read_text(path: str | Path) -> str:
     path = Path(path)
     try:
