@@ -11,7 +11,7 @@ from transformer_core.tune.flow import Answer
 
 STUDY = {
     "name": "mine",
-    "time": "30s",
+    "time": "5min",
     "task": {
         "kind": "import",
         "factory": "docs.examples.my_training:build",
@@ -19,6 +19,7 @@ STUDY = {
         "head": "head",
         "techniques": ["fused_optimizer", "tf32", "ddp"],
         "steps": 3,
+        "verify": False,
     },
     "machine": {"device": "cpu", "devices_per_node": 2, "threads": 1},
     "variants": ["single"],
