@@ -53,8 +53,8 @@ SESSIONS = 4
 """Sessions of a comparison: with four, Student's t has three degrees of freedom."""
 VERIFICATIONS = 3
 """Sessions of the changed script against the original."""
-LEAST_SESSIONS = 2
-"""An interval needs as many."""
+LEAST_SESSIONS, GOOD_SESSIONS = 2, 3
+"""An interval needs two; with a third it becomes narrow."""
 NO_TIME = "left out"
 """Status of a technique that there was no time for."""
 LEAST_GAIN = 1.005
@@ -367,8 +367,10 @@ class Tuning:
         self.sessions.certified = partial(self._certified, answer)
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
-            # The least that makes an answer of it.
-            later = LEAST_SESSIONS * (self.comparison(2) + self.verify * self.comparison(1))
+            # The least that makes an answer of it; the first changes need not leave more.
+            later = GOOD_SESSIONS * self.comparison(1)
+            if group is not first:
+                later += LEAST_SESSIONS * self.comparison(1) * self.verify
             fits = 0 if tight else self._fitting(len(group), rounds, later)
             if group and not fits and group is next(filter(None, groups)):
                 fits = self._fitting(len(group), rounds, 0.0)  # Certificates are an answer too.
@@ -471,8 +473,8 @@ class Tuning:
             return sessions * self.comparison(len(candidates))
 
         # Rather more sessions than more candidates: the former make the intervals narrow.
-        for fewest, sessions in ((2, SESSIONS), (1, LEAST_SESSIONS + 1)):
-            kept = LEAST_SESSIONS * verifying
+        kept = LEAST_SESSIONS * verifying
+        for fewest, sessions in ((2, SESSIONS), (1, GOOD_SESSIONS)):
             while len(candidates) > fewest and self.budget.left < seconds(sessions) + kept:
                 candidates = candidates[:-1]
         if self.budget.left < seconds(LEAST_SESSIONS):
@@ -482,8 +484,9 @@ class Tuning:
         outcomes: list[Outcome] = []
         rounds = self._rounds(len(sides))
         for number in range(1, SESSIONS + 1):
-            kept = VERIFICATIONS * verifying
-            if number > LEAST_SESSIONS and self.budget.left < seconds(1) + kept:
+            if number > LEAST_SESSIONS and self.budget.left < (
+                seconds(1) + kept * (number > GOOD_SESSIONS)
+            ):
                 answer.left_out.append(f"{SESSIONS + 1 - number} of {SESSIONS} sessions")
                 break
             self.expect(seconds(SESSIONS + 1 - number) + kept)
