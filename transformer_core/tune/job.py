@@ -1,6 +1,7 @@
 """Find out what makes a script faster, as a job of a study."""
 
 import json
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,7 +55,10 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
     began = time.monotonic()
 
     def say(text: str) -> None:
-        log.info("%4.0f s  %s", time.monotonic() - began, text)
+        line = f"{time.monotonic() - began:4.0f} s  {text}"
+        log.info(line)
+        if sys.stderr.isatty():  # Where the log goes to its file alone.
+            print(line, file=sys.stderr, flush=True)
 
     budget = seconds_of(study.time) if study.time is not None else SECONDS
     if isinstance(task, ScriptTask):
