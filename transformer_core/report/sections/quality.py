@@ -55,22 +55,28 @@ def from_kernel_to_quality(results: StudyResults) -> list[Gain]:
     best = results.search.profile
     if best is not None and best.devices:
         profiles = {**profiles, BEST: best}
-    baseline, loss = raced[0], max(min(look.loss for look in side.looks) for side in raced)
-    first = reaching(baseline.looks, loss)
-    found_gains = []
-    for side in raced[1:]:
-        there = reaching(side.looks, loss)
-        both = (there, first) if there and first else None
-        found_gains.append(
-            Gain(
-                name_of(side),
-                _kernels(profiles, baseline.parts[0], side),
-                _of_turns(baseline.looks, side.looks),
-                both[0][0] / both[1][0] if both else None,
-                both[1][1] / both[0][1] if both else None,
-            )
+    baseline = raced[0]
+    return [
+        Gain(
+            name_of(side),
+            _kernels(profiles, baseline.parts[0], side),
+            _of_turns(baseline.looks, side.looks),
+            *_to_the_same_loss(baseline.looks, side.looks),
         )
-    return found_gains
+        for side in raced[1:]
+    ]
+
+
+def _to_the_same_loss(
+    baseline: Sequence[QualityLook], side: Sequence[QualityLook]
+) -> tuple[float | None, float | None]:
+    """Steps of ``side`` over those of the baseline, and time of the baseline over that of ``side``,
+    to the lowest loss that both reached."""
+    loss = max(min(look.loss for look in looks) for looks in (baseline, side))
+    first, other = reaching(baseline, loss), reaching(side, loss)
+    if first is None or other is None:
+        return None, None
+    return other[0] / first[0], first[1] / other[1]
 
 
 def reaching(looks: Sequence[QualityLook], loss: float) -> tuple[float, float] | None:
