@@ -90,7 +90,8 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def run(folder: Path, quiet: bool) -> int:
-    """Run the workflow in ``folder``; its exit code."""
+    """Run the workflow in ``folder``; its exit code. It has a process group of its own, so that an
+    interruption reaches it and its jobs once, whoever was interrupted."""
     start = [sys.executable, "-m", "snakemake", "results/report.html"]
     start += ["--snakefile", str(snakefile())]
     start += ["--directory", str(folder), "--configfile", str(folder / "study.yaml")]
@@ -100,11 +101,13 @@ def run(folder: Path, quiet: bool) -> int:
     start += ["--max-jobs-per-timespan", "1000/60s"]
     out = subprocess.DEVNULL if quiet else None
     environment = os.environ | {BEGAN: str(time.time())}
-    child = subprocess.Popen(start, stdout=out, stderr=out, cwd=folder, env=environment)
+    child = subprocess.Popen(
+        start, stdout=out, stderr=out, cwd=folder, env=environment, process_group=0
+    )
     try:
         return child.wait()
     except KeyboardInterrupt:
-        child.send_signal(signal.SIGINT)
+        os.killpg(child.pid, signal.SIGINT)
         child.wait()
         raise
 
@@ -123,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False))
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     try:
         code = run(folder, quiet=given.json)
     except KeyboardInterrupt:
