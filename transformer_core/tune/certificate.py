@@ -215,9 +215,10 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
         )
     gap = _loss_difference(one, other)
     if gap < 1e-4:
+        what = f"its losses differ by {gap:.0e}" if gap else "its gradients or weights differ"
         return False, (
-            f"its losses differ by {gap:.0e} from run to run, as sums in another order do: threads "
-            "or kernels that are not deterministic"
+            f"{what} from run to run, as sums in another order do: threads or kernels that are not "
+            "deterministic"
         )
     return False, (
         f"its losses differ by {gap:.0e} on the same weights and batches: something draws random "
