@@ -15,6 +15,7 @@ from schemas.results import Shard
 from tests.records import manifest
 
 VOCABULARY = 200
+HERE = Path(__file__).parent
 
 
 def write_shards(folder: Path, pairs: int = 400, vocabulary: int = VOCABULARY) -> Path:
@@ -136,7 +137,7 @@ def fake_nsys(folder: Path, profile: str, text: str = NEW_HELP) -> Path:
     path.write_text(
         f"#!{sys.executable}\n"
         "import json, os, pathlib, sqlite3, subprocess, sys\n"
-        f"sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
+        f"sys.path[:0] = {[str(HERE), str(HERE.parents[1])]!r}\n"
         "words = sys.argv[1:]\n"
         "if words == ['--version']:\n"
         "    print('NVIDIA Nsight Systems version 2026.1.1.1-abc')\n"
