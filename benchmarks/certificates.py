@@ -45,7 +45,7 @@ STUDY: dict[str, Any] = {
 }
 BF16: dict[str, Any] = {"training": {"precision": {"kind": "bf16"}}}
 VARIANTS = {"single": ({}, 1), "amp_bf16": (BF16, Statistical(kind="statistical").seeds)}
-"""What a variant changes, and the seeds of its certificate."""
+"""Changes of each variant, and the number of seeds of its certificate."""
 PARTS = {
     "training": ("loop.py", "optimizer_step"),
     "gradients in 32 or 64 bits, or emulated": ("plain_models.py", "loss_and_gradients"),

@@ -32,11 +32,12 @@ from transformer_core.decide import search as search_job
 from transformer_core.decide import search_final, search_trials
 from transformer_core.decide.search import recommended_yaml, search
 from transformer_core.decide.search_moves import considered, own_effects, space_of
+from transformer_core.decide.search_trials import Trial
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.statuses import Outcome
-from transformer_core.study.resolve import resolve
+from transformer_core.study.resolve import combine, resolve
 
 STATE = MachineState(probes=[], cpu_megahertz=None, cpu_celsius=None, load_average=None, gpus=[])
 
@@ -476,3 +477,23 @@ def test_a_recommendation_says_where_it_computes_much_padding(
     text = recommended_yaml(found)
     assert ("kind: token_budget} pads little" in text) == padded
     assert RunSpec.model_validate(yaml.safe_load(text)) == spec
+
+
+def test_a_stage_after_a_gap_stands_for_all_its_changes_and_in_one_list() -> None:
+    """The stage with ddp alone was not measured, the one beyond the winner was."""
+
+    def trial(*parts: str) -> Trial:
+        spec = combine(STUDY, VARIANTS, list(parts), "recommended")
+        assert spec is not None
+        return Trial(frozenset(parts), spec, 1.0)
+
+    names = ["bf16", "ddp", "view", "rare"]
+    steps = {name: trial(*names[: n + 1]) for n, name in enumerate(names)}
+    sides = {"best": steps["view"], "stage_1": steps["rare"]}
+    faster = Effect(quantity="throughput", ratio=None, verdict="FASTER")
+    final = search_final.FinalComparison(
+        [], sides, dict.fromkeys(sides, faster), {steps["bf16"].key: faster}, steps, {}, []
+    )
+    shown = final.shown_for(steps["view"])
+    assert [stage.changes for stage in shown["waterfall"]] == [["bf16"], ["ddp", "view"]]
+    assert [stage.changes for stage in shown["beyond"]] == [["rare"]]

@@ -1,4 +1,4 @@
-"""What tests of trainings share."""
+"""Fixtures for tests of trainings."""
 
 from typing import Any
 

@@ -186,7 +186,7 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
         time.sleep(0.1)
     first.terminate()  # the command alone: its workflow hears of it from the command
     said, _ = first.communicate(timeout=200)
-    if first.returncode == 0 or (sessions.parent / "answer.json").exists():
+    if first.returncode == 0:
         pytest.skip("it had ended before it could be interrupted")
     assert first.returncode == 130, said
     assert "The same command goes on from here" in said

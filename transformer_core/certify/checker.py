@@ -99,7 +99,6 @@ class Checker:
         last: tuple[int, int] | None = None,
         replayed: int = 0,
         floors: Floors | None = None,
-        points: int = POINTS,
     ) -> None:
         spec = setup.spec
         self.folder = folder
@@ -116,10 +115,10 @@ class Checker:
             next(b for b in self.batches if (b.epoch, b.index) == last)
         steps = spec.training.steps
         self.form = format_of(spec)
-        many = points if self.form is SINGLE else max(steps, points)
-        spaced = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
+        many = POINTS if self.form is SINGLE else max(steps, POINTS)
+        points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
         self.waiting = (
-            sorted(spaced) if replay is None else list(range(done + 1, done + 1 + replayed))
+            sorted(points) if replay is None else list(range(done + 1, done + 1 + replayed))
         )
         unit = unit_of(setup, own=isinstance(self.exact, Plain))
         self.updates = (
@@ -311,21 +310,19 @@ class Checker:
         nearest: float,
     ) -> dict[str, float]:
         """Per tensor, the error in its ``right`` gradient, computed in ``numbers``, if every ReLU
-        whose input is near 0 takes the other side; ``nearest`` is the input closest to it.
-
-        Half of them open too late, half too early. Both halves change other numbers, so that their
-        sum is no more than sqrt(2) times the effect of all together.
-        """
+        whose input is near 0 takes the other side: half of them open too late, half too early.
+        ``nearest`` is the input closest to 0."""
+        kinks = dict.fromkeys(right, 0.0)
         near = (NEAR_SINGLE if self.form is SINGLE else NEAR) * self.form.unit
         if nearest > near:
-            return dict.fromkeys(right, 0.0)
-        _, shifted = self.exact.loss_and_gradients(
-            weights, [tokens], replace(numbers, gate=near), drops
-        )
-        return {
-            name: math.sqrt(2) * distance(name, 0, shifted[name], gradient, 0.0).error
-            for name, gradient in right.items()
-        }
+            return kinks
+        for gate in (near, -near):
+            _, shifted = self.exact.loss_and_gradients(
+                weights, [tokens], replace(numbers, gate=gate), drops
+            )
+            for name, gradient in right.items():
+                kinks[name] += distance(name, 0, shifted[name], gradient, 0.0).error
+        return kinks
 
     def _returned(
         self,

@@ -61,12 +61,7 @@ class Format:
     unit: float = 2.0**-24
     """Unit round-off: the largest relative error of rounding a number."""
     gate: float = 0.0
-    """ReLUs whose inputs are within this multiple of the size of all from 0 are on the other side."""
-
-    def opened(self, x: Tensor, size: Tensor) -> Tensor:
-        """Which inputs of ReLUs, of this ``size``, pass."""
-        passes = x > 0
-        return passes ^ (x.abs() <= self.gate * size) if self.gate else passes
+    """A ReLU opens above this multiple of the size of its inputs, instead of above 0."""
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """The matrix product ``a @ b``."""

@@ -266,7 +266,7 @@ class _Layer:
         with torch.no_grad():
             size = inner.square().mean().sqrt()
             self.model.nearest = min(self.model.nearest, float(inner.abs().min() / size))
-            opened = self.form.opened(inner, size)
+            opened = inner > self.form.gate * size
         inner = self.model.dropped(f"{self.prefix}feed_forward", inner * opened, self.form)
         return self._linear("feed_forward.outer", inner)
 
@@ -438,7 +438,7 @@ class PlainDecoder(Plain):
             with torch.no_grad():
                 size = inner.square().mean().sqrt()
                 self.nearest = min(self.nearest, float(inner.abs().min() / size))
-                opened = form.opened(inner, size)
+                opened = inner > form.gate * size
             inner = inner * opened
         return self._linear(weights, f"{at}feed_forward.outer", form.between(inner), form)
 

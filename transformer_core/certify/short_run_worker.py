@@ -27,7 +27,7 @@ from schemas.results import SeedTrajectory, Trajectory
 from schemas.results.certificates import Checks
 from schemas.results.runs import StepKernels
 from transformer_core.certify.bounds import Weights, course_floor
-from transformer_core.certify.checker import POINTS, Checker, Floors, in_the_last_place
+from transformer_core.certify.checker import Checker, Floors, in_the_last_place
 from transformer_core.certify.dropout import (
     dropout_moments,
     known_dropout,
@@ -181,9 +181,7 @@ def record(
     looks = save_weights and checked
     dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"dropout": dropout})})
     unread = obstacle(dropping, process.device) if dropout else "nothing is dropped"
-    # Steps with dropout are compared later, too.
-    points = POINTS if unread else POINTS - 1
-    checker = Checker(setup, vocabulary, output / "resumed", points=points) if looks else None
+    checker = Checker(setup, vocabulary, output / "resumed") if looks else None
     initial = checker.weights if checker else canonical_weights(setup, vocabulary)
     with FirstStep() as kernels:
         watched = kernels if save_weights else None

@@ -92,6 +92,7 @@ class FinalComparison:
         beyond it, and it without its parts."""
         steps = self._stages(self.steps)
         way = [] if winner.bundle else [s for s in steps if set(s.parts) <= winner.parts]
+        beyond = [stage for stage in steps if stage not in way]
         if not way or set(way[-1].parts) != winner.parts:
             way.append(self._stage(winner, sorted(winner.parts)))
         # Stages that were not measured leave gaps: what follows a gap has several new changes.
@@ -102,7 +103,7 @@ class FinalComparison:
         ]
         return {
             "waterfall": way,
-            "beyond": [stage for stage in steps if stage not in way],
+            "beyond": beyond,
             "left_out": [s for s in self._stages(self.without) if set(s.parts) < winner.parts],
             "sessions": self.sessions,
         }

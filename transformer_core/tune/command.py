@@ -107,7 +107,7 @@ def run(folder: Path, quiet: bool) -> int:
     try:
         return child.wait()
     except KeyboardInterrupt:
-        os.killpg(child.pid, signal.SIGINT)
+        os.killpg(child.pid, signal.SIGTERM)  # Shells let background commands ignore SIGINT.
         child.wait()
         raise
 

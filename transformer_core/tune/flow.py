@@ -121,7 +121,7 @@ class Answer:
     profiles: list[Profiled] = field(default_factory=list)
     """The script itself, and what is recommended."""
     left_out: list[str] = field(default_factory=list)
-    """What was left out for lack of time."""
+    """Steps that there was no time for."""
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -334,7 +334,7 @@ class Tuning:
             return [], str(error)
 
     def _profiled(self, techniques: tuple[str, ...], traces: tuple[list[Path], str]) -> Profiled:
-        """What recorded steps say."""
+        """The breakdown of recorded steps, or why there is none."""
         files, reason = traces
         if not files:
             return Profiled(techniques, reason=reason)

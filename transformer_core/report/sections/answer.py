@@ -159,7 +159,7 @@ def read_answer(results: StudyResults) -> Answer:
     """The whole answer; nothing in it is computed a second time elsewhere."""
     study, found = results.study, results.search
     choice, rivals = choose(results)
-    variants = list(_variants(results, choice))
+    variants, settled = list(_variants(results, choice)), _settled(results)
     commits = {r.provenance.commit for v in results.ordered for r in v.repeats}
     return Answer(
         study=study.name,
@@ -191,7 +191,7 @@ def read_answer(results: StudyResults) -> Answer:
         undecided=[
             v.variant
             for v in variants
-            if v.counts and v.verdict == "UNDECIDED" and v.variant not in _settled(results)
+            if v.counts and v.verdict == "UNDECIDED" and v.variant not in settled
         ],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
         quality=_quality(results) if choice.searched else None,
