@@ -1,5 +1,6 @@
 """Scripts of many kinds are observed as they are: each session has the script and its twin."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +120,19 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path: Pa
         _, alive = psutil.wait_procs(started, timeout=5)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
         assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
+
+
+def test_the_last_words_of_a_side_are_read_though_another_starts_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = "import runpy, time\ntime.sleep(4)\nrunpy.run_module({!r}, run_name='__main__')\n"
+    (tmp_path / "late.py").write_text(late.format(Side.module))
+    (tmp_path / "nothing.py").write_text("raise ValueError('nothing to train')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    program = Program(("nothing.py",), tmp_path)
+    with session(program, [Side(OWN), Side("late", module="late")], tmp_path / "logs") as run:
+        assert run.attempt(OWN, lambda: run.facts(OWN, 100)) is None
+        assert run.failed[OWN].why == "ValueError: nothing to train"
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,10 @@ class Coordinator:
                 found[hello.side] = topology, time.monotonic()
         return found
 
+    def arrived(self, side: str) -> int:
+        """Ranks of ``side`` that have connected so far."""
+        return len(self._members.get(side, {}))
+
     def ask(self, side: str, task: Task, check: Callable[[], None], timeout: float) -> list[Any]:
         """Sends a task to a side and returns the answer of every rank, in the order of ranks."""
         members = self._members[side]

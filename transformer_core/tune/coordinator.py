@@ -195,12 +195,17 @@ class Session:
     def welcome(self, ranks: Mapping[str, int]) -> None:
         """Wait until every process of every side has connected. Those that end are ``failed``."""
         expected = dict(ranks)
+        gone: set[str] = set()
 
         def check() -> None:
             for name in list(expected):
-                if self.processes[name].poll() is not None:
+                arrived = self._coordinator.arrived(name) == ranks[name]
+                if arrived or self.processes[name].poll() is None:
+                    continue  # One that has arrived and ended since has left its last words.
+                if name in gone:  # It was a while ago: it has not connected before it ended.
                     self.failed[name] = self._ended(name, self._how(name), {})
                     del expected[name]
+                gone.add(name)
 
         try:
             self._coordinator.gather(expected, check, HELLO_SECONDS)
