@@ -6,7 +6,7 @@ from pydantic import Field
 
 from schemas.base import Schema
 from schemas.results.certificates import CertificateStatus
-from schemas.results.common import Amount, Bytes, Elapsed, Ending, Interval, Measured, Score
+from schemas.results.common import Amount, Bytes, Elapsed, Ending, Interval, Many, Measured, Score
 from schemas.results.comparisons import Unsettled, Verdict
 
 ClaimVerdict = Literal["REPRODUCED", "PARTLY", "REFUTED", "UNDECIDED", "NOT_TESTABLE"]
@@ -139,11 +139,21 @@ class AnswerTime(Schema):
     next_seconds: Elapsed  # a time limit that would probably settle one more of them
 
 
+class AnswerTraining(Schema):
+    """One training towards the requested quality."""
+
+    name: str  # its variant; the techniques of the recommendation
+    bleu: Score  # the best BLEU it reached
+    steps: Many | None  # until it arrived; null if it did not
+    time_ratio: Measured | None  # training time until it arrived, over that of the baseline
+
+
 class AnswerQuality(Schema):
-    """How quickly the recommendation reaches the translation quality that the study requested."""
+    """How quickly trainings reach the translation quality that the study requested."""
 
     bleu: Score  # the requested BLEU
-    time_ratio: Measured  # training time to reach it, over that of the baseline
+    time_ratio: Measured | None  # of the recommendation; null unless it and the baseline arrived
+    trainings: list[AnswerTraining]  # one of each, the baseline first
 
 
 class AnswerCommands(Schema):
@@ -184,7 +194,7 @@ class Answer(Schema):
     claims: list[AnswerClaim]  # every claim, in the order of config/claims.yaml
     undecided: list[str]  # variants whose comparison with the baseline is undecided
     undecided_claims: list[str]  # claims that are undecided
-    quality: AnswerQuality | None  # null if not requested, or unless both arrived
+    quality: AnswerQuality | None  # null if not requested, or nothing was trained for it
     time: AnswerTime | None  # where the time went; null for a study without a time limit
     commands: AnswerCommands  # commands to run
 

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from report_builders import EVIL, SPEED
 
-from schemas.results import Answer, Effect, Interval, Stage, Unsettled, Verdict
+from schemas.results import (
+    Answer,
+    AnswerQuality,
+    AnswerTraining,
+    Effect,
+    Interval,
+    Stage,
+    Unsettled,
+    Verdict,
+)
 from tests.records import refinement
 from transformer_core.common.digests import write_result
 from transformer_core.common.study_clock import Clock, JobTimes
@@ -64,7 +73,8 @@ def test_numbers_of_the_page_and_of_the_summary_are_the_same(
 
 
 def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, text: str) -> None:
-    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    table = text.partition("## Every variant")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
     said = {name[1]: line for line in lines if (name := re.match(r"\| `(\w+)`", line))}
     assert set(said) == {variant.variant for variant in answer.variants}
     for variant in answer.variants:
@@ -78,6 +88,20 @@ def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, te
     assert "| not counted | not equivalent |" in said["forgetful"]
     assert "| FASTER | equivalent |" in said["amp_bf16"]
     assert "| unsupported |" in said["ddp"]
+
+
+def test_trainings_towards_a_quality_are_in_the_brief(answer: Answer) -> None:
+    trainings = [
+        AnswerTraining(name="single", bleu=20.1, steps=400, time_ratio=1.0),
+        AnswerTraining(name="amp_bf16", bleu=20.4, steps=420, time_ratio=0.625),
+        AnswerTraining(name="<ddp>", bleu=18.04, steps=None, time_ratio=None),
+    ]
+    raced = AnswerQuality(bleu=20.0, time_ratio=None, trainings=trainings)
+    text = brief(answer.model_copy(update={"quality": raced}))
+    table = text.partition("## Time to 20 BLEU")[2].partition("\n## ")[0]
+    assert "| `amp_bf16` | 0.62 | 420 | 20.4 |" in table
+    assert r"| \<ddp\> | did not arrive | – | 18.0 |" in table
+    assert "it reaches 20 BLEU" not in text
 
 
 def test_brief_is_one_page_and_nothing_of_others_is_markup(text: str) -> None:

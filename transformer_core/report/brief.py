@@ -46,6 +46,7 @@ def brief(answer: Answer) -> str:
     ordered = sorted(answer.variants, key=lambda v: -(v.speedup.median if v.speedup else 0.0))
     return made.get_template("brief.md").render(
         answer=answer,
+        names={variant.variant for variant in answer.variants},
         variants=[(variant, said(variant, answer.baseline)) for variant in ordered],
         claims={
             words: [c.claim for c in answer.claims if c.verdict == verdict]

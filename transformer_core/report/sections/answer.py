@@ -16,6 +16,7 @@ from schemas.results import (
     AnswerStage,
     AnswerTechnique,
     AnswerTime,
+    AnswerTraining,
     AnswerVariant,
     CertificateStatus,
     Comparison,
@@ -34,6 +35,7 @@ from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfa
 from transformer_core.report.kit.formats import technique
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
+from transformer_core.report.sections.quality import name_of
 from transformer_core.report.sections.tried import changed_settings, changes, summarise
 from transformer_core.study.resolve import combine
 
@@ -194,7 +196,7 @@ def read_answer(results: StudyResults) -> Answer:
             if v.counts and v.verdict == "UNDECIDED" and v.variant not in settled
         ],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
-        quality=_quality(results) if choice.searched else None,
+        quality=_quality(results),
         time=_time(results),
         commands=AnswerCommands(
             reproduce=reproducing_command("results/report.html"),
@@ -274,9 +276,22 @@ def techniques(results: StudyResults) -> list[AnswerTechnique]:
 
 def _quality(results: StudyResults) -> AnswerQuality | None:
     found = results.quality
-    if found is None or found.time_ratio is None:
+    trained = [side for side in found.sides if side.looks] if found else []
+    if found is None or not trained:
         return None
-    return AnswerQuality(bleu=found.bleu, time_ratio=found.time_ratio)
+    return AnswerQuality(
+        bleu=found.bleu,
+        time_ratio=found.time_ratio,
+        trainings=[
+            AnswerTraining(
+                name=name_of(side),
+                bleu=max(look.bleu for look in side.looks),
+                steps=side.arrived.step if side.arrived else None,
+                time_ratio=side.time_ratio,
+            )
+            for side in trained
+        ],
+    )
 
 
 def _time(results: StudyResults) -> AnswerTime | None:
@@ -337,7 +352,11 @@ def context(results: StudyResults) -> dict[str, Any]:
     """The answer and the comparisons that it names."""
     answer = read_answer(results)
     undecided = [c for c in summarise(results).undecided if c.variant in answer.undecided]
-    return {"answer": answer, "undecided": undecided}
+    trained = answer.quality.trainings if answer.quality else []
+    others = [t for t in trained if t.time_ratio is not None and t.name in results.variants]
+    others = [t for t in others if t.name != answer.baseline]
+    soonest = sorted(others, key=lambda t: t.time_ratio or 0.0) if len(others) > 1 else []
+    return {"answer": answer, "undecided": undecided, "soonest": soonest}
 
 
 def _together(names: Sequence[str], baseline: str) -> str:
