@@ -152,7 +152,7 @@ class AnswerQuality(Schema):
     """How quickly trainings reach the translation quality that the study requested."""
 
     bleu: Score  # the requested BLEU
-    time_ratio: Measured | None  # of the recommendation; null unless it and the baseline arrived
+    time_ratio: Measured | None  # of what the search found; null unless it and the baseline arrived
     trainings: list[AnswerTraining]  # one of each, the baseline first
 
 

@@ -196,7 +196,7 @@ def read_answer(results: StudyResults) -> Answer:
             if v.counts and v.verdict == "UNDECIDED" and v.variant not in settled
         ],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
-        quality=_quality(results),
+        quality=_quality(results, choice.searched),
         time=_time(results),
         commands=AnswerCommands(
             reproduce=reproducing_command("results/report.html"),
@@ -274,14 +274,14 @@ def techniques(results: StudyResults) -> list[AnswerTechnique]:
     ]
 
 
-def _quality(results: StudyResults) -> AnswerQuality | None:
+def _quality(results: StudyResults, searched: bool) -> AnswerQuality | None:
     found = results.quality
     trained = [side for side in found.sides if side.looks] if found else []
     if found is None or not trained:
         return None
     return AnswerQuality(
         bleu=found.bleu,
-        time_ratio=found.time_ratio,
+        time_ratio=found.time_ratio if searched else None,
         trainings=[
             AnswerTraining(
                 name=name_of(side),
@@ -353,8 +353,11 @@ def context(results: StudyResults) -> dict[str, Any]:
     answer = read_answer(results)
     undecided = [c for c in summarise(results).undecided if c.variant in answer.undecided]
     trained = answer.quality.trainings if answer.quality else []
-    others = [t for t in trained if t.time_ratio is not None and t.name in results.variants]
-    others = [t for t in others if t.name != answer.baseline]
+    others = [
+        t
+        for t in trained
+        if t.time_ratio is not None and t.name in results.variants and t.name != answer.baseline
+    ]
     soonest = sorted(others, key=lambda t: t.time_ratio or 0.0) if len(others) > 1 else []
     return {"answer": answer, "undecided": undecided, "soonest": soonest}
 
