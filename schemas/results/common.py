@@ -11,6 +11,11 @@ from pydantic import Field
 
 from schemas.base import Schema
 
+BASELINE = "baseline"
+BEST = "best"
+"""Names of two sides of the last comparison and of the race to a quality; the other sides are
+stages between them, or variants."""
+
 Quantity = Literal["throughput", "peak_memory", "traffic"]
 """Quantity that a comparison measures."""
 

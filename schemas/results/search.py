@@ -12,10 +12,6 @@ from schemas.results.comparisons import Effect, Session
 from schemas.results.profiles import Breakdown
 from schemas.results.runs import Provenance
 
-BASELINE = "baseline"
-BEST = "best"
-"""Sides of the final comparison; the others are the stages between them."""
-
 
 class Contender(Schema):
     """A combination that was measured."""

@@ -25,8 +25,8 @@ from schemas.results import (
     Side,
     TurnWindow,
 )
+from schemas.results.common import BASELINE
 from schemas.results.runs import StepKernels
-from schemas.results.search import BASELINE
 from transformer_core.certify.kernels import uncertified
 from transformer_core.decide import search as search_job
 from transformer_core.decide import search_final, search_trials

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 
 from schemas.config.measurement import Quality
 from schemas.config.study import Study
-from schemas.results.search import BASELINE, BEST
+from schemas.results.common import BASELINE, BEST
 from transformer_core.measure import quality as job
 from transformer_core.measure.quality import Look, Runner, Seen, for_race, look, race
 from transformer_core.measure.sessions import SessionEndedError, Side

@@ -18,8 +18,8 @@ from schemas.config.measurement import Comparing, Quality
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Evaluation
 from schemas.results import SearchResult, Translation
+from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import QualityLook, QualityResult, QualitySide
-from schemas.results.search import BASELINE, BEST
 from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log

@@ -12,7 +12,7 @@ from pair_builders import session, side
 
 from schemas.errors import ConfigError
 from schemas.results.certificates import DeviationOf
-from schemas.results.search import BASELINE, BEST
+from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.evaluation import alone

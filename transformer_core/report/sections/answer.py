@@ -35,7 +35,6 @@ from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfa
 from transformer_core.report.kit.formats import technique
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
-from transformer_core.report.sections.quality import name_of
 from transformer_core.report.sections.tried import changed_settings, changes, summarise
 from transformer_core.study.resolve import combine
 
@@ -284,7 +283,7 @@ def _quality(results: StudyResults, searched: bool) -> AnswerQuality | None:
         time_ratio=found.time_ratio if searched else None,
         trainings=[
             AnswerTraining(
-                name=name_of(side),
+                name=side.title,
                 bleu=max(look.bleu for look in side.looks),
                 steps=side.arrived.step if side.arrived else None,
                 time_ratio=side.time_ratio,

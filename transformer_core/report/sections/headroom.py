@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.results.search import BASELINE, BEST
+from schemas.results.common import BASELINE, BEST
 from transformer_core.decide.headroom import Headroom, headroom, step_seconds, topology_of
 from transformer_core.decide.study_results import StudyResults
 

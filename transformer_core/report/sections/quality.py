@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from schemas.results import Breakdown, Interval, QualityLook, QualitySide
-from schemas.results.search import BASELINE, BEST
+from schemas.results.common import BASELINE, BEST
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
@@ -25,7 +25,7 @@ def context(results: StudyResults) -> dict[str, Any]:
     found = results.quality
     return {
         "quality": found,
-        "sides": [(name_of(s), s) for s in found.sides] if found else [],
+        "sides": [(s.title, s) for s in found.sides] if found else [],
         "gains": from_kernel_to_quality(results),
     }
 
@@ -58,7 +58,7 @@ def from_kernel_to_quality(results: StudyResults) -> list[Gain]:
     baseline = raced[0]
     return [
         Gain(
-            name_of(side),
+            side.title,
             _kernels(profiles, baseline.parts[0], side),
             _of_turns(baseline.looks, side.looks),
             *_to_the_same_loss(baseline.looks, side.looks),
@@ -117,11 +117,6 @@ def _kernels(profiles: dict[str, Breakdown], baseline: str, side: QualitySide) -
     changes = difference(profiles[baseline], profiles[name]).operators
     fallen = [change for change in changes if change.ratio is not None and change.ratio < 1]
     return min(fallen, key=lambda change: change.difference_ms, default=None)
-
-
-def name_of(side: QualitySide) -> str:
-    """The techniques of a side."""
-    return side.parts[0] if side.name == BASELINE else " + ".join(side.parts)
 
 
 _HEIGHT = 3.0
