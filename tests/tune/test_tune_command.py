@@ -15,7 +15,8 @@ from transformer_core.audit import command as audit_command
 from transformer_core.tune import command
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.flow import Answer, Tried, Tuning
-from transformer_core.tune.sessions import Plan, Sessions
+from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
+from transformer_core.tune.techniques.registry import TECHNIQUES
 from transformer_core.tune.terminal import markdown, text
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -153,6 +154,34 @@ def test_gains_within_the_noise_are_no_candidates(
     tuning.noise = dict.fromkeys(gains, noise)
     facts = {"memory": {"peak": 1}, "device": "cpu"}
     assert tuning._candidates(Answer("train.py", tried=tried, facts=facts))[:3] == chosen
+
+
+@pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.5, False)])
+def test_time_too_short_for_a_comparison_goes_to_the_techniques_left(
+    gain: float, all_tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["bf16", "gc_off", "sdpa_math"]
+    tuning = Tuning(Program(("train.py",), SCRIPTS), tmp_path, print, 100, names)
+    budget = tuning.budget
+    budget.start, budget.record, budget.step = 6.0, 1.0, 0.1
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+    tuning.step_seconds = tuning.sessions.step_seconds = budget.step
+    gains = {"bf16": gain, "gc_off": 1.0, "sdpa_math": 0.8}
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        budget.began -= 35  # seconds gone
+        speeds = {side.name: gains.get(side.name, 1.0) for side in plan.sides}
+        sides = {n: Measured(seconds=[1 / s] * 4, certificate=SAME) for n, s in speeds.items()}
+        return Outcome(0, 1, sides)
+
+    monkeypatch.setattr(tuning, "session", session)
+    for name in names:
+        monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
+    facts = {"memory": {"peak": 1}, "device": "cpu", "dropout": False}
+    found = Answer("train.py", facts=facts)
+    tuning._screen(found)
+    assert (found.left_out == []) == all_tried
+    assert all(tried.screened for tried in found.tried) == all_tried
 
 
 def test_an_answer_says_what_there_was_no_time_for() -> None:

@@ -369,10 +369,11 @@ class Tuning:
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
             # The least that makes an answer of it; the first changes need not leave more.
             later = GOOD_SESSIONS * self.comparison(1)
-            if group is not first:
+            promising = bool(self._candidates(answer))
+            if promising:
                 later += LEAST_SESSIONS * self.comparison(1) * self.verify
             fits = 0 if tight else self._fitting(len(group), rounds, later)
-            if group and not fits and group is next(filter(None, groups)):
+            if not fits and not tight and not promising:
                 fits = self._fitting(len(group), rounds, 0.0)  # Certificates are an answer too.
             for side in group[fits:]:
                 answer.tried.append(Tried((side.name,), NO_TIME, "for lack of time"))
