@@ -16,6 +16,7 @@ from schemas.config.facts import (
     UpdateRule,
 )
 from transformer_core.techniques.compiled_adamw import CompiledAdamW
+from transformer_core.techniques.cut_cross_entropy import CutCrossEntropy
 from transformer_core.techniques.float8 import Float8
 from transformer_core.techniques.liger import LigerLoss
 from transformer_core.techniques.linear_cross_entropy import LinearCrossEntropy
@@ -189,7 +190,13 @@ class OnePassLoss(LossFacts, Schema):
 
 
 AnyLoss = Annotated[
-    WholeLoss | ChunkedLoss | KlDivergence | OnePassLoss | LinearCrossEntropy | LigerLoss,
+    WholeLoss
+    | ChunkedLoss
+    | KlDivergence
+    | OnePassLoss
+    | LinearCrossEntropy
+    | LigerLoss
+    | CutCrossEntropy,
     Field(discriminator="kind"),
 ]
 

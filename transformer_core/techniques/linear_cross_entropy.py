@@ -46,9 +46,22 @@ class LinearCrossEntropy(LossFacts, Schema):
             ignore_index=padding,
             options=LinearCrossEntropyOptions(),
         )
-        if smoothing:
-            # torch takes no smoothing in chunks. The smoothed loss adds smoothing * (logit of the
-            # label - mean of all logits), and both are scalar products with the hidden state.
-            apart = F.embedding(y, output) - output.mean(0)
-            loss = loss + smoothing * (h * apart).sum(-1).masked_fill(y == padding, 0.0).sum()
-        return loss
+        return loss + smoothing_term(h, output, y, smoothing, padding)
+
+
+def smoothing_term(
+    hidden: "Tensor", output: "Tensor", labels: "Tensor", smoothing: float, padding: int
+) -> "Tensor | float":
+    """What smoothing adds to a cross-entropy without it, for functions that take none: smoothing *
+    (logit of the label - mean of all logits), two scalar products with the hidden state.
+
+    hidden [n, d], output [v, d], labels [n] -> a scalar, summed over labels that are not
+    ``padding``."""
+    import torch.nn.functional as F
+
+    if not smoothing:
+        return 0.0
+    apart = F.embedding(labels, output) - output.mean(0)
+    terms = (hidden * apart).sum(-1).masked_fill(labels == padding, 0.0)
+    result: Tensor = smoothing * terms.sum()
+    return result

@@ -1,0 +1,58 @@
+"""Output map and cross-entropy by the library cut-cross-entropy (arXiv 2411.09009) for GPUs."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from schemas.base import Schema
+from schemas.config.facts import LossFacts
+from schemas.errors import Unsupported
+from transformer_core.techniques.linear_cross_entropy import smoothing_term
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CutCrossEntropy(LossFacts, Schema):
+    """Output map and loss by the kernel of the library cut-cross-entropy for GPUs: it computes
+    logits block by block, keeps none, and skips blocks whose gradient the number format would not
+    show. Made for 16 bits: in 32, its products may have the precision of TensorFloat-32."""
+
+    kind: Literal["cut_cross_entropy"]
+
+    of_hidden: ClassVar = True
+
+    def loss_sum(
+        self, hidden: "Tensor", output: "Tensor", labels: "Tensor", smoothing: float, padding: int
+    ) -> "Tensor":
+        """Label-smoothed cross-entropy of ``hidden @ output.T``, in nats, summed over the labels
+        that are not ``padding``: a scalar. hidden [b, t, d], output [v, d], labels [b, t].
+
+        Raises Unsupported on other devices than GPUs, and where the library is missing."""
+        import torch
+
+        function = library(hidden)
+        device = hidden.device.type
+        # The kernel knows nothing of autocast.
+        if torch.is_autocast_enabled(device):
+            hidden = hidden.to(torch.get_autocast_dtype(device))
+        h, y = hidden.flatten(0, 1), labels.flatten()
+        loss: Tensor = function(
+            h, output.to(h.dtype), y, ignore_index=padding, reduction="sum"
+        ).float()
+        return loss + smoothing_term(h, output, y, smoothing, padding)
+
+
+def library(x: "Tensor") -> Any:
+    """The library's function. Unsupported where ``x`` is not on a GPU, or it is missing."""
+    import importlib
+
+    if not x.is_cuda:
+        raise Unsupported(
+            "training.loss: cut_cross_entropy is a kernel of Triton for GPUs; "
+            f"this run is on a {x.device.type}"
+        )
+    try:
+        return importlib.import_module("cut_cross_entropy").linear_cross_entropy
+    except ImportError:
+        raise Unsupported(
+            "training.loss: cut_cross_entropy needs its library: pip install cut-cross-entropy"
+        ) from None
