@@ -100,6 +100,26 @@ def test_a_script_that_rounding_overturns_is_undecided() -> None:
     assert certificate.word == "undecided", certificate
 
 
+@pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])
+def test_luck_of_a_tensor_in_a_step_that_rounding_overturns_is_no_bound(
+    first: float, word: str
+) -> None:
+    def overturned(second: dict[str, float], first: float) -> Record:
+        """Noise of the first step of both tensors, and of the second step of each."""
+        (found,) = record(noise=first).ranks
+        for name, noise in second.items():
+            (other,) = record(noise=noise).ranks
+            weight = f"2 weight {name}"
+            update = other[weight] - other[f"1 weight {name}"]
+            found[f"2 gradient {name}"] = other[f"2 gradient {name}"]
+            found[weight] = found[f"1 weight {name}"] + update
+        return Record([found])
+
+    floor = overturned({"a": 0.9, "b": 0.05}, 1e-6)
+    certificate = certify(overturned({"a": 0.8, "b": 0.8}, first), OWN, floor, "bfloat16")
+    assert certificate.word == word, certificate
+
+
 def test_numbers_that_weights_decide_are_no_data() -> None:
     # What a generator hands to its critic changes with the floor: gradients judge it.
     floor = record(noise=1e-6, inputs=1.0001)

@@ -382,7 +382,9 @@ def _largest(
         least = PRODUCT * NOISE[rounding]
         if noisy is not None:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
-        bound = allowed(noise, typical[key[1]], max(ceiling, 2 * noise), MARGIN, least)
+        # A tensor may be lucky in a step in which rounding overturns the others.
+        usual = typical[key[1]]
+        bound = allowed(noise, usual, max(ceiling, 2 * noise, 2 * usual), MARGIN, least)
         if gap > bound:
             bad.append(
                 f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {bound:.1e} allowed"
@@ -425,7 +427,9 @@ class _Noisy:
         typical = floors.usual_floors((key[1], share) for key, share in self._shares.items())
         # Whatever the bound of a gradient allows, spread evenly over its numbers.
         for key, share in self._shares.items():
-            bound = allowed(share, typical[key[1]], max(CEILING[rounding], 2 * share), MARGIN)
+            usual = typical[key[1]]
+            ceiling = max(CEILING[rounding], 2 * share, 2 * usual)
+            bound = allowed(share, usual, ceiling, MARGIN)
             self._shares[key] = max(4 * NOISE[rounding], bound)
 
     def turned(self, key: tuple[int, int, str]) -> float:
