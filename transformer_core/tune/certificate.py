@@ -30,6 +30,9 @@ PRODUCT = 3
 where it does not depend on the weights, so that disturbing those shows nothing of it."""
 UPDATE_CEILING = 0.8
 """The same of an update. Without its update, or with twice of it, a tensor is 1 off."""
+OVERTURNED = 0.5
+"""A floor beyond this leaves nothing of a tensor's direction: the difference of two such runs tells
+nothing, however large."""
 NEGLIGIBLE: dict[Rounding, float] = {
     "exact": 1e-5,
     "float32": 1e-5,
@@ -382,9 +385,8 @@ def _largest(
         least = PRODUCT * NOISE[rounding]
         if noisy is not None:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
-        # A tensor may be lucky in a step in which rounding overturns the others.
         usual = typical[key[1]]
-        bound = allowed(noise, usual, max(ceiling, 2 * noise, 2 * usual), MARGIN, least)
+        bound = allowed(noise, usual, _ceiling(ceiling, noise, usual), MARGIN, least)
         if gap > bound:
             bad.append(
                 f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {bound:.1e} allowed"
@@ -396,6 +398,13 @@ def _largest(
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
+
+
+def _ceiling(least: float, floor: float, usual: float) -> float:
+    """The ceiling of a tensor's bound, from its ``floor`` and the ``usual`` one of its step: a tensor
+    may be lucky where rounding overturns the others. One that is overturned itself has none."""
+    widest = max(floor, usual)
+    return math.inf if widest > OVERTURNED else max(least, 2 * widest)
 
 
 def _first_floor(own: Record, floor: Record) -> float:
@@ -428,8 +437,7 @@ class _Noisy:
         # Whatever the bound of a gradient allows, spread evenly over its numbers.
         for key, share in self._shares.items():
             usual = typical[key[1]]
-            ceiling = max(CEILING[rounding], 2 * share, 2 * usual)
-            bound = allowed(share, usual, ceiling, MARGIN)
+            bound = allowed(share, usual, _ceiling(CEILING[rounding], share, usual), MARGIN)
             self._shares[key] = max(4 * NOISE[rounding], bound)
 
     def turned(self, key: tuple[int, int, str]) -> float:
