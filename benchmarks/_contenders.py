@@ -137,8 +137,7 @@ class XTransformers(nn.Module):
         """source [b, s], target_input [b, t] -> logits [b, t, v]."""
         mask = source != PAD
         memory = self.both.encoder(source, mask=mask, return_embeddings=True)
-        logits: Tensor = self.both.decoder.net(target_input, context=memory, context_mask=mask)
-        return logits
+        return self.both.decoder.net(target_input, context=memory, context_mask=mask)
 
 
 class PeerObjective(nn.Module):

@@ -20,8 +20,7 @@ from transformer_core.training.optimizer import build_optimizer
 from transformer_core.training.precision import build_precision
 
 GPT2, LLAMA = "GPT-2 of transformers", "Llama of transformers"
-Batch = tuple[Tensor, Tensor]
-"""Tokens and targets, each [b, n], without padding."""
+Batch = tuple[Tensor, Tensor]  # tokens and targets, each [b, n], without padding
 _GPT2_FORM: dict[str, Any] = {
     "positions": {"kind": "learned"},
     "norm": {"kind": "layer"},
@@ -146,8 +145,7 @@ class _XTransformers(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """tokens [b, n] -> logits [b, n, v]."""
-        found: Tensor = self.net(tokens)
-        return found
+        return self.net(tokens)
 
 
 def _network(contender: LanguageContender, options: argparse.Namespace) -> nn.Module:

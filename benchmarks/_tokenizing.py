@@ -28,13 +28,10 @@ from transformer_core.data.tokenizing.job import load_tokenizer, train
 
 REFERENCE = "datasets.map, 2 processes"
 SIDES = ("source", "target")
-_COMPARED = 300_000
-"""Pairs whose ids are compared with the tokenizer's own."""
-_FEW = 20_000
-"""Pairs of the turn that does not count."""
+_COMPARED = 300_000  # pairs whose ids are compared with the tokenizer's own
+_FEW = 20_000  # pairs of the turn that does not count
 _RULES = Filter(max_tokens=1_000, max_characters=1_000_000)
-Contender = Callable[[Path, Path], None]
-"""Writes what it makes of a file of pairs to a new folder."""
+Contender = Callable[[Path, Path], None]  # writes what it makes of a file of pairs to a new folder
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

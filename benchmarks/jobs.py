@@ -23,8 +23,7 @@ import psutil
 
 _PACKAGES = ("numba", "numpy", "pyarrow", "snakemake", "tokenizers")
 _MB = 1_000_000
-_QUICK_START = "transformer_core.run.quick_start"
-"""Starts another module."""
+_QUICK_START = "transformer_core.run.quick_start"  # starts another module
 
 
 @dataclass

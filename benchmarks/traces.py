@@ -84,8 +84,7 @@ def measured(python: str, body: str, trace: Path) -> dict[str, Any]:
     )
     if done.returncode:
         raise SystemExit(f"{python} could not read {trace}:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 _NUMBER = re.compile(r'("(?:ts|correlation|External id|id|Ev Idx)": ?"?)(-?\d+)(\.\d+)?')

@@ -150,11 +150,9 @@ def merge(
     return merged
 
 
-FACTORY_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-"""package.module:function."""
+FACTORY_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # package.module:function
 
-LINE_PATTERN = r"^[^\x00-\x1f\x7f]*$"
-"""No control characters: neither NUL nor an end of line."""
+LINE_PATTERN = r"^[^\x00-\x1f\x7f]*$"  # no control characters: neither NUL nor an end of line
 
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 
@@ -167,19 +165,14 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=64)]
 Count = Annotated[int, Field(ge=1, le=1_000)]
 """A whole number of things that a study lists or repeats."""
 
-Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-"""Any signed 64-bit integer."""
+Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # any signed 64-bit integer
 
-Decimal = Annotated[float, Field(ge=-1e18, le=1e18)]
-"""Any measured number, in any unit."""
+Decimal = Annotated[float, Field(ge=-1e18, le=1e18)]  # any measured number, in any unit
 
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-"""A number from 0 up to, not including, 1."""
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]  # a number from 0 up to, not including, 1
 
-MOST_SECONDS = 604_800.0
-"""A week: longer than a study ever waits."""
-Seconds = Annotated[float, Field(ge=0.0, le=MOST_SECONDS), Unit("seconds")]
-"""A duration in seconds."""
+MOST_SECONDS = 604_800.0  # a week: longer than a study ever waits
+Seconds = Annotated[float, Field(ge=0.0, le=MOST_SECONDS), Unit("seconds")]  # a duration in seconds
 
 DURATION_PATTERN = r"^\s*[0-9]{1,6}(\.[0-9]{1,6})?\s*(s|min|h)\s*$"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3_600.0}
@@ -232,15 +225,13 @@ Size = Annotated[_Bytes, BeforeValidator(_size, json_schema_input_type=_Bytes | 
 
 MOST_STEPS = 10_000_000
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS), Unit("steps")]
-StepsOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS), Unit("steps")]
-"""Steps, or 0 for none."""
+StepsOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS), Unit("steps")]  # steps, or 0 for none
 Pairs = Annotated[int, Field(ge=1, le=10_000_000_000), Unit("pairs")]
 """Sentence pairs: the maximum exceeds any corpus."""
 Tokens = Annotated[int, Field(ge=1, le=1_000_000_000), Unit("tokens")]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """A seed that every random number generator accepts."""
-Rate = Annotated[float, Field(gt=0.0, le=100.0)]
-"""A learning rate."""
+Rate = Annotated[float, Field(gt=0.0, le=100.0)]  # a learning rate
 
 Line = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=LINE_PATTERN)]
 """A single line of text for display."""

@@ -14,8 +14,7 @@ from schemas.base import FACTORY_PATTERN, LINE_PATTERN, NAME_PATTERN, SHA256_PAT
 CHANGES_NO_RESULT = True  # it says what is wrong with a file
 
 
-WHOLE_FILE = "(file)"
-"""The field of a problem that concerns the whole file."""
+WHOLE_FILE = "(file)"  # the field of a problem that concerns the whole file
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class Diverged(RuntimeError):
     """The loss of a training is no longer finite."""
 
 
-_LONGEST_NAME = 100
-"""Maximum characters compared with known names; the time is quadratic in them."""
+_LONGEST_NAME = 100  # maximum characters compared with known names; the time is quadratic in them
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -198,8 +198,7 @@ class Claim(Schema):
     tests: list[ClaimTest] = Field(min_length=1)  # tests that must pass for the claim to hold
 
 
-Claims = dict[ClaimId, Claim]
-"""config/claims.yaml: claims by id."""
+Claims = dict[ClaimId, Claim]  # config/claims.yaml: claims by id
 
 
 def numbers_of(test: ClaimTest) -> list[Number]:

@@ -59,11 +59,9 @@ class Link(Schema):
     emulate: bool = False  # emulate the link even if it could be created
 
 
-LinkKind = Literal["namespaces", "emulated"]
-"""How a run's link was created."""
+LinkKind = Literal["namespaces", "emulated"]  # how a run's link was created
 
-Algorithm = Literal["ring", "tree"]
-"""How an all-reduce uses a link."""
+Algorithm = Literal["ring", "tree"]  # how an all-reduce uses a link
 
 
 class LinkModel(Schema):
@@ -234,10 +232,8 @@ class LocalSteps(StrategyFacts, Schema):
     kind: Literal["local_steps"]
     every: Annotated[int, Field(ge=1, le=MOST_STEPS), Unit("steps")] = 6
     """Optimizer steps between two meetings; must divide training.steps."""
-    outer_rate: float = Field(default=0.7, gt=0, le=10.0)
-    """Learning rate of the outer optimizer."""
-    outer_momentum: float = Field(default=0.9, ge=0, lt=1.0)
-    """Momentum of the outer optimizer."""
+    outer_rate: float = Field(default=0.7, gt=0, le=10.0)  # learning rate of the outer optimizer
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1.0)  # momentum of the outer optimizer
 
 
 AnyParallel = Annotated[
@@ -250,8 +246,7 @@ Allocator = Literal["default", "kept", "huge_pages", "tcmalloc", "jemalloc"]
 """Memory allocator of host processes."""
 CudaAllocator = Literal["expandable_segments", "default"]
 """How torch allocates memory on a CUDA device."""
-Affinity = Literal["none", "cores"]
-"""Cores that threads run on."""
+Affinity = Literal["none", "cores"]  # cores that threads run on
 
 
 class Machine(Schema):

@@ -113,8 +113,7 @@ class ImportedTask(Schema):
     verify: bool = True  # whether the changed files are run against the original ones
 
 
-MOST_CHARACTERS = 10_000_000
-"""Default maximum length of a text: long ones are cut into rows."""
+MOST_CHARACTERS = 10_000_000  # default maximum length of a text: long ones are cut into rows
 
 
 class Translation(Schema):

@@ -201,8 +201,7 @@ AnyLoss = Annotated[
 ]
 
 
-Clipping = Literal["apart", "folded"]
-"""Where overly large gradients are scaled down."""
+Clipping = Literal["apart", "folded"]  # where overly large gradients are scaled down
 
 
 class Noam(Schema):

@@ -61,8 +61,7 @@ class Family(Schema):
         return member.reference or self.reference
 
 
-Families = dict[Name, Family]
-"""Families by name."""
+Families = dict[Name, Family]  # families by name
 
 
 DATA_SECTIONS = frozenset({"task", "corpus", "filter", "tokenizer"})
@@ -127,8 +126,7 @@ def _joined(value: Any) -> Any:
     return value
 
 
-JOINT = "_with_"
-"""Joins variant names into the name of their composition."""
+JOINT = "_with_"  # joins variant names into the name of their composition
 
 VariantName = Annotated[
     Name, BeforeValidator(_joined, json_schema_input_type=Name | dict[Literal["with"], list[Name]])

@@ -16,8 +16,7 @@ BEST = "best"
 """Names of two sides of the last comparison and of the race to a quality; the other sides are
 stages between them, or variants."""
 
-Quantity = Literal["throughput", "peak_memory", "traffic"]
-"""Quantity that a comparison measures."""
+Quantity = Literal["throughput", "peak_memory", "traffic"]  # quantity that a comparison measures
 
 Status = Literal["ok", "oom", "diverged", "unsupported", "failed"]
 
@@ -34,24 +33,20 @@ Bytes = Annotated[int, Field(ge=0, le=_EXBIBYTE), Unit("bytes")]
 SignedBytes = Annotated[int, Field(ge=-_EXBIBYTE, le=_EXBIBYTE), Unit("bytes")]
 """Difference between two measurements, in bytes."""
 
-_YEARS = 1_000_000_000
-"""Seconds: 31 years."""
+_YEARS = 1_000_000_000  # seconds: 31 years
 Nanoseconds = Annotated[int, Field(ge=0, le=_YEARS * 10**9), Unit("nanoseconds")]
 SignedNanoseconds = Annotated[
     int, Field(ge=-_YEARS * 10**9, le=_YEARS * 10**9), Unit("nanoseconds")
 ]
 """Difference between two clock readings or two durations."""
-Elapsed = Annotated[float, Field(ge=0.0, le=_YEARS), Unit("seconds")]
-"""A duration."""
+Elapsed = Annotated[float, Field(ge=0.0, le=_YEARS), Unit("seconds")]  # a duration
 SignedSeconds = Annotated[float, Field(ge=-_YEARS, le=_YEARS), Unit("seconds")]
 """Difference between two clock readings or two durations, or a fitted duration."""
 
 PerSecond = Annotated[float, Field(ge=0.0, le=1e24)]
 """A rate, in any unit: up to thousands of times that of the largest machines."""
-Proportion = Annotated[float, Field(ge=-1e-6, le=1.0 + 1e-6)]
-"""From 0 to 1, up to rounding."""
-Cosine = Annotated[float, Field(ge=-1.0 - 1e-6, le=1.0 + 1e-6)]
-"""From -1 to 1, up to rounding."""
+Proportion = Annotated[float, Field(ge=-1e-6, le=1.0 + 1e-6)]  # from 0 to 1, up to rounding
+Cosine = Annotated[float, Field(ge=-1.0 - 1e-6, le=1.0 + 1e-6)]  # from -1 to 1, up to rounding
 Score = Annotated[float, Field(ge=0.0, le=100.0 + 1e-6)]
 """A translation score from 0 to 100, up to rounding."""
 Loss = Annotated[float, Field(ge=-1e9, le=1e39)]
@@ -59,8 +54,7 @@ Loss = Annotated[float, Field(ge=-1e9, le=1e39)]
 up to rounding, but users' models may add negative terms."""
 Magnitude = Annotated[float, Field(ge=0.0, le=1e300)]
 """A norm, or a ratio of norms whose divisor may be close to zero."""
-Extreme = Annotated[float, Field(ge=-1e300, le=1e300)]
-"""The same with a sign."""
+Extreme = Annotated[float, Field(ge=-1e300, le=1e300)]  # the same with a sign
 Amount = Annotated[float, Field(ge=0.0, le=1e12)]
 """A ratio, a mean of counts, or an amount per item."""
 Measured = Annotated[float, Field(ge=-1e24, le=1e24)]

@@ -25,8 +25,7 @@ MODULE = "transformer_core.audit.side"
 OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
 MOST_RECORDED = 6
 LEAST_STEPS = 2
-SECONDS = 150.0
-"""About as long an audit may take."""
+SECONDS = 150.0  # about as long an audit may take
 
 
 @dataclass
@@ -34,8 +33,7 @@ class Answer:
     """The result of an audit."""
 
     command: str
-    status: str = "clean"
-    """``clean``, ``wrong``, or ``failed`` where the script cannot be observed."""
+    status: str = "clean"  # clean, wrong, or failed where the script cannot be observed
     reason: str = ""
     findings: list[Finding] = field(default_factory=list)
     relations: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -20,8 +20,7 @@ from transformer_core.tune.coordinator import Program, SideEnded
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.isolation import TooLarge
 
-SECONDS = 20.0
-"""About as long the audit of a baseline may take, beside the starts of its processes."""
+SECONDS = 20.0  # about as long the audit of a baseline may take, beside the starts of its processes
 
 
 def own_training(spec: Path, data: Path, folder: Path) -> Program:
@@ -41,14 +40,10 @@ class AuditJob(Job):
 
     kind = "audit"
 
-    study: Path
-    """study.json."""
-    spec: Path
-    """spec.json of its baseline."""
-    data: Path | None = None
-    """Folder of the shards; null for a script."""
-    output: Path
-    """audit.json to write."""
+    study: Path  # study.json
+    spec: Path  # spec.json of its baseline
+    data: Path | None = None  # folder of the shards; null for a script
+    output: Path  # audit.json to write
 
     def run(self, log_file: Path | None) -> None:
         study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)

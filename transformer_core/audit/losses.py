@@ -15,10 +15,8 @@ from transformer_core.audit.relations import Finding, Notes, user_line
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
 
-FOLLOWED_STEPS = 8
-"""Optimizer steps that are watched closely."""
-SAME = 1e-5
-"""Weights of rows that differ by less are rounding."""
+FOLLOWED_STEPS = 8  # optimizer steps that are watched closely
+SAME = 1e-5  # weights of rows that differ by less are rounding
 MEAN_LOSSES = (
     "cross_entropy",
     "nll_loss",
@@ -36,14 +34,11 @@ class Rows:
 
     place: str
     kind: str
-    count: int
-    """Rows that count."""
-    module: bool
-    """Whether it was called inside a model's forward pass."""
+    count: int  # rows that count
+    module: bool  # whether it was called inside a model's forward pass
     share: float = 0.0
     """Weight of a row in the loss that is differentiated; the mean if rows differ."""
-    even: bool = True
-    """Whether all rows have the same weight."""
+    even: bool = True  # whether all rows have the same weight
     seen: bool = False
 
 

@@ -13,12 +13,10 @@ from transformer_core.audit.watcher import Watcher
 
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 0.06, torch.float16: 0.01}
 """Relative errors of a module's result that its format explains, whatever the measured floor."""
-MARGIN = 8.0
-"""A difference beyond this multiple of the measured floor is not rounding."""
+MARGIN = 8.0  # a difference beyond this multiple of the measured floor is not rounding
 MATCH = 0.98
 """Share of the targets that must equal the tokens at an offset, so that they are those tokens."""
-POSITIONS = 3
-"""Tokens that are changed, one at a time."""
+POSITIONS = 3  # tokens that are changed, one at a time
 
 
 class Probes:

@@ -40,8 +40,7 @@ class Finding:
     """A place where a relation does not hold."""
 
     relation: str
-    where: str
-    """The tensor, module or line of the script."""
+    where: str  # the tensor, module or line of the script
     cause: str
     remedy: str
     measured: float | None = None
@@ -55,10 +54,8 @@ class Notes:
     """Everything that one process has found out; survives as JSON."""
 
     findings: list[Finding] = field(default_factory=list)
-    tested: dict[str, str] = field(default_factory=dict)
-    """How each relation was tested, if it was."""
-    untested: dict[str, str] = field(default_factory=dict)
-    """Why a relation could not be tested."""
+    tested: dict[str, str] = field(default_factory=dict)  # how each relation was tested, if it was
+    untested: dict[str, str] = field(default_factory=dict)  # why a relation could not be tested
 
     def found(self, finding: Finding) -> None:
         """Keep a finding; the first one of a relation at a place is enough."""

@@ -43,8 +43,7 @@ class Result:
     """The outcome of a call made again."""
 
     outputs: list[Tensor]
-    losses: list[tuple[str, Tensor, Any]]
-    """Name, logits and targets of each loss inside the call."""
+    losses: list[tuple[str, Tensor, Any]]  # name, logits and targets of each loss inside the call
     modules: dict[str, list[Tensor]]
     """Results of all modules inside, by name, in the order in which they ended."""
     inputs: dict[str, list[Tensor]]

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-MOST_NUMBERS = 1 << 20
-"""Numbers per tensor that are followed: the first ones of a larger tensor."""
+MOST_NUMBERS = 1 << 20  # numbers per tensor that are followed: the first ones of a larger tensor
 MOST_TENSORS = 64
 
-LOST = 0.5
-"""An update of which rounding to the weights' format takes this share is lost."""
+LOST = 0.5  # an update of which rounding to the weights' format takes this share is lost
 
 
 @dataclass

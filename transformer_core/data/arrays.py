@@ -34,8 +34,7 @@ class Ragged:
 
     def flat(self) -> NDArray[Any]:
         """[sum(lengths)] the values of the rows alone, in order."""
-        flat: NDArray[Any] = self.values[ranges(self.starts, self.lengths)]
-        return flat
+        return self.values[ranges(self.starts, self.lengths)]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -102,8 +101,7 @@ def utf8(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int6
     return data, offsets
 
 
-Counts = dict[int, int]
-"""Sentences by length, shortest first."""
+Counts = dict[int, int]  # sentences by length, shortest first
 
 
 def count_lengths(lengths: NDArray[np.integer]) -> Counts:

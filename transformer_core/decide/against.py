@@ -39,8 +39,7 @@ from transformer_core.decide.verdicts import verdict_of
 
 Record = TypeVar("Record", bound=Schema)
 
-MEMORY_RESOLUTION = 0.05
-"""Peak memory of single runs that differs by less is considered equal."""
+MEMORY_RESOLUTION = 0.05  # peak memory of single runs that differs by less is considered equal
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,8 @@ class AgainstJob(Job):
 
     kind = "against"
 
-    here: Path = Path("results")
-    """These results."""
-    there: Path
-    """The others: a folder like it."""
+    here: Path = Path("results")  # these results
+    there: Path  # the others: a folder like it
     output: Path
 
     def run(self, log_file: Path | None) -> None:

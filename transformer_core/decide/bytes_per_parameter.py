@@ -16,12 +16,10 @@ from schemas.config.run_spec import RunSpec
 class Formula:
     """Bytes per parameter of the whole model, as held by rank 0."""
 
-    weights: float
-    """Weights, including the 16-bit copies that layers compute with."""
+    weights: float  # weights, including the 16-bit copies that layers compute with
     gradients: float
     optimizer: float
-    buckets: float | None
-    """Additional memory for DDP's buckets; null if there is no formula."""
+    buckets: float | None  # additional memory for DDP's buckets; null if there is no formula
 
     @property
     def model_state(self) -> float:

@@ -51,10 +51,8 @@ class Findings:
 
     results: StudyResults
     curves: Mapping[str, FamilyCurve]
-    folder: Path
-    """Folder of the results."""
-    margin: float
-    """Ratios from 1 / (1 + margin) to 1 + margin are the same."""
+    folder: Path  # folder of the results
+    margin: float  # ratios from 1 / (1 + margin) to 1 + margin are the same
 
 
 class Judgement(NamedTuple):

@@ -71,10 +71,8 @@ class ClaimsJob(Job):
 
     kind = "claims"
 
-    claims: Claims
-    """The claims by id."""
-    results: Path = Path("results")
-    """Folder of the results, with families.json."""
+    claims: Claims  # the claims by id
+    results: Path = Path("results")  # folder of the results, with families.json
     output: Path
 
     def run(self, log_file: Path | None) -> None:

@@ -121,13 +121,10 @@ class CombineJob(Job):
     kind = "combine"
 
     variant: str
-    spec: Path
-    """Its run spec."""
-    repeats: list[Path] = Field(min_length=1)
-    """metrics.json of every repeat."""
+    spec: Path  # its run spec
+    repeats: list[Path] = Field(min_length=1)  # metrics.json of every repeat
     evaluation: Path
-    manifest: Path
-    """manifest.json of the training shards."""
+    manifest: Path  # manifest.json of the training shards
     output: Path
 
     def run(self, log_file: Path | None) -> None:

@@ -34,12 +34,10 @@ from transformer_core.decide.verdicts import counted, judge, not_measured
 
 INPUT_WAIT_LIMIT = 0.05
 """Fraction of time spent waiting for input above which throughput says little about training."""
-HELD_LIMIT = 0.05
-"""Share of the rounds for which a GPU's clock may be held down without a note."""
+HELD_LIMIT = 0.05  # share of the rounds for which a GPU's clock may be held down without a note
 FOREIGN_LIMIT = 0.05
 """Fraction of the machine's CPU time used by other processes above which a note is added."""
-PROBE_LIMIT = 0.1
-"""Change of the machine's speed during a session above which a note is added."""
+PROBE_LIMIT = 0.1  # change of the machine's speed during a session above which a note is added
 
 NO_SPEEDUP: dict[CertificateStatus, str] = {
     "not_equivalent": "{} does not train the same model: no speed-up",
@@ -234,12 +232,9 @@ class CompareJob(Job):
 
     kind = "compare"
 
-    margin: float
-    """Ratios up to 1 + margin are the same."""
-    pairs: tuple[Path, ...] = ()
-    """Paired runs."""
-    results: list[Path]
-    """metrics.json of every variant."""
+    margin: float  # ratios up to 1 + margin are the same
+    pairs: tuple[Path, ...] = ()  # paired runs
+    results: list[Path]  # metrics.json of every variant
     certificates: list[Path]
     output: Path
 

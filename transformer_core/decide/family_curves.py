@@ -18,8 +18,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.verdicts import ONE_SESSION
 from transformer_core.study.compared_pairs import members_in
 
-FEWEST_MEMBERS = 2
-"""Minimum number of members: a single variant makes no curve."""
+FEWEST_MEMBERS = 2  # minimum number of members: a single variant makes no curve
 
 
 def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
@@ -134,8 +133,7 @@ class FamiliesJob(Job):
 
     kind = "families"
 
-    families: Families
-    """The families by name."""
+    families: Families  # the families by name
     results: Path = Path("results")
     output: Path
 

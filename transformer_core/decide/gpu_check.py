@@ -43,8 +43,7 @@ from transformer_core.machine.provenance import git_commit, package_versions
 
 PRECISIONS = ("single", "tf32", "amp_fp16", "amp_bf16")
 REFERENCE = "single"
-SLACK = 0.02
-"""Tolerance of a ratio beyond its expected range: the margin of comparisons."""
+SLACK = 0.02  # tolerance of a ratio beyond its expected range: the margin of comparisons
 DROPPED_BY_CHANCE = 0.01
 """Allowed difference between the actual and the requested dropout share: with some 250,000
 weights six standard deviations are 0.004; a share rounded to a sixteenth is 0.0375 off."""
@@ -360,8 +359,7 @@ def line(
     )
 
 
-LOG_CHARACTERS = 2000
-"""Characters of a log shown in the report: its end, where the error is."""
+LOG_CHARACTERS = 2000  # characters of a log shown in the report: its end, where the error is
 
 
 def device(found: DeviceFacts) -> Iterator[Check]:
@@ -386,8 +384,7 @@ class GpuChecksJob(Job):
     kind = "gpu_checks"
 
     results: Path = Path("results")
-    output: Path
-    """checks.json."""
+    output: Path  # checks.json
 
     def run(self, log_file: Path | None) -> None:
         found = check(self.results)

@@ -20,12 +20,10 @@ class Part:
     """One class of operators in a step; all in seconds."""
 
     name: str
-    seconds: float
-    """Time of the class within the step."""
+    seconds: float  # time of the class within the step
     products: float | None
     """Time for its floating-point operations at the measured rate; None if unknown."""
-    traffic: float | None
-    """Time for its bytes at the measured bandwidth; None if unknown."""
+    traffic: float | None  # time for its bytes at the measured bandwidth; None if unknown
 
     @property
     def least(self) -> float | None:
@@ -44,12 +42,9 @@ class Headroom:
     """A step and its parts."""
 
     name: str
-    seconds: float
-    """Duration of the timed step."""
-    parts: list[Part]
-    """Parts by class, longest first."""
-    idle: float
-    """Seconds of the step in which no operator runs."""
+    seconds: float  # duration of the timed step
+    parts: list[Part]  # parts by class, longest first
+    idle: float  # seconds of the step in which no operator runs
 
     @property
     def products(self) -> float:

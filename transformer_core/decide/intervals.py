@@ -45,8 +45,7 @@ SHARED = 0.25
 """Correlation between the errors of two comparisons in the same sessions, if the reference
 varies between sessions as much as a variant does."""
 
-ROUNDED = 1e-20
-"""Variance of logarithms below which differences are only rounding."""
+ROUNDED = 1e-20  # variance of logarithms below which differences are only rounding
 
 Values = NDArray[np.float64]
 """[sessions] one number per session, for one comparison or several in a row."""
@@ -141,10 +140,8 @@ def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:
 class Between(NamedTuple):
     """Variation between sessions of comparisons with one reference, beyond their own errors."""
 
-    variance: float
-    """Variance of the logarithm of a ratio; 0 if no comparison has a second session."""
-    freedom: float
-    """Degrees of freedom of that estimate."""
+    variance: float  # variance of the logarithm of a ratio; 0 if no comparison has a second session
+    freedom: float  # degrees of freedom of that estimate
 
 
 def between_sessions(
@@ -191,13 +188,11 @@ def _squares(sessions: Sequence[LogRatio]) -> Values:
     return np.array([session.error**2 for session in sessions], np.float64)
 
 
-Groups = Sequence[Sequence[float]]
-"""Samples by repeat."""
+Groups = Sequence[Sequence[float]]  # samples by repeat
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-FEWEST_SAMPLES = 3
-"""Minimum samples for a bootstrap; with fewer, the interval is their range."""
+FEWEST_SAMPLES = 3  # minimum samples for a bootstrap; with fewer, the interval is their range
 
 _SEED = 20_170_612
 _CHUNK_VALUES = 2_000_000

@@ -18,8 +18,7 @@ from transformer_core.common.records import read_record
 from transformer_core.common.tables import read_table
 from transformer_core.measure.session_ratio import log_ratios
 
-REAL, EMULATED = "real_link", "emulated_link"
-"""Names of the two sides of a trial."""
+REAL, EMULATED = "real_link", "emulated_link"  # names of the two sides of a trial
 
 
 def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
@@ -96,8 +95,7 @@ class LinkErrorJob(Job):
         write_result(self.output, summarise(trials).model_dump_json(indent=1) + "\n")
 
 
-MEASURED = "measured"
-"""Name of the measured link, as opposed to those that a study describes."""
+MEASURED = "measured"  # name of the measured link, as opposed to those that a study describes
 FEWEST_SIZES = 3
 
 

@@ -34,10 +34,8 @@ ratio is not where it appeared to be."""
 class Costs:
     """Duration of a session, per side, based on the last one."""
 
-    start: float
-    """Seconds before its first round and after its last."""
-    round: float
-    """Seconds of a round."""
+    start: float  # seconds before its first round and after its last
+    round: float  # seconds of a round
 
     def session(self, sides: int, rounds: int) -> float:
         """Seconds of a session with this many sides and rounds."""
@@ -49,21 +47,15 @@ class Standing:
     """Current state of a comparison."""
 
     pair: Pair
-    weight: float
-    """Importance of its verdict."""
+    weight: float  # importance of its verdict
     ratio: Interval
     verdict: Verdict | None
-    variance: float
-    """Variance of the logarithm of the ratio, from rounds and sessions."""
-    looks: int
-    """Number of times its verdict has decided whether it continues, including this time."""
+    variance: float  # variance of the logarithm of the ratio, from rounds and sessions
+    looks: int  # number of times its verdict has decided whether it continues, including this time
     sessions: int
-    together: int
-    """Number of comparisons in the study whose intervals hold at once."""
-    of_a_round: float
-    """Variance of the logarithm of the ratio of one round."""
-    between: float
-    """Variance between sessions."""
+    together: int  # number of comparisons in the study whose intervals hold at once
+    of_a_round: float  # variance of the logarithm of the ratio of one round
+    between: float  # variance between sessions
     costs: Costs
 
     @property
@@ -75,8 +67,7 @@ class Standing:
 WORTH_JOINING = 0.5
 """Minimum fraction of the first one's sessions that another comparison must need in order to
 join."""
-LONGEST = 8
-"""Maximum rounds of a session, as a multiple of the minimum."""
+LONGEST = 8  # maximum rounds of a session, as a multiple of the minimum
 
 
 @dataclass(frozen=True)
@@ -85,8 +76,7 @@ class Limits:
 
     margin: float
     rounds_least: int
-    together: int
-    """Sides running at the same time."""
+    together: int  # sides running at the same time
 
     def rounds(self, standing: Standing) -> int:
         """Rounds of another session."""
@@ -109,8 +99,7 @@ class Plan:
     variants: tuple[str, ...]
     sessions: int
     rounds: int
-    session_seconds: float
-    """Approximate duration of each session."""
+    session_seconds: float  # approximate duration of each session
 
 
 def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Plan | None:
@@ -204,13 +193,11 @@ class SoFar:
 
     first: PairedRun
     weight: float = 1.0
-    stuck: str = ""
-    """Why no sessions can be added."""
+    stuck: str = ""  # why no sessions can be added
     added: list[Session] = field(init=False, default_factory=list)
     stints: set[int] = field(init=False, default_factory=set)
     """The batches that added sessions; the verdict was checked after each."""
-    ratios: list[LogRatio] = field(init=False)
-    """Ratios of all sessions, in order."""
+    ratios: list[LogRatio] = field(init=False)  # ratios of all sessions, in order
     costs: Costs | None = field(init=False, default=None)
     """Duration of a session, based on the last one; null without a session."""
 

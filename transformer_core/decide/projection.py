@@ -68,15 +68,11 @@ class ProjectionJob(Job):
 
     kind = "projection"
 
-    compute: Path
-    """compute.json."""
+    compute: Path  # compute.json
     specs: list[Path]
-    results: list[Path]
-    """metrics.json of the same variants."""
-    collectives: Path
-    """collectives.parquet."""
-    settings: Projecting
-    """projection of the study."""
+    results: list[Path]  # metrics.json of the same variants
+    collectives: Path  # collectives.parquet
+    settings: Projecting  # projection of the study
     output: Path
 
     def run(self, log_file: Path | None) -> None:
@@ -99,16 +95,13 @@ class ProjectionJob(Job):
 
 DEFAULT_BUCKET_MB = 25.0
 
-BUCKETS_MB = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)
-"""Sizes searched for the best."""
+BUCKETS_MB = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)  # sizes searched for the best
 
-CURVE_BUCKETS_MB = (0.25, 1, 5, DEFAULT_BUCKET_MB, 100)
-"""Sizes with their own curves."""
+CURVE_BUCKETS_MB = (0.25, 1, 5, DEFAULT_BUCKET_MB, 100)  # sizes with their own curves
 
 BUCKET_DEVICES = (2, 8, 64, 512)
 
-EQUAL = 1.001
-"""Steps that differ by less than this factor are equally good."""
+EQUAL = 1.001  # steps that differ by less than this factor are equally good
 
 
 def curves(

@@ -306,23 +306,15 @@ class RefineJob(Job):
     kind = "refine"
 
     study: Path
-    specs: list[Path]
-    """spec.json of every variant."""
-    pairs: list[Path]
-    """The first rounds."""
+    specs: list[Path]  # spec.json of every variant
+    pairs: list[Path]  # the first rounds
     certificates: list[Path]
-    claimed: list[tuple[str, str]]
-    """Comparisons of claims, each a variant and its reference."""
-    data: Path
-    """results/data/<corpus>."""
-    clock: Path = CLOCK
-    """The clock of the study."""
-    of_turns: str = ""
-    """The digest of the sources of comparisons."""
-    sessions: Path
-    """Folder of added sessions."""
-    records: Path
-    """Folder of the records."""
+    claimed: list[tuple[str, str]]  # comparisons of claims, each a variant and its reference
+    data: Path  # results/data/<corpus>
+    clock: Path = CLOCK  # the clock of the study
+    of_turns: str = ""  # the digest of the sources of comparisons
+    sessions: Path  # folder of added sessions
+    records: Path  # folder of the records
     output: Path
 
     def run(self, log_file: Path | None) -> None:

@@ -61,8 +61,7 @@ from transformer_core.run.folder_locks import workplace
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.resolve import combine
 
-BUNDLES = 2
-"""Bundles of the study, the fastest ones, from which a search starts."""
+BUNDLES = 2  # bundles of the study, the fastest ones, from which a search starts
 
 
 class SearchJob(Job):
@@ -71,19 +70,13 @@ class SearchJob(Job):
     kind = "search"
 
     study: Path
-    variants: Path
-    """Its variants as JSON."""
+    variants: Path  # its variants as JSON
     comparisons: Path
-    certificates: list[Path]
-    """The certificate of every variant."""
-    reference: Path
-    """Folder of the short run of the reference."""
-    data: Path
-    """results/data/<corpus>."""
-    output: Path
-    """search.json."""
-    recommended: Path
-    """The run spec as YAML."""
+    certificates: list[Path]  # the certificate of every variant
+    reference: Path  # folder of the short run of the reference
+    data: Path  # results/data/<corpus>
+    output: Path  # search.json
+    recommended: Path  # the run spec as YAML
 
     def run(self, log_file: Path | None) -> None:
         end_on_request()

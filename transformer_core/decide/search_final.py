@@ -43,8 +43,7 @@ from transformer_core.run.job import Job
 from transformer_core.study.certification import short_spec
 from transformer_core.study.resolve import equivalence_of, resolve
 
-MOST_CERTIFIED = 3
-"""Maximum number of combinations certified until one holds."""
+MOST_CERTIFIED = 3  # maximum number of combinations certified until one holds
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,8 @@ class FinalComparison:
     variants of the study that may be as fast."""
 
     sessions: list[Session]
-    sides: Mapping[str, Trial]
-    """The trials that took turns, by side name."""
-    effects: Mapping[str, Effect]
-    """Effects by side name."""
+    sides: Mapping[str, Trial]  # the trials that took turns, by side name
+    effects: Mapping[str, Effect]  # effects by side name
     measured: Mapping[str, Effect]
     """Effects of the study's certified variants from their own turns, by the key of the trial."""
     steps: Mapping[str, Trial]

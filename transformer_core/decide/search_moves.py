@@ -34,16 +34,12 @@ Measure = Callable[[Sequence[Parts]], Mapping[Parts, float]]
 of the baseline, for those that could run."""
 
 NAME = "recommended"
-LEAST_GAIN = 0.003
-"""Minimum gain, as a logarithm, for a step: smaller ones would be noise."""
+LEAST_GAIN = 0.003  # minimum gain, as a logarithm, for a step: smaller ones would be noise
 SIMPLER = 0.001
 """Minimum gain, as a logarithm, for a technique to stay: among equals the simpler one is better."""
-UNTRIED = 0.05
-"""Standard deviation of the effect beside others of a technique measured only alone."""
-FREEDOM = 5
-"""Degrees of freedom of the variance between sessions of a search, about."""
-ROUNDING = 1e-6
-"""Smallest standard deviation of a logarithm of a ratio."""
+UNTRIED = 0.05  # standard deviation of the effect beside others of a technique measured only alone
+FREEDOM = 5  # degrees of freedom of the variance between sessions of a search, about
+ROUNDING = 1e-6  # smallest standard deviation of a logarithm of a ratio
 DRAWS = 4_000
 MOST_COUNTED = 16
 
@@ -141,14 +137,10 @@ def _settings(spec: RunSpec) -> dict[tuple[str, ...], Any]:
 class Space:
     """The possible combinations."""
 
-    parts: tuple[str, ...]
-    """Techniques that may be combined, most promising first."""
-    excluded: Mapping[str, Parts]
-    """For each technique, those that it cannot be combined with."""
-    valid: Callable[[Parts], bool]
-    """Whether a combination can be trained."""
-    largest: int
-    """Maximum techniques in a combination."""
+    parts: tuple[str, ...]  # techniques that may be combined, most promising first
+    excluded: Mapping[str, Parts]  # for each technique, those that it cannot be combined with
+    valid: Callable[[Parts], bool]  # whether a combination can be trained
+    largest: int  # maximum techniques in a combination
 
     def fits(self, parts: Parts) -> bool:
         """Whether these techniques form a valid combination."""
@@ -240,16 +232,13 @@ class Exploration:
 
     space: Space
     measure: Measure
-    room: int
-    """Combinations that may take turns at once, besides the baseline."""
-    more: Callable[[], bool]
-    """Whether there is time for another session."""
+    room: int  # combinations that may take turns at once, besides the baseline
+    more: Callable[[], bool]  # whether there is time for another session
     alone: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Logarithm of the effect of each technique alone, and its standard error."""
     seen: list[Mapping[Parts, float]] = field(default_factory=list)
     """Measurements of every session; the first may be those of an earlier comparison."""
-    ended: set[Parts] = field(default_factory=set)
-    """Combinations that cannot run."""
+    ended: set[Parts] = field(default_factory=set)  # combinations that cannot run
 
     def speed(self, parts: Parts) -> float:
         """Logarithm of a combination's throughput over that of the baseline."""

@@ -22,8 +22,7 @@ from transformer_core.run.coordinator import Coordinator
 from transformer_core.run.launcher import spans_machines
 from transformer_core.study.resolve import combine
 
-FINAL_SHARE = 0.5
-"""Fraction of the budget reserved for the final comparison."""
+FINAL_SHARE = 0.5  # fraction of the budget reserved for the final comparison
 
 
 @dataclass
@@ -36,8 +35,7 @@ class Trial:
     """Ratio of its throughput to the baseline's if the effects of its parts multiplied."""
     bundle: bool = False
     """Whether its only part is a variant with all that it inherits, and not its own change."""
-    rounds: list[float] = field(default_factory=list)
-    """The same ratio, measured in each session."""
+    rounds: list[float] = field(default_factory=list)  # the same ratio, measured in each session
     status: str = "ok"
     reason: str | None = None
     certificate: Certificate | None = None
@@ -74,24 +72,18 @@ class Bench:
 
     study: Study
     variants: Mapping[str, Variant]
-    effects: Mapping[str, float]
-    """Logarithms of the techniques' effects alone."""
+    effects: Mapping[str, float]  # logarithms of the techniques' effects alone
     baseline: RunSpec
     data: Path
     folder: Path
     command: str
     started: datetime
     deadline: float
-    certificates: Mapping[str, Certificate]
-    """Certificates of the study's variants."""
-    reference: Path
-    """Folder of the short run of the reference."""
-    trials: dict[Parts, Trial] = field(default_factory=dict)
-    """Trials measured so far."""
-    spent: float = 0.0
-    """Seconds of the longest session."""
-    per_side: float = 0.0
-    """Seconds of a session for each of its sides, at most."""
+    certificates: Mapping[str, Certificate]  # certificates of the study's variants
+    reference: Path  # folder of the short run of the reference
+    trials: dict[Parts, Trial] = field(default_factory=dict)  # trials measured so far
+    spent: float = 0.0  # seconds of the longest session
+    per_side: float = 0.0  # seconds of a session for each of its sides, at most
 
     def trial(self, parts: Parts) -> Trial:
         """The trial of a combination that is a valid run spec."""

@@ -22,8 +22,7 @@ from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import between_sessions, simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 
-FALSE_ALARMS = 0.05
-"""Maximum fraction of equal-side comparisons called different."""
+FALSE_ALARMS = 0.05  # maximum fraction of equal-side comparisons called different
 DETECTED = ((0.10, 1.0), (0.05, 0.9))
 """Planted slow-downs, and the minimum fraction that must be found."""
 
@@ -122,12 +121,9 @@ class SelfTestReportJob(Job):
 
     kind = "self_test_report"
 
-    sessions: Path
-    """sessions.json of the self-test."""
-    together: int
-    """Comparisons of a study, which are corrected for."""
-    margin: float
-    """Ratios up to 1 + margin are the same."""
+    sessions: Path  # sessions.json of the self-test
+    together: int  # comparisons of a study, which are corrected for
+    margin: float  # ratios up to 1 + margin are the same
     output: Path
 
     def run(self, log_file: Path | None) -> None:

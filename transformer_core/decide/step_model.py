@@ -32,8 +32,7 @@ from transformer_core.parallel.link_times import (
 Backend = Literal["gloo", "nccl"]
 
 MIB = 2**20
-ELEMENT_BYTES = 4
-"""Gradients, weights and logits are sent in 32 bits."""
+ELEMENT_BYTES = 4  # gradients, weights and logits are sent in 32 bits
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,7 @@ class Bucket:
     """Gradients that are reduced together."""
 
     bytes: int
-    ready: float
-    """Seconds from the start of backward until the last of them is ready."""
+    ready: float  # seconds from the start of backward until the last of them is ready
 
 
 def buckets(gradients: Sequence[ReadyGradient], bucket_mb: float) -> list[Bucket]:
@@ -194,8 +192,7 @@ def _fully_sharded(
 @dataclass(frozen=True)
 class _Group:
     bytes: int
-    share: float
-    """Its fraction of backward."""
+    share: float  # its fraction of backward
 
 
 def _groups(compute: Compute) -> list[_Group]:
@@ -229,11 +226,9 @@ REPORTED_SHARE = 0.79
 Nsight Systems."""
 
 LAYERS, D_MODEL, D_FF, VOCABULARY = 6, 512, 2048, 30_000
-PAIRS_PER_DEVICE = 512
-"""Maximum: with more, the first GPU ran out of memory."""
+PAIRS_PER_DEVICE = 512  # Maximum: with more, the first GPU ran out of memory
 
-TOKENS_PER_PAIR = (20, 100)
-"""Source and target together: not given, from short to long sentences."""
+TOKENS_PER_PAIR = (20, 100)  # source and target together: not given, from short to long sentences
 
 PEAK_FLOPS_PER_SECOND = 35.58e12
 """GeForce RTX 3090, 32-bit without tensor cores (NVIDIA, Ampere GA102 GPU Architecture, 2020)."""

@@ -39,10 +39,8 @@ from transformer_core.machine.batch_flops import non_padding, padded, training_f
 class StepFlops:
     """FLOPs of the steps of a run, by optimizer step from 1 on; [steps + 1], nothing at 0."""
 
-    model: NDArray[np.float64]
-    """FLOPs on non-padding tokens."""
-    with_padding: NDArray[np.float64]
-    """FLOPs on all tokens."""
+    model: NDArray[np.float64]  # FLOPs on non-padding tokens
+    with_padding: NDArray[np.float64]  # FLOPs on all tokens
 
 
 def feed_parts(spec: RunSpec) -> int:
@@ -194,12 +192,9 @@ class UtilisationJob(Job):
 
     kind = "utilisation"
 
-    runs: list[Path]
-    """Folders of the variants: spec.json, metrics.json, repeat-<k>/steps.parquet."""
-    manifest: Path
-    """manifest.json of the training shards."""
-    roofline: Path
-    """roofline.json of the machine."""
+    runs: list[Path]  # folders of the variants: spec.json, metrics.json, repeat-<k>/steps.parquet
+    manifest: Path  # manifest.json of the training shards
+    roofline: Path  # roofline.json of the machine
     output: Path
 
     def run(self, log_file: Path | None) -> None:

@@ -25,8 +25,7 @@ from transformer_core.models.device_kind import device_kind
 from transformer_core.models.dropout import Drop, attention_weights, fits
 from transformer_core.models.dropout import dropout as shared_draws
 
-Attention = Callable[..., Tensor]
-"""(q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]."""
+Attention = Callable[..., Tensor]  # (q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]
 
 
 def reference_attention(
@@ -141,8 +140,7 @@ _KERNELS = {
 """The kernel that each backend names. To switch to it takes some microseconds in every call."""
 
 
-_NO_KERNEL = "No available kernel", "No viable backend"
-"""torch's wording of that error."""
+_NO_KERNEL = "No available kernel", "No viable backend"  # torch's wording of that error
 
 
 def leave_out_cudnn() -> None:
@@ -197,8 +195,7 @@ def flash_over_sentences(
     if half not in (torch.float16, torch.bfloat16) or q.size(-1) % 8 or q.size(-1) > 256:
         raise Unsupported(no_kernel("flash", q, None))
     kernel = torch.ops.aten._flash_attention_forward
-    heads: Tensor = kernel(q, k, v, *starts, *longest, dropout, causal, False)[0]
-    return heads
+    return kernel(q, k, v, *starts, *longest, dropout, causal, False)[0]
 
 
 _ALIGNMENT = 16

@@ -33,10 +33,8 @@ from torch import Tensor
 SUMS = {"reassoc", "contract", "nsz"}
 """Optimizations the compiler may make: it may reorder sums, but not assume that there are no
 NaNs."""
-LOWEST = np.float32(-3.0e38)
-"""The initial value of a maximum, and the value of a hidden element."""
-_LEAST = 2**15
-"""Elements below which a second thread costs more than it saves."""
+LOWEST = np.float32(-3.0e38)  # the initial value of a maximum, and the value of a hidden element
+_LEAST = 2**15  # elements below which a second thread costs more than it saves
 
 
 def array_of(x: Tensor) -> NDArray[Any]:

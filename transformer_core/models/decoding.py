@@ -17,8 +17,7 @@ from schemas.config.model import Sampling
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.interface import Cache, LanguageModel, Model
 
-Translations = list[list[int]]
-"""Token ids of each sentence, without BOS and EOS."""
+Translations = list[list[int]]  # token ids of each sentence, without BOS and EOS
 
 
 def _decoder(search: Callable[..., Translations]) -> Callable[..., Translations]:
@@ -176,8 +175,7 @@ def _to_lists(tokens: Tensor) -> Translations:
     return [list(takewhile(lambda token: token not in (EOS, PAD), row)) for row in tokens.tolist()]
 
 
-KeyValue = tuple[Tensor, Tensor]
-"""Keys and values, each [b, h, n, k]."""
+KeyValue = tuple[Tensor, Tensor]  # keys and values, each [b, h, n, k]
 
 
 class LayerCache:

@@ -69,15 +69,13 @@ class Dropout(nn.Module):
         """Dropout of max(x, 0)."""
         if self.fused and self.training and _is_fused(x, self.p):
             return dropout_of_relu(x, self.p)
-        dropped: Tensor = self(F.relu(x))
-        return dropped
+        return self(F.relu(x))
 
     def added(self, residual: Tensor, x: Tensor) -> Tensor:
         """``residual`` plus dropout of x, both of one shape."""
         if self.fused and self.training and fits(residual) and _is_fused(x, self.p):
             return dropout_added(residual, x, self.p)
-        total: Tensor = residual + self(x)
-        return total
+        return residual + self(x)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -95,27 +93,23 @@ def fits(x: Tensor) -> bool:
 
 def fused_dropout(x: Tensor, p: float) -> Tensor:
     """x with each element dropped with probability p, else over 1 - p."""
-    result: Tensor = _Kept.apply(x, p)
-    return result
+    return _Kept.apply(x, p)
 
 
 def dropout_of_relu(x: Tensor, p: float) -> Tensor:
     """:func:`fused_dropout` of max(x, 0)."""
-    result: Tensor = _OfRelu.apply(x, p)
-    return result
+    return _OfRelu.apply(x, p)
 
 
 def dropout_added(residual: Tensor, x: Tensor, p: float) -> Tensor:
     """``residual`` plus :func:`fused_dropout` of x, of its shape, in the format of ``residual``."""
-    result: Tensor = _Added.apply(residual, x, p)
-    return result
+    return _Added.apply(residual, x, p)
 
 
 def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
     """Dropout of the softmax of scores [b, h, n, m], which may be overwritten; mask and ``causal``
     are those of :mod:`transformer_core.models.attention`."""
-    result: Tensor = _Weights.apply(scores, mask, causal, p)
-    return result
+    return _Weights.apply(scores, mask, causal, p)
 
 
 def _seed() -> int:

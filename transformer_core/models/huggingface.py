@@ -17,8 +17,7 @@ from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import token_loss_sum, whole_head_loss
 from transformer_core.models.packed_segments import places_within, together
 
-POSITIONS = 1024
-"""Length of the table of positions: MarianMT's own default."""
+POSITIONS = 1024  # length of the table of positions: MarianMT's own default
 
 
 class MarianCache:
@@ -92,8 +91,7 @@ class MarianEncoderDecoder(nn.Module):
         """source [b, s] -> memory [b, s, d]."""
         _check_length("source", source.size(1))
         encoder = self.marian.get_encoder()
-        memory: Tensor = encoder(source, attention_mask=_mask(source)).last_hidden_state
-        return memory
+        return encoder(source, attention_mask=_mask(source)).last_hidden_state
 
     def decode(
         self, memory: Tensor, source: Tensor, target_input: Tensor, cache: MarianCache | None = None
@@ -111,8 +109,7 @@ class MarianEncoderDecoder(nn.Module):
             use_cache=cache is not None,
         ).last_hidden_state
         # The library also adds a bias that is zero and not trained.
-        logits: Tensor = self.marian.lm_head(x)
-        return logits
+        return self.marian.lm_head(x)
 
     def new_cache(self) -> MarianCache:
         """An empty cache for :meth:`decode`."""
@@ -237,8 +234,7 @@ class HuggingFaceDecoder(nn.Module):
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
-        result: Tensor = self(tokens, None, segments)
-        return result
+        return self(tokens, None, segments)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
@@ -259,8 +255,7 @@ class HuggingFaceDecoder(nn.Module):
             if self.takes_places:
                 known["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, cache.length :]
         result = self.causal(tokens, past_key_values=cache.key_values, use_cache=True, **known)
-        logits: Tensor = result.logits[:, -1]
-        return logits
+        return result.logits[:, -1]
 
     def _known(self, tokens: Tensor, segments: Tensor | None) -> dict[str, Any]:
         if segments is None:

@@ -102,8 +102,7 @@ class Decoder(nn.Module):
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
         # Through the call, where shards are gathered.
-        result: Tensor = self(tokens, None, segments)
-        return result
+        return self(tokens, None, segments)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
@@ -148,8 +147,7 @@ class Decoder(nn.Module):
             of_layer = None if cache is None else cache.layers[number]
             call = compiled_or_plain(self.compile_kind, layer, self.spec.kept_share)
             x = recomputing(self.spec.checkpoint, number, call)(x, mask, turn, of_layer)
-        hidden: Tensor = self.norm(x)
-        return hidden
+        return self.norm(x)
 
     def _embed(self, tokens: Tensor, places: Tensor, start: int) -> tuple[Tensor, Rotation | None]:
         x, positions = self.embedding(tokens), self.spec.positions

@@ -161,8 +161,7 @@ while that is in the cache, and to add up gradients of the output map is what co
 many that kernels are large."""
 _PADDING_LEFT_OUT = ("cpu",)
 """Devices on which padding is left out. To know how much there is, a host must wait for a GPU."""
-_LIFT = 1024.0
-"""Keeps small probabilities in the range of float16."""
+_LIFT = 1024.0  # keeps small probabilities in the range of float16
 
 
 def one_pass_loss_sum(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -178,8 +177,7 @@ def one_pass_loss_sum(hidden: Tensor, output: Tensor, labels: Tensor, smoothing:
     if device_kind(hidden) in _PADDING_LEFT_OUT:
         kept = places(labels)
         flat, label = flat[kept], label[kept]
-    result: Tensor = _OnePass.apply(flat, output, label, smoothing, half)
-    return result
+    return _OnePass.apply(flat, output, label, smoothing, half)
 
 
 class _OnePass(torch.autograd.Function):

@@ -64,13 +64,11 @@ class Objective(nn.Module):
             return of_head(self.spec, hidden, output, target_output, self.label_smoothing)
 
         # Inside the model's forward, where a sharded output map is gathered.
-        loss_sum: Tensor = self.model(source, target_input, head, **self._known(source, known))
-        return loss_sum
+        return self.model(source, target_input, head, **self._known(source, known))
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         """Logits [b, t, v] of the next tokens."""
-        logits: Tensor = self.model(source, target_input, **self._known(source, known))
-        return logits
+        return self.model(source, target_input, **self._known(source, known))
 
     def _known(self, source: Tensor, known: Known) -> dict[str, Any]:
         """The facts that the model can use: on a GPU, a mask excludes the fastest kernel, and the
@@ -108,16 +106,12 @@ class TextObjective(Objective):
         loss = partial(self._of_head, of_head)
         segments = text_segments(target_input) if self.masked else None
         # Inside the model's forward, where a sharded output map is gathered.
-        loss_sum: Tensor = self.model(
-            target_input, target_output, segments, loss, **self._lengths(known)
-        )
-        return loss_sum
+        return self.model(target_input, target_output, segments, loss, **self._lengths(known))
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         """Logits [b, t, v] of the next tokens."""
         segments = text_segments(target_input) if self.masked else None
-        logits: Tensor = self.model(target_input, None, segments, **self._lengths(known))
-        return logits
+        return self.model(target_input, None, segments, **self._lengths(known))
 
     def _lengths(self, known: Known) -> dict[str, Any]:
         """Tokens of each document, for a model that takes them apart."""

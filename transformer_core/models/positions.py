@@ -42,8 +42,7 @@ class Positions(nn.Module):
         return x + (table[start:end] if places is None else table[places]).to(x.dtype)
 
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, each [n, k / 2] or [b, 1, n, k / 2]."""
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [n, k / 2] or [b, 1, n, k / 2]
 
 
 def rotation(places: Tensor, width: int, base: float) -> Rotation:

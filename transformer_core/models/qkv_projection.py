@@ -30,8 +30,7 @@ from torch import Tensor, cuda, nn
 from schemas.config.model import AnyQkv, FusedQkv, LayoutQkv, SeparateQkv, StreamsQkv
 from schemas.errors import Unsupported
 
-Block = tuple[str, Tensor, Tensor | None]
-"""Part, weight and bias."""
+Block = tuple[str, Tensor, Tensor | None]  # part, weight and bias
 
 
 class Projection(nn.Module):
@@ -232,8 +231,7 @@ def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-Work = Sequence[Callable[[Tensor], Tensor]]
-"""Functions that need nothing of each other."""
+Work = Sequence[Callable[[Tensor], Tensor]]  # functions that need nothing of each other
 
 
 def require_cuda() -> None:

@@ -183,8 +183,7 @@ class EncoderDecoder(nn.Module):
 
     def _layer(self, layers: nn.ModuleList, number: int, *inputs: Any) -> Tensor:
         call = compiled_or_plain(self.compile_kind, layers[number], self.kept_share)
-        result: Tensor = recomputing(self.checkpoint, number, call)(*inputs)
-        return result
+        return recomputing(self.checkpoint, number, call)(*inputs)
 
     def _embed(
         self, embedding: nn.Embedding, tokens: Tensor, start: int = 0, places: Tensor | None = None

@@ -21,8 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
-Counts = NDArray[np.int64]
-"""Tokens of each sentence."""
+Counts = NDArray[np.int64]  # tokens of each sentence
 
 
 def has_values(tokens: Tensor) -> bool:

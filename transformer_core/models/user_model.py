@@ -62,8 +62,7 @@ class ImportedEncoderDecoder(nn.Module):
     ) -> Tensor:
         """Logits [b, t, v]; with a cache, target_input holds only what follows its prefix."""
         if self.decodes:
-            logits: Tensor = self.own.decode(memory, source, target_input, cache)
-            return logits
+            return self.own.decode(memory, source, target_input, cache)
         prefix = target_input if cache is None else cache.extend(target_input)
         return self(source, prefix)[:, -target_input.size(1) :]
 

@@ -26,8 +26,7 @@ from transformer_core.parallel.messages import (
 from transformer_core.parallel.strategy import Objective, ProcessGroupStrategy, Strategy
 from transformer_core.parallel.topology import Process
 
-BUCKET_BYTES = 10 * MIB
-"""Size of a message with weights or gradients, as in torch.nn.DataParallel."""
+BUCKET_BYTES = 10 * MIB  # size of a message with weights or gradients, as in torch.nn.DataParallel
 
 
 class CentralStrategy(ProcessGroupStrategy):

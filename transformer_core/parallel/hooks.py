@@ -71,8 +71,7 @@ class Hook:
         """Ends everything that the hook started."""
 
 
-Count = Callable[[int, int], None]
-"""Told the bytes sent and received by every step."""
+Count = Callable[[int, int], None]  # told the bytes sent and received by every step
 
 
 def ring_all_reduce(

@@ -174,8 +174,7 @@ def gather_with_gradient(own: Tensor, name: str, hub: Hub) -> Tensor:
 
     Every rank must go backward from its result, to which rank 0 scatters the gradient.
     """
-    result: Tensor = _Gather.apply(own, name, hub)
-    return result
+    return _Gather.apply(own, name, hub)
 
 
 class _Gather(torch.autograd.Function):

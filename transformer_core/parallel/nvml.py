@@ -128,8 +128,7 @@ def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:
     ]
 
 
-_EXCLUSIVE_PROCESS = 3
-"""NVML_COMPUTEMODE_EXCLUSIVE_PROCESS of nvml.h."""
+_EXCLUSIVE_PROCESS = 3  # NVML_COMPUTEMODE_EXCLUSIVE_PROCESS of nvml.h
 
 
 def exclusive_gpus() -> list[int]:

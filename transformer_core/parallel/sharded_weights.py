@@ -10,8 +10,7 @@ from torch import Tensor, nn
 # torch.distributed.tensor is imported where a tensor is sharded: it takes 0.4 s, in every process.
 
 
-TOGETHER = 2**24
-"""Elements of small tensors that are gathered in one message, about: 64 MB."""
+TOGETHER = 2**24  # elements of small tensors that are gathered in one message, about: 64 MB
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

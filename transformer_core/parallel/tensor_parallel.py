@@ -123,8 +123,7 @@ class TensorParallelStrategy(FsdpStrategy):
 
     def _placed(self, x: Tensor, now: Placement, then: Placement) -> Tensor:
         spread = DTensor.from_local(x, self.shared, [now], run_check=False)
-        local: Tensor = spread.redistribute(placements=[then]).to_local(grad_placements=[then])
-        return local
+        return spread.redistribute(placements=[then]).to_local(grad_placements=[then])
 
     def _fill(
         self, model: nn.Module, given: Sequence[Any], named: dict[str, Any]
@@ -176,8 +175,7 @@ class Columns(ColwiseParallel):
     def _prepare_output_fn(
         output_layouts: Any, use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: Any
     ) -> Tensor:
-        local: Tensor = outputs.to_local()
-        return local
+        return outputs.to_local()
 
 
 def _styles(layer: nn.Module, sequence: bool) -> Iterator[tuple[str, ParallelStyle]]:

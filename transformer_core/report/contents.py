@@ -45,14 +45,12 @@ class Section:
         if find_spec(module) is None:
             return {}
         context = getattr(import_module(module), "context", None)
-        made: dict[str, Any] = context(results) if context else {}
-        return made
+        return context(results) if context else {}
 
     def draw(self, figure: str, results: "StudyResults") -> "Drawing":
         """One of its figures."""
         module = import_module(f"{_PACKAGE}.{self.drawn_in or self.name}")
-        drawing: Drawing = getattr(module, f"draw_{figure}")(results)
-        return drawing
+        return getattr(module, f"draw_{figure}")(results)
 
 
 SECTIONS = (

@@ -198,8 +198,7 @@ def _own_address(host: str, port: int) -> str:
             probe.connect((host, port))
         except OSError:
             return ""
-        found: str = probe.getsockname()[0]
-        return found
+        return probe.getsockname()[0]
 
 
 def main() -> None:

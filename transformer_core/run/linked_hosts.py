@@ -213,8 +213,7 @@ def _entering(namespace: Namespace | None) -> Callable[[], None]:
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 def try_out(bandwidth: float = 1e9) -> None:

@@ -81,12 +81,9 @@ Ordered = TypeVar("Ordered", bound=TrainingOrder)
 class TrainingJob(Job):
     """An order for a variant on a corpus."""
 
-    spec: Path
-    """spec.json of the variant."""
-    data: Path
-    """results/data/<corpus>."""
-    output: Path
-    """The output: a file, or a folder where there are several."""
+    spec: Path  # spec.json of the variant
+    data: Path  # results/data/<corpus>
+    output: Path  # the output: a file, or a folder where there are several
 
     def order(
         self, kind: type[Ordered], log_file: Path | None, target: Path, **more: Any

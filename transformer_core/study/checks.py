@@ -28,16 +28,13 @@ from schemas.errors import ConfigProblem, nearest
 from transformer_core.study.reservations import parameters
 from transformer_core.techniques.residual_norm import ResidualNorm
 
-Violation = tuple[str, Any, str, str]
-"""Field, value, what is wrong, what to do."""
+Violation = tuple[str, Any, str, str]  # field, value, what is wrong, what to do
 
-MOST_WEIGHTS = 10**12
-"""Weights of a model: 4 TB in 32 bits, with training state 16 TB."""
+MOST_WEIGHTS = 10**12  # weights of a model: 4 TB in 32 bits, with training state 16 TB
 MOST_THREADS = 4_096
 """Threads of a run on one host: ten times the cores of a large one. Systems allow some 32,000
 processes and threads in all, and what takes them all can no longer be stopped."""
-MOST_TOKENS = 1_000_000_000
-"""Tokens or pairs of a global batch."""
+MOST_TOKENS = 1_000_000_000  # tokens or pairs of a global batch
 
 
 def violations(spec: RunSpec) -> Iterator[Violation]:

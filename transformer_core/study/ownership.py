@@ -104,5 +104,4 @@ def work_alone(lock: Path) -> None:
     _HELD.append(stream)
 
 
-_HELD: list[TextIO] = []
-"""Closing a file would drop its lock."""
+_HELD: list[TextIO] = []  # closing a file would drop its lock

@@ -67,8 +67,7 @@ def plan_study(
     )
 
 
-QUICK_VARIANTS = 3
-"""Variants of the quick stage beside the baseline."""
+QUICK_VARIANTS = 3  # variants of the quick stage beside the baseline
 STAGES = ("quick", "all")
 
 

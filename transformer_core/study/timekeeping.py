@@ -39,24 +39,17 @@ STARTS = MappingProxyType(
     | {"breakdown": 0.3, "roofline": 6.0, "collectives": 5.0, "page": 4.0, "compute_times": 2.0}
 )
 """Other rules whose jobs take more or less time than this program takes to start, and how much."""
-OVERHEAD = 2.0
-"""Seconds of a step for each that its matrix products take alone."""
+OVERHEAD = 2.0  # seconds of a step for each that its matrix products take alone
 KNOWN, ALIKE, GUESSED = 0.15, 0.4, 0.6
 """Errors of an expectation: where jobs of the rule have ended, where others have, and where none
 has."""
-SPREAD = 0.25
-"""The error of one job of a rule: where several have ended, the mean is known better."""
-TINY = 1e-9
-"""Seconds, more than none."""
-LARGE = 512
-"""Width of the matrices that are multiplied."""
-TRIES = 20
-"""Products of which the fastest counts: on a busy host most are interrupted."""
-LINE_SECONDS = 30.0
-"""Seconds between two lines of the log, at least."""
+SPREAD = 0.25  # the error of one job of a rule: where several have ended, the mean is known better
+TINY = 1e-9  # seconds, more than none
+LARGE = 512  # width of the matrices that are multiplied
+TRIES = 20  # products of which the fastest counts: on a busy host most are interrupted
+LINE_SECONDS = 30.0  # seconds between two lines of the log, at least
 REFINEMENT = Path("results/refinement.json")
-NAMED = 5
-"""Undecided comparisons that are named at the end."""
+NAMED = 5  # undecided comparisons that are named at the end
 
 
 class Range(NamedTuple):

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from torch import device, nn
 
 _BLACKWELL = (10, 0)
-_ADA = (8, 9)
-"""First CUDA compute capability with products of float8 by tensor; by row, of Hopper."""
+_ADA = (8, 9)  # first CUDA compute capability with products of float8 by tensor; by row, of Hopper
 _HOPPER = (9, 0)
 
 

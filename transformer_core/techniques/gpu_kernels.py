@@ -14,8 +14,7 @@ from torch.autograd.function import once_differentiable
 
 _PROGRAMS = 1024
 """Programs of a backward pass at most: each adds up its rows' gradients of weight and bias."""
-_LOGITS = 4096
-"""Logits of a row that a program reads at a time."""
+_LOGITS = 4096  # logits of a row that a program reads at a time
 
 
 @triton.jit

@@ -9,8 +9,7 @@ from schemas.errors import Unsupported
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kernels = Literal["torch", "liger"]
-"""Kernels of normalization, SwiGLU and rotary positions."""
+Kernels = Literal["torch", "liger"]  # kernels of normalization, SwiGLU and rotary positions
 
 
 class LigerLoss(LossFacts, Schema):
@@ -45,15 +44,13 @@ def rms_norm(x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
     """x [..., d] over its root mean square, times ``weight`` [d], in the format of x."""
     # Not in place: the gradient of a residual stream is needed by its other branch, too.
     kernel = library("model.kernels: liger", x).liger_rms_norm
-    result: Tensor = kernel(x, weight.to(x.dtype), eps, in_place=False)
-    return result
+    return kernel(x, weight.to(x.dtype), eps, in_place=False)
 
 
 def swiglu(x: "Tensor") -> "Tensor":
     """x [..., 2 f], gate and value -> [..., f]."""
     gate, value = x.chunk(2, dim=-1)
-    result: Tensor = library("model.kernels: liger", x).liger_swiglu(gate, value)
-    return result
+    return library("model.kernels: liger", x).liger_swiglu(gate, value)
 
 
 def rotated(q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":
@@ -61,8 +58,7 @@ def rotated(q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]") -> "tuple[T
     import torch
 
     cos, sin = (torch.cat([part, part], -1).squeeze(1).to(q.dtype) for part in turn)
-    turned: tuple[Tensor, Tensor] = library("model.kernels: liger", q).liger_rope(q, k, cos, sin)
-    return turned
+    return library("model.kernels: liger", q).liger_rope(q, k, cos, sin)
 
 
 def library(field: str, x: "Tensor") -> Any:

@@ -19,8 +19,7 @@ class Muon(DecayedMoments):
     (arXiv 2502.16982), so the schedule's learning rate serves both."""
 
     kind: Literal["muon"]
-    momentum: Fraction = 0.95
-    """Fraction of the previous momentum that is kept."""
+    momentum: Fraction = 0.95  # fraction of the previous momentum that is kept
 
     # Of matrices 4, of embeddings 8: an upper bound.
     state: ClassVar = OptimizerState(8.0)

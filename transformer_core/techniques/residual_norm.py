@@ -43,10 +43,7 @@ def added_and_normalized(
         raise Unsupported(f"model.norm_method: with_residual needs Triton ({error})") from None
     # Triton's generator takes 31 bits of a seed; from torch's on the host, so that nothing waits.
     seed = int(torch.randint(2**31 - 1, ())) if p else 0
-    found: tuple[Tensor, Tensor] = AddedAndNormalized.apply(
-        residual, x, norm.weight, norm.bias, p, norm.eps, seed
-    )
-    return found
+    return AddedAndNormalized.apply(residual, x, norm.weight, norm.bias, p, norm.eps, seed)
 
 
 def by_torch(

@@ -47,5 +47,4 @@ class ScheduleFreeAdamW(DecayedMoments):
         optimizer.train()
         # Numbers of its groups that a checkpoint must keep.
         optimizer.counted = ("k", "weight_sum", "lr_max")
-        found: Optimizer = optimizer
-        return found
+        return optimizer

@@ -11,8 +11,7 @@ from transformer_core.trace.events.event_table import Events, Window
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.readers.files import read_files, traces_of
 
-_LONGEST_MS = 1e12
-"""Nanoseconds of it fit into 64 bits."""
+_LONGEST_MS = 1e12  # nanoseconds of it fit into 64 bits
 
 
 def count(text: str) -> int:

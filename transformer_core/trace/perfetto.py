@@ -89,8 +89,7 @@ _ARGS = {
 }
 
 
-Clock = Callable[[int], float]
-"""From nanoseconds of a trace to microseconds after the begin."""
+Clock = Callable[[int], float]  # from nanoseconds of a trace to microseconds after the begin
 
 
 def _clock(origin_ns: int) -> Clock:

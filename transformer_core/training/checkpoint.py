@@ -35,8 +35,7 @@ from transformer_core.training.assemble import Setup
 
 _PREFIX = "step-"
 _KEPT = 2
-_PATIENCE = 600.0
-"""Seconds for which the main rank waits for the parts of the others."""
+_PATIENCE = 600.0  # seconds for which the main rank waits for the parts of the others
 _MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
 _COUNTED = "groups"
 
@@ -93,8 +92,7 @@ def wait() -> None:
         _writing.pop().finish()
 
 
-_writing: "list[_Thread]" = []
-"""The checkpoint that is written now."""
+_writing: "list[_Thread]" = []  # the checkpoint that is written now
 
 
 class _Thread(Thread):
@@ -186,8 +184,7 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((path / "state.json").read_text())
-    return record
+    return json.loads((path / "state.json").read_text())
 
 
 def _usable(path: Path, setup: Setup) -> bool:

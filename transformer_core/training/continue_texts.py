@@ -22,8 +22,7 @@ from transformer_core.models.objective import objective_of
 from transformer_core.training.precision import Precision
 from transformer_core.training.translate import load_trained
 
-LARGEST = 700.0
-"""Nats whose exponential is still a number."""
+LARGEST = 700.0  # nats whose exponential is still a number
 
 
 def evaluate(

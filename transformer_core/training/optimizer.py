@@ -144,8 +144,7 @@ def _eight_bit(
     return BlockwiseAdamW(group, **arguments)
 
 
-MASTER = "master"
-"""Name of the weights of 32 bits in the state of a parameter."""
+MASTER = "master"  # name of the weights of 32 bits in the state of a parameter
 
 
 class MasterAdamW(Optimizer):

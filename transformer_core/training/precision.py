@@ -20,8 +20,7 @@ from schemas.config.training import AnyPrecision, Clipping, Fp16
 from schemas.errors import Unsupported
 from transformer_core.parallel.sharded_weights import is_sharded, local, mesh_of, whole
 
-_EPSILON = 1e-6
-"""The constant that torch.nn.utils.clip_grad_norm_ adds to the norm."""
+_EPSILON = 1e-6  # the constant that torch.nn.utils.clip_grad_norm_ adds to the norm
 
 
 class Precision:
@@ -220,8 +219,7 @@ def _divides(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> bool:
     return fused and not any(map(is_sharded, weights))
 
 
-_AMPERE = (8, 0)
-"""First CUDA compute capability with TensorFloat-32."""
+_AMPERE = (8, 0)  # first CUDA compute capability with TensorFloat-32
 _ONEDNN: Any = torch.backends.mkldnn  # Any: it has attributes that its type does not tell of
 
 
@@ -337,8 +335,7 @@ def _kernel(name: str, before: Any) -> Callable[..., Tensor]:
         tensors = [x for x in args if isinstance(x, Tensor)]
         if all(x.dtype == torch.float32 and x.numel() for x in tensors):
             return mine(*args, **options)
-        result: Tensor = before.call_boxed(keys, *args, **options)
-        return result
+        return before.call_boxed(keys, *args, **options)
 
     return kernel
 
@@ -355,10 +352,7 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.contiguous()  # of rows with gaps oneDNN has no fast kernel
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(
-        x.contiguous(), weight, bias, "none", [], ""
-    )
-    return result
+    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
 
 
 def _added(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:

@@ -24,8 +24,7 @@ from transformer_core.data.sharding.shard_store import PairStore
 
 WINDOW = 2**17
 """Approximate number of pairs that are planned together: a hundredth of a second's work."""
-LARGEST_WINDOW = 2**20
-"""Pairs that are planned together at most: some 100 MB."""
+LARGEST_WINDOW = 2**20  # pairs that are planned together at most: some 100 MB
 WINDOW_BATCHES = 1024
 """Batches of similar lengths that are cut from a window if it is large enough: with fewer, lengths
 in a batch differ more, and padding grows."""

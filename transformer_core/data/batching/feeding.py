@@ -43,8 +43,7 @@ class GlobalBatch:
     padded_tokens: int  # source and target tokens with padding, over all ranks
 
 
-CUDA_PREFETCH = 2
-"""Batches prepared ahead of a training on a GPU."""
+CUDA_PREFETCH = 2  # batches prepared ahead of a training on a GPU
 
 Batches = Generator[GlobalBatch, None, None]
 T = TypeVar("T")

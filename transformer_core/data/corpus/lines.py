@@ -25,10 +25,8 @@ time when as many have become much more, it gets few."""
 _MOST_DICTIONARY = 1 << 28
 """Most memory in bytes that a file may want for decompressing it: `xz -9` wants 65 MiB, and a file may
 say 4 GiB."""
-_USUAL = 64
-"""Text never expands by more than this factor."""
-_FREE = 1 << 26
-"""Bytes of a file, decompressed, from which on their ratio to its size counts."""
+_USUAL = 64  # text never expands by more than this factor
+_FREE = 1 << 26  # bytes of a file, decompressed, from which on their ratio to its size counts
 _LIMITS = ReadingLimits()
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile)
 _REMEDY_DAMAGE = "get the file again, or check that its ending says how it is compressed"

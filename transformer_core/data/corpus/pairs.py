@@ -104,8 +104,7 @@ def _text_ends(texts: pa.LargeStringArray) -> NDArray[np.int64]:
     return limits[1:] - limits[0]
 
 
-EXAMPLES = 10
-"""Pairs left out that a report shows."""
+EXAMPLES = 10  # pairs left out that a report shows
 
 Reason = Literal["empty", "too_long", "invalid"]
 

@@ -14,10 +14,8 @@ from transformer_core.common.memory_limit import at_most
 from transformer_core.data.corpus.lines import check_regular, most_bytes, unreadable
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 
-_ROWS = 10_000
-"""Rows that are in memory at a time, at most."""
-_BYTES = 1 << 26
-"""Bytes of text that are in memory at a time, where single rows are not longer."""
+_ROWS = 10_000  # rows that are in memory at a time, at most
+_BYTES = 1 << 26  # bytes of text that are in memory at a time, where single rows are not longer
 _LIMITS = ReadingLimits()
 
 

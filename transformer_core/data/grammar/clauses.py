@@ -30,10 +30,8 @@ from transformer_core.data.grammar.words import (
     verbs,
 )
 
-Random = Callable[[], float]
-"""Draws a number from 0 up to, not including, 1."""
-Subject = tuple[str, str, int]
-"""English, German, grammatical person."""
+Random = Callable[[], float]  # draws a number from 0 up to, not including, 1
+Subject = tuple[str, str, int]  # English, German, grammatical person
 Piece = tuple[str, str, str, str]
 """English; German pronouns; what is known; what is new. Each begins with a space or is empty."""
 T = TypeVar("T")

@@ -49,8 +49,7 @@ from transformer_core.data.grammar.words import (
 
 Pattern = Callable[[Random], Pair]
 NOTHING = "", ""
-PATTERNS: list[Pattern] = []
-"""Every pattern as often as its weight."""
+PATTERNS: list[Pattern] = []  # every pattern as often as its weight
 
 
 def pattern(weight: int) -> Callable[[Pattern], Pattern]:

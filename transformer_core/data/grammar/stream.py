@@ -24,8 +24,7 @@ from transformer_core.data.grammar.clauses import Random as Draw
 from transformer_core.data.grammar.sentences import PATTERNS, capital
 from transformer_core.data.grammar.words import CITIES, FIRST_NAMES, Pair, words
 
-CHUNK = 1_000
-"""Pairs that come from one random stream; chunks are independent of each other."""
+CHUNK = 1_000  # pairs that come from one random stream; chunks are independent of each other
 
 
 def generate(seed: int, split: Split, count: int, names: int = 0) -> Iterator[Pair]:
@@ -50,15 +49,13 @@ def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[
     return pairs
 
 
-MOST_NAMES = 200_000
-"""Invented names at most."""
+MOST_NAMES = 200_000  # invented names at most
 
 _STRIDE = 1_000_003
 """A prime that does not divide the number of combinations, so that names next to each other in rank
 look different."""
 
-_AT_ONCE = 1_000
-"""Names that are looked up together: one alone is slowly found among many."""
+_AT_ONCE = 1_000  # names that are looked up together: one alone is slowly found among many
 
 _KNOWN = {*FIRST_NAMES, *(english for english, german in CITIES if english == german)}
 # A word that is a name, or the genitive of one (Annas) and no name itself.

@@ -9,12 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-Pair = tuple[str, str]
-"""English and German."""
+Pair = tuple[str, str]  # English and German
 Gender = Literal["m", "f", "n"]
 Tense = Literal["habit", "now", "past", "future", "modal"]
-PERSONS = range(5)
-"""I, you (du), he or she, we, they."""
+PERSONS = range(5)  # I, you (du), he or she, we, they
 THIRD, THIRD_PLURAL = 2, 4
 
 _FILE = Path(__file__).parent / "words.yaml"
@@ -70,10 +68,8 @@ def cities() -> list[tuple[str, str, str, str]]:
     return [(f"in {name}", f"in {ort}", f"to {name}", f"nach {ort}") for name, ort in CITIES]
 
 
-PLACES: list[Pair] = pairs("places")
-"""Where something happens."""
-DIRECTIONS: list[Pair] = pairs("directions")
-"""Where somebody goes."""
+PLACES: list[Pair] = pairs("places")  # where something happens
+DIRECTIONS: list[Pair] = pairs("directions")  # where somebody goes
 
 
 class Noun(NamedTuple):

@@ -55,8 +55,7 @@ logger = logging.getLogger(__name__)
 PAIRS_PER_SHARD = 500_000
 _TOKENS_PER_SHARD = 1 << 26
 """A shard has hardly more tokens, however long its sentences: it is made in memory."""
-_PIECE = 1 << 22
-"""Bytes of text that a thread works on at a time."""
+_PIECE = 1 << 22  # bytes of text that a thread works on at a time
 
 
 @dataclass(frozen=True)

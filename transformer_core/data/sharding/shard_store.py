@@ -21,10 +21,8 @@ from transformer_core.common.files import sha256
 from transformer_core.data.arrays import Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 
-EXAMPLES = 10
-"""Pairs left out that a manifest shows."""
-PROGRESS = "progress.json"
-"""File beside the shards with what is done, until there is a manifest."""
+EXAMPLES = 10  # pairs left out that a manifest shows
+PROGRESS = "progress.json"  # file beside the shards with what is done, until there is a manifest
 
 
 def check_any_left(manifest: ShardManifest, pairs: Path, rules: Filter) -> None:
@@ -55,8 +53,7 @@ def write_manifest(manifest: ShardManifest, path: Path, parts: Collection[Path] 
     (path.parent / PROGRESS).unlink(missing_ok=True)
 
 
-COPY_MARK = ".copy"
-"""A file beside a manifest whose shards are a copy: it says of what."""
+COPY_MARK = ".copy"  # a file beside a manifest whose shards are a copy: it says of what
 
 
 class ShardError(CorpusError):

@@ -20,8 +20,7 @@ from tokenizers import Tokenizer
 from transformer_core.data.arrays import arrow_array, ranges, utf8
 from transformer_core.data.tokenizing.existing import Described
 
-SPACE = 0x20
-"""The byte of a space, which is never part of a longer character of UTF-8."""
+SPACE = 0x20  # the byte of a space, which is never part of a longer character of UTF-8
 SPACES_BEYOND_ASCII = (0xC2, 0xE1, 0xE2, 0xE3)
 """All white space beyond ASCII begins with one of these bytes, and so does much else."""
 

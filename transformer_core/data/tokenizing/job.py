@@ -29,8 +29,7 @@ from transformer_core.data.tokenizing.encoding import PIECES
 from transformer_core.data.tokenizing.existing import convert, special_names, speller
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
 
-_COMPARED = 1_000
-"""Pairs that an existing tokenizer is tried on."""
+_COMPARED = 1_000  # pairs that an existing tokenizer is tried on
 
 
 def untrained() -> Bpe:

@@ -1,16 +1,11 @@
 """The special tokens, which have the same ids in every vocabulary."""
 
-PAD = 0
-"""Fills the rows of a batch up to the longest."""
-BOS = 1
-"""Begins the decoder's input."""
-EOS = 2
-"""Ends a source sentence and a target sentence."""
-UNK = 3
-"""Stands for text without a token; byte-level vocabularies never need it."""
+PAD = 0  # fills the rows of a batch up to the longest
+BOS = 1  # begins the decoder's input
+EOS = 2  # ends a source sentence and a target sentence
+UNK = 3  # stands for text without a token; byte-level vocabularies never need it
 
-SPECIAL_NAMES = ("<pad>", "<s>", "</s>", "<unk>")
-"""Names of the special tokens, by id."""
+SPECIAL_NAMES = ("<pad>", "<s>", "</s>", "<unk>")  # names of the special tokens, by id
 
 SPECIAL_TOKENS = {
     "pad_token": SPECIAL_NAMES[PAD],

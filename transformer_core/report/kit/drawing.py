@@ -40,8 +40,7 @@ class Drawing:
 def captions() -> dict[str, dict[str, dict[str, str]]]:
     """Title and text of each figure, by language."""
     file = Path(__file__).with_name("captions.yaml")
-    found: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 def title_of(name: str) -> Said:

@@ -6,8 +6,7 @@ from typing import Any
 
 from transformer_core.decide.study_results import StudyResults
 
-ByText = defaultdict[str, list[str]]
-"""The variants that gave each text."""
+ByText = defaultdict[str, list[str]]  # the variants that gave each text
 
 
 @dataclass(frozen=True)

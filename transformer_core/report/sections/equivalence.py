@@ -44,8 +44,7 @@ def audited(results: StudyResults) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
-FLOOR = 1e-6
-"""Smaller shares are drawn here: a logarithmic axis has no place for 0."""
+FLOOR = 1e-6  # smaller shares are drawn here: a logarithmic axis has no place for 0
 
 MARKERS = dict(zip(WORDS, cycle([*"osDP^vh<>X*pdH81234+x,|_.", "$m$", "$n$"]), strict=False))
 """Of each compared quantity."""

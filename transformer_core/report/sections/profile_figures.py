@@ -213,8 +213,7 @@ def _shares(breakdown: Breakdown) -> tuple[float, ...]:
     )
 
 
-CLASSES = {name: colour_of(name) for name in COLOURS}
-"""Colours of the activities of a device."""
+CLASSES = {name: colour_of(name) for name in COLOURS}  # colours of the activities of a device
 WORDS = {"element_wise": "element-wise", "graphs": "CUDA graphs"}
 _LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimizer": "O"}
 

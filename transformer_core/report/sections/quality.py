@@ -38,10 +38,8 @@ class Gain:
     name: str
     kernels: Change | None
     """The class of operators whose time falls most, in a profiled step; null without profiles."""
-    step: Interval | None
-    """By the turns of the race; null for fewer than three."""
-    steps: float | None
-    """Steps that it takes to the same loss, over those of the baseline."""
+    step: Interval | None  # by the turns of the race; null for fewer than three
+    steps: float | None  # steps that it takes to the same loss, over those of the baseline
     time: float | None
 
 

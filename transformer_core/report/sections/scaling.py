@@ -104,8 +104,7 @@ SHOWN_BUCKET_MB = 25.0
 """Bucket size of the strategies that are shown: DistributedDataParallel's own default."""
 
 
-MOST_ERROR = 0.2
-"""Strategies whose measured runs are farther off, in the median, have no curve."""
+MOST_ERROR = 0.2  # strategies whose measured runs are farther off, in the median, have no curve
 
 
 def errors(projection: Projection) -> dict[ProjectedStrategy, float]:
@@ -134,8 +133,7 @@ def shown_curves(projection: Projection) -> list[ProjectedCurve]:
 
 
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
-GOAL = 0.05
-"""Median error of the emulated link that is aimed at."""
+GOAL = 0.05  # median error of the emulated link that is aimed at
 
 
 def draw_scaling(results: StudyResults) -> Drawing:

@@ -41,8 +41,7 @@ def context(results: StudyResults) -> dict[str, Any]:
     }
 
 
-MOST_PANELS = 16
-"""Comparisons in the figure of the rounds at most."""
+MOST_PANELS = 16  # comparisons in the figure of the rounds at most
 
 
 def draw_throughput(results: StudyResults) -> Drawing:

@@ -248,8 +248,7 @@ def _ratio(values: NDArray, forward: Mask, backward: Mask) -> float | None:
     return second / first if first and second else None
 
 
-OTHER = "other"
-"""The phase of what no range owns."""
+OTHER = "other"  # the phase of what no range owns
 
 
 def break_down(table: "Events | pa.Table") -> list[DeviceBreakdown]:

@@ -18,8 +18,7 @@ from transformer_core.trace.events.operators import OPERATOR_CLASSES
 COPIES = "copies"
 GRAPHS = "graphs"
 
-COLOURS = (*OPERATOR_CLASSES, COPIES, GRAPHS)
-"""The kinds of span in a lane."""
+COLOURS = (*OPERATOR_CLASSES, COPIES, GRAPHS)  # the kinds of span in a lane
 
 _STREAMS = 3
 _COLUMNS = 300

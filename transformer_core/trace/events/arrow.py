@@ -20,8 +20,7 @@ from transformer_core.trace.events.process import unusable
 _TYPES = {"int32": pa.int32(), "int64": pa.int64(), "text": pa.dictionary(pa.int32(), pa.string())}
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
 """The columns of events.parquet, in order."""
-_ROWS = 1 << 17
-"""Rows that are made into Arrow's at once."""
+_ROWS = 1 << 17  # rows that are made into Arrow's at once
 
 
 def integers(

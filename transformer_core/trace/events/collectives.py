@@ -18,8 +18,7 @@ _KERNELS = (
 )
 """Names without underscores, in an order in which none is found inside an earlier one."""
 
-OTHER = "other"
-"""A collective of unknown kind."""
+OTHER = "other"  # a collective of unknown kind
 
 _LIBRARY = re.compile(r"nccl|rccl|nvshmem|msccl|gloo")
 _BY_ITSELF = re.compile(

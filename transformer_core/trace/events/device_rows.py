@@ -48,8 +48,7 @@ _AS_THEY_ARE = {
     "node": "node",
 }
 """Columns that the reader has found, by theirs."""
-_NO_ID = 0
-"""The id that profilers write where an event has no correlation id: CUPTI counts from 1."""
+_NO_ID = 0  # the id that profilers write where an event has no correlation id: CUPTI counts from 1
 
 
 def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:

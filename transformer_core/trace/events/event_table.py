@@ -60,8 +60,7 @@ COLUMNS = {
 }
 """The columns of events.parquet, in order, and what they hold."""
 
-TEXTS = frozenset(name for name, kind in COLUMNS.items() if kind == "text")
-"""Those of texts."""
+TEXTS = frozenset(name for name, kind in COLUMNS.items() if kind == "text")  # those of texts
 
 
 @dataclass
@@ -126,8 +125,7 @@ class _Made(dict[str, Value]):
         return made
 
 
-_FEW = 6
-"""Columns that are kept unpacked: each takes as much memory as the whole table packed."""
+_FEW = 6  # columns that are kept unpacked: each takes as much memory as the whole table packed
 
 
 class Rows:

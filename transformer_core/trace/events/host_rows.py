@@ -210,8 +210,7 @@ def _computes(name: str) -> bool:
 
 
 _MARK = re.compile(rf"{ALLOCATED_PREFIX}([0-9]{{1,9}}):([0-9]{{1,18}})")
-_CPU = -1
-"""The allocator of the host, by its number in a trace."""
+_CPU = -1  # the allocator of the host, by its number in a trace
 
 
 def ranges(rows: ProcessRows) -> dict[str, Integers]:

@@ -65,8 +65,7 @@ def element_bytes(kind: str) -> int | None:
     return _TABLES["element_bytes"].get(kind.lower())
 
 
-FORMATS = frozenset(_TABLES["formats"].values())
-"""The usual names of formats of numbers."""
+FORMATS = frozenset(_TABLES["formats"].values())  # the usual names of formats of numbers
 
 
 def format_of(kind: str) -> str | None:

@@ -24,14 +24,11 @@ PHASES = ("data", "forward", "loss", "backward", "optimizer")
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES
 """The phases of a step, in order. The loss may lie inside the forward: the innermost range owns."""
 
-LOADER = "loader"
-"""Where the phases are listed: what threads did that launch no kernel of the step."""
+LOADER = "loader"  # where the phases are listed: what threads did that launch no kernel of the step
 
-PREFIX = "phase:"
-"""Prefix of the project's own ranges, in NVTX and in torch.profiler alike."""
+PREFIX = "phase:"  # prefix of the project's own ranges, in NVTX and in torch.profiler alike
 
-LAYER_PREFIX = "layer:"
-"""Prefix of the project's ranges of modules; the path of the module follows."""
+LAYER_PREFIX = "layer:"  # prefix of the project's ranges of modules; the path of the module follows
 
 ALLOCATED_PREFIX = "allocated:"
 """Prefix of the project's marks of allocated memory; the number of the device and the bytes follow,
@@ -162,8 +159,7 @@ def of_loaders(
     return found
 
 
-MODULE = "nn.Module: "
-"""Prefix of the profiler's own ranges of modules."""
+MODULE = "nn.Module: "  # prefix of the profiler's own ranges of modules
 
 SEPARATOR = "/"
 

@@ -123,8 +123,7 @@ def waits(name: str) -> bool:
 DAY_NS = 86_400 * 10**9
 """An event that is farther than this from the others belongs to no trace of a few steps."""
 
-_NO_SIZE = 2**50
-"""More bytes than any device has."""
+_NO_SIZE = 2**50  # more bytes than any device has
 _NO_NUMBER = 2**31
 
 

@@ -32,13 +32,11 @@ _PACKED = {
     b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 """First bytes of files that can be read only after a conversion, with the remedy."""
-_WORTH_PROCESSES = 64 << 20
-"""Bytes of text that take longer to read than a process to start."""
+_WORTH_PROCESSES = 64 << 20  # bytes of text that take longer to read than a process to start
 _COMPRESSION = 8
 _SUFFIXES = (".json", ".gz", ".sqlite")
 """How the names of traces end; other files of a folder are none."""
-_MOST = 2048
-"""Devices, streams, threads or processes that are read of a file."""
+_MOST = 2048  # devices, streams, threads or processes that are read of a file
 _FORMATS = "give traces of torch.profiler (.json, .json.gz) or SQLite exports of Nsight Systems"
 
 

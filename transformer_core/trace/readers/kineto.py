@@ -52,8 +52,7 @@ from transformer_core.trace.readers.kineto_events import (
 from transformer_core.trace.readers.kineto_stream import EventText
 
 _NO_RANK = 2**31
-_NO_TIME = 2**61
-"""In nanoseconds; with the time of an event added it still fits into 64 bits."""
+_NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fits into 64 bits
 
 
 def read_kineto(path: Path) -> Source:

@@ -50,13 +50,11 @@ UNREAD = ("mtia_ccp_events", "mtia_workloadd", "hpu_op")
 
 OPERATORS = ("cpu_op", "operator")
 
-MEMORY = "[memory]"
-"""The name of events of the allocator."""
+MEMORY = "[memory]"  # the name of events of the allocator
 
 MEMORY_CATEGORIES = ("cpu_instant_event",)
 
-COLLECTIVE_TOLD = "record_param_comms"
-"""The operator with which PyTorch describes a collective."""
+COLLECTIVE_TOLD = "record_param_comms"  # the operator with which PyTorch describes a collective
 COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl):.*")
 
 _COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)

@@ -15,16 +15,14 @@ from transformer_core.trace.events.process import NotATrace, TraceError, unusabl
 
 _CHUNK = 1 << 19
 _TRIES = 40
-_MARK = b"\xef\xbb\xbf"
-"""Of UTF-8, which some editors set before a text."""
+_MARK = b"\xef\xbb\xbf"  # of UTF-8, which some editors set before a text
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}(\s*,?\s*\])\s*[,}]")
 """Some programs that cut traces leave a comma behind the last event."""
 _BETWEEN = re.compile(rb"\s*,\s*(?=\{)")
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 _SUSPECT = re.compile(rb"[:\[,]\s*-?(?:[Ii]nf|[Nn]a[Nn])")
-_LONGEST = 1 << 26
-"""More bytes than any event or the rest of a trace has."""
+_LONGEST = 1 << 26  # more bytes than any event or the rest of a trace has
 _NO_NUMBER = re.compile(rb'("(?:[^"\\]|\\.)*")|(-?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b)')
 """A text, or a number that JSON does not have and that some profilers write."""
 _SURROGATES = re.compile(

@@ -67,8 +67,7 @@ MEMORY_COLUMNS = ("start", "deviceId", "bytes", "memKind", "memoryOperationType"
 
 _ON_DEVICE = (2, 3, 5)
 """Device, array and static memory of a device, not of the host (ENUM_CUDA_MEM_KIND)."""
-_ALLOCATION, _RELEASE = 0, 1
-"""ENUM_CUDA_DEV_MEM_EVENT_OPER."""
+_ALLOCATION, _RELEASE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
 _NO_SIZE = 2**50
 
 
@@ -90,14 +89,10 @@ def allocated(rows: dict[str, Integers]) -> Iterator[tuple[int, Integers, Intege
         yield device, rows["start"][mine], total - min(0, int(total.min()))
 
 
-_ROWS = 1 << 13
-"""Read at once."""
-_SEPARATOR = "\x1f"
-"""Between joined texts; where a text holds it, a space takes its place."""
-_NUMBERED = "\x1e"
-"""Before the number of a text that stands among those of the report."""
-_LONGEST_TEXT = 1 << 26
-"""Bytes of a text, or of as many as are read at once."""
+_ROWS = 1 << 13  # read at once
+_SEPARATOR = "\x1f"  # between joined texts; where a text holds it, a space takes its place
+_NUMBERED = "\x1e"  # before the number of a text that stands among those of the report
+_LONGEST_TEXT = 1 << 26  # bytes of a text, or of as many as are read at once
 _WORK_AT_ONCE = 1 << 20
 _WORK_PER_BYTE = 100
 """Instructions of SQLite's machine for each byte of a file. Reading takes some ten: more of them
@@ -122,8 +117,7 @@ _COPIES = {
 }
 """Kinds of copies by CUPTI's numbers (ENUM_CUDA_MEMCPY_OPER)."""
 _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
-_NODE = ("graphId", "graphNodeId")
-"""Of what a CUDA graph runs; newer reports name the graph too."""
+_NODE = ("graphId", "graphNodeId")  # of what a CUDA graph runs; newer reports name the graph too
 
 
 def read_nsys(path: Path) -> Source:
