@@ -26,7 +26,11 @@ _PADDED = _FUSED | {"attention": {"kind": "fused_softmax"}}
 _MORE = _FAST | _FUSED
 _ALL = _FAST | _PADDED
 _BF16 = {"precision": {"kind": "bf16"}}
-_ONE_PASS = {"loss": {"kind": "one_pass"}, "clipping": "folded"}
+_WEIGHTS_TOO = {"precision": {"kind": "bf16_weights"}}
+_LOSS: dict[str, Any] = {"loss": {"kind": "one_pass"}}
+_ONE_PASS: dict[str, Any] = _LOSS | {"clipping": "folded"}
+_MARIAN: dict[str, Any] = {"model": {"kind": "huggingface"}, "peer": True, "weights": False}
+_X: dict[str, Any] = {"model": {"kind": "x_transformers"}, "peer": True, "weights": False}
 _ONEDNN = {"precision": {"kind": "fp32_onednn"}}
 RECOMMENDED = "all of these in bf16, weights too"
 RECOMMENDED_32 = "all of these in 32 bits, by oneDNN"
@@ -71,36 +75,28 @@ CONTENDERS = {
         training={"loss": {"kind": "kl_divergence"}, "optimizer": {"kind": "adam"}},
     ),
     "torch.nn.Transformer": Contender(model={"kind": "torch_nn"}, peer=True),
-    "Marian of transformers": Contender(model={"kind": "huggingface"}, peer=True, weights=False),
-    "x-transformers": Contender(model={"kind": "x_transformers"}, peer=True, weights=False),
+    "Marian of transformers": Contender(**_MARIAN),
+    "x-transformers": Contender(**_X),
     "single": Contender(),
-    "one-pass loss": Contender(training={"loss": {"kind": "one_pass"}}),
-    "one-pass loss, unpadded": Contender(_FAST, {"loss": {"kind": "one_pass"}}),
-    "and fused dropout, folded clipping": Contender(
-        _MORE, {"loss": {"kind": "one_pass"}, "clipping": "folded"}
-    ),
+    "one-pass loss": Contender({}, _LOSS),
+    "one-pass loss, unpadded": Contender(_FAST, _LOSS),
+    "and fused dropout, folded clipping": Contender(_MORE, _ONE_PASS),
     "and fused softmax": Contender(_ALL, _ONE_PASS),
     "single by oneDNN": Contender({}, _ONEDNN),
-    "one-pass loss by oneDNN": Contender({}, {"loss": {"kind": "one_pass"}} | _ONEDNN),
+    "one-pass loss by oneDNN": Contender({}, _LOSS | _ONEDNN),
     "all but unpadded in 32 bits, by oneDNN": Contender(_PADDED, _ONE_PASS | _ONEDNN),
     RECOMMENDED_32: Contender(_ALL, _ONE_PASS | _ONEDNN),
     "torch.nn.Transformer in bf16": Contender({"kind": "torch_nn"}, _BF16, peer=True),
-    "Marian of transformers in bf16": Contender(
-        {"kind": "huggingface"}, _BF16, peer=True, weights=False
-    ),
-    "x-transformers in bf16": Contender(
-        {"kind": "x_transformers"}, _BF16, peer=True, weights=False
-    ),
+    "Marian of transformers in bf16": Contender(training=_BF16, **_MARIAN),
+    "x-transformers in bf16": Contender(training=_BF16, **_X),
     "single in bf16": Contender({}, _BF16),
-    "one-pass loss in bf16": Contender({}, {"loss": {"kind": "one_pass"}} | _BF16),
+    "one-pass loss in bf16": Contender({}, _LOSS | _BF16),
     "all but unpadded in bf16": Contender(_PADDED, _ONE_PASS | _BF16),
-    "all but unpadded in bf16, weights too": Contender(
-        _PADDED, _ONE_PASS | {"precision": {"kind": "bf16_weights"}}
-    ),
-    "one-pass loss, unpadded in bf16": Contender(_FAST, {"loss": {"kind": "one_pass"}} | _BF16),
+    "all but unpadded in bf16, weights too": Contender(_PADDED, _ONE_PASS | _WEIGHTS_TOO),
+    "one-pass loss, unpadded in bf16": Contender(_FAST, _LOSS | _BF16),
     "all of these in bf16": Contender(_ALL, _ONE_PASS | _BF16),
     "all of these in bf16, residual too": Contender(_ALL | {"residual": "bf16"}, _ONE_PASS | _BF16),
-    RECOMMENDED: Contender(_ALL, _ONE_PASS | {"precision": {"kind": "bf16_weights"}}),
+    RECOMMENDED: Contender(_ALL, _ONE_PASS | _WEIGHTS_TOO),
 }
 
 

@@ -36,7 +36,6 @@ Contender = Callable[[], float]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this half."""
     group = parser.add_argument_group("feeding")
     group.add_argument(
         "--shards",
@@ -63,7 +62,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
-    """All measurements of feeding."""
     if options.shards is not None:
         store = open_shards(options.shards)
         with tempfile.TemporaryDirectory() as folder:

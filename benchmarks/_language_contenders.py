@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,21 +43,18 @@ class LanguageContender:
 
 
 _BF16, _WEIGHTS = {"kind": "bf16"}, {"kind": "bf16_weights"}
-LANGUAGE_CONTENDERS = {
-    GPT2: LanguageContender(GPT2, library="gpt2"),
-    "this project in GPT-2's form": LanguageContender(GPT2),
-    "GPT-2's form, one-pass loss": LanguageContender(GPT2, one_pass=True),
-    "GPT-2 of transformers in bf16": LanguageContender(GPT2, library="gpt2", precision=_BF16),
-    "GPT-2's form, one-pass loss in bf16": LanguageContender(GPT2, one_pass=True, precision=_BF16),
-    "GPT-2's form, weights in bf16 too": LanguageContender(GPT2, precision=_WEIGHTS),
-    LLAMA: LanguageContender(LLAMA, library="llama"),
-    "this project in Llama's form": LanguageContender(LLAMA),
-    "Llama's form, one-pass loss": LanguageContender(LLAMA, one_pass=True),
-    "Llama of transformers in bf16": LanguageContender(LLAMA, library="llama", precision=_BF16),
-    "Llama's form, one-pass loss in bf16": LanguageContender(LLAMA, one_pass=True, precision=_BF16),
-    "Llama's form, weights in bf16 too": LanguageContender(LLAMA, precision=_WEIGHTS),
-    "x-transformers": LanguageContender(LLAMA, library="x_transformers", weights=False),
-}
+LANGUAGE_CONTENDERS: dict[str, LanguageContender] = {}
+for _like in (GPT2, LLAMA):
+    _form = f"{_like.partition(' ')[0]}'s form"
+    LANGUAGE_CONTENDERS |= {
+        _like: LanguageContender(_like, library="transformers"),
+        f"this project in {_form}": LanguageContender(_like),
+        f"{_form}, one-pass loss": LanguageContender(_like, one_pass=True),
+        f"{_like} in bf16": LanguageContender(_like, library="transformers", precision=_BF16),
+        f"{_form}, one-pass loss in bf16": LanguageContender(_like, "", True, True, _BF16),
+        f"{_form}, weights in bf16 too": LanguageContender(_like, precision=_WEIGHTS),
+    }
+LANGUAGE_CONTENDERS["x-transformers"] = LanguageContender(LLAMA, "x_transformers", weights=False)
 
 
 def language_batches(options: argparse.Namespace) -> list[Batch]:
@@ -102,19 +100,6 @@ def language_flops(options: argparse.Namespace, name: str, batch: Batch) -> floa
     return 6.0 * tokens.numel() * (weights + attention)
 
 
-def _library(options: argparse.Namespace, like: str) -> nn.Module:
-    torch.manual_seed(1)
-    spec = HuggingFaceCausal.model_validate(
-        _sizes(options, like)
-        | {
-            "kind": "huggingface_causal",
-            "architecture": "gpt2" if like == GPT2 else "llama",
-            "tied_embeddings": like == GPT2,
-        }
-    )
-    return build_language_model(spec, options.vocabulary)
-
-
 class _XTransformers(nn.Module):
     """A decoder of x-transformers (PyPI) in Llama's form."""
 
@@ -149,20 +134,21 @@ class _XTransformers(nn.Module):
 
 
 def _network(contender: LanguageContender, options: argparse.Namespace) -> nn.Module:
+    torch.manual_seed(1)
     if contender.library == "x_transformers":
-        torch.manual_seed(1)
         return _XTransformers(options)
-    theirs: Any = _library(options, contender.like)
+    gpt2 = contender.like == GPT2
+    kind = {"kind": "huggingface_causal", "architecture": "gpt2" if gpt2 else "llama"}
+    spec = HuggingFaceCausal.model_validate(
+        _sizes(options, contender.like) | kind | {"tied_embeddings": gpt2}
+    )
+    theirs: Any = build_language_model(spec, options.vocabulary)
     if contender.library:
-        return theirs  # type: ignore[no-any-return]
+        return theirs
     own = build_language_model(own_spec(options, contender.like), options.vocabulary)
-    translate = gpt2_weights if contender.like == GPT2 else llama_weights
+    translate = gpt2_weights if gpt2 else llama_weights
     own.load_state_dict(translate(theirs.causal.state_dict(), options.layers))
     return own
-
-
-def _one_pass(hidden: Tensor, output: Tensor, targets: Tensor) -> Tensor:
-    return one_pass_loss_sum(hidden, output, targets, 0.0)
 
 
 def make_language(
@@ -175,7 +161,7 @@ def make_language(
     precision = build_precision(training.precision, CPU)
     masters = precision.convert(network)
     optimizer = build_optimizer(AdamW(), network.named_parameters(), CPU, masters)
-    own_loss = _one_pass if contender.one_pass else whole_head_loss
+    own_loss = partial(one_pass_loss_sum, smoothing=0.0) if contender.one_pass else whole_head_loss
 
     def loss_of(batch: Batch) -> Tensor:
         tokens, targets = batch

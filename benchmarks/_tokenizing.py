@@ -35,7 +35,6 @@ Contender = Callable[[Path, Path], None]  # writes what it makes of a file of pa
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this half."""
     group = parser.add_argument_group("tokenizing")
     group.add_argument(
         "--multi30k", type=Path, metavar="FOLDER", help="folder with train.en.gz and train.de.gz"
@@ -69,7 +68,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
-    """All measurements of tokenizing."""
     if options.multi30k is not None:
         with tempfile.TemporaryDirectory() as folder:
             pairs = _multi30k(Path(folder), options.multi30k, options.times)

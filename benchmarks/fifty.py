@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -106,22 +107,22 @@ def findings(script: Path, which: str) -> list[Finding]:
 
 def losses(script: Path, which: str) -> list[str]:
     """The losses that a program prints, of its first rank."""
-    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, script.name, which]
     if ranks(script) > 1 or "checkpoint(" in script.read_text():
         command = ["torchrun", "--standalone", "--nproc-per-node", "2", "--local-ranks-filter", "0"]
         command += [script.name, which]
-    elif hasattr(os, "fork"):
+        ended = subprocess.run(command, cwd=PLACE, capture_output=True, text=True, check=False)
+        text = ended.stdout
+    else:
         read, write = os.pipe()
         child = os.fork()
         if not child:
             os.dup2(write, 1)
             torch.set_num_threads(1)
-            sys.argv = ["", script.name, which]
+            sys.argv = [script.name, which]
             os.chdir(PLACE)
             sys.path.insert(0, str(PLACE))
             try:
-                exec(compile(code, "fifty", "exec"), {})
+                runpy.run_path(script.name, run_name="__main__")
             finally:
                 sys.stdout.flush()
                 os._exit(0)
@@ -129,9 +130,7 @@ def losses(script: Path, which: str) -> list[str]:
         with os.fdopen(read) as pipe:
             text = pipe.read()
         os.waitpid(child, 0)
-        return re.findall(r"(-?\d+\.\d{6}|nan)$", text, re.M)
-    ended = subprocess.run(command, cwd=PLACE, capture_output=True, text=True, check=False)
-    return re.findall(r"(-?\d+\.\d{6}|nan)$", ended.stdout, re.M)
+    return re.findall(r"(-?\d+\.\d{6}|nan)$", text, re.M)
 
 
 def ranks(script: Path) -> int:

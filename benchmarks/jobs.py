@@ -12,6 +12,7 @@ A job is a process ``python -m transformer_core...`` with all that it starts. Li
 import argparse
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -97,7 +98,10 @@ def _look(command: psutil.Process, jobs: dict[int, Job], now: float) -> float:
             with process.oneshot():
                 parents[process.pid] = process.ppid()
                 resident[process.pid] = process.memory_info().rss
-                highest[process.pid] = _highest(process.pid)
+                # The most that it has had resident: no peak between two looks is missed.
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                found = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
+                highest[process.pid] = int(found[1]) * 1024 if found else 0
                 if process.pid not in jobs and (job := _job(process.cmdline(), now)):
                     jobs[process.pid] = job
         except (psutil.Error, OSError):
@@ -135,14 +139,6 @@ def _owner(pid: int, parents: Mapping[int, int], jobs: Mapping[int, Job]) -> int
             return None
         pid = parents[pid]
     return pid
-
-
-def _highest(pid: int) -> int:
-    """The most bytes that a process has had resident: no peak between two looks is missed."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _disk(folders: list[Path]) -> float:

@@ -23,7 +23,6 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
@@ -210,24 +209,15 @@ def measure(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def best_peer(
-    options: argparse.Namespace, name: str, seconds: Mapping[str, Sequence[float]]
-) -> str | None:
-    """The fastest other library in the format of a contender, where one takes part."""
-    if options.task == "language_model":
-        return None
-    form = CONTENDERS[name].low
-    peers = [n for n in seconds if CONTENDERS[n].peer and CONTENDERS[n].low == form]
-    return min(peers, key=lambda n: float(np.median(seconds[n]))) if peers else None
-
-
 def over_peers(options: argparse.Namespace, name: str, seconds: dict[str, list[float]]) -> str:
     """The speed of a contender of this project against the fastest other library in its format."""
     if options.task == "language_model" or CONTENDERS[name].peer:
         return ""
-    best = best_peer(options, name, seconds)
-    if best is None:
+    form = CONTENDERS[name].low
+    peers = [n for n in seconds if CONTENDERS[n].peer and CONTENDERS[n].low == form]
+    if not peers:
         return ""
+    best = min(peers, key=lambda n: float(np.median(seconds[n])))
     ratio, low, high = interval(np.log(seconds[best]) - np.log(seconds[name]))
     return f"{ratio:.2f} [{low:.2f}, {high:.2f}] over {best}; "
 

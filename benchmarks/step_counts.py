@@ -8,10 +8,8 @@ on a GPU is two kernels, but is counted here step by step.
 """
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +44,11 @@ STEPS = {
 """The published step, the default in bfloat16, and what pays on a GPU together."""
 
 
+_LOOKS = (
+    *("empty", "detach", "alias", "prim", "is_", "sym_", "_unsafe_view", "_local_scalar_dense"),
+)  # beginnings of the names of operators that only look at a tensor
+
+
 @dataclass
 class Counts(TorchDispatchMode):
     """Operators that make or change a tensor, and the bytes that they read and write."""
@@ -60,18 +63,7 @@ class Counts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if func.is_view or name.startswith(
-            (
-                "empty",
-                "detach",
-                "alias",
-                "prim",
-                "is_",
-                "sym_",
-                "_unsafe_view",
-                "_local_scalar_dense",
-            )
-        ):
+        if func.is_view or name.startswith(_LOOKS):
             return result
         made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
@@ -97,7 +89,7 @@ def count(
     spec = _MODEL.validate_python({"kind": "transformer"} | sizes | contender.model)
     with torch.device("meta"):
         model = build_model(spec, vocabulary)
-    with _imitated():
+    with imitated_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
         place(model, CPU)
         precision = build_precision(training.precision, CPU, training.clipping)
         masters = precision.convert(model)
@@ -123,12 +115,6 @@ def count(
         "bytes": counts.bytes,
         "most": dict(sorted(counts.names.items(), key=lambda item: -item[1])[:12]),
     }
-
-
-@contextlib.contextmanager
-def _imitated() -> Iterator[None]:
-    with imitated_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
-        yield
 
 
 def main() -> int:

@@ -135,7 +135,10 @@ def repeat_report(source: Path, output: Path, size: float) -> int:
     database.execute("PRAGMA journal_mode = OFF")
     database.execute("ATTACH ? AS source", (str(source),))
     named = "SELECT name FROM source.sqlite_master WHERE type = 'table'"
-    listed = {name: _columns(database, name) for (name,) in database.execute(named)}
+    listed = {
+        name: [row[1] for row in database.execute(f'PRAGMA source.table_info("{name}")')]
+        for (name,) in database.execute(named)
+    }
     timed = {name: columns for name, columns in listed.items() if {"start", "end"} <= {*columns}}
     ranges = [
         database.execute(f'SELECT min(start), max("end") FROM source."{name}"').fetchone()
@@ -156,10 +159,6 @@ def repeat_report(source: Path, output: Path, size: float) -> int:
         written = output.stat().st_size
     database.close()
     return repeats
-
-
-def _columns(database: sqlite3.Connection, table: str) -> list[str]:
-    return [row[1] for row in database.execute(f'PRAGMA source.table_info("{table}")')]
 
 
 def main() -> None:

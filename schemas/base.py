@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 
 from annotated_types import Unit
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -81,16 +82,23 @@ Kinds = Mapping[tuple[str, ...], Mapping[str, frozenset[str]]]
 """The fields of each kind of a section, by section path."""
 
 
-def refuse_less(value: float, info: ValidationInfo, least: str) -> None:
-    """Refuse a ``value`` below that of an earlier field, ``least``."""
-    bound = info.data.get(least)
-    if bound is not None and value < bound:
-        remedy = f"take at least {bound:g}, or make {least} smaller"
-        raise PydanticCustomError(
-            "less_than_other",
-            "is less than {least}",
-            {"least": f"{least} = {bound:g}", "remedy": remedy},
-        )
+def not_less_than(least: str) -> AfterValidator:
+    """Refuses a number below that of an earlier field, ``least``."""
+
+    def check(value: float, info: ValidationInfo) -> float:
+        bound = info.data.get(least)
+        if bound is not None and value < bound:
+            raise PydanticCustomError(
+                "less_than_other",
+                "is less than {least}",
+                {
+                    "least": f"{least} = {bound:g}",
+                    "remedy": f"take at least {bound:g}, or make {least} smaller",
+                },
+            )
+        return value
+
+    return AfterValidator(check)
 
 
 def kinds_of(
@@ -151,7 +159,6 @@ def merge(
 
 
 FACTORY_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # package.module:function
-
 LINE_PATTERN = r"^[^\x00-\x1f\x7f]*$"  # no control characters: neither NUL nor an end of line
 
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
@@ -166,11 +173,8 @@ Count = Annotated[int, Field(ge=1, le=1_000)]
 """A whole number of things that a study lists or repeats."""
 
 Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # any signed 64-bit integer
-
 Decimal = Annotated[float, Field(ge=-1e18, le=1e18)]  # any measured number, in any unit
-
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]  # a number from 0 up to, not including, 1
-
 MOST_SECONDS = 604_800.0  # a week: longer than a study ever waits
 Seconds = Annotated[float, Field(ge=0.0, le=MOST_SECONDS), Unit("seconds")]  # a duration in seconds
 

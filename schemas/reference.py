@@ -211,7 +211,6 @@ def settings_of(schema: type[Schema]) -> dict[str, Any]:
 
 
 def kind_of(schema: type[Schema]) -> str:
-    """The kind of sections with this schema."""
     (kind,) = get_args(schema.model_fields["kind"].annotation)
     return str(kind)
 
@@ -224,7 +223,6 @@ def plain(value: Any) -> Any:
 
 
 def in_yaml(value: Any) -> str:
-    """``value`` as YAML."""
     flow = None if isinstance(value, list) else False
     text = yaml.safe_dump(
         value, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=100

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Unit
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from schemas.base import (
@@ -17,7 +17,7 @@ from schemas.base import (
     Size,
     Steps,
     StepsOrNone,
-    refuse_less,
+    not_less_than,
 )
 from schemas.config.parallel import Bandwidth, LinkModel
 from schemas.config.training import AnySchedule
@@ -70,14 +70,10 @@ class Limits(Schema):
     much longer than ``seconds``."""
     smallest_message: Annotated[int, Unit("bytes")] = Field(default=4096, ge=512, le=2**40)
     """Smallest message of the collective operations, in bytes."""
-    largest_message: Annotated[int, Unit("bytes")] = Field(default=16 * 2**20, ge=512, le=2**40)
+    largest_message: Annotated[
+        int, Field(ge=512, le=2**40), Unit("bytes"), not_less_than("smallest_message")
+    ] = 16 * 2**20
     """Largest message of the collective operations, in bytes; sizes grow by a factor of 4."""
-
-    @field_validator("largest_message")
-    @classmethod
-    def _largest_is_not_less(cls, largest: int, info: ValidationInfo) -> int:
-        refuse_less(largest, info, "smallest_message")
-        return largest
 
 
 class Measurement(Schema):
@@ -126,7 +122,8 @@ class Comparing(Schema):
     """Sessions of each comparison, each in fresh processes. A single one cannot show how much
     processes differ: its verdict is UNDECIDED. Two sessions give an interval of 12.7 times the
     error, five of 2.8 times (Student's t): several short ones tell more than two long ones."""
-    sessions_most: Count = 8  # maximum number of sessions, however wide the interval still is
+    sessions_most: Annotated[Count, not_less_than("sessions_least")] = 8
+    """Maximum number of sessions, however wide the interval still is."""
     precision: Annotated[float, Field(ge=1e-6, lt=1.0)] = 0.01
     """A comparison is precise enough once twice the standard error of its ratio, from the
     windows alone, is below this."""
@@ -141,12 +138,6 @@ class Comparing(Schema):
     margin: Fraction = 0.02
     """Ratios from 1 / (1 + margin) to 1 + margin are the SAME, if the whole interval lies
     within."""
-
-    @field_validator("sessions_most")
-    @classmethod
-    def _most_is_not_less(cls, most: int, info: ValidationInfo) -> int:
-        refuse_less(most, info, "sessions_least")
-        return most
 
 
 class SelfTest(Schema):

@@ -60,7 +60,6 @@ class Link(Schema):
 
 
 LinkKind = Literal["namespaces", "emulated"]  # how a run's link was created
-
 Algorithm = Literal["ring", "tree"]  # how an all-reduce uses a link
 
 

@@ -21,7 +21,6 @@ audited."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     made = parser(
         "audit-training",
         "Test the relations that a training has to itself: the same run twice, a batch in\nparts, "

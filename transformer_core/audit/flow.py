@@ -42,12 +42,10 @@ class Answer:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "Answer":
-        """From JSON."""
         fields = {k: v for k, v in found.items() if k != "provenance"}
         return cls(**fields | {"findings": [Finding(**f) for f in found["findings"]]})
 

@@ -41,6 +41,14 @@ class Rows:
     even: bool = True  # whether all rows have the same weight
     seen: bool = False
 
+    def weigh(self, weights: Tensor) -> None:
+        """Take over the weights of the rows, of which 0 means that a row does not count."""
+        weights = weights[weights != 0]
+        self.count = len(weights)
+        if len(weights):
+            self.share = float(weights.mean())
+            self.even = float(weights.max() - weights.min()) <= SAME * abs(self.share)
+
 
 class Losses:
     """Watches torch's losses and ``log_softmax`` in one process."""
@@ -135,13 +143,7 @@ class Losses:
             if gradient.numel() == 1:
                 rows.share = float(gradient) / (count if reduction == "mean" and count else 1)
             elif gradient.numel() == counted.numel():
-                weights = gradient.reshape(-1)[counted.reshape(-1).bool()]
-                weights = weights[weights != 0]
-                rows.count = len(weights)
-                if len(weights):
-                    rows.share = float(weights.mean())
-                    spread = float(weights.max() - weights.min())
-                    rows.even = spread <= SAME * abs(rows.share)
+                rows.weigh(gradient.reshape(-1)[counted.reshape(-1).bool()])
             else:
                 return
             rows.seen = True
@@ -165,14 +167,8 @@ class Losses:
             self.rows.append(rows)
 
             def weigh(gradient: Tensor) -> None:
-                weights = -gradient.detach().double().sum(-1).reshape(-1)
-                weights = weights[weights != 0]
-                rows.count = len(weights)
-                if len(weights):
-                    rows.share = float(weights.mean())
-                    spread = float(weights.max() - weights.min())
-                    rows.even = spread <= SAME * abs(rows.share)
-                    rows.seen = True
+                rows.weigh(-gradient.detach().double().sum(-1).reshape(-1))
+                rows.seen = rows.seen or rows.count > 0
 
             found.register_hook(weigh)
             return found

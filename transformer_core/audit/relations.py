@@ -75,12 +75,10 @@ class Notes:
         self.untested.setdefault(relation, why)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> "Notes":
-        """From JSON."""
         return cls([Finding(**f) for f in found["findings"]], found["tested"], found["untested"])
 
     @classmethod

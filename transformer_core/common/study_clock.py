@@ -18,7 +18,6 @@ from schemas.base import Schema
 from transformer_core.common.files import write_text
 
 CHANGES_NO_RESULT = True  # it records how long the work has taken
-
 CLOCK = Path("results/.clock.json")
 BEAT = 5.0  # seconds between two updates of the clock
 

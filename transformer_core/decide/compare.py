@@ -96,7 +96,6 @@ def _effects(
     ratios: Sequence[Sequence[LogRatio]],
     margin: float,
 ) -> dict[Pair, Effect]:
-    """The effects of paired runs."""
     intervals = simultaneous_ratios(ratios, [run.looks for run in runs])
     return {
         run.pair: judge(quantity, interval, margin, len(run.sessions))

@@ -79,7 +79,6 @@ class Limits:
     together: int  # sides running at the same time
 
     def rounds(self, standing: Standing) -> int:
-        """Rounds of another session."""
         return best_rounds(standing, self.rounds_least, LONGEST * self.rounds_least)
 
     def seconds(self, standing: Standing) -> float:
@@ -228,7 +227,6 @@ class SoFar:
         self.others += [name for name in names if name not in self.others]
 
     def record(self) -> PairedRun:
-        """The complete record."""
         return self.first.model_copy(
             update={
                 "sessions": [*self.first.sessions, *self.added],

@@ -96,7 +96,6 @@ class ProjectionJob(Job):
 DEFAULT_BUCKET_MB = 25.0
 
 BUCKETS_MB = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 200, 400)  # sizes searched for the best
-
 CURVE_BUCKETS_MB = (0.25, 1, 5, DEFAULT_BUCKET_MB, 100)  # sizes with their own curves
 
 BUCKET_DEVICES = (2, 8, 64, 512)

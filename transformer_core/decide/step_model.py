@@ -227,7 +227,6 @@ Nsight Systems."""
 
 LAYERS, D_MODEL, D_FF, VOCABULARY = 6, 512, 2048, 30_000
 PAIRS_PER_DEVICE = 512  # Maximum: with more, the first GPU ran out of memory
-
 TOKENS_PER_PAIR = (20, 100)  # source and target together: not given, from short to long sentences
 
 PEAK_FLOPS_PER_SECOND = 35.58e12

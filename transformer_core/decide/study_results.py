@@ -61,7 +61,6 @@ class StudyResults:
 
     @cached_property
     def study(self) -> Study:
-        """The study."""
         return read_record(self._study, Study)
 
     @cached_property
@@ -71,7 +70,6 @@ class StudyResults:
 
     @cached_property
     def specs(self) -> dict[str, RunSpec]:
-        """Run specs by variant."""
         return {
             name: read_record(self._run(name) / "spec.json", RunSpec)
             for name in self.study.variants
@@ -87,7 +85,6 @@ class StudyResults:
 
     @property
     def ordered(self) -> list[VariantResult]:
-        """The results of the variants, in the order of the study."""
         return list(self.variants.values())
 
     @property
@@ -118,7 +115,6 @@ class StudyResults:
 
     @cached_property
     def by_pair(self) -> dict[Pair, Comparison]:
-        """Every comparison."""
         return {item.pair: item for item in self.all_comparisons}
 
     @cached_property
@@ -132,7 +128,6 @@ class StudyResults:
 
     @cached_property
     def certificates(self) -> dict[str, Certificate]:
-        """Certificates by variant."""
         folder = self.folder / "equivalence"
         return {
             name: read_record(folder / f"{name}.json", Certificate) for name in self.study.variants
@@ -140,7 +135,6 @@ class StudyResults:
 
     @cached_property
     def claims(self) -> list[ClaimResult]:
-        """Result for each claim."""
         return read_as(self.folder / "claims.json", list[ClaimResult])
 
     @cached_property
@@ -202,7 +196,6 @@ class StudyResults:
     # Profiles
 
     def profile_folder(self, variant: str) -> Path:
-        """The folder of a variant's profile."""
         return self.folder / "profiles" / variant
 
     @cached_property
@@ -221,7 +214,6 @@ class StudyResults:
 
     @cached_property
     def splits(self) -> dict[str, CorpusSplit]:
-        """Corpus record of each split."""
         folder = self._corpus / "pairs"
         return {split: read_record(folder / f"{split}.json", CorpusSplit) for split in SPLITS}
 
@@ -235,7 +227,6 @@ class StudyResults:
 
     @cached_property
     def tokenizer(self) -> TokenizerReport:
-        """Report on the tokenizer."""
         return read_record(self._corpus / "tokenizer.report.json", TokenizerReport)
 
     @property
@@ -246,7 +237,6 @@ class StudyResults:
 
     @cached_property
     def hardware(self) -> Hardware:
-        """The machine."""
         return read_record(self.folder / "machine" / "hardware.json", Hardware)
 
     @cached_property

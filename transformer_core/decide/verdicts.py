@@ -33,7 +33,6 @@ def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> 
 
 
 def not_measured(quantity: Quantity, reason: str) -> Effect:
-    """An effect that was not measured."""
     return Effect(quantity=quantity, ratio=None, verdict=None, reason=reason)
 
 

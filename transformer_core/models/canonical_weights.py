@@ -17,11 +17,9 @@ def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
     state = qkv_projection.canonical_state_dict(model) if own is None else own()
     unique: dict[object, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
-        unique.setdefault(_memory(tensor), (name, tensor))
+        # A state dict holds detached tensors, whose identity tells nothing; parts of one parameter
+        # differ in offset or shape.
+        storage = tensor.untyped_storage()._cdata
+        view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        unique.setdefault(view, (name, tensor))
     return dict(unique.values())
-
-
-def _memory(tensor: Tensor) -> object:
-    """A key that is equal for two views of the same tensor. A state dict holds detached tensors,
-    whose identity tells nothing; parts of one parameter differ in offset or shape."""
-    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())

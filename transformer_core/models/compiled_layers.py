@@ -55,7 +55,8 @@ def _compiled(kind: Compiling, layer: nn.Module, kept_share: float) -> Callable[
                 f"on a {device_kind(inputs[0])}"
             )
         if kind == "graphs":
-            _count(layer, inputs)
+            shapes = tuple(tuple(x.shape) for x in inputs if isinstance(x, Tensor))
+            _calls.setdefault(layer, Counter())[shapes] += 1
         # Here, because they take half a second to import.
         from torch._dynamo.exc import TorchDynamoException
         from torch._functorch.config import patch
@@ -87,11 +88,6 @@ UNPLAYED = 2
 """Calls of a layer with inputs of new shapes that play no graph: one warms up, one records."""
 _calls: WeakKeyDictionary[nn.Module, Counter[Any]] = WeakKeyDictionary()
 """Of each layer, its calls by shapes."""
-
-
-def _count(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    shapes = tuple(tuple(x.shape) for x in inputs if isinstance(x, Tensor))
-    _calls.setdefault(layer, Counter())[shapes] += 1
 
 
 def replayed_share(model: nn.Module) -> float | None:

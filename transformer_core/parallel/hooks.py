@@ -8,9 +8,11 @@ the real one.
 """
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,7 +186,10 @@ class PowerSgd(Hook):
 
     def _take_up(self, index: int, parameters: list[Tensor], compresses: bool) -> None:
         """Let torch find under ``index`` what it kept of these parameters in any bucket."""
-        if index in self.parameters and not _same(self.parameters[index], parameters):
+        if index in self.parameters and (
+            len(self.parameters[index]) != len(parameters)
+            or any(map(operator.is_not, self.parameters[index], parameters))
+        ):
             self.kept |= self._apart()
             self._forget()
         self.parameters[index] = parameters
@@ -252,14 +257,6 @@ def _parts(flat: Tensor, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Ten
     """Pairs each parameter with its part of ``flat``."""
     sizes = [parameter.numel() for parameter in parameters]
     return list(zip(parameters, flat.split(sizes), strict=True))
-
-
-def _same(ours: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(ours) == len(others) and all(map(_is, ours, others))
-
-
-def _is(one: Tensor, other: Tensor) -> bool:
-    return one is other
 
 
 def _at(flat: Tensor | None, parameter: Tensor) -> Tensor | None:
@@ -412,14 +409,11 @@ class Ring(Hook):
         try:
             # Divided first, as DDP does, so that a sum cannot overflow where the mean would not.
             buffer.div_(self.group.size())
-            ring_all_reduce(buffer, self.group, self._count)
+            ring_all_reduce(buffer, self.group, partial(self.traffic.add, "ring_step"))
         except Exception as error:
             future.set_exception(error)  # type: ignore[arg-type]  # a mistake in torch's stubs
         else:
             future.set_result(buffer)
-
-    def _count(self, sent: int, received: int) -> None:
-        self.traffic.add("ring_step", sent, received)
 
     def close(self) -> None:
         self.thread.shutdown()

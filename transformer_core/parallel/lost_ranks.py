@@ -19,9 +19,7 @@ from schemas.errors import PeerLost
 from schemas.results import RankPlace
 
 PERIOD = 0.5  # seconds between two looks at the store. One look costs some 0.1 ms.
-
 PATIENCE = 3.0  # seconds that a rank has for its answer
-
 MARGIN = 30.0  # seconds that a deadline comes before that of a process group
 
 _MESSAGES = ("gloo", "NCCL", "onnection closed", "onnection reset", "onnection refused")
@@ -140,7 +138,6 @@ class RollCall:
 
 
 current: RollCall | None = None  # the roll of this process, once it has joined a run
-
 report: Callable[[PeerLost], None] = lambda lost: None  # noqa: E731
 """Told which peers are lost when the process ends without an exception of its own."""
 

@@ -133,7 +133,6 @@ class Strategy:
                 torch.cuda.synchronize(device)
 
     def topology(self) -> Topology:
-        """The topology of this run."""
         return self.process.describe(self.backend, [self.process.place], None)
 
     def communication(self) -> dict[str, Any] | None:

@@ -43,7 +43,6 @@ class Process:
 
     @property
     def place(self) -> RankPlace:
-        """The place of this process."""
         return RankPlace(
             rank=self.rank,
             local_rank=self.local_rank,

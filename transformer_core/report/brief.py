@@ -31,7 +31,6 @@ def templates(**options: Any) -> Environment:
 
 
 def brief(answer: Answer) -> str:
-    """The answer as Markdown."""
     # Markdown is not HTML: foreign texts go through the filter cell.
     made = templates(autoescape=False, keep_trailing_newline=True)
     made.filters |= {
@@ -67,7 +66,6 @@ def said(variant: AnswerVariant, baseline: str) -> str:
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    """Settings as in a file."""
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 

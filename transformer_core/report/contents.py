@@ -36,7 +36,6 @@ class Section:
 
     @property
     def template(self) -> str:
-        """Path of its template."""
         return f"sections/{self.name}.html"
 
     def context(self, results: "StudyResults") -> dict[str, Any]:

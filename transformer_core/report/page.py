@@ -47,7 +47,6 @@ def environment() -> Environment:
 def render(
     results: StudyResults, variants: dict[str, Variant], pictures: Sequence[svg.Picture]
 ) -> str:
-    """The page as HTML."""
     by_name = {picture.name: picture for picture in pictures}
     task = results.study.task.kind
     shared = {"study": results.study, "results": results, "variants": variants}

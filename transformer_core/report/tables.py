@@ -226,7 +226,6 @@ def _largest_batch(results: StudyResults) -> Iterator[Row]:
 
 
 def rows_of(table: str, results: StudyResults) -> list[Row]:
-    """The rows of a table."""
     rows: Callable[[StudyResults], Iterator[Row]] = globals()[f"_{table}"]
     return list(rows(results))
 

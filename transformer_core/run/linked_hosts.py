@@ -28,9 +28,7 @@ from transformer_core.run.host_processes import INTERFACE_VARIABLES, Hosts
 from transformer_core.run.statuses import end_with_parent
 
 DEVICE = "link0"  # name of the network device in either namespace
-
 ADDRESSES = ("10.99.0.1", "10.99.0.2")  # addresses of the two hosts, invisible from outside
-
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of sched.h
 _QUEUE = "50ms"
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -135,7 +133,6 @@ def _tool(name: str) -> str | None:
 
 
 GRACE = 8.0  # seconds that a host has to end by itself after the other one failed
-
 PORT = 29_500  # port of the rendezvous in a namespace, which nothing else uses
 
 

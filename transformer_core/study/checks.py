@@ -29,7 +29,6 @@ from transformer_core.study.reservations import parameters
 from transformer_core.techniques.residual_norm import ResidualNorm
 
 Violation = tuple[str, Any, str, str]  # field, value, what is wrong, what to do
-
 MOST_WEIGHTS = 10**12  # weights of a model: 4 TB in 32 bits, with training state 16 TB
 MOST_THREADS = 4_096
 """Threads of a run on one host: ten times the cores of a large one. Systems allow some 32,000

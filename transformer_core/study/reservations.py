@@ -27,7 +27,6 @@ _BYTES_PER_TOKEN_AND_WIDTH = 4 * 40
 """Activations of a layer: some forty 32-bit numbers per token and element of its width."""
 
 _FLOPS_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}  # a slow device at work. Most are faster.
-
 _START_MINUTES = 10
 
 

@@ -130,7 +130,6 @@ def turns(group: str) -> str:
 
 
 def kind(rule: str) -> str:
-    """The rule of a job."""
     return rule.partition(" ")[0]
 
 

@@ -34,7 +34,6 @@ class Trainer:
 
     @property
     def device(self) -> torch.device:
-        """The device of this process."""
         return self.process.device
 
     @property

@@ -21,7 +21,7 @@ from transformer_core.common.progress import Progress, log
 from transformer_core.data.arrays import Counts, add_counts, arrow_array, count_lengths
 from transformer_core.data.corpus.pairs import PairFilter, check_any_left
 from transformer_core.data.corpus.readers import Reader, open_split
-from transformer_core.data.corpus.rows import Pair, Row
+from transformer_core.data.corpus.rows import Pair
 
 SCHEMA = pa.schema(
     [
@@ -92,7 +92,9 @@ def _write_pairs(
             if batch.num_rows:
                 writer.write_batch(batch)
                 for side, total in lengths.items():
-                    lengths[side] = add_counts([total, _characters(batch.column(side))])
+                    lengths[side] = add_counts(
+                        [total, count_lengths(pc.utf8_length(batch.column(side)).to_numpy())]
+                    )
             progress.update(pair_filter.read - progress.done)
     return LengthHistogram(unit="characters", source=lengths["source"], target=lengths["target"])
 
@@ -100,7 +102,8 @@ def _write_pairs(
 def _kept(reader: Reader, schema: pa.Schema, pair_filter: PairFilter) -> Iterator[pa.RecordBatch]:
     """Yields the kept rows of every ``BATCH_PAIRS`` rows, possibly none."""
     if reader.columns is None:
-        for chunk in _chunks(reader.rows()):
+        left = reader.rows()
+        while chunk := list(islice(left, BATCH_PAIRS)):
             yield _batch(pair_filter.keep(chunk), schema)
         return
     for columns in reader.columns(BATCH_PAIRS):
@@ -125,11 +128,6 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    while chunk := list(islice(rows, BATCH_PAIRS)):
-        yield chunk
-
-
 def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:
     lines, sources, targets = zip(*kept, strict=True) if kept else ((), (), ())
     columns = [
@@ -138,10 +136,6 @@ def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:
         pa.array(lines, pa.int64()),
     ]
     return pa.record_batch(columns, schema=schema)
-
-
-def _characters(texts: pa.LargeStringArray) -> Counts:
-    return count_lengths(pc.utf8_length(texts).to_numpy())
 
 
 class ReadCorpus(Job):

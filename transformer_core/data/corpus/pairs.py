@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.config.data import Filter, Problem
 from schemas.results.data import CorpusSplit, SkippedPair
 from transformer_core.common.digests import check
 from transformer_core.common.endings import remake
+from transformer_core.data.arrays import utf8
 from transformer_core.data.corpus.readers import Reader
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, snippet, where
 
@@ -88,20 +88,15 @@ class PairFile:
 
 
 def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    ends = _text_ends(batch.column("source")) + _text_ends(batch.column("target"))
+    # [pairs + 1] bytes of the text before each pair, and of all.
+    source, target = (utf8(batch.column(side))[1] for side in ("source", "target"))
+    limits = source + target
     start = 0
     while start < batch.num_rows:
-        done = ends[start - 1] if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, done + size, side="right")))
+        stop = int(np.searchsorted(limits, limits[start] + size, side="right")) - 1
+        stop = max(start + 1, stop)
         yield batch.slice(start, stop - start)
         start = stop
-
-
-def _text_ends(texts: pa.LargeStringArray) -> NDArray[np.int64]:
-    """[n] bytes of all texts up to the end of each."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)
-    limits = offsets[texts.offset : texts.offset + len(texts) + 1]
-    return limits[1:] - limits[0]
 
 
 EXAMPLES = 10  # pairs left out that a report shows

@@ -211,7 +211,7 @@ def _file_texts(corpus: TextsCorpus, path: Path) -> Iterator[Row]:
         parse = partial(_text_of_object, field=corpus.field)
         return line_rows(path, parse=parse, skip=0, limits=corpus.limits)
     if corpus.ends == "line":
-        return line_rows(path, parse=_text_of_line, skip=0, limits=corpus.limits)
+        return line_rows(path, parse=lambda line: ("", line.decode()), skip=0, limits=corpus.limits)
     return _between_blank_lines(path, corpus.limits)
 
 
@@ -230,10 +230,6 @@ def _grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
 def _alone(row: Row) -> Row:
     """A row of a table that was asked for one column twice."""
     return row._replace(source="") if isinstance(row, Pair) else row
-
-
-def _text_of_line(line: bytes) -> tuple[str, str]:
-    return "", line.decode()
 
 
 def _text_of_object(line: bytes, field: str) -> tuple[str, str]:

@@ -186,7 +186,6 @@ _OWN_PRONOUNS = (("me", "us"), ("you",), (), ("me", "us"), ("them",))
 
 
 def pick(random: Random, options: Sequence[T]) -> T:
-    """One of ``options``."""
     return options[int(random() * len(options))]
 
 

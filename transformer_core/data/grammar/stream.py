@@ -56,7 +56,6 @@ _STRIDE = 1_000_003
 look different."""
 
 _AT_ONCE = 1_000  # names that are looked up together: one alone is slowly found among many
-
 _KNOWN = {*FIRST_NAMES, *(english for english, german in CITIES if english == german)}
 # A word that is a name, or the genitive of one (Annas) and no name itself.
 _NAMES = {f"{name}s": name for name in _KNOWN} | {name: name for name in _KNOWN}

@@ -83,12 +83,6 @@ class Noun(NamedTuple):
     oblique: str
 
 
-def _plural(english: str) -> str:
-    if english in _WORDS["irregular_plurals"]:
-        return _WORDS["irregular_plurals"][english]
-    return _with_s(english)
-
-
 def _with_s(english: str, endings: tuple[str, ...] = ("s", "x", "ch", "sh")) -> str:
     if english.endswith(endings):
         return english + "es"
@@ -105,7 +99,8 @@ def third_person(english: str) -> str:
 
 def _noun(english: str, german: str) -> Noun:
     gender, singular, plural, *oblique = german.split()
-    return Noun(english, _plural(english), gender, singular, plural, (*oblique, singular)[0])  # type: ignore[arg-type]
+    several = _WORDS["irregular_plurals"].get(english) or _with_s(english)
+    return Noun(english, several, gender, singular, plural, (*oblique, singular)[0])  # type: ignore[arg-type]
 
 
 class Adjective(NamedTuple):
@@ -284,7 +279,6 @@ def german_number(number: int) -> str:
 
 
 def number_words(number: int) -> Pair:
-    """0 to 999 in words."""
     return english_number(number), german_number(number)
 
 

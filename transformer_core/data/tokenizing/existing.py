@@ -130,8 +130,9 @@ def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
             model["unk_token"] = names[UNK]
     if model["type"] == "BPE":
         model["merges"] = [pair for pair in model["merges"] if not dropped & set(_pair(pair))]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     settings["added_tokens"] = [
-        *(_added(number, name, special=True) for number, name in enumerate(names)),
+        *({"id": n, "content": name, "special": True} | plain for n, name in enumerate(names)),
         *(token for token in settings["added_tokens"] if not token["special"]),
     ]
     settings |= {"post_processor": None, "truncation": None, "padding": None}
@@ -164,18 +165,6 @@ def _unknown(model: dict[str, Any]) -> str | None:
 def _pair(merge: str | list[str]) -> list[str]:
     # Older files write the two sides as one text.
     return merge.split(" ") if isinstance(merge, str) else merge
-
-
-def _added(number: int, content: str, special: bool) -> dict[str, Any]:
-    return {
-        "id": number,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": special,
-    }
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:
@@ -287,7 +276,6 @@ class Described:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """The description of ``tokenizer``."""
         return cls(tokenizer, json.loads(tokenizer.to_str()), tokenizer.get_vocab())
 
     @property

@@ -44,7 +44,6 @@ def captions() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def title_of(name: str) -> Said:
-    """The title of a figure."""
     title = captions()[name]["title"]
     return fill(title["en"], title["ko"])
 

@@ -5,6 +5,7 @@ Korean in the format that translators' tools read, and ``kit/kit.po`` the texts 
 text that lacks its translation stands in English.
 """
 
+import io
 import re
 from functools import cache
 from pathlib import Path
@@ -21,20 +22,13 @@ def catalogs() -> list[Path]:
 @cache
 def korean() -> dict[str, str]:
     """Translations by English text, of all catalogs."""
-    return {text: said for path in catalogs() for text, said in read_catalog(path).items()}
-
-
-def read_catalog(path: Path) -> dict[str, str]:
-    """Translations of one catalog by English text."""
-    with path.open("rb") as file:
-        return {
-            message.id: message.string
-            for message in read_po(file, locale="ko")
-            if message.id
-            and isinstance(message.id, str)
-            and message.string
-            and isinstance(message.string, str)
-        }
+    return {
+        message.id: message.string
+        for path in catalogs()
+        for message in read_po(io.BytesIO(path.read_bytes()), locale="ko")
+        if isinstance(message.id, str) and isinstance(message.string, str)
+        if message.id and message.string
+    }
 
 
 def both(english: str, korean_text: str | None) -> Markup:

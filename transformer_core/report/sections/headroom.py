@@ -10,18 +10,12 @@ from transformer_core.decide.study_results import StudyResults
 def context(results: StudyResults) -> dict[str, Any]:
     """Both steps by class of operators, as far as they were timed and profiled; the recommended
     one first, which is the answer."""
-    return {"rooms": [room for room in (_recommended(results), _baseline(results)) if room]}
-
-
-def _baseline(results: StudyResults) -> Headroom | None:
-    name = results.study.baseline
-    profile = results.breakdowns.get(name)
-    return _room(results, name, BASELINE, results.specs[name], profile)
-
-
-def _recommended(results: StudyResults) -> Headroom | None:
-    found = results.search
-    return _room(results, " + ".join(found.parts), BEST, found.spec, found.profile)
+    name, found = results.study.baseline, results.search
+    rooms = (
+        _room(results, " + ".join(found.parts), BEST, found.spec, found.profile),
+        _room(results, name, BASELINE, results.specs[name], results.breakdowns.get(name)),
+    )
+    return {"rooms": [room for room in rooms if room]}
 
 
 def _room(results: StudyResults, name: str, side: str, spec: Any, profile: Any) -> Headroom | None:

@@ -1,6 +1,5 @@
 """The machine: its limits, collective operations, and how far the variants use it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -28,18 +27,6 @@ from transformer_core.report.kit.language import NOTHING, Said, say
 from transformer_core.report.kit.palette import VARIANT
 
 
-@dataclass(frozen=True)
-class CollectiveRow:
-    """One collective operation at the ends of its curve."""
-
-    name: str
-    smallest_bytes: int
-    smallest_seconds: float
-    largest_bytes: int
-    algorithm_bandwidth: float
-    bus_bandwidth: float
-
-
 def context(results: StudyResults) -> dict[str, Any]:
     """The limits of the machine and how far the variants come."""
     run, table = results.collectives or (None, None)
@@ -49,23 +36,11 @@ def context(results: StudyResults) -> dict[str, Any]:
         "roofline": results.roofline,
         "collective_run": run,
         "collectives": [
-            _ends(str(name), of_one.sort_values("bytes"))
+            (str(name), *of_one.sort_values("bytes").iloc[[0, -1]].to_dict("records"))
             for name, of_one in (() if table is None else table.groupby("collective", sort=False))
         ],
         "utilisation": utilisation_in_turns(results),
     }
-
-
-def _ends(name: str, curve: Any) -> CollectiveRow:
-    first, last = curve.iloc[0], curve.iloc[-1]
-    return CollectiveRow(
-        name=name,
-        smallest_bytes=int(first["bytes"]),
-        smallest_seconds=float(first["seconds"]),
-        largest_bytes=int(last["bytes"]),
-        algorithm_bandwidth=float(last["algorithm_bandwidth"]),
-        bus_bandwidth=float(last["bus_bandwidth"]),
-    )
 
 
 def bucket_bytes(results: StudyResults) -> dict[str, list[int]]:
@@ -93,15 +68,14 @@ def utilisation_in_turns(results: StudyResults) -> list[Utilisation]:
             continue
         factor = in_turns.median / alone.median
         changes = {
-            name: _times(value, factor) for name, value in record if isinstance(value, Interval)
+            name: value.model_copy(
+                update={side: getattr(value, side) * factor for side in ("median", "low", "high")}
+            )
+            for name, value in record
+            if isinstance(value, Interval)
         }
         scaled.append(record.model_copy(update=changes))
     return scaled
-
-
-def _times(interval: Interval, factor: float) -> Interval:
-    sizes = {name: getattr(interval, name) * factor for name in ("median", "low", "high")}
-    return interval.model_copy(update=sizes)
 
 
 _MARKERS = "os^Dv<>P"

@@ -6,8 +6,6 @@ from statistics import median
 from typing import Any
 
 from schemas.results import (
-    Comparison,
-    ForeignProcess,
     LargestBatchResult,
     MemoryResult,
     PredictedRank,
@@ -46,10 +44,6 @@ class Memory:
         """The prediction: for the first rank, and for the others where they do other work."""
         prediction = self.predicted.get(variant)
         return [] if prediction is None else prediction.ranks
-
-    def expected_first(self, variant: str) -> PredictedRank | None:
-        """The prediction for the first rank, if there is one."""
-        return next(iter(self.expected(variant)), None)
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,9 @@ def run_checks(results: StudyResults, memory: Memory) -> list[Check]:
     for name, result in results.variants.items():
         for repeat in result.repeats:
             cuda = any(rank.device.startswith("cuda") for rank in repeat.memory)
-            before = 0 if cuda else _context(memory, name)
+            # Bytes that a process takes before its first tensor, if measured.
+            prediction = memory.predicted.get(name)
+            before = 0 if cuda else (prediction.context_bytes if prediction else None)
             if before is None:
                 continue
             used = {
@@ -113,12 +109,6 @@ def run_checks(results: StudyResults, memory: Memory) -> list[Check]:
                 for check in _checks(name, expected, measured)
             ]
     return found
-
-
-def _context(memory: Memory, variant: str) -> int | None:
-    """Bytes that a process takes before its first tensor, if measured."""
-    prediction = memory.predicted.get(variant)
-    return None if prediction is None else prediction.context_bytes
 
 
 def _checks(variant: str, expected: Sequence[int], measured: Mapping[str, int]) -> list[Check]:
@@ -192,17 +182,6 @@ class Scheme:
         return self.peaks[0] / max(self.peaks[1:])
 
 
-@dataclass(frozen=True)
-class Cheaper:
-    """A variant that trades time for memory, beside the baseline."""
-
-    variant: str
-    peak_bytes: int
-    of_baseline: float | None
-    comparison: Comparison | None
-    certificate: str
-
-
 def context(results: StudyResults) -> dict[str, Any]:
     """All data on the memory of the variants."""
     memory = read_memory(results)
@@ -226,7 +205,7 @@ def context(results: StudyResults) -> dict[str, Any]:
         "run_checks": runs,
         "run_errors": errors(runs),
         "cheaper": _cheaper(results, memory),
-        "foreign": _foreign(memory),
+        "foreign": {name: r.foreign for name, r in memory.measured.items() if r.foreign},
         "searches": list(memory.largest.values()),
         "tried": _tried,
         "label": label,
@@ -241,27 +220,23 @@ def _measured(results: StudyResults, memory: Memory) -> list[Measured]:
     ]
 
 
-def _cheaper(results: StudyResults, memory: Memory) -> list[Cheaper]:
-    """The variants with checkpoints of activations, or a loss in chunks."""
+def _cheaper(results: StudyResults, memory: Memory) -> list[dict[str, Any]]:
+    """Variants that trade time for memory, beside the baseline: with checkpoints of activations, or
+    a loss in chunks."""
     followed = memory.followed
     baseline = followed.get(results.study.baseline)
     return [
-        Cheaper(
-            variant=name,
-            peak_bytes=rank.peak_tensor_bytes,
-            of_baseline=rank.peak_tensor_bytes / baseline.peak_tensor_bytes if baseline else None,
-            comparison=results.comparisons.get(name),
-            certificate=results.certificates[name].status,
-        )
+        {
+            "variant": name,
+            "peak_bytes": rank.peak_tensor_bytes,
+            "of_baseline": baseline and rank.peak_tensor_bytes / baseline.peak_tensor_bytes,
+            "comparison": results.comparisons.get(name),
+            "certificate": results.certificates[name].status,
+        }
         for name, rank in followed.items()
         if getattr(results.specs[name].model, "checkpoint", "none") != "none"
         or results.specs[name].training.loss.computed_twice
     ]
-
-
-def _foreign(memory: Memory) -> dict[str, list[ForeignProcess]]:
-    """Other processes on the devices, by the variant during whose run they were seen."""
-    return {name: result.foreign for name, result in memory.measured.items() if result.foreign}
 
 
 def _tried(search: LargestBatchResult) -> str:

@@ -77,8 +77,7 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         if parameters:
             state = formula(results.specs[name]).model_state * parameters / MEBI
             axes.plot([state, state], [row - 0.45, row + 0.45], color=svg.INK, lw=1.6)
-        expected = memory.expected_first(name)
-        if expected is not None:
+        for expected in memory.expected(name)[:1]:
             axes.plot(expected.training_bytes / MEBI, row, "D", ms=5, mfc="none", mec=svg.INK)
     if found:
         axes.set(xlabel="tensors at the peak of a step, first rank (MiB)", xlim=(0, None))
@@ -125,7 +124,6 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
 
 
 def draw_memory_prediction(results: StudyResults) -> Drawing:
-    """The error of the prediction."""
     memory = read_memory(results)
     checks = tensor_checks(memory)
     names = list(dict.fromkeys(check.variant for check in checks))

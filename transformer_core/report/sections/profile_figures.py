@@ -29,7 +29,7 @@ from transformer_core.report.kit.drawing import (
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, colour_of
 from transformer_core.report.sections.profiles import measured_roofline, shown, steps_of, telling
-from transformer_core.trace.breakdown.timeline import COLOURS, Lane, Span, Timeline, read_timeline
+from transformer_core.trace.breakdown.timeline import COLOURS, Span, Timeline, read_timeline
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 
 _COMMUNICATION = {
@@ -44,9 +44,7 @@ _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 def draw_profile_partition(results: StudyResults) -> Drawing:
     """The parts of a step by variant."""
     found = shown(results)
-    drawn = partitions(found)
-    description = drawn.description + left_out(results, list(found))
-    return Drawing(drawn.figure, drawn.title, description)
+    return partitions(found, left_out(results, list(found)))
 
 
 def draw_profile_communication(results: StudyResults) -> Drawing:
@@ -175,7 +173,7 @@ _PARTS = {
 }
 
 
-def partitions(found: Mapping[str, Breakdown]) -> Drawing:
+def partitions(found: Mapping[str, Breakdown], more: str = "") -> Drawing:
     """The parts of a step, by name of the profile."""
     figure, axes = rows(list(found), least=6)
     for row, breakdown in enumerate(found.values()):
@@ -187,7 +185,7 @@ def partitions(found: Mapping[str, Breakdown]) -> Drawing:
     if found:
         axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
         legend_once(axes, [*_PARTS, "idle"])
-    return captioned("profile_partition", figure)
+    return captioned("profile_partition", figure, more)
 
 
 def summary_of(breakdown: Breakdown) -> ProfileSummary:
@@ -250,7 +248,8 @@ def _draw_step(axes: Axes, timeline: Timeline) -> None:
         ticks.append((row, f"rank {rank}"))
         row += 1
         for lane in (lane for lane in timeline.lanes if lane.rank == rank):
-            _draw_lane(axes, row, lane)
+            for colour, spans in lane.spans.items():
+                axes.add_patch(PathPatch(_boxes(spans, row, 0.42), fc=CLASSES[colour], lw=0))
             ticks.append((row, lane.label))
             row += 1
     axes.set_yticks([tick for tick, _ in ticks], [label for _, label in ticks], fontsize=9)
@@ -273,11 +272,6 @@ def _draw_strip(
         if t1 - t0 > window_ns / 40:  # a letter needs some room
             middle = (t0 + t1) / 2e6
             axes.text(middle, row, _LETTERS[phase], ha="center", va="center_baseline", fontsize=8)
-
-
-def _draw_lane(axes: Axes, row: int, lane: Lane) -> None:
-    for colour, spans in lane.spans.items():
-        axes.add_patch(PathPatch(_boxes(spans, row, 0.42), fc=CLASSES[colour], lw=0))
 
 
 def _boxes(spans: Sequence[Span], row: int, half: float) -> Path:

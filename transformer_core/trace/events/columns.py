@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 
 NULL = -(2**63)  # stands for null in columns of integers
-
 _BLOCK = 1 << 15  # rows that are packed at once
 _IN_MEMORY = 4 << 20
 """Bytes of packed columns that a process keeps in memory before it begins to write."""

@@ -25,9 +25,7 @@ DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES
 """The phases of a step, in order. The loss may lie inside the forward: the innermost range owns."""
 
 LOADER = "loader"  # where the phases are listed: what threads did that launch no kernel of the step
-
 PREFIX = "phase:"  # prefix of the project's own ranges, in NVTX and in torch.profiler alike
-
 LAYER_PREFIX = "layer:"  # prefix of the project's ranges of modules; the path of the module follows
 
 ALLOCATED_PREFIX = "allocated:"

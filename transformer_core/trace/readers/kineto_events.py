@@ -51,7 +51,6 @@ UNREAD = ("mtia_ccp_events", "mtia_workloadd", "hpu_op")
 OPERATORS = ("cpu_op", "operator")
 
 MEMORY = "[memory]"  # the name of events of the allocator
-
 MEMORY_CATEGORIES = ("cpu_instant_event",)
 
 COLLECTIVE_TOLD = "record_param_comms"  # the operator with which PyTorch describes a collective
