@@ -20,15 +20,18 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 
+def refusal(message: str, remedy: str) -> PydanticCustomError:
+    """What a validator raises: what is wrong with the value of a field, and what to do."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "remedy": remedy})
+
+
 def _no_switch(value: Any) -> Any:
     """Refuses true and false, also within a list or a mapping."""
     values = value.values() if isinstance(value, dict) else value
     if isinstance(value, bool) or (
         isinstance(value, list | tuple | dict) and any(isinstance(one, bool) for one in values)
     ):
-        raise PydanticCustomError(
-            "switch", "is true or false, not a number", {"remedy": "give a number, in digits"}
-        )
+        raise refusal("is true or false, not a number", "give a number, in digits")
     return value
 
 
@@ -88,14 +91,8 @@ def not_less_than(least: str) -> AfterValidator:
     def check(value: float, info: ValidationInfo) -> float:
         bound = info.data.get(least)
         if bound is not None and value < bound:
-            raise PydanticCustomError(
-                "less_than_other",
-                "is less than {least}",
-                {
-                    "least": f"{least} = {bound:g}",
-                    "remedy": f"take at least {bound:g}, or make {least} smaller",
-                },
-            )
+            remedy = f"take at least {bound:g}, or make {least} smaller"
+            raise refusal(f"is less than {least} = {bound:g}", remedy)
         return value
 
     return AfterValidator(check)
@@ -196,13 +193,10 @@ def _duration(value: Any) -> str:
     try:
         seconds = seconds_of(str(value))
     except ValueError:
-        raise PydanticCustomError("no_duration", "is not a duration", {"remedy": remedy}) from None
+        raise refusal("is not a duration", remedy) from None
     if not 1 <= seconds <= MOST_SECONDS:
-        raise PydanticCustomError(
-            "duration_out_of_bounds",
-            "is less than a second, or more than a week",
-            {"remedy": "give a duration from 1 s to 168 h"},
-        )
+        remedy = "give a duration from 1 s to 168 h"
+        raise refusal("is less than a second, or more than a week", remedy)
     unit = next(unit for unit in ("h", "min", "s") if not seconds % _UNITS[unit] or unit == "s")
     return f"{seconds / _UNITS[unit]:.10g} {unit}"
 
@@ -219,7 +213,7 @@ def _size(value: Any) -> Any:
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB|B|)\s*", value)
     if found is None:
         remedy = "write a number and a unit, as 512MiB or 2GiB"
-        raise PydanticCustomError("size", "is not a size", {"remedy": remedy})
+        raise refusal("is not a size", remedy)
     return round(float(found[1]) * _SIZES[found[2]])
 
 

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 import jmespath
 from jmespath.exceptions import JMESPathError
 from pydantic import Field, StringConstraints, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
-from schemas.base import Count, Decimal, Fraction, Name, Schema
+from schemas.base import Count, Decimal, Fraction, Name, Schema, refusal
 from schemas.results.common import Quantity
 
 FILE_PATTERN = r"^results(/[\w{}-][\w.{}-]*)+\.json$"
@@ -40,11 +39,8 @@ class Expected(Schema):
     def _bounds_are_a_range(self) -> "Expected":
         low, high = self.at_least, self.at_most
         if low is not None and high is not None and low > high:
-            raise PydanticCustomError(
-                "empty_range",
-                "expects at least {low} and at most {high}",
-                {"low": low, "high": high, "remedy": f"exchange them: at_least: {high:g}"},
-            )
+            message = f"expects at least {low} and at most {high}"
+            raise refusal(message, f"exchange them: at_least: {high:g}")
         return self
 
 
@@ -90,24 +86,17 @@ class Number(Schema):
             jmespath.compile(value)
         except JMESPathError as error:
             message = " ".join(str(error).split())
-            raise PydanticCustomError(
-                "not_jmespath",
-                "is not a JMESPath expression: {message}",
-                {"message": message, "remedy": "write it as jmespath.org says: repeats[0].steps"},
-            ) from None
+            message = f"is not a JMESPath expression: {message}"
+            raise refusal(message, "write it as jmespath.org says: repeats[0].steps") from None
         return value
 
     @model_validator(mode="after")
     def _variant_has_its_place(self) -> "Number":
         if (_PLACE in self.file) != (self.variant is not None):
-            missing = self.variant is None
-            raise PydanticCustomError(
-                "place_of_variant",
-                "has a place for a variant, but no variant is given"
-                if missing
-                else "names a variant for which the file has no place",
-                {"remedy": "add variant" if missing else f"write {_PLACE} in the file"},
-            )
+            if self.variant is None:
+                raise refusal("has a place for a variant, but no variant is given", "add variant")
+            message = "names a variant for which the file has no place"
+            raise refusal(message, f"write {_PLACE} in the file")
         return self
 
     @property
@@ -132,11 +121,7 @@ class MeasurementTest(Expected):
     def _expects_something(self) -> "MeasurementTest":
         if (self.direction is None) != (self.than is None):
             missing, given = ("than", "direction") if self.than is None else ("direction", "than")
-            raise PydanticCustomError(
-                "half_a_direction",
-                "has {given}, but no {missing}",
-                {"given": given, "missing": missing, "remedy": f"add {missing}"},
-            )
+            raise refusal(f"has {given}, but no {missing}", f"add {missing}")
         _expect(self, self.direction)
         return self
 
@@ -235,8 +220,5 @@ def variants_of(test: ClaimTest) -> dict[str, str]:
 
 def _expect(test: Expected, direction: OneSided | None) -> None:
     if direction is None and test.at_least is None and test.at_most is None:
-        raise PydanticCustomError(
-            "nothing_expected",
-            "expects nothing of its number, so nothing could refute it",
-            {"remedy": "add direction, at_least or at_most"},
-        )
+        message = "expects nothing of its number, so nothing could refute it"
+        raise refusal(message, "add direction, at_least or at_most")

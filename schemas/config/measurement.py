@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Unit
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from schemas.base import (
     MOST_SECONDS,
@@ -18,6 +17,7 @@ from schemas.base import (
     Steps,
     StepsOrNone,
     not_less_than,
+    refusal,
 )
 from schemas.config.parallel import Bandwidth, LinkModel
 from schemas.config.training import AnySchedule
@@ -295,7 +295,7 @@ def _from_name(value: Any) -> Any:
         return value
     if value not in get_args(EquivalenceKind):
         remedy = nearest(value, get_args(EquivalenceKind))
-        raise PydanticCustomError("unknown_class", "is not a class", {"remedy": remedy})
+        raise refusal("is not a class", remedy)
     return {"kind": value}
 
 

@@ -3,10 +3,9 @@
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Unit
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Seed, Whole
+from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Seed, Whole, refusal
 from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import Recomputed
 from transformer_core.techniques.residual_norm import ResidualNorm
@@ -307,6 +306,20 @@ class Relu(Schema):
 AnyFeedForward = Annotated[SwiGlu | Gelu | Relu, Field(discriminator="kind")]
 
 
+def divides(whole: str) -> AfterValidator:
+    """Refuses a number that does not divide that of an earlier field, ``whole``."""
+
+    def check(part: int | None, info: ValidationInfo) -> int | None:
+        value = info.data.get(whole)
+        if part is not None and value is not None and value % part:
+            near = [n for n in range(1, min(value, 1_000) + 1) if value % n == 0]
+            remedy = f"take one of {', '.join(map(str, near[-6:]))}, or change {whole}"
+            raise refusal(f"does not divide {whole} = {value}", remedy)
+        return part
+
+    return AfterValidator(check)
+
+
 class DecoderOnly(Schema):
     """A decoder-only model that normalizes the input of each sub-layer."""
 
@@ -315,8 +328,8 @@ class DecoderOnly(Schema):
     d_model: Annotated[int, Unit("elements")] = Field(default=128, ge=2, le=65_536)
     """Width of the residual stream, in elements."""
     d_ff: Elements = 512  # width of the feed-forward layers, in elements
-    heads: Count = 4  # query heads; must divide d_model
-    kv_heads: Count | None = Field(default=None, examples=[2])
+    heads: Annotated[Count, divides("d_model")] = 4  # query heads; must divide d_model
+    kv_heads: Annotated[Count | None, divides("heads")] = Field(default=None, examples=[2])
     """Key and value heads, each shared by the same number of query heads (arXiv 2305.13245);
     must divide heads. Null: as many as heads."""
     dropout: Fraction = 0.0
@@ -366,22 +379,6 @@ class DecoderOnly(Schema):
     """Share of the activations of compiled layers that is kept (torch's
     activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""
 
-    @field_validator("heads")
-    @classmethod
-    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
-        d_model = info.data.get("d_model")
-        if d_model is not None and d_model % heads:
-            raise _no_divisor("d_model", d_model)
-        return heads
-
-    @field_validator("kv_heads")
-    @classmethod
-    def _divides_the_heads(cls, kv_heads: int | None, info: ValidationInfo) -> int | None:
-        heads = info.data.get("heads")
-        if kv_heads is not None and heads is not None and heads % kv_heads:
-            raise _no_divisor("heads", heads)
-        return kv_heads
-
     @field_validator("positions")
     @classmethod
     def _fits_the_heads(cls, positions: AnyPositions, info: ValidationInfo) -> AnyPositions:
@@ -390,10 +387,9 @@ class DecoderOnly(Schema):
         if (isinstance(positions, RotaryPositions) and width % 2) or (
             isinstance(positions, SinusoidalPositions) and d_model and d_model % 2
         ):
-            raise PydanticCustomError(
-                "odd_width",
+            raise refusal(
                 "come in pairs, but there is an odd number of elements",
-                {"remedy": "choose an even d_model; with rotary, d_model / heads must be even too"},
+                "choose an even d_model; with rotary, d_model / heads must be even too",
             )
         return positions
 
@@ -434,11 +430,3 @@ class Sampling(Schema):
     top_k: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Number of most probable tokens to draw from; null for all."""
     seed: Seed = 1  # seed of the draws
-
-
-def _no_divisor(name: str, value: int) -> PydanticCustomError:
-    near = [n for n in range(1, min(value, 1_000) + 1) if value % n == 0]
-    remedy = f"take one of {', '.join(map(str, near[-6:]))}, or change {name}"
-    return PydanticCustomError(
-        "no_divisor", "does not divide {whole}", {"whole": f"{name} = {value}", "remedy": remedy}
-    )

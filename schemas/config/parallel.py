@@ -5,9 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Unit
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
-from schemas.base import MOST_SECONDS, MOST_STEPS, Count, Schema, Seconds
+from schemas.base import MOST_SECONDS, MOST_STEPS, Count, Schema, Seconds, refusal
 from schemas.config.facts import HookFacts, NumberFormat, StrategyFacts
 
 _UNITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
@@ -21,11 +20,8 @@ def bits_per_second(value: Any) -> Any:
         return value
     found = _PATTERN.fullmatch(value)
     if found is None:
-        raise PydanticCustomError(
-            "bandwidth",
-            "is not a bandwidth",
-            {"remedy": "write a number and a unit: kbit/s, Mbit/s or Gbit/s, such as 100Mbit/s"},
-        )
+        remedy = "write a number and a unit: kbit/s, Mbit/s or Gbit/s, such as 100Mbit/s"
+        raise refusal("is not a bandwidth", remedy)
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -188,11 +184,8 @@ class Ddp(StrategyFacts, Schema):
     @classmethod
     def _hook_overlaps(cls, hook: AnyHook | None, info: ValidationInfo) -> AnyHook | None:
         if hook is not None and not info.data.get("overlap", True):
-            raise PydanticCustomError(
-                "hook_without_overlap",
-                "is called during backward, but overlap is false",
-                {"remedy": "set overlap: true, or hook: null"},
-            )
+            message = "is called during backward, but overlap is false"
+            raise refusal(message, "set overlap: true, or hook: null")
         return hook
 
 

@@ -1,9 +1,8 @@
 """Studies: settings shared by all variants, and the variants to run."""
 
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
-from schemas.base import Count, Duration, Line, Name, PathText
+from schemas.base import Count, Duration, Line, Name, PathText, refusal
 from schemas.config.measurement import (
     Certification,
     Comparing,
@@ -70,10 +69,9 @@ class Study(Sections):
         known = info.data.get("variants", [])
         for name in memory.largest_batch.variants if memory else []:
             if known and name not in known:
-                raise PydanticCustomError(
-                    "not_in_study",
-                    "searches for the largest batch of {name}, which the study does not run",
-                    {"name": name, "remedy": nearest(name, known)},
+                raise refusal(
+                    f"searches for the largest batch of {name}, which the study does not run",
+                    nearest(name, known),
                 )
         return memory
 
@@ -83,11 +81,8 @@ class Study(Sections):
         cls, quality: Quality | None, info: ValidationInfo
     ) -> Quality | None:
         if quality is not None and info.data.get("search", True) is None:
-            raise PydanticCustomError(
-                "needs_search",
-                "trains what the search recommends, and search is null",
-                {"remedy": "give search a budget, or leave quality out"},
-            )
+            message = "trains what the search recommends, and search is null"
+            raise refusal(message, "give search a budget, or leave quality out")
         return quality
 
     @field_validator("traces")
@@ -97,13 +92,8 @@ class Study(Sections):
     ) -> dict[str, list[str]]:
         for name, files in traces.items():
             if name in info.data.get("variants", ()):
-                raise PydanticCustomError(
-                    "name_of_variant",
-                    "has {name}, but results/profiles/{name} is that of a variant",
-                    {"name": name, "remedy": "choose another name"},
-                )
+                message = f"has {name}, but results/profiles/{name} is that of a variant"
+                raise refusal(message, "choose another name")
             if not files:
-                raise PydanticCustomError(
-                    "no_files", "has no file for {name}", {"name": name, "remedy": "name a file"}
-                )
+                raise refusal(f"has no file for {name}", "name a file")
         return traces

@@ -11,9 +11,8 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from schemas.base import Decimal, Name, Schema, Whole
+from schemas.base import Decimal, Name, Schema, Whole, refusal
 from schemas.config.measurement import AnyEquivalence
 from schemas.config.run_spec import RunSpec
 from schemas.errors import nearest
@@ -49,11 +48,7 @@ class Family(Schema):
         values = [member.value for member in members]
         for position, value in enumerate(values):
             if value in values[:position]:
-                raise PydanticCustomError(
-                    "repeated_value",
-                    "holds the value {value} twice",
-                    {"value": f"{value:g}", "remedy": "give each value once"},
-                )
+                raise refusal(f"holds the value {value:g} twice", "give each value once")
         return members
 
     def reference_of(self, member: Member) -> str | None:
@@ -72,17 +67,11 @@ def _of_a_run(change: dict[str, Any]) -> dict[str, Any]:
     known = set(RunSpec.model_fields) - DATA_SECTIONS - {"variant"}
     for section in change:
         if section in DATA_SECTIONS:
-            raise PydanticCustomError(
-                "data_section",
-                "holds {section}, but the variants of a study share their data",
-                {"section": section, "remedy": f"put {section} in a study of its own"},
-            )
+            message = f"holds {section}, but the variants of a study share their data"
+            raise refusal(message, f"put {section} in a study of its own")
         if section not in known:
-            raise PydanticCustomError(
-                "unknown_section",
-                "holds {section}, which is not a section of a run spec",
-                {"section": section, "remedy": nearest(section, known)},
-            )
+            message = f"holds {section}, which is not a section of a run spec"
+            raise refusal(message, nearest(section, known))
     return change
 
 
@@ -157,18 +146,11 @@ def _with(*known: str) -> AfterValidator:
         try:
             found = [field for _, field, _, _ in Formatter().parse(text) if field is not None]
         except ValueError as error:
-            raise PydanticCustomError(
-                "unbalanced",
-                "has an unmatched brace",
-                {"remedy": f"write {' or '.join(f'{{{name}}}' for name in known)}"},
-            ) from error
+            remedy = f"write {' or '.join(f'{{{name}}}' for name in known)}"
+            raise refusal("has an unmatched brace", remedy) from error
         for field in found:
             if field not in known:
-                raise PydanticCustomError(
-                    "unknown_placeholder",
-                    "has the placeholder {{{field}}}",
-                    {"field": field, "remedy": nearest(field, known)},
-                )
+                raise refusal(f"has the placeholder {{{field}}}", nearest(field, known))
         return text
 
     return AfterValidator(check)
@@ -216,11 +198,8 @@ class Sweep(Schema):
         needed = ["{value}"] + ["{parent}"] * (len(info.data.get("parents", [])) > 1)
         for place in needed:
             if place not in names:
-                raise PydanticCustomError(
-                    "names_alike",
-                    "gives several variants the same name",
-                    {"remedy": f"write {place} where they differ"},
-                )
+                remedy = f"write {place} where they differ"
+                raise refusal("gives several variants the same name", remedy)
         return names
 
     @field_validator("values")
@@ -229,11 +208,7 @@ class Sweep(Schema):
         seen = set()
         for value in values:
             if value.value in seen:
-                raise PydanticCustomError(
-                    "repeated_value",
-                    "holds the value {value} twice",
-                    {"value": str(value.value), "remedy": "give each value once"},
-                )
+                raise refusal(f"holds the value {value.value} twice", "give each value once")
             seen.add(value.value)
         return values
 
