@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Refusal
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, Refusal
 from transformer_core.common.files import write_text
 
 CHANGES_NO_RESULT = True  # it reports errors
@@ -84,6 +84,11 @@ STUDY_OPTIONS = "STUDY_OPTIONS"
 def reproducing_command(target: str | Path) -> str:
     """The command that makes ``target`` again."""
     return f"snakemake --cores all {target} {os.environ.get(STUDY_OPTIONS, '')}".strip()
+
+
+def damaged(path: str | Path, error: object, field: str = WHOLE_FILE) -> ConfigError:
+    """The error for a result that cannot be read, with the command that makes it again."""
+    return ConfigError([ConfigProblem(str(path), field, None, str(error), remake(path))])
 
 
 def remake(target: str | Path, damaged: str | Path | None = None) -> str:

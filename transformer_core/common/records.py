@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import Schema
-from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validation
+from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common import digests
-from transformer_core.common.endings import remake
+from transformer_core.common.endings import damaged, remake
 from transformer_core.common.yaml_files import read_yaml
 
 Record = TypeVar("Record", bound=Schema)
@@ -60,5 +60,4 @@ def _read_text(path: str | Path) -> str:
         digests.check(path, content)
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remake(path))
-        raise ConfigError([problem]) from None
+        raise damaged(path, error) from None

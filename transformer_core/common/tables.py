@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common import digests
-from transformer_core.common.endings import remake
+from transformer_core.common.endings import damaged
 from transformer_core.common.files import atomic_path
 
 
@@ -20,8 +19,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns and list(columns))
     except (OSError, ValueError, pa.ArrowException) as error:
-        problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remake(path))
-        raise ConfigError([problem]) from None
+        raise damaged(path, error) from None
 
 
 def write_table(path: Path, table: pa.Table, compression: str = "snappy") -> None:

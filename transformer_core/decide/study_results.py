@@ -11,7 +11,6 @@ from schemas.config.data import SPLITS
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     COLLECTIVE_COLUMNS,
     Breakdown,
@@ -38,7 +37,7 @@ from schemas.results import (
     Utilisation,
     VariantResult,
 )
-from transformer_core.common.endings import remake
+from transformer_core.common.endings import damaged
 from transformer_core.common.records import read_as, read_record
 from transformer_core.common.tables import read_table
 
@@ -260,6 +259,5 @@ class StudyResults:
             table = read_table(path, columns=list(COLLECTIVE_COLUMNS))
             run = CollectiveRun.model_validate_json((table.schema.metadata or {})[b"study"])
         except (KeyError, ValidationError) as error:
-            problem = ConfigProblem(str(path), "(metadata)", None, str(error), remake(path))
-            raise ConfigError([problem]) from None
+            raise damaged(path, error, "(metadata)") from None
         return run, table.to_pandas()

@@ -13,10 +13,9 @@ from tqdm import tqdm
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Evaluation
-from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import EvaluationResult, Translation
 from transformer_core.common.digests import check
-from transformer_core.common.endings import remake
+from transformer_core.common.endings import damaged
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
@@ -37,8 +36,7 @@ def load_weights(model: nn.Module, weights: Path) -> None:
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
             raise  # out of memory, for example
-        problem = ConfigProblem(str(weights), WHOLE_FILE, None, str(error), remake(weights))
-        raise ConfigError([problem]) from None
+        raise damaged(weights, error) from None
 
 
 def load_trained(

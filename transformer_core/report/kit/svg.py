@@ -14,9 +14,8 @@ import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common.digests import check
-from transformer_core.common.endings import remake
+from transformer_core.common.endings import damaged
 from transformer_core.report.kit.language import both, in_korean
 from transformer_core.report.kit.palette import SHADES, declarations, with_variables
 
@@ -124,12 +123,12 @@ def read(path: Path) -> Picture:
     try:
         root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ElementTree.ParseError) as error:
-        raise _problem(path, str(error)) from None
+        raise damaged(path, error) from None
     if root.tag != f"{{{_SVG}}}svg":
-        raise _problem(path, "is not an SVG image")
+        raise damaged(path, "is not an SVG image")
     for element in root.iter():
         if element.tag in _ACTIVE or any(key.startswith("on") for key in element.attrib):
-            raise _problem(path, "contains a script")
+            raise damaged(path, "contains a script")
     korean = root.get(_KOREAN_TITLE, ""), root.get(_KOREAN_DESCRIPTION, "")
     for key in (_KOREAN_TITLE, _KOREAN_DESCRIPTION):
         root.attrib.pop(key, None)  # the page says it below
@@ -157,10 +156,6 @@ def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
                 element.set(key, f"#{prefix}{value[1:]}")
             elif "url(#" in value:
                 element.set(key, re.sub(r"url\(#", f"url(#{prefix}", value))
-
-
-def _problem(path: Path, message: str) -> ConfigError:
-    return ConfigError([ConfigProblem(str(path), WHOLE_FILE, None, message, remake(path))])
 
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
