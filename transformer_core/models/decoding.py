@@ -7,11 +7,11 @@ that cannot compute the whole prefix at every step.
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, cat
+from torch import Tensor, cat, nn
 
 from schemas.config.model import Sampling
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
@@ -330,3 +330,19 @@ def seen_in_decoding(real: Tensor, start: int) -> Tensor:
     before = place[start:, None] >= place
     itself = place[start:, None] == place
     return ((before & real[:, None]) | itself)[:, None]
+
+
+class Generating(nn.Module):
+    """What language models have in common: a :class:`~transformer_core.models.interface.LanguageModel`
+    but for ``forward``, ``new_cache`` and ``step``."""
+
+    def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
+        # Through the call, where shards are gathered.
+        return self(tokens, None, segments)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
+    ) -> list[list[int]]:
+        """See :func:`generate`."""
+        return generate(cast(LanguageModel, self), prompts, max_length, sampling)

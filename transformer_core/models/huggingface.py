@@ -2,17 +2,16 @@
 2018) for translations, and causal language models."""
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.config.model import HuggingFace, HuggingFaceCausal, Sampling
+from schemas.config.model import HuggingFace, HuggingFaceCausal
 from schemas.errors import Unsupported, nearest
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.decoding import generate
+from transformer_core.models.decoding import Generating
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import token_loss_sum, whole_head_loss
 from transformer_core.models.packed_segments import places_within, together
@@ -20,27 +19,24 @@ from transformer_core.models.packed_segments import places_within, together
 POSITIONS = 1024  # length of the table of positions: MarianMT's own default
 
 
-class MarianCache:
-    """Keys and values of a MarianMT: a :class:`~transformer_core.models.interface.Cache`."""
+class LibraryCache:
+    """Keys and values of a model of the library, as a
+    :class:`~transformer_core.models.interface.Cache`."""
 
-    def __init__(self) -> None:
-        from transformers import DynamicCache, EncoderDecoderCache
-
-        self.key_values: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    def __init__(self, key_values: Any) -> None:
+        self.key_values = key_values
 
     @property
     def length(self) -> int:
-        """Target tokens cached so far."""
+        """Tokens cached so far, on the target side."""
         return int(self.key_values.get_seq_length())
-
-    def reorder(self, rows: Tensor) -> None:
-        """Let row i continue the prefix of row ``rows[i]``, which has the same source."""
-        self.select(rows)
 
     def select(self, rows: Tensor) -> None:
         """Keep (or repeat) ``rows``, sources and prefixes alike."""
         # The library's name for it; it also accepts fewer or more rows.
         self.key_values.reorder_cache(rows)
+
+    reorder = select
 
 
 class MarianEncoderDecoder(nn.Module):
@@ -94,7 +90,11 @@ class MarianEncoderDecoder(nn.Module):
         return encoder(source, attention_mask=_mask(source)).last_hidden_state
 
     def decode(
-        self, memory: Tensor, source: Tensor, target_input: Tensor, cache: MarianCache | None = None
+        self,
+        memory: Tensor,
+        source: Tensor,
+        target_input: Tensor,
+        cache: LibraryCache | None = None,
     ) -> Tensor:
         """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
 
@@ -111,9 +111,11 @@ class MarianEncoderDecoder(nn.Module):
         # The library also adds a bias that is zero and not trained.
         return self.marian.lm_head(x)
 
-    def new_cache(self) -> MarianCache:
+    def new_cache(self) -> LibraryCache:
         """An empty cache for :meth:`decode`."""
-        return MarianCache()
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        return LibraryCache(EncoderDecoderCache(DynamicCache(), DynamicCache()))
 
     def canonical_state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers, projections named as in this project. The tensors are detached
@@ -171,25 +173,7 @@ _WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
 """Names of the feed-forward width in the library's configurations."""
 
 
-class HuggingFaceCache:
-    """Keys and values of a model of the library."""
-
-    def __init__(self) -> None:
-        from transformers import DynamicCache
-
-        self.key_values: Any = DynamicCache()
-
-    @property
-    def length(self) -> int:
-        """Tokens cached so far."""
-        return int(self.key_values.get_seq_length())
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps (or repeats) ``rows``."""
-        self.key_values.reorder_cache(rows)
-
-
-class HuggingFaceDecoder(nn.Module):
+class HuggingFaceDecoder(Generating):
     """A :class:`~transformer_core.models.interface.LanguageModel` around one of the library's.
 
     Losses that never hold all logits need the logits to be a product of last hidden states and
@@ -215,11 +199,7 @@ class HuggingFaceDecoder(nn.Module):
         segments: Tensor | None = None,
         loss: HeadLoss = whole_head_loss,
     ) -> Tensor:
-        """Loss sum in nats, a float32 scalar, of ``targets`` [b, n] given tokens [b, n], of those
-        that are not PAD; without targets, logits [b, n, v] of the next tokens. segments [b, n].
-
-        ``loss`` makes it of the last hidden states [b, n, d], the output map [v, d] and targets.
-        """
+        """As :class:`~transformer_core.models.interface.LanguageModel` has it."""
         known = self._known(tokens, segments)
         if targets is None or loss is whole_head_loss:
             logits: Tensor = self.causal(tokens, use_cache=False, **known).logits
@@ -232,21 +212,13 @@ class HuggingFaceDecoder(nn.Module):
         hidden = self.causal.base_model(tokens, use_cache=False, **known).last_hidden_state
         return loss(hidden, self.causal.get_output_embeddings().weight, targets)
 
-    def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
-        return self(tokens, None, segments)
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
-    ) -> list[list[int]]:
-        """See :func:`~transformer_core.models.decoding.generate`."""
-        return generate(self, prompts, max_length, sampling)
-
-    def new_cache(self) -> HuggingFaceCache:
+    def new_cache(self) -> LibraryCache:
         """An empty cache for :meth:`step`."""
-        return HuggingFaceCache()
+        from transformers import DynamicCache
 
-    def step(self, tokens: Tensor, real: Tensor | None, cache: HuggingFaceCache) -> Tensor:
+        return LibraryCache(DynamicCache())
+
+    def step(self, tokens: Tensor, real: Tensor | None, cache: LibraryCache) -> Tensor:
         """Logits [b, v] of what comes after tokens [b, n], which follow the cached prefix;
         ``real`` [b, m] is False at padding, at the start of a row."""
         known: dict[str, Any] = {}

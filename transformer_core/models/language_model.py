@@ -4,7 +4,7 @@ A decoder without an encoder: layers of causal self-attention and feed-forward.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -17,11 +17,10 @@ from schemas.config.model import (
     Gelu,
     LearnedPositions,
     RotaryPositions,
-    Sampling,
 )
 from transformer_core.models.attention import in_decoding, mask_for_kernels, takes_sentences
 from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
-from transformer_core.models.decoding import DecoderCache, LayerCache, generate, seen_in_decoding
+from transformer_core.models.decoding import DecoderCache, Generating, LayerCache, seen_in_decoding
 from transformer_core.models.dropout import Dropout
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import whole_head_loss
@@ -35,7 +34,7 @@ from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import recomputing
 
 
-class Decoder(nn.Module):
+class Decoder(Generating):
     """A :class:`~transformer_core.models.interface.LanguageModel`.
 
     With ``segments`` a row may hold several documents: a token sees those before it that have its
@@ -98,17 +97,6 @@ class Decoder(nn.Module):
             seen = mask_for_kernels(self.spec.attention, seen, self.embedding.weight)
         x = self._stack(tokens, seen, places)
         return F.linear(x, output) if targets is None else loss(x, output, targets)
-
-    def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
-        # Through the call, where shards are gathered.
-        return self(tokens, None, segments)
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
-    ) -> list[list[int]]:
-        """See :func:`~transformer_core.models.decoding.generate`."""
-        return generate(self, prompts, max_length, sampling)
 
     def new_cache(self) -> DecoderCache:
         """An empty cache for :meth:`step`."""
