@@ -29,7 +29,6 @@ from transformer_core.data.tokenizing.special_tokens import (
     EOS,
     PAD,
     SPECIAL_NAMES,
-    SPECIAL_TOKENS,
     UNK,
 )
 
@@ -98,7 +97,9 @@ def test_sample_is_evenly_spaced_over_record_batches(tmp_path, asked, lines):
 
 
 def test_transformers_loads_it(path, bpe):
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(path), **SPECIAL_TOKENS)
+    names = ("pad_token", "bos_token", "eos_token", "unk_token")
+    special = dict(zip(names, SPECIAL_NAMES, strict=True))
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
     assert (fast.pad_token_id, fast.bos_token_id, fast.eos_token_id, fast.unk_token_id) == (
         PAD,
         BOS,

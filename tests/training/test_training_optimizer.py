@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from schemas.config.training import AdamW, AdamW8bit, Sgd
 from schemas.errors import Unsupported
@@ -11,7 +12,7 @@ from tests.distributed import run_ranks
 from tests.training.small_training import Watcher, small_setup, small_spec
 from transformer_core.training import checkpoint
 from transformer_core.training.loop import optimizer_step, train
-from transformer_core.training.optimizer import build_optimizer, state_bytes
+from transformer_core.training.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 SPECS = {
@@ -20,6 +21,27 @@ SPECS = {
     "sgd": Sgd(kind="sgd"),
     "8bit": AdamW8bit(kind="adamw_8bit"),
 }
+
+
+def state_bytes(optimizer):
+    """Bytes that the optimizer keeps on this device between steps.
+
+    Per parameter 8 for AdamW, 4 for SGD with momentum and little over 2 for 8-bit AdamW. Of a
+    sharded parameter this counts the shard of this rank. 0 before the first step.
+    """
+    storages = {}  # by address, as tensors may share one
+    waiting = [value for entry in optimizer.state.values() for value in entry.values()]
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, torch.Tensor):
+            continue
+        if is_traceable_wrapper_subclass(value):  # a shard, or a quantized tensor
+            names, _ = value.__tensor_flatten__()
+            waiting += [getattr(value, name) for name in names]
+            continue
+        storage = value.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 def need_eight_bit():

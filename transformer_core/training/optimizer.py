@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from schemas.config.training import (
     Adam,
@@ -66,27 +65,6 @@ def build_optimizer(
             return _eight_bit(spec, parameters, device)
         case _:  # brings its own
             return spec.build(named, device, any(map(is_sharded, parameters)))
-
-
-def state_bytes(optimizer: Optimizer) -> int:
-    """Bytes that the optimizer keeps on this device between steps.
-
-    Per parameter 8 for AdamW, 4 for SGD with momentum and little over 2 for 8-bit AdamW. Of a
-    sharded parameter this counts the shard of this rank. 0 before the first step.
-    """
-    storages: dict[int, int] = {}  # by address, as tensors may share one
-    waiting: list[Any] = [value for entry in optimizer.state.values() for value in entry.values()]
-    while waiting:
-        value = waiting.pop()
-        if not isinstance(value, torch.Tensor):
-            continue
-        if is_traceable_wrapper_subclass(value):  # a shard, or a quantized tensor
-            names, _ = value.__tensor_flatten__()
-            waiting += [getattr(value, name) for name in names]
-            continue
-        storage = value.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
 
 
 def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:

@@ -5,11 +5,3 @@ BOS = 1  # begins the decoder's input
 EOS = 2  # ends a source sentence and a target sentence
 UNK = 3  # stands for text without a token; byte-level vocabularies never need it
 SPECIAL_NAMES = ("<pad>", "<s>", "</s>", "<unk>")  # names of the special tokens, by id
-
-SPECIAL_TOKENS = {
-    "pad_token": SPECIAL_NAMES[PAD],
-    "bos_token": SPECIAL_NAMES[BOS],
-    "eos_token": SPECIAL_NAMES[EOS],
-    "unk_token": SPECIAL_NAMES[UNK],
-}
-"""Keyword arguments that tell ``transformers.PreTrainedTokenizerFast`` the special tokens."""
