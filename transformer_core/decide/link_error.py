@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import exp
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -32,21 +33,13 @@ def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
     status, reason = run.status, run.reason
     if links and any(link is None or link.kind != "namespaces" for link in links):
         status, reason = "unsupported", "a limited link cannot be made on this machine"
+    known: dict[str, Any] = {"name": name, "bandwidth": bandwidth, "status": status}
     if status != "ok":
-        return LinkTrial(
-            name=name,
-            bandwidth=bandwidth,
-            status=status,
-            reason=reason,
-            real_seconds=None,
-            emulated_seconds=None,
-            error=None,
-        )
+        unknown: dict[str, Any] = dict.fromkeys(("real_seconds", "emulated_seconds", "error"))
+        return LinkTrial(**known, **unknown, reason=reason)
     ratios = [value for session in run.sessions for value in log_ratios(session.rounds, run.pair)]
     return LinkTrial(
-        name=name,
-        bandwidth=bandwidth,
-        status="ok",
+        **known,
         reason=None,
         real_seconds=_step_seconds(run, REAL),
         emulated_seconds=_step_seconds(run, EMULATED),
