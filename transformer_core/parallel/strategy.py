@@ -20,7 +20,7 @@ from transformer_core.parallel.topology import Process, link_in_use
 
 def gather_texts(text: str, device: torch.device) -> list[str]:
     """The ``text`` of each rank, in their order. A collective of the default group, whose tensors
-    lie on ``device``."""
+    lie on ``device``. Not by torch's gather of objects: it unpickles what others send."""
     if dist.get_backend() == "fake":
         # One process stands for all ranks, where memory is predicted.
         return [text] * dist.get_world_size()
