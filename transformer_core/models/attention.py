@@ -23,19 +23,14 @@ from schemas.config.model import AnyAttention, AttentionBackend, SdpaAttention
 from schemas.errors import Unsupported
 from transformer_core.models.device_kind import device_kind
 from transformer_core.models.dropout import Drop, attention_weights, fits
-from transformer_core.models.dropout import dropout as shared_draws
+from transformer_core.models.dropout import dropout as draw
 
+Seen = Tensor | None  # which keys each query sees; None for all
 Attention = Callable[..., Tensor]  # (q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]
 
 
 def reference_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    drop: Drop = shared_draws,
+    q: Tensor, k: Tensor, v: Tensor, mask: Seen, causal: bool, dropout: float, drop: Drop = draw
 ) -> Tensor:
     """softmax(q k^T / sqrt(d_k)) v, step by step.
 
@@ -54,13 +49,7 @@ def reference_attention(
 
 
 def published_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    drop: Drop = shared_draws,
+    q: Tensor, k: Tensor, v: Tensor, mask: Seen, causal: bool, dropout: float, drop: Drop = draw
 ) -> Tensor:
     """The same as the Annotated Transformer computes it: scores scaled after the product.
 
@@ -77,13 +66,7 @@ def published_attention(
 
 
 def fused_softmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    drop: Drop = shared_draws,
+    q: Tensor, k: Tensor, v: Tensor, mask: Seen, causal: bool, dropout: float, drop: Drop = draw
 ) -> Tensor:
     """The reference with mask, softmax and dropout in one pass over the scores, where that is made
     for the device and the format; a row without a key gives 0."""
@@ -97,10 +80,10 @@ def sdpa_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | None,
+    mask: Seen,
     causal: bool,
     dropout: float,
-    drop: Drop = shared_draws,
+    drop: Drop = draw,
     backend: AttentionBackend = "auto",
 ) -> Tensor:
     """The same through ``F.scaled_dot_product_attention``, which draws its own dropout, by one of
@@ -154,7 +137,7 @@ def leave_out_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def no_kernel(backend: str, q: Tensor, mask: Tensor | None) -> str:
+def no_kernel(backend: str, q: Tensor, mask: Seen) -> str:
     """The known reason why no kernel of ``backend`` can compute this."""
     given = f"{str(q.dtype).removeprefix('torch.')}, {q.size(-1)} elements a head"
     masked = "a mask" if mask is not None else "no mask"
