@@ -34,15 +34,22 @@ ScriptTechnique = Literal[
     "compiled_model",
     "cudnn_benchmark",
     "data_workers",
+    "ddp_bucket_view",
+    "ddp_buckets_100mb",
+    "ddp_no_sync",
+    "ddp_static_graph",
     "expandable_segments",
+    "float8",
     "foreach_optimizer",
     "fp16",
+    "freed_gradients",
     "fused_optimizer",
     "gc_off",
     "jemalloc",
     "kept_activations",
     "physical_cores",
     "pinned_memory",
+    "recomputed_blocks",
     "sdpa_cudnn",
     "sdpa_flash",
     "sdpa_math",
@@ -104,8 +111,8 @@ class ImportedTask(Schema):
     torch.nn.ModuleList."""
     techniques: tuple[_Named, ...] | None = Field(default=None, max_length=64)
     """Techniques to try, first individually and then the best together. Null: all that apply to
-    the training on this machine, except compiled_model and fp16 on a CPU, accumulation_2 and
-    ddp_fp16_messages."""
+    the training on this machine, except compiled_model and fp16 on a CPU, recomputed_blocks,
+    accumulation_2 and ddp_fp16_messages."""
     steps: Annotated[int, Field(ge=3, le=100_000), Unit("steps")] | None = None
     """Optimizer steps that certificates compare. Null: six, or fewer where steps are slow."""
     applied: tuple[_Named, ...] = Field(default=(), max_length=64)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -13,6 +14,7 @@ from transformer_core.tune.coordinator import Program, Session, Side, SideEnded,
 from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import OWN
+from transformer_core.tune.techniques.registry import TECHNIQUES
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TWIN = Side("twin")
@@ -108,6 +110,28 @@ def test_ranks_of_torchrun_wait_together(tmp_path: Path) -> None:
     # Each rank has its own batches and the same gradients, under names without the wrapper's.
     assert (first["inputs"] != second["inputs"]).any()
     assert (first["1 gradient 0.weight"] == second["1 gradient 0.weight"]).all()
+
+
+def test_options_of_data_parallelism_give_the_same_gradients(tmp_path: Path) -> None:
+    launcher = ("torchrun", "--nproc-per-node=2")
+    program = Program(("ranks.py", "accumulate"), SCRIPTS, launcher=launcher)
+    names = ("ddp_bucket_view", "ddp_buckets_100mb", "ddp_no_sync", "freed_gradients")
+    sides = [Side(OWN), Side("options", names)]
+    with session(program, sides, tmp_path, facts={"passes": 2}) as run:
+        facts = run.facts(OWN, 100)
+        own, options = (recorded(run, side.name, 3) for side in sides)
+        changed = run.facts("options")
+    assert facts["ddp"] == [{}]
+    assert facts["passes"] == 2
+    assert facts["counts"]["zeroed"]
+    assert not any(TECHNIQUES[name].obstacle(facts) for name in names)
+    assert not changed["without_effect"]
+    assert changed["ddp"] == [{"gradient_as_bucket_view": "True", "bucket_cap_mb": "100"}]
+    for rank, step, name in own.keys("gradient"):
+        key = (rank, step, name)
+        np.testing.assert_allclose(
+            options.get("gradient", key), own.get("gradient", key), rtol=1e-5
+        )
 
 
 def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path: Path) -> None:

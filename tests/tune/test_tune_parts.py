@@ -1,6 +1,7 @@
 """Sketches, certificates of made-up records, edits of sources, and folders kept as they were."""
 
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from transformer_core.tune import isolation
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.certificate import Record, certify
 from transformer_core.tune.facts import Watch
+from transformer_core.tune.flow import Answer
 from transformer_core.tune.isolation import isolated
 from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.attention_kernels import KERNELS
+from transformer_core.tune.techniques.recomputation import RecomputedBlocks
 from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.terminal import larger_batch, notes
 
 
 def test_a_sketch_is_linear_and_keeps_distances() -> None:
@@ -197,6 +201,80 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model() -> None:
     assert (watch.places, watch.caller) == ({}, "library")
     watch.found(model)
     assert watch.places["call"][0] == str(Path(__file__).resolve())
+
+
+def test_blocks_that_are_computed_again_give_the_same_gradients(tmp_path: Path) -> None:
+    def blocks() -> nn.ModuleList:
+        torch.manual_seed(1)
+        return nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = blocks()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    technique, found = RecomputedBlocks(), []
+    for again in (False, True):
+        model = Model()
+        if again:
+            technique.module(model)
+        torch.manual_seed(2)
+        model(torch.ones(3, 4)).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert technique.wrapped == 2
+    torch.testing.assert_close(found[1], found[0])
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    source = Source(tmp_path, script, {"call": (str(script), 7)})
+    assert technique.edit(source, {"block": "Sequential"})
+    assert "partial(checkpoint, block.forward, use_reentrant=False)" in source.diff()
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"device": "cpu", "capability": None}, "need a GPU"),
+        ({"device": "cuda", "capability": (8, 6)}, "this GPU has 8.6"),
+        ({"device": "cuda", "capability": (9, 0)}, "pip install torchao"),
+    ],
+)
+def test_float8_says_why_it_cannot_be_tried(
+    facts: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_core.tune.techniques.float8.find_spec", lambda name: None)
+    assert why in str(TECHNIQUES["float8"].obstacle(facts))
+
+
+def test_lines_at_which_the_host_waits_are_noted_and_other_warnings_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *more: shown.append(str(message)))
+    with warnings.catch_warnings():
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        watch = Watch(Boundaries())
+        watch.look_for_waits()
+        for place, line in (("/home/me/train.py", 7), ("/x/site-packages/y.py", 8)):
+            for text in ("called a synchronizing CUDA operation", "something else"):
+                warnings.warn_explicit(text, UserWarning, place, line)
+    assert dict(watch.waits) == {"train.py:7": 1}
+    assert shown == ["something else"] * 2
+
+
+def test_a_larger_batch_is_told_from_the_parts_of_memory() -> None:
+    parts = {"libraries": 10, "weights": 5, "gradients": 5, "optimizer": 10}
+    assert larger_batch(parts | {"peak": 40, "room": 100}) == 6
+    assert larger_batch(parts | {"peak": 30, "room": 100}) == 0
+    answer = Answer("train.py", memory=parts | {"peak": 40, "room": 100})
+    answer.facts = {"waits": {"train.py:7": 3}}
+    waits, batch = notes(answer)
+    assert "train.py:7 (3 times)" in waits
+    assert "A batch about 6 times as large" in batch
 
 
 def test_a_folder_stays_as_it_was(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -
             same=terminal.same,
             words=terminal.words,
             unaudited=terminal.unaudited(answer),
+            notes=terminal.notes(answer),
             origin=origin,
             profiles=(found := breakdowns(answer)),
             pictures=pictures(found, folder) if found else {},

@@ -23,7 +23,13 @@ Word = Literal["same", "different", "undecided"]
 
 MARGIN = WEIGHTS_ONLY * floors.MARGIN
 """A difference beyond this multiple of the measured floor is not rounding."""
-CEILING: dict[Rounding, float] = {"exact": 0.02, "float32": 0.02, "tf32": 0.1, "bfloat16": WIDEST}
+CEILING: dict[Rounding, float] = {
+    "exact": 0.02,
+    "float32": 0.02,
+    "tf32": 0.1,
+    "bfloat16": WIDEST,
+    "float8": WIDEST,
+}
 """Largest relative difference of a tensor's gradient, whatever the floor."""
 PRODUCT = 3
 """A product is off by half a unit in the last place for each operand and once for its result, also
@@ -38,6 +44,7 @@ NEGLIGIBLE: dict[Rounding, float] = {
     "float32": 1e-5,
     "tf32": 1e-3,
     "bfloat16": 3e-3,
+    "float8": 5e-2,
 }
 """A gradient below this fraction of the largest tensor's is mere rounding, such as that of the bias
 of keys in attention, which is 0: its difference is relative to that fraction."""

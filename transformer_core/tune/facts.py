@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ class Watch:
         """Classes of the largest cross-entropy: the last dimension of its logits."""
         self.autocast = False
         self.loaders: list[dict[str, Any]] = []
+        self.ddp: list[dict[str, Any]] = []
+        """Arguments of each DistributedDataParallel that the script made."""
+        self.waits: Counter[str] = Counter()
+        """Lines of the user's own code at which the host waited for the GPU, while looked for."""
+        self._looking = False
 
     def install(self) -> None:
         """Watch functions of torch whose callers techniques could serve better."""
@@ -41,6 +47,32 @@ class Watch:
         self._cross_entropy(functional)
         self._optimizers()
         self._loaders()
+        self._zeroing(torch.optim.Optimizer)
+        self._zeroing(nn.Module)
+        self._data_parallel()
+
+    def look_for_waits(self) -> None:
+        """Let torch warn wherever the host waits for the GPU (``torch.cuda.set_sync_debug_mode``),
+        and note the lines instead of printing them."""
+        shown = warnings.showwarning
+
+        def show(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+            if "synchronizing CUDA operation" not in str(message):
+                shown(message, category, filename, lineno, *more)
+            elif not any(part in filename for part in PACKAGES):
+                self.waits[f"{Path(filename).name}:{lineno}"] += 1
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.set_sync_debug_mode("warn")
+            self._looking = True
+
+    def stop_looking_for_waits(self) -> None:
+        """No more warnings: they would show in a profile."""
+        if self._looking:
+            torch.cuda.set_sync_debug_mode("default")
+            self._looking = False
 
     def found(self, module: nn.Module) -> None:
         """Look at an outermost module before its first call."""
@@ -96,6 +128,9 @@ class Watch:
                 for group in o.param_groups
             ],
             "loaders": self.loaders,
+            "ddp": self.ddp,
+            "passes": len(self.boundaries.losses),
+            "waits": dict(self.waits),
             "counts": dict(self.counts),
             "places": self.places,
             "caller": self.caller,
@@ -104,6 +139,7 @@ class Watch:
             "cycle": self.boundaries.cycle(),
             "world": int(os.environ.get("WORLD_SIZE", "1")),
             "cuda": torch.cuda.is_available(),
+            "capability": torch.cuda.get_device_capability() if device == "cuda" else None,
         }
 
     def _heads(self) -> list[str]:
@@ -156,6 +192,27 @@ class Watch:
             self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
 
         loader.__init__ = init
+
+    def _zeroing(self, owner: Any) -> None:
+        """Count where gradients are filled with zeros."""
+        original = owner.zero_grad
+
+        def zero_grad(made: Any, set_to_none: bool = True) -> None:
+            self.counts["zeroed"] += not set_to_none
+            original(made, set_to_none=set_to_none)
+
+        owner.zero_grad = zero_grad
+
+    def _data_parallel(self) -> None:
+        wrapper: Any = torch.nn.parallel.DistributedDataParallel
+        original = wrapper.__init__
+
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            self.note_place("ddp")
+            original(made, *args, **kwargs)
+            self.ddp.append({key: str(value) for key, value in kwargs.items()})
+
+        wrapper.__init__ = init
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -272,7 +272,7 @@ class Tuning:
             if self.steps is not None:
                 timed = min(timed, self.steps // 4)
             step_seconds = run.steps(OWN, timed) / timed
-            facts = run.facts(OWN) | self.facts_given
+            facts = run.facts(OWN) | self.facts_given | {"waits": run.facts("twin")["waits"]}
             self.traces = self._traces(run, "twin", "own", first)
         same, words = trust(*records)
         self.record = count

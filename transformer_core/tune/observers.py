@@ -42,7 +42,8 @@ class Memory:
                 return  # The peak is then that of the whole process.
 
     def parts(self) -> dict[str, int]:
-        """Bytes at a boundary, where gradients exist: the peak, and what of it is known."""
+        """Bytes at a boundary, where gradients exist: the peak, what of it is known, and the memory
+        of the device (``room``)."""
         modules, optimizers = self.boundaries.modules, self.boundaries.optimizers
         parameters = [parameter for _, parameter in self.boundaries.parameters()]
         buffers = [buffer for module in modules for buffer in module.buffers()]
@@ -60,6 +61,7 @@ class Memory:
             "weights": bytes_of([*parameters, *buffers]),
             "gradients": bytes_of(p.grad for p in parameters if p.grad is not None),
             "optimizer": bytes_of(states),
+            "room": torch.cuda.mem_get_info()[1] if gpu else psutil.virtual_memory().total,
         }
 
 

@@ -116,6 +116,8 @@ class Side:
 
     def _found(self, module: nn.Module) -> None:
         self.watch.found(module)
+        if self.order.profiled and len(self.boundaries.modules) == 1:
+            self.watch.look_for_waits()
         if self.order.noise:
             self._disturb(module.parameters())
             if self.order.noise > NOISE["float32"] and not hasattr(module, "_orig_mod"):
@@ -240,6 +242,7 @@ class Side:
         self._pause_children(signal.SIGCONT)
         self._profiling = turn["profile"]
         if self.profile is not None and self._profiling:
+            self.watch.stop_looking_for_waits()
             self.profile.start(Path(self.order.record), self.rank)
         synchronise()
         self.began = time.perf_counter()

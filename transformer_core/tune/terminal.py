@@ -75,8 +75,8 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
         lines += ["", f"The changed script: {in_words(answer.patched)}."]
     if answer.left_out:
         lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
-    if reminder := unaudited(answer):
-        lines += ["", reminder]
+    for note in [*notes(answer), unaudited(answer)]:
+        lines += ["", note] if note else []
     if page:
         lines += ["", f"The report: {page}"]
     return "\n".join(lines)
@@ -103,9 +103,39 @@ def markdown(answer: Answer) -> str:
         lines += ["", f"The changed script, run against the original: {in_words(answer.patched)}."]
     if answer.left_out:
         lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
-    if reminder := unaudited(answer):
-        lines += ["", reminder]
+    for note in [*notes(answer), unaudited(answer)]:
+        lines += ["", note] if note else []
     return "\n".join(lines) + "\n"
+
+
+def notes(answer: Answer) -> list[str]:
+    """What was seen of the script beside its speed: where the host waits for the GPU, and how much
+    larger a batch could be."""
+    found = []
+    if waits := answer.facts.get("waits"):
+        places = [f"{line} ({count} times)" for line, count in waits.items()]
+        found.append(
+            f"The host waits for the GPU at {', '.join(places)} in the first steps: read such values "
+            "less often, or behind the next step."
+        )
+    if answer.memory and (times := larger_batch(answer.memory)) >= 2:
+        found.append(
+            f"A batch about {times:.0f} times as large should fit into the memory of one process alone, "
+            "if all but weights, gradients and optimizer state grows with it."
+        )
+    return found
+
+
+SHARE = 0.9
+"""Of a device's memory, at most this share is given to a batch."""
+
+
+def larger_batch(memory: dict[str, int]) -> float:
+    """How many times as large a batch fits, from the peak of a process and its parts; 0 if they do
+    not tell."""
+    fixed = sum(memory[part] for part in ("libraries", "weights", "gradients", "optimizer"))
+    grows = memory["peak"] - fixed
+    return max(0.0, SHARE * memory.get("room", 0) - fixed) / grows if grows > 0 else 0.0
 
 
 def unaudited(answer: Answer) -> str:

@@ -1,4 +1,5 @@
-"""Two ranks, started by torchrun, average their gradients; with ``raise`` one fails, and the other waits."""
+"""Two ranks, started by torchrun, average their gradients; with ``raise`` one fails, and the other
+waits; with ``accumulate`` a step has two backward passes."""
 
 import sys
 
@@ -14,6 +15,7 @@ generator = torch.Generator().manual_seed(rank)
 for step in range(500):
     if step == 3 and rank == 1 and "raise" in sys.argv:
         raise ValueError("rank 1 has no data")
-    optimizer.zero_grad()
-    model(torch.randn(8, 4, generator=generator)).square().mean().backward()
+    optimizer.zero_grad(set_to_none="accumulate" not in sys.argv)
+    for _ in range(1 + ("accumulate" in sys.argv)):
+        model(torch.randn(8, 4, generator=generator)).square().mean().backward()
     optimizer.step()

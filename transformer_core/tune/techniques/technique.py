@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transformer_core.tune.facts import Watch
     from transformer_core.tune.source import Source
 
-Rounding = Literal["exact", "float32", "tf32", "bfloat16"]
+Rounding = Literal["exact", "float32", "tf32", "bfloat16", "float8"]
 """The coarsest rounding that a technique adds: how far its numbers may lie from the script's own."""
 
 NOISE: dict[Rounding, float] = {
@@ -17,6 +17,7 @@ NOISE: dict[Rounding, float] = {
     "float32": 2.0**-24,
     "tf32": 2.0**-11,
     "bfloat16": 2.0**-8,
+    "float8": 2.0**-4,
 }
 """Half a unit in the last place of each format, relative to the number."""
 

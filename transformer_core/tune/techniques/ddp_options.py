@@ -1,0 +1,129 @@
+"""Options of DistributedDataParallel, in a script whose ranks use it.
+
+PyTorch, ``torch.nn.parallel.DistributedDataParallel``; Li et al., PyTorch Distributed (arXiv
+2006.15704).
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from transformer_core.tune.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from transformer_core.tune.facts import Watch
+    from transformer_core.tune.source import Source
+
+NAMES = ("DistributedDataParallel", "DDP")
+
+
+class DdpOption(Technique):
+    """An argument of DistributedDataParallel, where the script does not set it."""
+
+    rounding = "float32"  # Buckets decide in which order ranks add gradients up.
+    option: ClassVar[str]
+    value: ClassVar[Any] = True
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        if not facts["ddp"]:
+            return "the script uses no DistributedDataParallel"
+        if all(self.option in given for given in facts["ddp"]):
+            return f"the script sets {self.option} already"
+        return None
+
+    def prepare(self, watch: "Watch") -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        wrapper: Any = DistributedDataParallel
+        original = wrapper.__init__
+
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            if self.option not in kwargs:
+                kwargs[self.option] = self.value
+                self.made += 1
+            original(made, *args, **kwargs)
+
+        wrapper.__init__ = init
+
+    def without_effect(self, watch: "Watch") -> str | None:
+        return None if self.made else "the script wrapped no module"
+
+    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+        return source.keyword("ddp", NAMES, **{self.option: str(self.value)})
+
+    def lines(self, facts: dict[str, Any]) -> list[str]:
+        return [f"Give DistributedDataParallel {self.option}={self.value}."]
+
+
+class StaticGraph(DdpOption):
+    name = "ddp_static_graph"
+    words = "DistributedDataParallel told that its graph never changes"
+    group = "ddp graph"  # with micro-batches that are not sent, the graph does change
+    option = "static_graph"
+
+
+class BucketView(DdpOption):
+    name = "ddp_bucket_view"
+    words = "gradients kept in the buckets in which ranks send them"
+    group = "ddp gradients"
+    option = "gradient_as_bucket_view"
+
+
+class LargeBuckets(DdpOption):
+    name = "ddp_buckets_100mb"
+    words = "buckets of 100 MB instead of 25"
+    group = "ddp buckets"
+    option = "bucket_cap_mb"
+    value = 100
+
+
+class NoSync(Technique):
+    """Gradients are sent with the last micro-batch of a step alone."""
+
+    name = "ddp_no_sync"
+    words = "gradients sent once a step, not with every micro-batch"
+    group = "ddp graph"
+    rounding = "float32"
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._saved = 0
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        if not facts["ddp"]:
+            return "the script uses no DistributedDataParallel"
+        if facts["passes"] < 2:
+            return "a step has one backward pass"
+        return None
+
+    def module(self, module: "nn.Module") -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        for part in module.modules():
+            if isinstance(part, DistributedDataParallel):
+                part.register_forward_pre_hook(self._before_forward)
+
+    def boundary(self, step: int) -> None:
+        self._calls = 0
+
+    def without_effect(self, watch: "Watch") -> str | None:
+        return None if self._saved else "the script sends gradients once a step already"
+
+    def lines(self, facts: dict[str, Any]) -> list[str]:
+        return ["Run all micro-batches of a step but the last within model.no_sync()."]
+
+    def _before_forward(self, module: Any, inputs: Any) -> None:
+        import torch
+
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        self._calls += 1
+        last = self._calls >= self.facts["passes"]
+        self._saved += module.require_backward_grad_sync and not last
+        module.require_backward_grad_sync = last
+
+
+ALL = [StaticGraph(), BucketView(), LargeBuckets(), NoSync()]
