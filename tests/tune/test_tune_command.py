@@ -13,7 +13,7 @@ import pytest
 
 from transformer_core.audit import command as audit_command
 from transformer_core.tune import command
-from transformer_core.tune.coordinator import Program
+from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import Answer, Tried, Tuning
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques.registry import TECHNIQUES
@@ -182,6 +182,24 @@ def test_time_too_short_for_a_comparison_goes_to_the_techniques_left(
     tuning._screen(found)
     assert (found.left_out == []) == all_tried
     assert all(tried.screened for tried in found.tried) == all_tried
+
+
+def test_other_dropout_masks_are_no_verdict_where_dropout_cannot_be_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = Tuning(Program(("train.py",), SCRIPTS), tmp_path, print)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+    failed = Outcome(0, sides={"compiled_blocks": Measured("failed", "the compiler gave up")})
+    monkeypatch.setattr(tuning.sessions, "run", lambda plan, progress: failed)
+    name = "compiled_blocks"
+    plan = Plan("screen-1", [Side("own"), Side(name, (name,))], 0, 4)
+    different = Measured(certificate={"word": "different", "reason": "a loss is 1e-2 off"})
+    answer = Answer("train.py", facts={"dropout": ["Dropout"]})
+    found = tuning._without_dropout(plan, Outcome(0, sides={name: different}), answer)
+    certificate = found.sides[name].certificate
+    assert certificate is not None
+    assert certificate["word"] == "undecided"
+    assert "a loss is 1e-2 off; other dropout masks may explain it" in certificate["reason"]
 
 
 def test_an_answer_says_what_there_was_no_time_for() -> None:

@@ -420,8 +420,18 @@ class Tuning:
         again = Plan(f"{plan.name}-no-dropout", sides, plan.seed, 0, plan.record, dropout=False)
         found = self.sessions.run(again, self._progress("comparing without dropout"))
         for side in suspects:
-            if side.name in found.sides and found.sides[side.name].certificate:
-                outcome.sides[side.name].certificate = found.sides[side.name].certificate
+            measured = found.sides.get(side.name)
+            if measured is not None and measured.certificate:
+                outcome.sides[side.name].certificate = measured.certificate
+            elif before := outcome.sides[side.name].certificate:
+                why = (
+                    "other dropout masks may explain it, and there is no comparison without dropout"
+                )
+                reason = f"{before['reason']}; {why}"
+                outcome.sides[side.name].certificate = before | {
+                    "word": "undecided",
+                    "reason": reason,
+                }
         return outcome
 
     def _most_sides(self, answer: Answer) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformer_core.run.connection import connect, send
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import PACKAGES, Watch
+from transformer_core.tune.no_dropout import without_dropout
 from transformer_core.tune.observers import Memory, Profile
 from transformer_core.tune.order import UNOBSERVED, Order
 from transformer_core.tune.sketches import Sketch, fingerprint, sketch
@@ -319,35 +320,6 @@ def shift_seeds(shift: int) -> None:
     np.random.default_rng = default_rng
     for set_seed in originals:
         set_seed(shift)
-
-
-def without_dropout(rates: set[float]) -> None:
-    """Disables dropout, so that programs with different masks can be compared. Adds the rates that
-    the script requests to ``rates``."""
-    functional: Any = torch.nn.functional
-
-    def note(rate: float) -> None:
-        if rate and not torch.compiler.is_compiling():
-            rates.add(float(rate))
-
-    def undropped(value: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        note(p * training)
-        return value
-
-    for name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"):
-        setattr(functional, name, undropped)
-    functional.dropout3d = undropped
-    attention = functional.scaled_dot_product_attention
-
-    def attend(
-        q: Any, k: Any, v: Any, mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
-    ) -> Any:
-        if "attn_mask" in more:
-            mask = more.pop("attn_mask")
-        note(dropout_p)
-        return attention(q, k, v, mask, 0.0, *args, **more)
-
-    functional.scaled_dot_product_attention = attend
 
 
 def as_the_user_has_it() -> None:

@@ -1,0 +1,38 @@
+"""A script without its dropout.
+
+A module of its own: the compiler reads the functions that torch has in place of its own, and the
+process of a side has the script as its main module.
+"""
+
+from typing import Any
+
+import torch
+
+
+def without_dropout(rates: set[float]) -> None:
+    """Disables dropout, so that programs with different masks can be compared. Adds the rates that
+    the script requests to ``rates``."""
+    functional: Any = torch.nn.functional
+
+    def note(rate: float) -> None:
+        if rate and not torch.compiler.is_compiling():
+            rates.add(float(rate))
+
+    def undropped(value: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        note(p * training)
+        return value
+
+    for name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"):
+        setattr(functional, name, undropped)
+    functional.dropout3d = undropped
+    attention = functional.scaled_dot_product_attention
+
+    def attend(
+        q: Any, k: Any, v: Any, mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
+    ) -> Any:
+        if "attn_mask" in more:
+            mask = more.pop("attn_mask")
+        note(dropout_p)
+        return attention(q, k, v, mask, 0.0, *args, **more)
+
+    functional.scaled_dot_product_attention = attend
