@@ -101,10 +101,12 @@ def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path: P
 
 def test_ranks_of_torchrun_wait_together(tmp_path: Path) -> None:
     program = Program(("ranks.py",), SCRIPTS, launcher=("torchrun", "--nproc-per-node=2"))
-    with session(program, [Side(OWN), TWIN], tmp_path) as run:
-        for side in (OWN, "twin"):
+    static = Side("static", ("ddp_static_graph",))
+    with session(program, [Side(OWN), static], tmp_path) as run:
+        for side in (OWN, "static"):
             assert run.facts(side, 100)["world"] == 2
-        own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
+        own, twin = (recorded(run, side, 2) for side in (OWN, "static"))
+        assert not run.facts("static")["without_effect"]
     assert trust(own, twin)[0]
     first, second = own.ranks
     # Each rank has its own batches and the same gradients, under names without the wrapper's.
