@@ -15,6 +15,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Where a test asks for several, those that wait do not keep a core busy meanwhile.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Hundreds of processes start: what may not be kept compiled would be compiled in each of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 TESTS = Path(__file__).parent
 
 # Helper modules of a test folder (builders, fixtures) are imported by their plain names.

@@ -23,8 +23,6 @@ from transformer_core.common.sources import CACHE, Sources
 from transformer_core.run import warm_start as places
 from transformer_core.study import staleness
 
-# pytest's would give each test fork servers of its own.
-NOT_PASSED_ON = {"PYTHONDONTWRITEBYTECODE", "PYTEST_CURRENT_TEST"}
 ROOT = Path(__file__).resolve().parents[2]
 
 TINY: dict[str, Any] = {
@@ -129,8 +127,10 @@ class Project:
 
     def _environment(self) -> dict[str, str]:
         """This one's, with the project's own packages, which are compiled once."""
-        kept = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
-        return kept | {"PYTHONPATH": str(self.folder)}
+        environment = os.environ | {"PYTHONPATH": str(self.folder)}
+        # It would give each test fork servers of its own.
+        environment.pop("PYTEST_CURRENT_TEST", None)
+        return environment
 
     def planned(self, *arguments: str) -> dict[str, int]:
         """Jobs by rule that a dry run announces."""
