@@ -1,6 +1,7 @@
 """Certificates from real processes: rounding is the same training, damage is not.
 
-One session has the script, its floors, two healthy techniques and changed copies of it.
+One session has the script, its floors, two healthy techniques and changed copies of it; more
+changes are in test_tune_compare.py.
 """
 
 from dataclasses import replace
@@ -12,19 +13,16 @@ from transformer_core.tune.certificate import Certificate, Record, certify
 from transformer_core.tune.coordinator import Program, Side, session
 from transformer_core.tune.sessions import OWN, floor_name, floors
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
 DAMAGE = {
-    "frozen": ("self.outer(torch", "self.outer.requires_grad_(False)(torch"),
     "cut": ("x = block(x)", "x = block(x.detach()) + x - x.detach()"),
-    "half": ("% 40)\n    optimizer", "% 40) / 2\n    optimizer"),
-    "data": ("(8, 16))", "(8, 16)).flip(0)"),
     "dropout": ("1e-2, 0.1", "1e-2, 0.2"),
-    "rate": ("1e-2, 0.1", "1.1e-2, 0.1"),
     "schedule": ("schedule.step()", "pass"),
 }
 """Changes of plain.py after which it trains another model."""
-WORDS = {"data": "other numbers", "rate": "1.1 times as large", "frozen": "get no gradient"}
 
 
 def compared(sides: list[Side], folder: Path, dropout: bool = True) -> dict[str, Certificate]:
@@ -55,7 +53,7 @@ def changed(name: str) -> Side:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
     healthy = [Side(name, (name,)) for name in ("bf16", "fused_optimizer")]
-    sides = [*healthy, *(changed(name) for name in DAMAGE)]
+    sides = [*healthy, changed("cut"), changed("schedule")]
     return compared(sides, tmp_path_factory.mktemp("damage"))
 
 
@@ -65,10 +63,9 @@ def test_rounding_is_the_same_training(certificates: dict[str, Certificate], nam
     assert not certificates[name].identical
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("name", ["cut", "schedule"])
 def test_damage_is_another_training(certificates: dict[str, Certificate], name: str) -> None:
     assert certificates[name].word == "different", certificates[name]
-    assert WORDS.get(name, "") in certificates[name].reason
 
 
 def test_another_rate_of_dropout_shows_where_dropout_is_off(tmp_path: Path) -> None:

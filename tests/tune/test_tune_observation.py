@@ -9,12 +9,15 @@ import numpy as np
 import psutil
 import pytest
 
+from schemas.config.run_spec import ScriptTask
 from transformer_core.tune.certificate import Record, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.driver import CannotObserve
+from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import OWN
 from transformer_core.tune.techniques.registry import TECHNIQUES
+
+pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TWIN = Side("twin")
@@ -100,7 +103,8 @@ def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path: P
 
 
 def test_ranks_of_torchrun_wait_together(tmp_path: Path) -> None:
-    program = Program(("ranks.py",), SCRIPTS, launcher=("torchrun", "--nproc-per-node=2"))
+    task = {"command": ["torchrun", "--nproc-per-node", "2", "ranks.py"], "directory": str(SCRIPTS)}
+    program = program_of(ScriptTask.model_validate({"kind": "script"} | task))
     static = Side("static", ("ddp_static_graph",))
     with session(program, [Side(OWN), static], tmp_path) as run:
         for side in (OWN, "static"):
