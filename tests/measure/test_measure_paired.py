@@ -359,12 +359,6 @@ def test_the_coordinator_may_be_elsewhere(fake: Path, tmp_path: Path) -> None:
         assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 
 
-@pytest.mark.parametrize("job", ["turns", "self_test"])
-def test_the_supervisor_starts_without_torch(job: str) -> None:
-    code = f"import sys, transformer_core.measure.{job}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
     """The job itself, killed in its second session, and started again."""
     for name in ("single", "fast"):

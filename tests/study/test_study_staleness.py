@@ -114,6 +114,24 @@ def test_what_starts_a_timed_job_counts(rules: dict[str, list[str]], module: str
     assert not found & {"claims", "families", "compare", "page", "tokenizer"}
 
 
+@pytest.mark.parametrize(
+    ("file", "stale", "fresh"),
+    [
+        ("models/sublayers.py", {"train", "evaluate"}, {"shards", "tokenizer"}),
+        ("data/sharding/job.py", {"shards"}, {"tokenizer"}),
+        ("report/sections/tried.py", {"page"}, {"train", "evaluate"}),
+        ("run/coordinator.py", {"turns"}, {"train"}),
+        ("decide/verdicts.py", {"compare"}, {"train", "turns"}),
+    ],
+)
+def test_a_file_makes_results_stale_that_it_can_change(
+    rules: dict[str, list[str]], file: str, stale: set[str], fresh: set[str]
+) -> None:
+    found = set(rules[f"transformer_core/{file}"])
+    assert found >= stale
+    assert not found & fresh
+
+
 def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert staleness.main(["--rule", "hardware"]) == 0
     assert "transformer_core/machine/hardware.py" in capsys.readouterr().out
