@@ -109,6 +109,19 @@ def test_a_wrong_command_line_ends_with_2(
     assert [path.name for path in ended.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("train.py config/small.py --lr 1", "train.py"),
+        ("torchrun --nproc-per-node 2 src/train.py", "train.py"),
+        ("-m package.train config.py", "package.train"),
+        ("train --epochs 2", "train"),
+    ],
+)
+def test_a_study_is_named_after_the_script(line: str, name: str) -> None:
+    assert command.script_of(line.split()) == name
+
+
 def test_progress_has_the_time_that_is_left_and_nothing_begins_that_would_not_end(
     tmp_path: Path,
 ) -> None:

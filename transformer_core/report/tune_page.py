@@ -29,7 +29,7 @@ MEMORY = ("libraries", "weights", "gradients", "optimizer", "rest")
 def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -> str:
     """The page as HTML; event tables of the profiles lie below ``folder``."""
     timed = [each for each in answer.tried if each.ratio is not None]
-    rows = sorted(answer.tried, key=lambda each: (each.ratio is None, -(each.ratio or 0)))
+    rows = sorted(answer.tried, key=terminal.by_result)
     return (
         environment()
         .get_template("tune_page.html")

@@ -7,11 +7,11 @@ command goes on where an earlier one was stopped.
 import argparse
 import importlib.metadata
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,14 @@ USAGE = """examples:
   tune-training --time 10min -m my_package.train
   tune-training torchrun --nproc-per-node 2 train.py
 """
+
+
+def script_of(command: Sequence[str]) -> str:
+    """The script of a command, or its module, without launcher and arguments."""
+    for before, word in zip(["", *command], command, strict=False):
+        if before == "-m" or word.endswith(".py"):
+            return Path(word).name
+    return command[0]
 
 
 def snakefile() -> Path:
@@ -78,7 +86,7 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     name = "".join(c if c.isalnum() else "_" for c in folder.name.lower()).strip("_")
     study = {
         "name": name,
-        "title": f"What makes {shlex.join(given.command)} faster?"[:200],
+        "title": f"What makes {script_of(given.command)} faster?"[:200],
         "time": given.time,
         "task": task,
         "variants": ["single"],

@@ -56,7 +56,7 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
         ]
     width = max((len(each.name) for each in answer.tried), default=0)
     lines += ["", "Tried:"]
-    for each in sorted(answer.tried, key=_order):
+    for each in sorted(answer.tried, key=by_result):
         lines.append(f"  {each.name:<{min(width, 40)}}  {in_words(each)}")
     if answer.diff:
         lines += [
@@ -93,7 +93,7 @@ def markdown(answer: Answer) -> str:
         "| tried | times as fast | the same training? |",
         "|---|---|---|",
     ]
-    for each in sorted(answer.tried, key=_order):
+    for each in sorted(answer.tried, key=by_result):
         lines.append(f"| `{each.name}` | {speed(each)} | {same(each)} |")
     if answer.diff:
         lines += ["", "```diff", answer.diff.rstrip(), "```"]
@@ -155,7 +155,7 @@ def html(answer: Answer) -> str:
         rows = "".join(
             f"<tr><td><code>{escape(each.name)}</code></td><td>{escape(speed(each))}</td>"
             f"<td>{escape(same(each))}</td></tr>"
-            for each in sorted(answer.tried, key=_order)
+            for each in sorted(answer.tried, key=by_result)
         )
         head = "<tr><th>tried</th><th>times as fast</th><th>the same training?</th></tr>"
         parts.append(f"<table>{head}{rows}</table>")
@@ -187,5 +187,6 @@ def words(name: str) -> str:
     return TECHNIQUES[name].words if name in TECHNIQUES else name
 
 
-def _order(tried: Tried) -> tuple[bool, bool, float]:
+def by_result(tried: Tried) -> tuple[bool, bool, float]:
+    """Sorts the compared first, then the tried, each the fastest first, and then all others."""
     return tried.status != "ok", tried.ratio is None, -(tried.ratio or tried.screened or 0.0)
