@@ -26,9 +26,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     [
         ({"variants": ["single", "dpp"]}, ["variants[1]", "'dpp'", "did you mean ddp"]),
         ({"model": TINY["model"] | {"heads": 3}}, ["model.heads", "3", "take 2 or 4 heads"]),
-        ({"modell": {}}, ["modell", "did you mean model"]),
-        ({"batching": {"kind": "fixed_size", "pairs": 1}}, ["batching.pairs", "at least 2"]),
-        ({"training": TINY["training"] | {"steps": 3}}, ["training.steps", "at least 4"]),
     ],
 )
 def test_a_wrong_study(project: Project, change: dict[str, Any], words: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Snakemake without its imports, which take longer than a dry run: every call is a fork of a
 process that has imported Snakemake, and nothing of the project."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -9,6 +10,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+USED = ("jmespath", "requests", "smart_open", "xxhash", "yte")
+USED += tuple(f"snakemake.{name}" for name in ("profiles", "report.html_reporter", "storage"))
+"""What a call imports besides, of other people's."""
 
 
 def call(
@@ -39,6 +44,8 @@ def _server() -> subprocess.Popen[str]:
 def _serve() -> None:
     import snakemake.cli
 
+    for name in USED:
+        importlib.import_module(name)
     for line in sys.stdin:
         arguments, folder, environment, output = json.loads(line)
         fork = os.fork()
