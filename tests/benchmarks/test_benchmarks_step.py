@@ -1,6 +1,7 @@
 """The benchmark of language models' steps runs, and compares losses first."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,21 @@ def test_a_table_of_language_models() -> None:
     assert all("of the fp32 matrix rate" in row for row in rows)
 
 
-def test_bad_options_are_refused() -> None:
-    assert "needs the manifest of its shards" in benchmark("--rounds", "2").stderr
-    done = benchmark(*TINY, "--only", "nobody")
-    assert "--only nobody: take of GPT-2 of transformers" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rounds", "2"], "needs the manifest of its shards"),
+        ([*TINY, "--only", "nobody"], "--only nobody: take of GPT-2 of transformers"),
+    ],
+)
+def test_bad_options_are_refused(
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "argv", ["step.py", *arguments])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "benchmarks/step.py"), run_name="__main__")
+    assert words in capsys.readouterr().err

@@ -223,8 +223,9 @@ def test_an_answer_says_what_there_was_no_time_for() -> None:
     assert "Left out for lack of time: the comparison of bf16." in markdown(found)
 
 
-def started(home: Path, only: str, *command: str) -> subprocess.Popen[str]:
-    arguments = ["--time", "10min", "--only", only, "--no-verify", *command]
+def started(home: Path) -> subprocess.Popen[str]:
+    # Noise may make what changes nothing a candidate, whose comparison takes all the time there is.
+    arguments = ["--time", "2min", "--only", "gc_off", "--no-verify", "plain.py"]
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_core.tune", *arguments],
         cwd=home,
@@ -239,7 +240,7 @@ def started(home: Path, only: str, *command: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text((SCRIPTS / "plain.py").read_text())
-    first = started(tmp_path, "gc_off", "plain.py")
+    first = started(tmp_path)
     sessions = tmp_path / "tuned-plain/results/tune/sessions"
     end = time.monotonic() + 500
     while not any(sessions.glob("*.json")) and first.poll() is None and time.monotonic() < end:
@@ -252,7 +253,7 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
     assert "The same command goes on from here" in said
     kept = min(sessions.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     written = kept.stat().st_mtime_ns
-    second = started(tmp_path, "gc_off", "plain.py")
+    second = started(tmp_path)
     said, _ = second.communicate(timeout=500)
     assert second.returncode == 0, said
     # The session that was done before is read, not run again.
@@ -260,18 +261,6 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
     assert "run twice: the same losses, gradients and weights" in said
     assert re.search(r"about \d+ (s|min) left", said)
     assert {path.name for path in tmp_path.iterdir()} == {"plain.py", "tuned-plain"}
-
-
-@pytest.mark.slow
-def test_ranks_of_torchrun_get_an_answer(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text((SCRIPTS / "ranks.py").read_text())
-    child = started(tmp_path, "tf32", "torchrun", "--nproc-per-node", "2", "ranks.py")
-    said, _ = child.communicate(timeout=500)
-    assert child.returncode == 0, said
-    found = Answer.read(tmp_path / "tuned-ranks/results/tune/answer.json")
-    assert found.facts["world"] == 2
-    assert found.reproducible
-    assert "TensorFloat-32 needs a GPU" in said
 
 
 @pytest.mark.parametrize("program", [command, audit_command])
