@@ -348,7 +348,7 @@ class EmulatedLink(Hook):
         self.inner.close()
 
 
-def _cycles_per_second(device: torch.device, cycles: int = 50_000_000) -> float:
+def _cycles_per_second(device: torch.device) -> float:
     """How many cycles of the spinning kernel are a second on a CUDA device at work.
 
     An idle device may have other clocks than one that trains: so matrix products run beside, from
@@ -361,15 +361,16 @@ def _cycles_per_second(device: torch.device, cycles: int = 50_000_000) -> float:
         with torch.cuda.stream(beside):
             for _ in range(_LOAD_PRODUCTS):
                 torch.mm(factor, factor)
-        torch.cuda._sleep(cycles)  # the first one loads the kernel and waits for the clocks
+        torch.cuda._sleep(_CYCLES)  # the first one loads the kernel and waits for the clocks
         start.record()
-        torch.cuda._sleep(cycles)
+        torch.cuda._sleep(_CYCLES)
         end.record()
         end.synchronize()
         beside.synchronize()
-    return cycles / start.elapsed_time(end) * 1000
+    return _CYCLES / start.elapsed_time(end) * 1000
 
 
+_CYCLES = 50_000_000
 _LOAD_SIZE, _LOAD_PRODUCTS = 4096, 100
 """Width and number of the matrix products beside: 14 TFLOP, longer than the spinning on all but
 the fastest devices, and not so long that a start takes notice."""

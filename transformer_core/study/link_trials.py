@@ -1,6 +1,5 @@
 """The runs that compare the emulated link with a real one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +34,7 @@ class TrialSpecs:
     emulated: RunSpec
 
 
-def link_trials(
-    study: Study, changes: Mapping[str, dict[str, Any]] = LINK_CHECKS, file: str = "study"
-) -> dict[str, TrialSpecs]:
+def link_trials(study: Study, file: str = "study") -> dict[str, TrialSpecs]:
     """Every change at every bandwidth that the study checks, by name; none if it checks none.
 
     Raises ConfigError for a study whose sections do not make a run spec.
@@ -47,7 +44,7 @@ def link_trials(
     shared = study.model_dump(mode="json", include=set(RunSpec.model_fields))
     trials = {}
     for bandwidth in study.link_check.bandwidths:
-        for change, fields in changes.items():
+        for change, fields in LINK_CHECKS.items():
             real, emulated = (
                 _spec(shared, fields, name, {"bandwidth": bandwidth, "emulate": emulate}, file)
                 for name, emulate in (("real_link", False), ("emulated_link", True))

@@ -69,9 +69,9 @@ def table(heads: Row, rows: Sequence[Row], columns: int) -> list[str]:
     return [line(heads), *map(line, rows)]
 
 
-def page(breakdown: Breakdown, top: int, columns: int | None = None) -> str:
+def page(breakdown: Breakdown, top: int) -> str:
     """The main numbers of all ranks together, and how ranks differ. Lists have ``top`` rows."""
-    columns = columns or width()
+    columns = width()
     found = breakdown.summary
     lines = [f"{breakdown.name}: {breakdown.status}"]
     if breakdown.reason:

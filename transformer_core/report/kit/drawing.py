@@ -197,9 +197,7 @@ class RatioRow:
     """In a waterfall: added to the rows above it, rather than left out of the whole."""
 
 
-def ratio_points(
-    shown: Sequence[RatioRow], label: str, margin: float = 0.0, fontsize: int = 9
-) -> Figure:
+def ratio_points(shown: Sequence[RatioRow], label: str, margin: float = 0.0) -> Figure:
     """A point with its interval for each, against 1 and the ``margin`` within which ratios are the same."""
     figure, axes = rows([row.name for row in shown])
     for number, row in enumerate(shown):
@@ -207,7 +205,7 @@ def ratio_points(
         whisker(axes, number, row.ratio, color)
         fill = color if row.clear else "none"
         axes.plot(row.ratio.median, number, "o", color=color, mfc=fill, ms=6)
-        beside(axes, number, f"{row.ratio.median:.2f}× {row.said}", fontsize=fontsize)
+        beside(axes, number, f"{row.ratio.median:.2f}× {row.said}", fontsize=9)
     if shown:
         axes.axvspan(1 / (1 + margin), 1 + margin, color=INK, alpha=0.1, lw=0)
         _ratio_axis(axes, label, 0.06)

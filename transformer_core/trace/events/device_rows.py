@@ -184,17 +184,17 @@ def _kernel_classes(
 _CLOCK = ("t0_ns", "t1_ns", "launch_ns")
 
 
-def events_of_process(trace: ProcessTrace, rank: int = 0) -> Events:
+def events_of_process(trace: ProcessTrace) -> Events:
     """The rows of a process: its device events, or where it has none what its CPU did, and what its
     host marks."""
     rows = ProcessRows(trace)
     work = device_rows(rows) if len(trace.device) else host_rows(rows).items()
-    parts = [_packed(trace, rank, work)]
-    parts += [_packed(trace, rank, p(rows).items()) for p in (ranges, module_calls, waits, memory)]
+    parts = [_packed(trace, work)]
+    parts += [_packed(trace, p(rows).items()) for p in (ranges, module_calls, waits, memory)]
     return joined([part for part in parts if len(part)] or parts[:1])
 
 
-def _packed(trace: ProcessTrace, rank: int, columns: Iterable[tuple[str, Integers]]) -> Events:
+def _packed(trace: ProcessTrace, columns: Iterable[tuple[str, Integers]]) -> Events:
     found, count = Events(texts=trace.names.texts), 0
     for name, values in columns:
         if name in _CLOCK and trace.offset_ns:
@@ -203,6 +203,6 @@ def _packed(trace: ProcessTrace, rank: int, columns: Iterable[tuple[str, Integer
         count = len(values)
     for name in COLUMNS:
         if not len(found.columns[name]):
-            usual = {"rank": rank, "pid": trace.pid}.get(name, NULL)
+            usual = {"rank": 0, "pid": trace.pid}.get(name, NULL)
             found.columns.replace(name, np.full(count, usual, np.int64))
     return found
