@@ -25,6 +25,8 @@ class DdpStrategy(ProcessGroupStrategy):
     are all-reduced when it is done.
     """
 
+    averages = True
+
     def __init__(
         self, spec: Ddp, process: Process, machine: Machine, accumulation: Accumulation
     ) -> None:
@@ -60,11 +62,6 @@ class DdpStrategy(ProcessGroupStrategy):
             self.hook.register(self.module)
         self.replica = self.module.module
         return self.module
-
-    @property
-    def loss_scale(self) -> float:
-        # DDP averages over ranks; the loop wants the gradient of the sum.
-        return float(self.process.world_size)
 
     @contextlib.contextmanager
     def sync_context(self, last: bool) -> Iterator[None]:

@@ -34,6 +34,8 @@ class FsdpStrategy(ProcessGroupStrategy):
     outside the layers (embeddings, last normalizations) is one more.
     """
 
+    averages = True
+
     def __init__(
         self, spec: Fsdp, process: Process, machine: Machine, synchronise_every: bool
     ) -> None:
@@ -90,11 +92,6 @@ class FsdpStrategy(ProcessGroupStrategy):
     def placement(self, parameter: nn.Parameter) -> Shard | None:
         """The dimension along which a parameter is divided; null for its rows."""
         return None
-
-    @property
-    def loss_scale(self) -> float:
-        # The reduction averages over ranks; the loop wants the gradient of the sum.
-        return float(self.process.world_size)
 
     def sync_context(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         reduce = last or self.synchronise_every

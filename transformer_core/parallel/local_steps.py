@@ -18,6 +18,8 @@ class LocalStepsStrategy(ProcessGroupStrategy):
     """Every rank updates its own replica by its share of each batch. Every few steps the average of
     the changes since the last meeting is the gradient of an outer step, from which all go on."""
 
+    averages = True  # about: the loop divides by the tokens of all ranks
+
     def __init__(self, spec: LocalSteps, process: Process, machine: Machine) -> None:
         super().__init__(process, machine)
         self.spec = spec
@@ -34,11 +36,6 @@ class LocalStepsStrategy(ProcessGroupStrategy):
         self.met = [weight.detach().clone() for weight in self.weights]
         self.momentum = [torch.zeros_like(weight) for weight in self.met]
         return module
-
-    @property
-    def loss_scale(self) -> float:
-        # The mean of this rank's share, about: the loop divides by the tokens of all.
-        return float(self.process.world_size)
 
     def update(self, step: Callable[[], Tensor]) -> Tensor:
         norm = step()

@@ -57,6 +57,7 @@ class Strategy:
     """
 
     backend: str | None = None
+    averages = False  # whether its gradients are means over ranks
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -82,8 +83,9 @@ class Strategy:
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss that undoes any averaging over ranks."""
-        return 1.0
+        """Factor on the loss that undoes any averaging over ranks: the loop wants the gradient of the
+        sum."""
+        return float(self.process.world_size) if self.averages else 1.0
 
     def sync_context(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Context of a micro-batch's forward and backward; ``last`` of its optimizer step."""
