@@ -28,7 +28,6 @@ from transformer_core.certify.final_losses import compare_final_losses
 from transformer_core.certify.floors import (
     BLIND,
     COURSE_MARGIN,
-    FEWEST,
     MARGIN,
     MEAN_ALONG_MARGIN,
     MEAN_MARGIN,
@@ -36,6 +35,7 @@ from transformer_core.certify.floors import (
     NORM,
     RATIO_SHARE,
     WIDEST,
+    WIDEST_LOSS,
     allowed,
     of_adam,
     usual_floors,
@@ -296,7 +296,7 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
     ceilings = equivalence if isinstance(equivalence, Tolerance) else Tolerance(kind="tolerance")
     # Where few bits leave little of a gradient, no ceiling can help.
     widest = math.inf if reduced else ceilings.gradient
-    least_loss = WIDEST / 25 if reduced else ceilings.loss
+    least_loss = WIDEST_LOSS if reduced else ceilings.loss
     gradients = determined(checks.gradients)
     left_out = sorted({g.tensor for g in checks.gradients} - {g.tensor for g in gradients})
     means = [g for g in checks.means if g.tensor not in left_out]
@@ -318,13 +318,11 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
     still = checks.without_gradient
     found.append(_deviation("no_gradient", float(len(still)), 0.0, ", ".join(still[:3])))
     if checks.points:
-        # Rounding errors may cancel by chance in a single loss.
+        # Of few steps one may be rounded luckily.
         floor = max(point.rounding for point in checks.points)
         found += _validation(checks, floor, least_loss)
         apart = {p.step: abs(p.loss / p.expected_loss - 1) for p in checks.points}
-        # Of so few losses all may be rounded luckily.
-        lucky = 4.0 if len(checks.points) < FEWEST else 1.0
-        found.append(_at_worst("point_loss", apart, lucky * floor, 0.0, least_loss))
+        found.append(_at_worst("point_loss", apart, floor, 0.0, least_loss))
         # The norm used for clipping, against that of the whole gradient.
         floor = median(g.rounding for g in gradients) if gradients else 0.0
         kinks = max((g.kinks for g in gradients), default=0.0)

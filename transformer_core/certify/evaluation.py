@@ -19,8 +19,9 @@ from schemas.config.model import DecoderOnly, LearnedPositions
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import CheckedValidation, DecodedTokens
-from transformer_core.certify.number_formats import EXACT, format_of
-from transformer_core.certify.plain_models import OwnModel, Plain, Weights
+from transformer_core.certify.floors import of_loss
+from transformer_core.certify.number_formats import EXACT, Format, format_of
+from transformer_core.certify.plain_models import OwnModel, Plain, Tokens, Weights
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD, UNK
 from transformer_core.models.canonical_weights import canonical_state_dict
@@ -152,15 +153,22 @@ def checked_validation(
         return None
     tokens = [(batch.source, batch.target_input, batch.target_output) for _, batch in few]
     exact, rounded = (
-        [plain.loss_and_gradients(weights, [part], form, backward=False)[0] for part in tokens]
+        [_token_losses(plain, weights, part, form) for part in tokens]
         for form in (EXACT, format_of(setup.spec))
     )
-    counts = [int((labels != PAD).sum()) for _, _, labels in tokens]
-    total = sum(one * count for one, count in zip(exact, counts, strict=True))
+    count = sum(int((labels != PAD).sum()) for _, _, labels in tokens)
     return CheckedValidation(
         loss=loss,
-        expected_loss=total / sum(counts),
+        expected_loss=sum(float(losses.sum()) for losses in exact) / count,
         # With so few pairs errors may cancel in the mean: use the most affected batch.
-        rounding=max(abs(a / b - 1) for a, b in zip(rounded, exact, strict=True)),
+        rounding=max(of_loss(a, b) for a, b in zip(rounded, exact, strict=True)),
         modes_changed=len(changed),
     )
+
+
+def _token_losses(
+    plain: Plain | OwnModel, weights: Weights, tokens: Tokens, form: Format
+) -> Tensor:
+    """The loss of every label, [b, t]."""
+    plain.loss_and_gradients(weights, [tokens], form, backward=False)
+    return plain.losses

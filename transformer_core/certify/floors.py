@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
+from torch import Tensor
+
 MARGIN = 4.0
 """Allowed multiple of a floor. Two computations of one function differ from the exact one by errors
 of the same size; docs/certificates.md gives the largest factor seen between the two for healthy
@@ -37,8 +39,8 @@ NEGLIGIBLE = 1e-6
 of keys in attention, which adds the same number to all scores of a query: softmax cancels it."""
 BLIND = 0.5
 """Floor above which a tensor says nothing: another sign of all its numbers would pass."""
-WIDEST = 0.25
-"""Ceiling of mean errors, norms and logits for formats with fewer bits."""
+WIDEST, WIDEST_LOSS = 0.25, 0.01
+"""Ceilings of mean errors, norms and logits for formats with fewer bits, and of their losses."""
 
 
 def allowed(
@@ -47,6 +49,19 @@ def allowed(
     """The bound that follows from the ``floor`` of a tensor. Rounding may be lucky in one of them,
     so that none has less than the ``usual`` floor of all."""
     return min(max(margin * max(floor, usual, SMALLEST), least), ceiling)
+
+
+def of_loss(found: Tensor, right: Tensor) -> float:
+    """The floor of a mean loss, relative to it, given the losses of its labels [b, t] as ``found``
+    by a computation that rounds otherwise, and the ``right`` ones.
+
+    Errors of labels and of sentences may cancel in one sum by luck, and not in the next: the floor
+    is never below what they would add up to if they were independent.
+    """
+    apart = found - right
+    of_sentences = apart.sum(1)
+    sums = abs(float(of_sentences.sum())), float(of_sentences.norm()), float(apart.norm())
+    return max(sums) / abs(float(right.sum()))
 
 
 def usual_floors(floors: Iterable[tuple[int, float]]) -> dict[int, float]:

@@ -71,6 +71,8 @@ class Plain:
         self.published_loss = published_loss
         self.nearest = math.inf
         """The ReLU input closest to 0 in the last pass, relative to the size of all inputs."""
+        self.losses = torch.zeros(0, 0)
+        """Loss of each label in the last pass, [b, t] in nats, 0 for padding; of a single batch."""
         self._drops = NONE_DROPPED
         self.device = torch.device("cpu")
         """Where 64 bits are computed; other formats, and all results, are on the CPU."""
@@ -98,29 +100,31 @@ class Plain:
         there = [(s.to(device), t.to(device), y.to(device)) for s, t, y in batches]
         slices = [part for tokens in there for part in self._slices(tokens, own)]
         count = sum(int((labels != PADDING).sum()) for _, _, labels in slices)
-        total, row = 0.0, 0
+        row, losses = 0, []
         for part in slices:
             self._drops = drops.rows(row, row + len(part[0]))
             row += len(part[0])
             used = {name: number_format.weight(w) for name, w in own.items()}
             with _in_any_order(device):
-                loss = self.loss_sum(used, *part, number_format)
+                loss = self.token_losses(used, *part, number_format)
                 if backward:
-                    (loss * (number_format.loss_scale / count)).backward()
-            total += float(loss.detach())
+                    (loss.sum() * (number_format.loss_scale / count)).backward()
+            losses.append(loss.detach().double().cpu())
         self._drops = NONE_DROPPED
+        self.losses = torch.cat(losses)
         gradients = {
             name: torch.zeros_like(w, dtype=torch.float64)
             if w.grad is None
             else w.grad.double() / number_format.loss_scale
             for name, w in own.items()
         }
-        return total / count, {name: gradient.cpu() for name, gradient in gradients.items()}
+        mean = float(self.losses.sum()) / count
+        return mean, {name: gradient.cpu() for name, gradient in gradients.items()}
 
-    def loss_sum(
+    def token_losses(
         self, weights: Weights, source: Tensor, target: Tensor, labels: Tensor, form: Format
     ) -> Tensor:
-        """:func:`smoothed_loss` of the logits."""
+        """:func:`smoothed_loss` of the logits, [b, t]."""
         logits = self.logits(weights, source, target, form)
         return smoothed_loss(logits, labels, self.smoothing, self.published_loss)
 
@@ -219,7 +223,7 @@ class PlainModel(Plain):
 def smoothed_loss(
     logits: Tensor, labels: Tensor, smoothing: float, published: bool = False
 ) -> Tensor:
-    """Label-smoothed cross-entropy (arXiv 1512.00567) in nats, summed over the labels [b, t] of
+    """Label-smoothed cross-entropy (arXiv 1512.00567) in nats of each of the labels [b, t], given
     logits [b, t, v]; padding has no loss. If ``published``, as in the Annotated Transformer, the
     label and padding get no share of the smoothing."""
     log_probabilities = logits - logits.logsumexp(-1, keepdim=True)
@@ -229,7 +233,7 @@ def smoothed_loss(
         every = log_probabilities.sum(-1) - right - log_probabilities[..., PADDING]
         others = every / (logits.size(-1) - 2)
     smoothed = (1 - smoothing) * right + smoothing * others
-    return -smoothed[labels != PADDING].sum()
+    return -smoothed.masked_fill(labels == PADDING, 0.0)
 
 
 class _Layer:
@@ -473,6 +477,7 @@ class OwnModel:
     ) -> None:
         self.smoothing = label_smoothing
         self.nearest = math.inf  # its kinks are unknown
+        self.losses = torch.zeros(0, 0)
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
         self.logits = objective(task, self.model).logits
@@ -499,14 +504,15 @@ class OwnModel:
                 tensor.copy_(number_format.weight(weights[name].to(number_format.base)))
         model.zero_grad()
         count = sum(int((labels != PADDING).sum()) for _, _, labels in batches)
-        total = 0.0
+        losses = []
         for source, target, labels in batches:
             with self._autocast(device, number_format), torch.set_grad_enabled(backward):
                 logits = self.logits(source, target)
             loss = smoothed_loss(logits.to(number_format.base), labels, self.smoothing)
             if backward:
-                (loss / count).backward()
-            total += float(loss.detach())
+                (loss.sum() / count).backward()
+            losses.append(loss.detach().double())
+        self.losses = torch.cat(losses)
         # Write gradients in place of the weights, as only the model knows its canonical names.
         with torch.no_grad():
             for p in model.parameters():
@@ -516,7 +522,7 @@ class OwnModel:
             for name, tensor in canonical_state_dict(model).items()
             if name in self.trained
         }
-        return total / count, gradients
+        return float(self.losses.sum()) / count, gradients
 
     @staticmethod
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:

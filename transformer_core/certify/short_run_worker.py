@@ -206,8 +206,9 @@ def record(
         known["dropout_probability"] = dropout
         if checker and not unread:
             try:
+                few = _near_the_end(setup)
                 found = _replayed(
-                    dropping, late, process, vocabulary, stores, output, checker.floors
+                    dropping, late, process, vocabulary, few, stores[1], output, checker.floors
                 )
                 known |= found
             except NotReplayed as error:
@@ -251,12 +252,14 @@ def _replayed(
     late: LateSteps | None,
     process: Process,
     vocabulary: int,
-    stores: tuple[PairStore, PairStore],
+    few: tuple[PairStore, tuple[int, int] | None],
+    validation: PairStore,
     output: Path,
     floors: Floors | None,
 ) -> dict[str, Any]:
     """A few steps with dropout on, the schedule of the timed run and, in between, an end of an
-    epoch; every quantity is compared with the masks that were drawn.
+    epoch; every quantity is compared with the masks that were drawn. ``few`` are the pairs and the
+    position of :func:`_near_the_end`.
 
     The training resumes from a checkpoint, as an interrupted one does. Raises NotReplayed.
     """
@@ -266,9 +269,8 @@ def _replayed(
     warmup = getattr(training.schedule, "warmup", 0)
     done = max(0, min(max(LATE, warmup // 10), training.steps - STEPS_REPLAYED))
     spec = spec.model_copy(update={"training": training})
-    probe = assemble(spec, process, vocabulary, *stores)
-    store, last = _near_the_end(probe)
-    setup = assemble(spec, process, vocabulary, store, stores[1])
+    store, last = few
+    setup = assemble(spec, process, vocabulary, store, validation)
     folder = output / "replayed"
     if last is not None:
         steps = [{"step": done, "epoch": last[0], "batch": last[1]}]
