@@ -59,7 +59,7 @@ def test_healthy_decoding_is_exact_but_for_rounding(
     assert found is not None
     # The angles of rotary positions are worked out in 32 bits.
     assert 0 < found.error < 1e-5
-    assert found.error < 10 * found.rounding < 1e-4
+    assert found.rounding == 0.0  # not measured: no program is more exact
 
 
 def everything_is_real(real: torch.Tensor, start: int) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ def test_what_is_wrong_with_prompts_of_several_lengths_shows(fault: Patch) -> No
     with fault():
         found = decoded(TEXTS, GPT2)
     assert found is not None
-    assert found.error > 0.01
+    assert found.error > 0.01 > 10 * found.rounding > 0
 
 
 def test_nothing_is_said_where_there_is_no_room_or_no_function_beside_it() -> None:

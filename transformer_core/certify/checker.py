@@ -22,7 +22,14 @@ from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
 from transformer_core.certify.bounds import determined
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
-from transformer_core.certify.floors import RATIO_SHARE, WIDEST, WIDEST_LOSS, allowed, of_loss
+from transformer_core.certify.floors import (
+    NEAR_A_BOUND,
+    RATIO_SHARE,
+    WIDEST,
+    WIDEST_LOSS,
+    allowed,
+    of_loss,
+)
 from transformer_core.certify.number_formats import (
     EXACT,
     ROUNDINGS,
@@ -47,17 +54,15 @@ from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
 from transformer_core.training.precision import build_precision
 
-POINTS = 3
+POINTS, POINTS_OF_MEAN = 3, 6
 """Number of steps whose gradients are compared: the first, the last, and evenly spaced ones
-between. With fewer than 32 bits all steps are, since rounding cancels in their mean."""
+between; and with fewer than 32 bits, where rounding must cancel in their mean."""
 NEAR = 4.0
 """ReLU inputs within this many unit round-offs of 0, relative to their size, may fall on either
 side after rounding and sums in 32 bits."""
 NEAR_SINGLE = 16.0
 """The same in 32 bits, where only sums round. Adding n products of any sign one by one gives an
 error of sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; earlier layers add their own."""
-NEAR_A_BOUND = 0.6
-"""Share of a bound above which 64 bits and kinks may matter. Finding them takes as long as all else."""
 CLIP_EPSILON = 1e-6
 """Constant that torch adds to the norm before dividing by it."""
 
@@ -134,7 +139,7 @@ class Checker:
         steps = spec.training.steps
         self.form = format_of(spec)
         self.ceiling = CEILINGS.gradient if self.form is SINGLE else WIDEST
-        many = POINTS if self.form is SINGLE else max(steps, POINTS)
+        many = POINTS if self.form is SINGLE else POINTS_OF_MEAN
         points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
         self.waiting = (
             sorted(points) if replay is None else list(range(done + 1, done + 1 + replayed))
@@ -190,14 +195,17 @@ class Checker:
         # Before clipping, which would hide that all of them are too large.
         limit = self.spec.training.clip_norm
         scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
-        gradients = {name: tensor.double() * scale for name, tensor in taken.items()}
         self.compared += 1
-        for name, gradient in gradients.items():
+        for name, gradient in taken.items():
             if not gradient.any():
                 self.still.setdefault(name, []).append(step)
+        at_point = bool(self.waiting) and step >= self.waiting[0]
+        if held_back is None and not at_point:
+            return
+        gradients = {name: tensor.double() * scale for name, tensor in taken.items()}
         if held_back is not None:
             self._returned(step, before, gradients, tokens, drops, held_back)
-        elif self.waiting and step >= self.waiting[0]:
+        else:
             self.waiting.pop(0)
             self._point(step, before, gradients, tokens, drops, (loss, size))
 

@@ -549,12 +549,16 @@ def _between_elements(mask: Tensor) -> Agreement | None:
     # All distances at once, from products of small whole numbers, which 32 bits hold exactly.
     known, ones = (mask >= 0).float(), (mask > 0).float()
     zeros = known - ones
-    of, same = known.T @ known, ones.T @ ones + zeros.T @ zeros
-
-    def total(counts: Tensor, lag: int) -> int:
-        return int(counts.diagonal(lag).double().sum())
-
-    lags = range(1, mask.size(1))
-    found = [Agreement(same=total(same, lag), of=total(of, lag)) for lag in lags]
+    of = _by_distance(known.T @ known)
+    same = _by_distance(ones.T @ ones + zeros.T @ zeros)
+    found = [Agreement(same=s, of=o) for s, o in zip(same, of, strict=True)]
     most = max((a.of for a in found), default=0)
     return max((a for a in found if a.of >= most / 8), key=_share, default=None)
+
+
+def _by_distance(counts: Tensor) -> list[int]:
+    """Sums of the diagonals of [n, n] above the main one."""
+    n = len(counts)
+    padded = torch.nn.functional.pad(counts.double(), (0, n))
+    shifted = padded.as_strided((n, n), (2 * n + 1, 1))  # row i from its column i
+    return [int(total) for total in shifted.sum(0)[1:].tolist()]

@@ -1,4 +1,4 @@
-"""The updates that an optimizer's rule and a schedule ask for, computed in 64 bits from their sources."""
+"""The updates that an optimizer's rule and a schedule ask for, computed from their sources."""
 
 import math
 
@@ -19,8 +19,8 @@ class ExpectedUpdates:
         self.second: Tensor | None = None
 
     def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
-        """The change of ``weights`` by ``gradients``, both in 64 bits, at learning rate
-        ``rate``."""
+        """The change of ``weights`` by ``gradients``, in the same number format, at learning
+        rate ``rate``."""
         self.steps += 1
         match self.rule:
             case AdamRule():

@@ -1,0 +1,45 @@
+"""Floors: how far rounding alone moves what is compared."""
+
+import pytest
+import torch
+
+from tests.attacks.short_trainings import recorded, spec_of
+from transformer_core.certify.checker import moved
+from transformer_core.certify.floors import of_loss
+from transformer_core.certify.replay import _by_distance
+
+RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
+
+
+def test_errors_that_cancel_in_one_loss_do_not_lower_its_floor() -> None:
+    """As many labels too high as too low: their sum is right by luck."""
+    apart = torch.tensor([[1e-3, -1e-3, 1e-3, -1e-3, 0.0]] * 4, dtype=torch.float64)
+    assert float(apart.sum()) == 0
+    assert of_loss(RIGHT + apart, RIGHT) == pytest.approx(1e-3 * 4 / 40)
+    by_sentence = torch.tensor([[1e-3], [-1e-3]] * 2, dtype=torch.float64).expand(4, 5)
+    assert of_loss(RIGHT + by_sentence, RIGHT) == pytest.approx(1e-3 * 10 / 40)
+
+
+def test_errors_of_one_sign_add_up_in_a_loss() -> None:
+    assert of_loss(RIGHT + 1e-3, RIGHT) == pytest.approx(1e-3 / 2)
+
+
+def test_moved_weights_are_others_by_no_more_than_asked() -> None:
+    before = {"w": torch.linspace(-2, 2, 101), "count": torch.tensor([3])}
+    after = moved(before, 0.01)
+    apart = (after["w"] - before["w"]).abs()
+    assert bool((apart <= 0.01001 * before["w"].abs()).all())
+    assert float(apart.max()) > 0.01
+    assert torch.equal(after["count"], before["count"])
+
+
+def test_floors_of_32_bits_are_measured_only_where_something_is_off() -> None:
+    for change, measured in (({}, False), ({"training": {"precision": {"kind": "bf16"}}}, True)):
+        _, (found,), _ = recorded(spec_of(change))
+        assert found.checks is not None
+        assert all((g.rounding > 0) == measured for g in found.checks.gradients if g.size > 1e-4)
+
+
+def test_agreements_at_every_distance_are_sums_of_diagonals() -> None:
+    counts = torch.arange(36.0).view(6, 6)
+    assert _by_distance(counts) == [int(counts.diagonal(lag).sum()) for lag in range(1, 6)]
