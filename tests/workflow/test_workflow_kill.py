@@ -1,5 +1,10 @@
-"""A run that is killed in the middle goes on and ends as if nothing had happened."""
+"""What is killed in the middle goes on and ends as if nothing had happened.
 
+`python -m tests.attacks kills --cases 100` has a hundred kills at moments from a seed.
+"""
+
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -8,6 +13,7 @@ import pytest
 from project import TINY, Project, kill_group
 
 from schemas.results import Repeat
+from tests.attacks.kills import what_must_be_the_same
 
 TARGET = "results/runs/{}/repeat-1/metrics.json"
 STUDY = TINY | {
@@ -21,14 +27,14 @@ STUDY = TINY | {
 }
 
 
-def wait_for_checkpoint(folder: Path, seconds: float = 120.0) -> None:
-    """Until a checkpoint lies in ``folder``."""
+def wait_for(folder: Path, pattern: str, seconds: float = 120.0) -> None:
+    """Until a file of that pattern lies in ``folder``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if any(folder.glob("checkpoint/step-*")):
+        if any(folder.glob(pattern)):
             return
         time.sleep(0.02)
-    raise AssertionError(f"no checkpoint in {folder} within {seconds} s")
+    raise AssertionError(f"no {pattern} in {folder} within {seconds} s")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +48,7 @@ def test_kill_9_and_again(project: Project) -> None:
     target = TARGET.format(variant)
 
     running = project.start(target)
-    wait_for_checkpoint(folder)
+    wait_for(folder, "checkpoint/step-*")
     kill_group(running)
     assert not (project.folder / target).exists(), "killed too late to show anything"
 
@@ -61,3 +67,19 @@ def test_kill_9_and_again(project: Project) -> None:
     uninterrupted = pd.read_parquet(folder / "steps.parquet")
     pd.testing.assert_frame_equal(steps[same], uninterrupted[same], check_exact=True)
     assert whole.validations == resumed.validations
+
+
+def test_data_whose_snakemake_is_killed_alone(project: Project, tmp_path: Path) -> None:
+    """Its job has nobody any more, and the same command starts it again beside it."""
+    killed = Project(tmp_path / "project", STUDY)
+    target = "results/data/grammar/shards/test/manifest.json"
+    running = killed.start(target)
+    wait_for(killed.folder, "results/data/grammar/*")
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not (killed.folder / target).exists(), "killed too late to show anything"
+    killed.make(target)
+    right = what_must_be_the_same(project.folder / "results")
+    found = what_must_be_the_same(killed.folder / "results")
+    assert {"data/grammar/tokenizer.json"} < found.keys()
+    assert found.items() <= right.items()
