@@ -3,10 +3,14 @@
 import pytest
 import torch
 
+from schemas.config.measurement import Statistical
+from schemas.results.certificates import Checks
 from tests.attacks.short_trainings import recorded, spec_of
+from transformer_core.certify.bounds import judge
 from transformer_core.certify.checker import moved
-from transformer_core.certify.floors import of_loss
+from transformer_core.certify.floors import of_lengths, of_loss
 from transformer_core.certify.replay import _by_distance
+from transformer_core.certify.tensors import distance
 
 RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
 
@@ -22,6 +26,24 @@ def test_errors_that_cancel_in_one_loss_do_not_lower_its_floor() -> None:
 
 def test_errors_of_one_sign_add_up_in_a_loss() -> None:
     assert of_loss(RIGHT + 1e-3, RIGHT) == pytest.approx(1e-3 / 2)
+
+
+def test_the_floor_of_a_norm_is_that_of_all_steps_of_its_tensor() -> None:
+    found = of_lengths([("a", 3.0), ("b", 1.0), ("a", 4.0), ("a", 0.0)])
+    assert found == pytest.approx({"a": (25 / 3) ** 0.5, "b": 1.0})
+
+
+@pytest.mark.parametrize(("along", "holds"), [(0.01, True), (0.0, False)])
+def test_a_norm_may_be_off_by_what_rounding_does_along_its_gradient(
+    along: float, holds: bool
+) -> None:
+    longer = torch.full((4,), 1.03, dtype=torch.float64)
+    seen = distance("w", 1, longer, torch.ones(4, dtype=torch.float64), 0.01)
+    seen = seen.model_copy(update={"along": along})
+    checks = Checks(points=[], gradients=[seen], updates=[], skipped_steps=0)
+    found = judge(Statistical(kind="statistical"), checks).deviations
+    (ratio,) = [d for d in found if d.quantity == "gradient_ratio"]
+    assert ratio.holds == holds
 
 
 def test_moved_weights_are_others_by_no_more_than_asked() -> None:

@@ -38,6 +38,7 @@ from transformer_core.certify.floors import (
     WIDEST_LOSS,
     allowed,
     of_adam,
+    of_lengths,
     usual_floors,
 )
 from transformer_core.common.digests import check
@@ -357,10 +358,12 @@ def _worst(
         return
     usual = usual_floors((t.step, floor_of(t)) for t in tensors)
     ratio = quantity.endswith("_ratio")
+    # Few numbers leave rounding few directions: their length then changes by more than a share.
+    lengths = of_lengths((t.tensor, t.along) for t in tensors) if ratio else {}
 
     def bound_of(t: TensorDistance) -> float:
-        floors = share * floor_of(t), share * usual[t.step]
-        return allowed(*floors, share * ceiling, margin) + t.kinks
+        own = max(share * floor_of(t), lengths.get(t.tensor, 0.0))
+        return allowed(own, share * usual[t.step], share * ceiling, margin) + t.kinks
 
     def measured(t: TensorDistance) -> float:
         return abs(t.ratio - 1) if ratio else t.error

@@ -67,6 +67,18 @@ def of_loss(found: Tensor, right: Tensor) -> float:
     return max(sums) / abs(float(right.sum()))
 
 
+def of_lengths(along: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The floor of a tensor's norm by name: the root mean square, over all steps, of the part of its
+    rounding error ``along`` it. At one step that part may be small by luck."""
+    by_tensor: dict[str, list[float]] = {}
+    for tensor, part in along:
+        by_tensor.setdefault(tensor, []).append(part)
+    return {
+        tensor: math.sqrt(sum(part**2 for part in parts) / len(parts))
+        for tensor, parts in by_tensor.items()
+    }
+
+
 def usual_floors(floors: Iterable[tuple[int, float]]) -> dict[int, float]:
     """The median of the floors of each step."""
     by_step: dict[int, list[float]] = {}
