@@ -1,6 +1,8 @@
 """The import direction: a room imports only from rooms to its left, from itself and ``schemas``."""
 
 import ast
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,16 @@ def offenders(root: Path) -> list[str]:
                 room = parts[1] if position(parts) != OUTSIDE else "a module beside the rooms"
                 found.append(f"{name}:{line}: {room} may not import {target}")
     return found
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """Python 3.11 cannot make a syntax tree (SystemError: recursion depth mismatch) while a
+    collection runs the finalizers that earlier tests left behind."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def test_imports_go_one_way() -> None:

@@ -8,8 +8,10 @@ products rounded to the format. A bound is a multiple of the floor, and never ab
 import math
 from collections.abc import Iterable
 from statistics import median
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor  # jobs that judge start without torch
 
 MARGIN = 4.0
 """Allowed multiple of a floor. Two computations of one function differ from the exact one by errors
@@ -54,7 +56,7 @@ def allowed(
     return min(max(margin * max(floor, usual, SMALLEST), least), ceiling)
 
 
-def of_loss(found: Tensor, right: Tensor) -> float:
+def of_loss(found: "Tensor", right: "Tensor") -> float:
     """The floor of a mean loss, relative to it, given the losses of its labels [b, t] as ``found``
     by a computation that rounds otherwise, and the ``right`` ones.
 
