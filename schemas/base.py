@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 
 def refusal(message: str, remedy: str) -> PydanticCustomError:
-    """What a validator raises: what is wrong with the value of a field, and what to do."""
+    """The error that a validator raises: what is wrong with a value, and the remedy."""
     return PydanticCustomError("refused", "{message}", {"message": message, "remedy": remedy})
 
 

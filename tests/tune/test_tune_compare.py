@@ -37,7 +37,7 @@ CHANGES = {
     "half of the loss": ("loss.backward()", "(loss / 2).backward()", "the gradient of"),
     "another rate": ("lr=1e-3", "lr=1.1e-3", "1.1 times as large"),
 }
-"""What is changed, into what, and how it is seen that another model is trained, if it is."""
+"""Each change: the text replaced, its replacement, and the words that name the difference, if any."""
 SEEDED = "another rate, with other seeds than the script's own"
 CHANGES[SEEDED] = ("lr=1e-3", "lr=1e-3 * (1 + (torch.initial_seed() != 3))", "")
 

@@ -1,4 +1,4 @@
-"""What is killed in the middle goes on and ends as if nothing had happened.
+"""A run that is killed in the middle resumes and ends with the same result.
 
 `python -m tests.attacks kills --cases 100` has a hundred kills at moments from a seed.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 USED = ("jmespath", "requests", "smart_open", "xxhash", "yte")
 USED += tuple(f"snakemake.{name}" for name in ("profiles", "report.html_reporter", "storage"))
-"""What a call imports besides, of other people's."""
+"""Other modules that a call of Snakemake imports late."""
 
 
 def call(

@@ -74,7 +74,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Right:
-    """What the plain function makes of weights and a batch."""
+    """Loss and gradients of the plain function for some weights and a batch."""
 
     loss: float
     gradients: Tensors
@@ -274,7 +274,7 @@ class Checker:
         )
 
     def _passed(self, weights: Tensors, tokens: Tokens, form: Format, drops: Drops) -> Right:
-        """What the plain function makes of ``weights`` and a batch in a format."""
+        """Loss and gradients of the plain function for ``weights`` and a batch, in a format."""
         loss, gradients = self.exact.loss_and_gradients(weights, [tokens], form, drops)
         return Right(loss, gradients, self.exact.losses, self.exact.nearest)
 

@@ -333,8 +333,8 @@ def seen_in_decoding(real: Tensor, start: int) -> Tensor:
 
 
 class Generating(nn.Module):
-    """What language models have in common: a :class:`~transformer_core.models.interface.LanguageModel`
-    but for ``forward``, ``new_cache`` and ``step``."""
+    """The base of language models: a :class:`~transformer_core.models.interface.LanguageModel`
+    without ``forward``, ``new_cache`` and ``step``."""
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Logits [b, n, v] of the tokens that follow tokens [b, n]."""

@@ -52,7 +52,7 @@ class LinearCrossEntropy(LossFacts, Schema):
 def smoothing_term(
     hidden: "Tensor", output: "Tensor", labels: "Tensor", smoothing: float, padding: int
 ) -> "Tensor | float":
-    """What smoothing adds to a cross-entropy without it, for functions that take none: smoothing *
+    """Label smoothing for functions that take none, to be added to their cross-entropy: smoothing *
     (logit of the label - mean of all logits), two scalar products with the hidden state.
 
     hidden [n, d], output [v, d], labels [n] -> a scalar, summed over labels that are not
