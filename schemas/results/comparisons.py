@@ -89,6 +89,7 @@ class LogRatio(NamedTuple):
     error: float  # standard error from the session's windows alone; 0 for counts
     freedom: int  # degrees of freedom of the error
     pairs: int  # pairs of windows
+    processes: int = 1  # processes of the reference in the session, whose mean time is taken
 
 
 class Probe(Schema):
@@ -183,8 +184,8 @@ class Session(Schema):
             if (found.variant, found.reference) == pair:
                 return found
             if (found.reference, found.variant) == pair:
-                return found._replace(
-                    variant=found.reference, reference=found.variant, estimate=-found.estimate
+                return LogRatio(
+                    *pair, -found.estimate, found.error, found.freedom, pairs=found.pairs
                 )
         raise KeyError(f"session {self.number} has no ratio of {pair}")
 

@@ -128,7 +128,7 @@ def test_variance_between_sessions_is_estimated_for_each_reference() -> None:
     assert alone == {"reference": (0.0, 0.0)}
 
 
-@pytest.mark.parametrize("sessions", [2, 4])
+@pytest.mark.parametrize(("sessions", "processes"), [(2, 1), (4, 1), (5, 4)])
 @pytest.mark.parametrize("share", [0.1, 0.9])
 @pytest.mark.parametrize(
     "groups",
@@ -139,21 +139,22 @@ def test_variance_between_sessions_is_estimated_for_each_reference() -> None:
     ],
 )
 def test_intervals_hold_where_comparisons_share_sessions_and_references_differ(
-    groups: dict[str, tuple[float, int]], share: float, sessions: int
+    groups: dict[str, tuple[float, int]], share: float, sessions: int, processes: int
 ) -> None:
     """``groups`` has of each reference the standard deviation of its ratios between sessions, of
-    whose variance it makes a ``share`` itself, and how many variants take turns with it. True
-    ratios are 1 and 1 / 1.05: at most 5 % of studies may have an interval that misses."""
+    whose variance it makes a ``share`` itself if it runs in one of ``processes``, and how many
+    variants take turns with it. True ratios are 1 and 1 / 1.05: at most 5 % of studies may have an interval that misses."""
     random, studies, failed = np.random.default_rng(11), 200, 0
     for _ in range(studies):
         comparisons, truths = [], []
         for reference, (spread, variants) in groups.items():
-            own = spread * np.sqrt(share) * random.normal(size=sessions)
+            own = spread * np.sqrt(share / processes) * random.normal(size=sessions)
             for number in range(variants):
                 truth = -np.log(1.05) * (number % 2)
                 others = spread * np.sqrt(1 - share) * random.normal(size=sessions)
                 seen = truth + others - own + 0.003 * random.normal(size=sessions)
-                comparisons.append([LogRatio(str(number), reference, x, 0.003, 4, 5) for x in seen])
+                names = str(number), reference
+                comparisons.append([LogRatio(*names, x, 0.003, 4, 5, processes) for x in seen])
                 truths.append(np.exp(truth))
         found = simultaneous_ratios(comparisons)
         failed += any(not i.low <= t <= i.high for i, t in zip(found, truths, strict=True))

@@ -11,7 +11,7 @@ from pair_builders import provenance
 
 from schemas.errors import Unsupported
 from schemas.results import Topology
-from transformer_core.measure.sessions import TWIN, TurnsOrder
+from transformer_core.measure.sessions import COPY, TurnsOrder, without_copy
 from transformer_core.run.coordinator import (
     Hello,
     Leave,
@@ -31,7 +31,7 @@ TOPOLOGY = Topology(
 
 
 def run(order: TurnsOrder) -> None:
-    side = order.side.removesuffix(TWIN)
+    side = without_copy(order.side)
     log = Path(os.environ["FAKE_LOG"])
     if side == "unsupported":
         raise Unsupported("needs a device that is not here")
@@ -53,7 +53,7 @@ def run(order: TurnsOrder) -> None:
                 # Every second window is a little slower. The first side has a turn more: the pilot.
                 own = done - (order.side == "single" and done > 1)
                 slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (own % 2))
-                if order.side.endswith(TWIN):
+                if COPY in order.side:
                     slow *= 1.21  # the mean of both is 1.1 times as long
                 if side == "noisy":
                     slow *= random.uniform(0.9, 1.1)
@@ -70,7 +70,7 @@ def run(order: TurnsOrder) -> None:
 
 def main() -> None:
     order = TurnsOrder.read(Path(sys.argv[1]))
-    if order.side.removesuffix(TWIN) in ("unsupported", "fails"):
+    if without_copy(order.side) in ("unsupported", "fails"):
         # Imports torch, which takes longer than all turns: only for sides that leave a reason.
         from transformer_core.run.statuses import supervised
 

@@ -3,8 +3,8 @@
 Each session of a comparison gives the logarithm of a ratio, and its standard error from the windows
 (:mod:`transformer_core.measure.session_ratio`). The ratio of a comparison is the mean of its
 sessions, each weighted by the inverse of its variance: a session in a noisy minute says less (for
-what it costs that these weights are estimates: Meier, Variance of a weighted mean, 1953). Its
-variance has two parts:
+what it costs that these weights are estimates: Meier, Variance of a weighted mean, 1953, for the
+part of a moderated error that is the session's own). Its variance has two parts:
 
 - Within sessions: they have few windows, a study has many sessions. So the errors of all sessions
   of a study moderate one another (Smyth, Linear models and empirical Bayes methods for assessing
@@ -15,9 +15,10 @@ variance has two parts:
   reference (Paule and Mandel, Consensus values and weighting factors, 1982), and for each reference
   by itself: several processes that send messages differ more from session to session than one.
 
-Comparisons that share the sessions of their reference share its deviations, too: their scatters are
-correlated by about 1/4 (the square of the 1/2 by which the ratios are), so k comparisons of s
-sessions have (s - 1) k / (1 + (k - 1) / 4) degrees of freedom and not (s - 1) k. The interval takes
+Comparisons that share the sessions of their reference share its deviations, too. Where this runs in
+n processes, their ratios are correlated by about 1 / (n + 1) and their scatters by the square of it,
+r, so k comparisons of s sessions have (s - 1) k / (1 + (k - 1) r) degrees of freedom and not
+(s - 1) k. The interval takes
 Student's t with these, or with those of the moderated errors if they are fewer, at a level at which
 *all* intervals of the study hold together with 95 % (Sidak, Rectangular confidence regions, 1967).
 ``tests/decide/test_decide_statistics.py`` simulates it.
@@ -40,10 +41,6 @@ from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from schemas.results import Interval, LogRatio
-
-SHARED = 0.25
-"""Correlation between the errors of two comparisons in the same sessions, if the reference
-varies between sessions as much as a variant does."""
 
 ROUNDED = 1e-20  # variance of logarithms below which differences are only rounding
 
@@ -85,7 +82,9 @@ def simultaneous_ratios(
         factor = float(stats.t.ppf(1 - error * part_of_look(seen) / 2, max(1, freedom)))
         center, weights = _weighted_mean(_estimates(sessions), beyond.variance + square)
         variance = float(weights**2 @ (beyond.variance + square))
-        variance *= 1 + 4 * float(np.sum(weights * (1 - weights) / of_each))
+        # Of a moderated error only this part varies with the session.
+        own = np.array([session.freedom for session in sessions]) / of_each
+        variance *= 1 + 4 * float(np.sum(weights * (1 - weights) * own / of_each))
         reach = factor * sqrt(variance)
         intervals.append(
             Interval(
@@ -151,14 +150,17 @@ def between_sessions(
     sessions of each comparison, if not their own."""
     squares = squares or [_squares(sessions) for sessions in comparisons]
     found = defaultdict(list)
+    processes = defaultdict[str, list[int]](list)
     for sessions, square in zip(comparisons, squares, strict=True):
-        found[sessions[0].reference].append((_estimates(sessions), square))
-    return {reference: _between(measured) for reference, measured in found.items()}
+        reference = sessions[0].reference
+        found[reference].append((_estimates(sessions), square))
+        processes[reference] += [session.processes for session in sessions]
+    return {name: _between(measured, min(processes[name])) for name, measured in found.items()}
 
 
-def _between(measured: Sequence[tuple[Values, Values]]) -> Between:
-    """The same for one reference, given the estimates and squared errors of each comparison's
-    sessions."""
+def _between(measured: Sequence[tuple[Values, Values]], processes: int) -> Between:
+    """The same for one reference in so many processes, given the estimates and squared errors of
+    each comparison's sessions."""
     repeated = sum(len(values) - 1 for values, _ in measured)
 
     def excess(variance: float) -> float:
@@ -170,7 +172,8 @@ def _between(measured: Sequence[tuple[Values, Values]]) -> Between:
         return total - repeated
 
     shared = sum(len(values) > 1 for values, _ in measured)
-    freedom = repeated / (1 + SHARED * max(0, shared - 1))
+    correlation = (processes + 1) ** -2
+    freedom = repeated / (1 + correlation * max(0, shared - 1))
     # Slightly above the bound without errors, as rounding decides on which side that lies.
     spread = sum(float(np.var(values)) * len(values) for values, _ in measured)
     most = spread / max(1, repeated) * (1 + 1e-9)

@@ -19,6 +19,7 @@ from schemas.results import (
     Interval,
     LogRatio,
     Pair,
+    Round,
     Session,
     Trajectory,
 )
@@ -36,6 +37,7 @@ from transformer_core.decide.search_moves import NAME, eligible, parts_of, stage
 from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.decide.verdicts import judge
 from transformer_core.machine.provenance import package_versions
+from transformer_core.measure.sessions import Enough
 from transformer_core.observe.breakdown import BreakdownJob
 from transformer_core.observe.profile_job import ProfileJob
 from transformer_core.run.host_processes import QUICK_START
@@ -236,10 +238,20 @@ def _sessions(bench: Bench, specs: Mapping[str, Trial]) -> list[Session]:
             len(done) < comparing.sessions_most
             and bench.left() > fmean(session.seconds for session in done)
         ):
-            done.append(
-                sessions.run(len(done) + 1, lambda rounds, _: len(rounds) >= comparing.pairs)
-            )
+            done.append(sessions.run(len(done) + 1, _paying(comparing.pairs)))
     return done
+
+
+def _paying(least: int) -> Enough:
+    """At least so many rounds, and as much time for them as the session took to begin: beside few
+    sides rounds are short, and more of them resolve more than further sessions would."""
+    began = list[float]()
+
+    def judge(rounds: Sequence[Round], seconds: float) -> bool:
+        began.append(seconds)
+        return len(rounds) >= least and seconds >= 2 * began[0]
+
+    return judge
 
 
 def certified(bench: Bench, trials: Sequence[Trial]) -> Trial | None:

@@ -27,12 +27,13 @@ def log_ratios(rounds: Sequence[Round], pair: Pair) -> list[float]:
     ]
 
 
-def session_ratio(rounds: Sequence[Round], pair: Pair) -> LogRatio:
-    """The trimmed mean of :func:`log_ratios` and its standard error."""
-    return log_ratio_of(pair, log_ratios(rounds, pair))
+def session_ratio(rounds: Sequence[Round], pair: Pair, processes: int = 1) -> LogRatio:
+    """The trimmed mean of :func:`log_ratios` and its standard error; the reference has so many
+    ``processes``."""
+    return log_ratio_of(pair, log_ratios(rounds, pair), processes)
 
 
-def log_ratio_of(pair: Pair, logs: Sequence[float]) -> LogRatio:
+def log_ratio_of(pair: Pair, logs: Sequence[float], processes: int = 1) -> LogRatio:
     """The trimmed mean of the logarithms of a session's ratios, and its standard error."""
     values = np.sort(logs)
     count = len(values)
@@ -44,12 +45,18 @@ def log_ratio_of(pair: Pair, logs: Sequence[float]) -> LogRatio:
     if count > 1:
         winsorized = values.clip(kept[0], kept[-1])
         error = float(winsorized.std(ddof=1)) / (len(kept) / count * sqrt(count))
-    return LogRatio(*pair, estimate, error, freedom=len(kept) - 1, pairs=count)
+    return LogRatio(*pair, estimate, error, len(kept) - 1, count, processes)
 
 
-def session_ratios(rounds: Sequence[Round], sides: Sequence[str]) -> list[LogRatio]:
-    """The ratio of each of the ``sides`` to each of those before it."""
-    return [session_ratio(rounds, Pair(later, side)) for side, later in combinations(sides, 2)]
+def session_ratios(
+    rounds: Sequence[Round], sides: Sequence[str], processes: int = 1
+) -> list[LogRatio]:
+    """The ratio of each of the ``sides`` to each of those before it; the first has so many
+    ``processes``."""
+    return [
+        session_ratio(rounds, Pair(later, side), processes if side == sides[0] else 1)
+        for side, later in combinations(sides, 2)
+    ]
 
 
 def _rate(window: TurnWindow) -> float:

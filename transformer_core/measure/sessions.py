@@ -4,21 +4,22 @@ All sides are started at the same time. When all are ready they warm up one afte
 then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ..., while the others
 wait. In a round all train on the same batches; other sessions have others.
 
-Of more than two sides, the first, which is the reference, has its turn in the middle, so that no
-other turn is far from its own. All ratios share its deviation: where a study lets several sides run
-at a time on a CPU, it runs twice, and its time is the mean of both. Deviations of processes are most
-of an interval's width, and of a side that asks the system for memory in each step twice those of
-others.
+All ratios share the deviation of the first side, which is the reference. So beside many others it
+runs in several processes on a CPU, spread evenly over the round, and its time is their mean: the
+square root of the number of others resolves most in a given time (Dunnett, A multiple comparison
+procedure for comparing several treatments with a control, 1955).
 """
 
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import ceil, sqrt
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -93,11 +94,9 @@ Ask = Callable[[Side, Any], list[Any]]
 Members = dict[str, tuple[Topology, float]]
 """The topology of each side, and when its last rank was ready."""
 
-TWIN = "+2"
-"""Added to the name of the reference: its second process. No name of a side ends like this."""
-TWIN_FROM = 4
-"""Sides at a time (``together``) from which on the reference runs twice: in all sessions of a study
-or in none, so that they vary alike."""
+COPY = "+"
+"""Between the name of the reference and the number of one of its further processes. No name of a
+side has this sign."""
 
 _LAST_WORDS_SECONDS = 5.0
 """Seconds that a side has to give its reason after it ended."""
@@ -135,18 +134,16 @@ class Sessions:
 
     @property
     def players(self) -> list[Side]:
-        """The sides in the order of their turns, with the second process of the reference."""
+        """The sides in the order of their turns, with all processes of the reference."""
         reference, *others = self.sides
-        if (
-            self.comparing.together < TWIN_FROM
-            or spans_machines(reference.spec)
-            or uses_gpus(reference.spec)
-        ):
-            return in_order(self.sides)
-        third = len(others) // 3
-        twin = replace(reference, name=reference.name + TWIN)
-        middle = others[third : len(others) - third]
-        return [*others[:third], reference, *middle, twin, *others[len(others) - third :]]
+        alone = spans_machines(reference.spec) or uses_gpus(reference.spec)
+        count = 1 if alone else max(1, round(sqrt(len(others))))
+        copies = [replace(reference, name=f"{reference.name}{COPY}{n + 1}") for n in range(count)]
+        order = list[Side]()
+        for place, copy in enumerate([reference, *copies[1:]]):
+            before = len(others) * (2 * place + 1) // (2 * count)
+            order += [*others[len(order) - place : before], copy]
+        return [*order, *others[len(order) - count :]]
 
     def run(self, number: int, enough: Enough) -> Session:
         """Runs a whole session; SessionEndedError if a side does not reach its end."""
@@ -203,7 +200,8 @@ class Sessions:
             _record(side, members[name], began, warm[name], memory[name], kernels[name])
             for name, side in ((side.name, side) for side in self.sides)
         ]
-        ratios = session_ratios(made["rounds"], [side.name for side in self.sides])
+        processes = len(self.players) - len(self.sides) + 1
+        ratios = session_ratios(made["rounds"], [side.name for side in self.sides], processes)
         return {"sides": records, **made, "ratios": ratios, "before": before, "after": after}
 
     def provenances(self, ask: Ask) -> dict[str, Provenance]:
@@ -250,7 +248,7 @@ class Sessions:
                 at = time.monotonic() - began
                 report = _slowest(ask(side, Turn(self.comparing.lead_steps, steps)))
                 windows.append(_window(side, at, steps, report))
-            rounds.append(Round(windows=_of_twins(windows), gpus=nvml.work_since(gpus)))
+            rounds.append(Round(windows=_of_copies(windows), gpus=nvml.work_since(gpus)))
             self.progress(f"round {len(rounds)}")
         rounds_seconds, after = time.monotonic() - rounds_began, cpu_time()
         foreign = None
@@ -310,7 +308,7 @@ class Sessions:
             other.kill()
         how = f" ({how_ended(code)})" if code is not None else ""
         unsaid = Outcome(status="failed", reason=f"{error.reason}{how}", again=True)
-        return SessionEndedError(error.side.removesuffix(TWIN), outcome or unsaid)
+        return SessionEndedError(without_copy(error.side), outcome or unsaid)
 
 
 def _slowest(reports: Sequence[Report]) -> Report:
@@ -319,16 +317,21 @@ def _slowest(reports: Sequence[Report]) -> Report:
     return replace(reports[0], input_wait_seconds=wait)
 
 
-def _of_twins(windows: Sequence[TurnWindow]) -> list[TurnWindow]:
-    """A window for each side: that of the reference has the mean time of its two processes, which
+def without_copy(name: str) -> str:
+    """The name of the side of which ``name`` is a process."""
+    return name.partition(COPY)[0]
+
+
+def _of_copies(windows: Sequence[TurnWindow]) -> list[TurnWindow]:
+    """A window for each side: that of the reference has the mean time of its processes, which
     trained on the same batches."""
-    twins = {w.side.removesuffix(TWIN): w for w in windows if w.side.endswith(TWIN)}
+    times = defaultdict[str, list[float]](list)
+    for window in windows:
+        times[without_copy(window.side)].append(window.seconds)
     return [
-        w.model_copy(update={"seconds": sqrt(w.seconds * twins[w.side].seconds)})
-        if w.side in twins
-        else w
-        for w in windows
-        if not w.side.endswith(TWIN)
+        window.model_copy(update={"seconds": geometric_mean(times[window.side])})
+        for window in windows
+        if COPY not in window.side
     ]
 
 
@@ -377,13 +380,6 @@ def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
         return comparing
     least = {name: max(getattr(comparing, name), value) for name, value in comparing.on_gpu}
     return comparing.model_copy(update=least)
-
-
-def in_order(sides: Sequence[Side]) -> list[Side]:
-    """Puts ``sides`` in the order of turns: the first one in the middle."""
-    reference, *others = sides
-    middle = len(others) // 2
-    return [*others[:middle], reference, *others[middle:]]
 
 
 def start_side(
