@@ -25,13 +25,20 @@ def study(
     noise: float,
     processes: int = 1,
 ) -> list[list[LogRatio]]:
-    """Equal sides in shared sessions; half of the variance between sessions is the reference's,
+    """Equal sides in shared sessions; with one process, half of each variance is the reference's,
     which runs in so many ``processes``."""
-    reference = random.normal(size=(1, sessions)) / np.sqrt(processes)
-    spread = between * (random.normal(size=(variants, sessions)) - reference) / np.sqrt(2)
-    windows = noise * random.standard_t(4, size=(variants, sessions, rounds)) / np.sqrt(2)
-    logs = spread[..., None] + windows
-    return [[log_ratio_of(Pair(str(n), "reference"), s) for s in one] for n, one in enumerate(logs)]
+
+    def times(sides: int) -> np.ndarray:
+        """[sides, sessions, rounds] logarithms."""
+        shape = sides, sessions, rounds
+        own = between * random.normal(size=(*shape[:2], 1))
+        return (own + noise * random.standard_t(4, size=shape) / np.sqrt(2)) / np.sqrt(2)
+
+    logs = times(variants) - times(processes).mean(axis=0)
+    return [
+        [log_ratio_of(Pair(str(n), "reference"), session, processes) for session in one]
+        for n, one in enumerate(logs)
+    ]
 
 
 def main() -> None:
