@@ -1,7 +1,7 @@
 """Data loaders that prepare batches in worker processes while the model trains."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformer_core.tune.techniques.technique import Technique
 
@@ -20,9 +20,15 @@ class DataWorkers(Technique):
     words = "data loaders with persistent worker processes"
     group = "data"
     rounding = "exact"
+    position: ClassVar[int] = 6
+    """Place of the first keyword among the arguments: calls with that many positional ones stay."""
 
     def __init__(self) -> None:
         self.made = 0
+
+    def keywords(self) -> dict[str, Any]:
+        """What data loaders are given unless the first of these is there."""
+        return {"num_workers": workers(), "persistent_workers": True}
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if not facts["loaders"]:
@@ -35,12 +41,11 @@ class DataWorkers(Technique):
         import torch
 
         loader: Any = torch.utils.data.DataLoader
-        original = loader.__init__
+        original, given = loader.__init__, self.keywords()
 
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            # num_workers is the sixth argument: calls with that many positional arguments stay.
-            if len(args) < 6 and not kwargs.get("num_workers"):
-                kwargs |= {"num_workers": workers(), "persistent_workers": True}
+            if len(args) < self.position and not kwargs.get(next(iter(given))):
+                kwargs |= given
                 self.made += 1
             original(made, *args, **kwargs)
 
@@ -50,7 +55,7 @@ class DataWorkers(Technique):
         return None if self.made else "no data loader without workers was made"
 
     def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
-        given = {"num_workers": str(workers()), "persistent_workers": "True"}
+        given = {key: str(value) for key, value in self.keywords().items()}
         return source.keyword("loader", ["DataLoader"], **given)
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
@@ -63,6 +68,10 @@ class PinnedMemory(DataWorkers):
     name = "pinned_memory"
     words = "batches in pinned memory"
     group = "pinned"
+    position = 8
+
+    def keywords(self) -> dict[str, Any]:
+        return {"pin_memory": True}
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] != "cuda":
@@ -70,23 +79,6 @@ class PinnedMemory(DataWorkers):
         if not facts["loaders"]:
             return "the script uses no torch DataLoader"
         return None
-
-    def prepare(self, watch: "Watch") -> None:
-        import torch
-
-        loader: Any = torch.utils.data.DataLoader
-        original = loader.__init__
-
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            if not kwargs.get("pin_memory") and len(args) < 8:
-                kwargs["pin_memory"] = True
-                self.made += 1
-            original(made, *args, **kwargs)
-
-        loader.__init__ = init
-
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
-        return source.keyword("loader", ["DataLoader"], pin_memory="True")
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return ["Give the DataLoader pin_memory=True, and copies non_blocking=True."]
