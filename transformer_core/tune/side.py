@@ -204,6 +204,7 @@ class Side:
             synchronise()
             seconds = time.perf_counter() - self.began
             self._pause_children(signal.SIGSTOP)
+            rest()
             trace = self.profile.save() if self.profile and self._profiling else None
             send(self.line, seconds=seconds, trace=trace)
             self._wait()
@@ -282,6 +283,21 @@ def synchronise() -> None:
     """Wait for the device, if the script uses one."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+REST_SECONDS = 0.05
+"""Most seconds that threads are waited for after a turn."""
+
+
+def rest() -> None:
+    """Waits until the threads of this process are idle. Those of OpenMP spin for some milliseconds
+    after their work, on cores that the next side needs."""
+    end = time.perf_counter() + REST_SECONDS
+    while time.perf_counter() < end:
+        busy = time.process_time()
+        time.sleep(0.001)
+        if time.process_time() - busy < 0.0003:
+            break
 
 
 def leave() -> NoReturn:
