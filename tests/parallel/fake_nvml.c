@@ -72,6 +72,13 @@ int nvmlDeviceGetPowerUsage(void *h, unsigned *v) { return small("power", GPU(h)
 int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *v) { return small("limit", GPU(h), v); }
 int nvmlDeviceGetTemperature(void *h, unsigned s, unsigned *v) { return small("celsius", GPU(h), v); }
 int nvmlDeviceGetComputeMode(void *h, unsigned *v) { return small("mode", GPU(h), v); }
+int nvmlDeviceGetCpuAffinity(void *h, unsigned n, unsigned long *words) {
+    u64 low;
+    int error = number("cpus", GPU(h), &low);
+    memset(words, 0, n * sizeof *words);
+    words[0] = words[1] = low;
+    return error;
+}
 int nvmlDeviceGetClockInfo(void *h, unsigned kind, unsigned *v) {
     return small(kind == 1 ? "clock" : "memory_clock", GPU(h), v);
 }

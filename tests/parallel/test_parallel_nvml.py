@@ -45,6 +45,7 @@ HOST = {
     "reasons.0": 4 + 32,
     "mode.0": 0,
     "mode.1": 3,
+    "cpus.0": 0b1101,
     "energy.0": 5_000,
     "power_held.0": 2_000_000_000,
     "heat_held.0": 0,
@@ -152,6 +153,15 @@ def test_a_process_whose_memory_is_not_available_is_null(ask: Asked) -> None:
     # The sentinel of nvml.h is the largest number of 64 bits.
     assert ask(f"nvml.process_memory('{IDS[0]}')") == {"41": 1000, "42": None}
     assert ask(f"nvml.process_memory('{IDS[1]}')") == {}
+
+
+@needs_gcc
+def test_cpus_near_a_gpu_are_those_of_its_mask(ask: Asked) -> None:
+    def near(uuid: str) -> Any:
+        return ask(f"setattr(nvml, 'cuda_uuid', lambda index: '{uuid}') or nvml.cpus_near(0)")
+
+    assert near(IDS[0]) == [0, 2, 3, 64, 66, 67]
+    assert near(IDS[1]) == near("a MIG slice") == []
 
 
 @needs_gcc

@@ -128,6 +128,19 @@ def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:
     ]
 
 
+def cpus_near(index: int) -> list[int]:
+    """CPUs next to the GPU that torch calls ``cuda:<index>``; none where NVML does not tell."""
+
+    def read(nvml: Any, handle: Any) -> list[int]:
+        words = _optional(nvml, "nvmlDeviceGetCpuAffinity", handle, _MOST_CPUS // 64) or ()
+        return [
+            64 * n + bit for n, word in enumerate(words) for bit in range(64) if word >> bit & 1
+        ]
+
+    return _by_uuid(read).get(cuda_uuid(index) or "", [])
+
+
+_MOST_CPUS = 2048
 _EXCLUSIVE_PROCESS = 3  # NVML_COMPUTEMODE_EXCLUSIVE_PROCESS of nvml.h
 
 

@@ -25,6 +25,7 @@ from pydantic import AfterValidator
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.tune.isolation import isolated
 from transformer_core.tune.order import SIDE, Boundary, Order
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import Rounding
 
@@ -356,9 +357,9 @@ def _start(
         options = program.launcher[1:]
         start = [sys.executable, "-m", "torch.distributed.run", *_own_port(options), "-m", module]
     command, directory = isolated([*start, str(home / "order.json")], program.directory, home)
-    if side.files:
+    if files := _edited(techniques, facts) | dict(side.files):
         base = home / "upper" if (home / "upper").exists() else directory
-        for name, text in side.files.items():
+        for name, text in files.items():
             (base / name).parent.mkdir(parents=True, exist_ok=True)
             (base / name).write_text(text, encoding="utf-8")
     replace(order, directory=str(directory)).write(home / "order.json")
@@ -368,12 +369,23 @@ def _start(
         return subprocess.Popen(
             command,
             cwd=home,
-            env=_environment(techniques) | {SIDE: side.name},
+            env=_environment(techniques, facts) | {SIDE: side.name},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def _edited(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[Path, str]:
+    """The files that techniques change which no hook can make."""
+    names = [name for name in techniques if TECHNIQUES[name].in_source]
+    if not names or not facts:
+        return {}
+    source = Source.of(dict(facts))
+    for name in names:
+        TECHNIQUES[name].edit(source, dict(facts))
+    return source.files()
 
 
 def _own_port(options: tuple[str, ...]) -> list[str]:
@@ -383,7 +395,7 @@ def _own_port(options: tuple[str, ...]) -> list[str]:
     return list(options) if placed else ["--standalone", *options]
 
 
-def _environment(techniques: tuple[str, ...]) -> dict[str, str]:
+def _environment(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[str, str]:
     """As the user's, with what the techniques set, and hashes of texts that are always the same."""
     ours = str(Path(__file__).resolve().parents[2])
     paths = os.environ.get("PYTHONPATH", "")
@@ -391,7 +403,7 @@ def _environment(techniques: tuple[str, ...]) -> dict[str, str]:
     if "site-packages" not in ours:
         found["PYTHONPATH"] = f"{paths}{os.pathsep}{ours}" if paths else ours
     offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
-    return offline | dict(os.environ) | found | environment_of(techniques)
+    return offline | dict(os.environ) | found | environment_of(techniques, facts)
 
 
 def ranks_of(program: Program, side: Side) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from transformer_core.parallel.nvml import cpus_near
 from transformer_core.tune.boundaries import Boundaries
 
 PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "<frozen", "/lib/python3")
@@ -138,6 +139,9 @@ class Watch:
             "backwards": self.boundaries.backwards,
             "cycle": self.boundaries.cycle(),
             "world": int(os.environ.get("WORLD_SIZE", "1")),
+            "threads": torch.get_num_threads(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "near": cpus_near(parameters[0].device.index) if device == "cuda" else [],
             "cuda": torch.cuda.is_available(),
             "capability": torch.cuda.get_device_capability() if device == "cuda" else None,
         }

@@ -179,6 +179,8 @@ class Tuning:
         self.facts_given = {
             "devices": program.devices,
             "factory": program.factory is not None,
+            "folder": str(program.directory),
+            "script": str(program.script),
             "head": program.head and f"0:{program.head}",
             "named": list(techniques or ()),
         }
@@ -573,11 +575,7 @@ class Tuning:
         """Applies the answer to the script, and runs the changed script against the original."""
         if not answer.recommended:
             return
-        places, script = answer.facts["places"], self.program.script
-        if self.program.factory is not None and "call" in places:
-            # The file that calls the model is the user's script; the factory only hands it over.
-            script = Path(places["call"][0])
-        source = Source(self.program.directory, script, places)
+        source = Source.of(answer.facts)
         in_diff = []
         for name in answer.recommended:
             if TECHNIQUES[name].edit(source, answer.facts):
@@ -587,7 +585,9 @@ class Tuning:
         answer.diff = source.diff()
         if not answer.diff or not self.verify:
             return
-        outside = tuple(name for name in answer.recommended if environment_of((name,)))
+        outside = tuple(
+            name for name in answer.recommended if environment_of((name,), answer.facts)
+        )
         side = Side("changed", outside, files=source.files())
         outcomes: list[Outcome] = []
         for number in range(1, VERIFICATIONS + 1):

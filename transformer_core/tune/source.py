@@ -2,8 +2,9 @@
 
 import ast
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 Place = tuple[str, int]
 
@@ -24,9 +25,18 @@ class Source:
         self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
         self._lines: dict[Path, list[str]] = {}
 
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "Source":
+        """The files of the program that was observed."""
+        script, places = facts["script"], facts["places"]
+        if facts["factory"] and "call" in places:
+            # The file that calls the model is the user's script; the factory only hands it over.
+            script = places["call"][0]
+        return cls(Path(facts["folder"]), Path(script), places)
+
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` behind the last import at the beginning of the script."""
-        tree = self._tree(self.script)
+        tree = self.tree(self.script)
         if tree is None:
             return False
         imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -42,7 +52,7 @@ class Source:
         these names if the place is not known. False if none is found, or all have one of them
         already."""
         file = Path(self.places[place][0]) if place in self.places else self.script
-        tree = self._tree(file)
+        tree = self.tree(file)
         if tree is None:
             return False
         calls = [
@@ -83,12 +93,12 @@ class Source:
         if found is None:
             return False
         file, tree, call = found
-        statement = _statement(tree, call)
+        statement = Above(tree)(call, ast.stmt)
         if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign):
             return False
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
         indent = " " * statement.col_offset
-        body = ["    " + line for line in self._text(file)[first:last]]
+        body = ["    " + line for line in self.text(file)[first:last]]
         names: list[ast.expr] = []
         if isinstance(statement, ast.Assign) and statement.value is call:
             target = statement.targets[0]
@@ -101,7 +111,7 @@ class Source:
             for name in names
             if isinstance(name, ast.Name)
         ]
-        self._replace(file, first, last, [indent + head, *body, *tail])
+        self.replace(file, first, last, [indent + head, *body, *tail])
         return True
 
     def diff(self) -> str:
@@ -127,7 +137,7 @@ class Source:
             return None
         name, line = self.places["call"]
         file = Path(name)
-        tree = self._tree(file)
+        tree = self.tree(file)
         if tree is None:
             return None
         calls = [
@@ -144,13 +154,14 @@ class Source:
             return None
         return file, tree, min(own, key=lambda c: len(ast.unparse(c)))
 
-    def _tree(self, file: Path) -> ast.Module | None:
+    def tree(self, file: Path) -> ast.Module | None:
         """The syntax tree of a file as it is on disk; None outside ``root``."""
         if not file.is_file() or not file.is_relative_to(self.root):
             return None
-        return ast.parse("\n".join(self._text(file)))
+        return ast.parse("\n".join(self.text(file)))
 
-    def _text(self, file: Path) -> list[str]:
+    def text(self, file: Path) -> list[str]:
+        """The lines of a file as it is on disk."""
         if file not in self._lines:
             self._lines[file] = file.read_text(encoding="utf-8").splitlines()
         return self._lines[file]
@@ -164,26 +175,27 @@ class Source:
         if not parts:
             return False
         row, column = max((p.end_lineno or 0, p.end_col_offset or 0) for p in parts)
-        line = self._text(file)[row - 1].encode()
+        line = self.text(file)[row - 1].encode()
         new = "".join(f", {key}={value}" for key, value in given.items())
-        self._replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
+        self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
 
     def _insert(self, file: Path, at: int, lines: list[str]) -> None:
-        self._replace(file, at, at, lines)
+        self.replace(file, at, at, lines)
 
-    def _replace(self, file: Path, first: int, last: int, lines: list[str]) -> None:
+    def replace(self, file: Path, first: int, last: int, lines: list[str]) -> None:
+        """Put ``lines`` in place of those from one index to another."""
         edits = self._edits.setdefault(file, [])
         # The same lines twice: the second edit works on what the first one wrote.
         for number, (a, b, before) in enumerate(edits):
             if (a, b) == (first, last) and a != b and len(before) == len(lines) == 1:
-                merged = _merge_line(self._text(file)[a], before[0], lines[0])
+                merged = _merge_line(self.text(file)[a], before[0], lines[0])
                 edits[number] = (a, b, [merged])
                 return
         edits.append((first, last, lines))
 
     def _edited(self, file: Path) -> list[str]:
-        text = list(self._text(file))
+        text = list(self.text(file))
         for first, last, lines in sorted(
             self._edits[file], key=lambda e: (e[0], e[1]), reverse=True
         ):
@@ -211,29 +223,32 @@ def _is_tensor_method(call: ast.Call) -> bool:
     }
 
 
+class Above:
+    """The nodes around each node of a tree."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self.parents = {
+            child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
+        }
+
+    def all(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around ``node``, the innermost first."""
+        found = self.parents.get(node)
+        while found is not None:
+            yield found
+            found = self.parents.get(found)
+
+    def __call__(self, node: ast.AST, *kinds: type[ast.AST]) -> Any:
+        """The innermost node of one of ``kinds`` around ``node``; None if there is none."""
+        return next((found for found in self.all(node) if isinstance(found, kinds)), None)
+
+
 def _outermost_loop(tree: ast.Module, call: ast.Call) -> ast.stmt | None:
     """The outermost loop around ``call`` within its function."""
     found: ast.stmt | None = None
-    node: list[ast.AST] = _path(tree, call)
-    for each in node:
+    for each in Above(tree).all(call):
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            found = None
-        elif isinstance(each, ast.For | ast.While) and found is None:
+            break
+        if isinstance(each, ast.For | ast.While):
             found = each
     return found
-
-
-def _statement(tree: ast.Module, call: ast.Call) -> ast.stmt | None:
-    """The innermost statement around ``call``."""
-    return next((n for n in reversed(_path(tree, call)) if isinstance(n, ast.stmt)), None)
-
-
-def _path(tree: ast.AST, target: ast.AST) -> list[ast.AST]:
-    """The nodes from the root to ``target``."""
-    for child in ast.iter_child_nodes(tree):
-        if child is target:
-            return [tree, child]
-        below = _path(child, target)
-        if below:
-            return [tree, *below]
-    return []

@@ -18,7 +18,7 @@ class KeptMemory(Allocator):
     name = "allocator_kept"
     words = "the C library keeps freed memory"
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, facts: dict[str, Any]) -> dict[str, str]:
         return {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 
@@ -26,8 +26,8 @@ class HugePages(KeptMemory):
     name = "allocator_huge_pages"
     words = "the C library keeps freed memory, in huge pages"
 
-    def environment(self) -> dict[str, str]:
-        return super().environment() | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    def environment(self, facts: dict[str, Any]) -> dict[str, str]:
+        return super().environment(facts) | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class Jemalloc(Allocator):
@@ -39,7 +39,7 @@ class Jemalloc(Allocator):
             return "jemalloc is not installed: apt-get install libjemalloc2"
         return super().obstacle(facts)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, facts: dict[str, Any]) -> dict[str, str]:
         return {
             "LD_PRELOAD": ctypes.util.find_library("jemalloc") or "",
             "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always",
@@ -55,7 +55,7 @@ class ExpandableSegments(Technique):
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         return None if facts["device"] == "cuda" else "the script uses no GPU"
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, facts: dict[str, Any]) -> dict[str, str]:
         return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 

@@ -2,6 +2,8 @@
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
+from typing import Any
 
 from transformer_core.tune import techniques
 from transformer_core.tune.techniques.technique import Technique
@@ -14,9 +16,9 @@ for _found in sorted(pkgutil.iter_modules(techniques.__path__), key=lambda found
         TECHNIQUES[_technique.name] = _technique
 
 
-def environment_of(names: tuple[str, ...]) -> dict[str, str]:
+def environment_of(names: tuple[str, ...], facts: Mapping[str, Any]) -> dict[str, str]:
     """The environment variables of techniques together."""
     found: dict[str, str] = {}
     for name in names:
-        found |= TECHNIQUES[name].environment()
+        found |= TECHNIQUES[name].environment(dict(facts))
     return found

@@ -1,5 +1,6 @@
 """One change to how a script trains: the base of the files beside this one."""
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -43,6 +44,8 @@ class Technique:
     divides: ClassVar[bool] = False
     """Whether ranks or micro-batches share the batch, so that only all of them together do what
     the script does."""
+    in_source: ClassVar[bool] = False
+    """Whether it is tried by :meth:`edit`, too: no hook of torch can make the change."""
     usual: ClassVar[bool] = True
     """Whether it is tried unless others are named."""
     facts: dict[str, Any]
@@ -53,8 +56,8 @@ class Technique:
         can."""
         return None
 
-    def environment(self) -> dict[str, str]:
-        """Environment variables of the process."""
+    def environment(self, facts: dict[str, Any]) -> dict[str, str]:
+        """Environment variables of the process. ``facts`` is empty before anything is known."""
         return {}
 
     def prepare(self, watch: "Watch") -> None:
@@ -76,4 +79,5 @@ class Technique:
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         """Instructions that replace a diff: lines for the shell, or a sentence."""
-        return [f"export {name}={value}" for name, value in self.environment().items()]
+        given = self.environment(facts)
+        return [f"export {name}={shlex.quote(value)}" for name, value in given.items()]

@@ -21,7 +21,7 @@ class PhysicalCores(Technique):
             return f"every one of the {logical} cores is a physical one"
         return None
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, facts: dict[str, Any]) -> dict[str, str]:
         return {"OMP_NUM_THREADS": str(psutil.cpu_count(logical=False) or 1)}
 
 
