@@ -7,7 +7,7 @@ import pytest
 
 from transformer_core.audit.command import main
 
-FIFTY = Path(__file__).resolve().parents[1] / "fifty"
+FIFTY = Path(__file__).resolve().parents[2] / "benchmarks/fifty/programs"
 
 SEEN = {
     "transformers_34191": "parts",

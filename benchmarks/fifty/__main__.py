@@ -1,4 +1,4 @@
-"""Runs the audit on every pair of tests/fifty and writes the table of docs/audit.md.
+"""Runs the audit on every pair of programs and writes the table of docs/audit.md.
 
 ``python -m benchmarks.fifty [names]`` measures some pairs, and keeps the rows of the others. Each
 program runs in a fork of this process, which has torch already, watched and probed by the same code
@@ -29,8 +29,8 @@ from transformer_core.common.files import write_text
 from transformer_core.tune import side
 from transformer_core.tune.order import Order
 
-ROOT = Path(__file__).resolve().parents[1]
-PLACE = ROOT / "tests" / "fifty"
+ROOT = Path(__file__).resolve().parents[2]
+PLACE = Path(__file__).resolve().parent / "programs"
 RECORDED = 5
 WORKERS = os.cpu_count() or 1
 HEAD = (
