@@ -4,7 +4,80 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from schemas.results import LengthHistogram, Refinement, ShardManifest, Unsettled
+from schemas.results import (
+    BatchShape,
+    Hardware,
+    LengthHistogram,
+    Parts,
+    PredictedRank,
+    Prediction,
+    Provenance,
+    Refinement,
+    ShardManifest,
+    Topology,
+    Unsettled,
+)
+
+SHA = "0" * 64
+
+
+def topology(world_size: int = 1, **fields: Any) -> Topology:
+    """Ranks on the CPU of one host."""
+    usual: dict[str, Any] = {
+        "device": "cpu",
+        "backend": None,
+        "world_size": world_size,
+        "local_world_size": world_size,
+        "nodes": 1,
+        "threads_per_rank": 2,
+    }
+    return Topology(**(usual | fields))
+
+
+def provenance(**fields: Any) -> Provenance:
+    """Where a number comes from: a small host, and no commit."""
+    hardware = Hardware(
+        platform="Linux", cpu="cpu", cores=1, logical_cpus=1, memory_bytes=1, cpu_features=[],
+        gpus=[], gpu_note="none", allocator="glibc", cuda_allocator=None, affinity="cores 0-1",
+    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "spec_sha256": SHA,
+        "command": "run",
+        "commit": None,
+        "started": "2024-05-06T07:08:09Z",
+        "python": "3.11",
+        "packages": {},
+        "hardware": hardware,
+    }
+    return Provenance(**(usual | fields))
+
+
+def prediction(training_bytes: int, kept_bytes: int = 0, **fields: Any) -> Prediction:
+    """One rank that takes so much memory, and keeps so much of it as weights."""
+    parts = Parts.model_validate(
+        dict.fromkeys(Parts.model_fields, 0) | {"weights_bytes": kept_bytes}
+    )
+    rank = PredictedRank(
+        rank=0,
+        batch=BatchShape(rows=1, source_tokens=1, target_tokens=1),
+        at_peak=parts,
+        anatomy=parts,
+        training_bytes=training_bytes,
+        validation_bytes=0,
+    )
+    usual: dict[str, Any] = {
+        "variant": "single",
+        "status": "ok",
+        "reason": None,
+        "device": "cpu",
+        "parameters": 1,
+        "ranks": [rank],
+        "context_bytes": None,
+        "capacity_bytes": None,
+        "notes": [],
+        "seconds": 0.0,
+    }
+    return Prediction.model_validate(usual | fields)
 
 
 def manifest(**fields: Any) -> ShardManifest:
@@ -17,7 +90,7 @@ def manifest(**fields: Any) -> ShardManifest:
         "skipped_too_long": 0,
         "examples": [],
         "id_type": "uint16",
-        "tokenizer_sha256": "0" * 64,
+        "tokenizer_sha256": SHA,
         "lengths": LengthHistogram(unit="tokens", source={}, target={}),
         "seconds": 1.0,
         "shards": [],

@@ -7,20 +7,16 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import (
     Certificate,
     EvaluationResult,
-    Hardware,
     LengthHistogram,
-    Provenance,
     RankMemory,
     Repeat,
     ShardManifest,
-    Topology,
     VariantResult,
     Window,
 )
 from tests import records
+from tests.records import provenance, topology
 from transformer_core.decide.combine import combine
-
-SHA = "0" * 64
 
 
 def spec(variant: str = "single") -> RunSpec:
@@ -37,18 +33,6 @@ def memory(rank: int = 0, device: str = "cpu", **changes: Any) -> RankMemory:
         "nvml_bytes": None,
     }
     return RankMemory(**(values | changes))
-
-
-def topology(world_size: int = 1, **changes: Any) -> Topology:
-    values: dict[str, Any] = {
-        "device": "cpu",
-        "backend": None,
-        "world_size": world_size,
-        "local_world_size": world_size,
-        "nodes": 1,
-        "threads_per_rank": 2,
-    }
-    return Topology(**(values | changes))
 
 
 def window(rate: float, index: int = 0, wait: float = 0.0) -> Window:
@@ -82,27 +66,7 @@ def repeat(number: int, rates: list[float], variant: str = "single", **changes: 
         "validations": [],
         "memory": [memory()],
         "communication": None,
-        "provenance": Provenance(
-            spec_sha256=spec(variant).digest(),
-            command="run",
-            commit=None,
-            started="2024-05-06T07:08:09Z",
-            python="3.11",
-            packages={},
-            hardware=Hardware(
-                platform="Linux",
-                cpu="cpu",
-                cores=1,
-                logical_cpus=1,
-                memory_bytes=1,
-                cpu_features=[],
-                gpus=[],
-                gpu_note="none",
-                allocator="glibc",
-                cuda_allocator=None,
-                affinity="cores 0-1",
-            ),
-        ),
+        "provenance": provenance(spec_sha256=spec(variant).digest()),
     }
     return Repeat(**(values | changes))
 

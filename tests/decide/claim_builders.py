@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis_builders import certificate, memory, result, topology
+from analysis_builders import certificate, memory, result
 from pydantic import TypeAdapter
 
 from schemas.config.claims import Claim
@@ -23,6 +23,7 @@ from schemas.results import (
     Verdict,
 )
 from tests.orders import run_job
+from tests.records import topology
 
 RATES = [100.0, 101.0, 102.0]
 Pair = tuple[str, str]

@@ -4,20 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from schemas.results import (
-    Hardware,
     MachineState,
     PairedRun,
     Probe,
-    Provenance,
     Round,
     Session,
     Side,
-    Topology,
     TurnWindow,
 )
+from tests.records import provenance, topology
 from transformer_core.measure.session_ratio import session_ratios
 
-SHA = "0" * 64
 NOISE = (0.0, 0.01, -0.01, 0.004, -0.004, 0.02, -0.02, 0.001)
 """What the ratios of a session's rounds differ from it by: nothing in the middle."""
 
@@ -55,13 +52,8 @@ def side(name: str, peak: int | None = 1000, world_size: int = 1, planted: float
     return Side(
         name=name,
         planted=planted,
-        topology=Topology(
-            device="cpu",
-            backend="gloo" if world_size > 1 else None,
-            world_size=world_size,
-            local_world_size=world_size,
-            nodes=1,
-            threads_per_rank=1,
+        topology=topology(
+            world_size, backend="gloo" if world_size > 1 else None, threads_per_rank=1
         ),
         startup_seconds=2.0,
         warmup_seconds=0.5,
@@ -103,31 +95,6 @@ def with_ratios(made: Session) -> Session:
     timed = {window.side for rnd in made.rounds for window in rnd.windows}
     names = [side.name for side in made.sides if side.name in timed]
     return made.model_copy(update={"ratios": session_ratios(made.rounds, names)})
-
-
-def provenance(**changes: Any) -> Provenance:
-    values: dict[str, Any] = {
-        "spec_sha256": SHA,
-        "command": "run",
-        "commit": None,
-        "started": "2024-05-06T07:08:09Z",
-        "python": "3.11",
-        "packages": {},
-        "hardware": Hardware(
-            platform="Linux",
-            cpu="cpu",
-            cores=1,
-            logical_cpus=1,
-            memory_bytes=1,
-            cpu_features=[],
-            gpus=[],
-            gpu_note="none",
-            allocator="glibc",
-            cuda_allocator=None,
-            affinity="cores 0-1",
-        ),
-    }
-    return Provenance(**(values | changes))
 
 
 def paired(

@@ -1,25 +1,13 @@
 """The lines of a check of a GPU: held, not held, unsupported, failed, each with its reason."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pair_builders import provenance
+from analysis_builders import memory, repeat
+from pair_builders import paired, session, window
 
-from schemas.results import (
-    BatchShape,
-    LargestBatchResult,
-    MachineState,
-    PairedRun,
-    Parts,
-    PredictedRank,
-    Prediction,
-    Repeat,
-    Round,
-    Session,
-    TurnWindow,
-)
+from schemas.results import LargestBatchResult, PairedRun, Round
 from schemas.results.gpu_check import (
     AttentionTruth,
     AttentionTruths,
@@ -31,10 +19,10 @@ from schemas.results.gpu_check import (
     LogEnd,
 )
 from tests.orders import run_job
+from tests.records import prediction, provenance
 from transformer_core.common.files import write_text
 from transformer_core.decide import gpu_check as lines
 from transformer_core.decide.gpu_check import against_nvml, largest_batch
-from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.report.gpu_check_page import render
 
 GIB = 2**30
@@ -109,48 +97,14 @@ def test_a_kernel_that_is_not_there_is_unsupported_and_one_that_breaks_has_faile
 
 def pair(variant: str, speed: float, steps: int = 20, seconds: float = 1.0) -> PairedRun:
     """``variant`` takes ``speed`` times as many tokens in a second as the reference."""
-
-    def window(side: str, tokens: float) -> TurnWindow:
-        return TurnWindow(
-            side=side,
-            began=0.0,
-            seconds=seconds,
-            steps=steps,
-            tokens=round(tokens * seconds),
-            padded_tokens=round(tokens * seconds),
-            input_wait_seconds=0.0,
+    windows = [
+        window(side, rate).model_copy(
+            update={"steps": steps, "seconds": seconds, "tokens": round(rate * seconds)}
         )
-
-    rounds = [
-        Round(windows=[window("single", 1e6), window(variant, speed * 1e6)]) for _ in range(5)
+        for side, rate in (("single", 1e6), (variant, speed * 1e6))
     ]
-    state = MachineState(
-        probes=[], cpu_megahertz=None, cpu_celsius=None, load_average=None, gpus=[]
-    )
-    session = Session(
-        number=1,
-        started=datetime.now(UTC).isoformat(),
-        seconds=1.0,
-        sides=[],
-        rounds=rounds,
-        ratios=session_ratios(rounds, ["single", variant]),
-        before=state,
-        after=state,
-        foreign_cpu_seconds=None,
-        rounds_seconds=1.0,
-    )
-    return PairedRun(
-        reference="single",
-        variant=variant,
-        status="ok",
-        reason=None,
-        traceback=None,
-        ended_by=None,
-        sessions=[session],
-        stopped="sessions",
-        seconds=1.0,
-        provenance={},
-    )
+    made = session(1.0, variant=variant, rounds=[Round(windows=windows)] * 5)
+    return paired(variant=variant, sessions=[made])
 
 
 def line_of(pairs: dict[str, PairedRun], variant: str) -> Any:
@@ -189,56 +143,17 @@ def test_short_windows_do_not_hold(steps: int, seconds: float, outcome: str) -> 
 
 
 def memory_of(predicted: float, allocated: float | None, nvml: float | None = None) -> Any:
-    parts = Parts.model_validate(dict.fromkeys(Parts.model_fields, 0))
-    rank = PredictedRank(
-        rank=0,
-        batch=BatchShape(rows=1, source_tokens=1, target_tokens=1),
-        at_peak=parts,
-        anatomy=parts,
-        training_bytes=round(predicted * GIB),
-        validation_bytes=0,
-    )
-    prediction = Prediction(
-        variant="single",
-        status="ok",
-        reason=None,
-        device="cuda",
-        parameters=1,
-        ranks=[rank],
-        context_bytes=GIB // 2,
-        capacity_bytes=None,
-        notes=[],
-        seconds=0.0,
-    )
-    ran = allocated is not None
-    counts = {
-        "allocated_bytes": ran and round(allocated * GIB),
-        "reserved_bytes": ran and round((allocated + 1) * GIB),
-        "nvml_bytes": None if nvml is None else round(nvml * GIB),
-    }
-    memory = {"rank": 0, "device": "cuda:0", "rss_bytes": 1} | counts
-    run = Repeat.model_validate(
-        {
-            "variant": "single",
-            "repeat": 1,
-            "status": "ok" if ran else "unsupported",
-            "reason": None if ran else "no device",
-            "traceback": None,
-            "topology": None,
-            "parameters": 1,
-            "steps": 1,
-            "resumed_at": [],
-            "startup_seconds": None,
-            "warmup_seconds": None,
-            "total_seconds": 1.0,
-            "windows": [],
-            "validations": [],
-            "memory": [memory] if ran else [],
-            "communication": None,
-            "provenance": provenance(),
+    found = prediction(round(predicted * GIB), device="cuda", context_bytes=GIB // 2)
+    if allocated is None:
+        run = repeat(1, [], status="unsupported", reason="no device", memory=[])
+    else:
+        counts = {
+            "allocated_bytes": round(allocated * GIB),
+            "reserved_bytes": round((allocated + 1) * GIB),
+            "nvml_bytes": None if nvml is None else round(nvml * GIB),
         }
-    )
-    return against_nvml("single", prediction, run)
+        run = repeat(1, [1.0], memory=[memory(device="cuda:0", **counts)])
+    return against_nvml("single", found, run)
 
 
 def test_memory_is_held_against_what_was_handed_out() -> None:

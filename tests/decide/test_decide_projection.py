@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis_builders import repeat, result, topology, window
+from analysis_builders import repeat, result, window
 from projection_builders import LAYERS, compute, compute_times
 
 from schemas.config.measurement import Projecting
@@ -13,6 +13,7 @@ from schemas.config.parallel import LinkModel
 from schemas.config.run_spec import RunSpec
 from schemas.results import CollectiveRun, ComputeRecord, MeasuredLink, ProjectionCheck
 from tests.orders import run_job
+from tests.records import topology
 from transformer_core.decide.projection import (
     CURVE_BUCKETS_MB,
     best_buckets,

@@ -3,12 +3,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pair_builders import provenance, session, side, window, with_ratios
+from pair_builders import session, side, window, with_ratios
 
 from schemas.config.measurement import Comparing
 from schemas.results import Round
 from schemas.results.comparisons import SelfTestReport, SelfTestRun
 from tests.orders import run_job
+from tests.records import provenance
 from transformer_core.decide import self_test_report
 
 PLANTED = {"equal": 0.0, "slowed_30": 0.03, "slowed_50": 0.05, "slowed_100": 0.10}

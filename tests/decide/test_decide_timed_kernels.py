@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from analysis_builders import SHA, repeat
+from analysis_builders import repeat
 from kernels_seen import KERNELS
 
 from schemas.config.measurement import Tolerance
 from schemas.results import Repeat, SeedTrajectory, Trajectory
 from schemas.results.certificates import Checks, DropoutMoments, TensorDistance
 from schemas.results.runs import StepKernels
+from tests.records import SHA
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.dropout_bounds import judge_moments
 from transformer_core.certify.judge import certify

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from analysis_builders import certificate
-from pair_builders import provenance
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import PairedRun, Refinement
 from tests.orders import run_job
+from tests.records import provenance
 from transformer_core.common.digests import forget_all, write_result
 from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import Clock

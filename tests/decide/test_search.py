@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from analysis_builders import certificate
+from pair_builders import session, side, window
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
@@ -18,12 +19,9 @@ from schemas.results import (
     Comparison,
     Effect,
     Interval,
-    MachineState,
     Round,
     SearchResult,
     Session,
-    Side,
-    TurnWindow,
 )
 from schemas.results.common import BASELINE
 from schemas.results.runs import StepKernels
@@ -34,12 +32,9 @@ from transformer_core.decide.search import recommended_yaml, search
 from transformer_core.decide.search_moves import considered, own_effects, space_of
 from transformer_core.decide.search_trials import Trial
 from transformer_core.machine.provenance import collect
-from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.statuses import Outcome
 from transformer_core.study.resolve import combine, resolve
-
-STATE = MachineState(probes=[], cpu_megahertz=None, cpu_celsius=None, load_average=None, gpus=[])
 
 
 def variant(change: dict[str, Any], parent: str | None = "single") -> Variant:
@@ -120,30 +115,19 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
             self.speed = made.final_speed if folder.name == "final" else made.speed
 
         def run(self, number: int, enough: Any) -> Session:
-            made.asked.append([side.name for side in self.sides])
-            for side in self.sides:
-                if side.spec.parallel.kind in made.broken and side.name != BASELINE:
-                    raise SessionEndedError(side.name, Outcome(status="oom", reason="no memory"))
-            windows = [
-                TurnWindow(
-                    side=side.name, began=0.0, seconds=1.0 / self.speed(side.spec),
-                    steps=5, tokens=1000,
-                    padded_tokens=1000, input_wait_seconds=0.0,
-                )
-                for side in self.sides
-            ]  # fmt: skip
+            made.asked.append([one.name for one in self.sides])
+            for one in self.sides:
+                if one.spec.parallel.kind in made.broken and one.name != BASELINE:
+                    raise SessionEndedError(one.name, Outcome(status="oom", reason="no memory"))
+            windows = [window(one.name, 1000 * self.speed(one.spec)) for one in self.sides]
             sides = [
-                Side(name=s.name, topology=None, startup_seconds=1.0, warmup_seconds=1.0,
-                     peak_memory_bytes=None, kernels=kernels(s.spec, "another" if made.odd(s.spec)
-                                     else made.allocators.get(s.name)))
+                side(s.name).model_copy(update={"kernels": kernels(s.spec, allocator(s))})
                 for s in self.sides
-            ]  # fmt: skip
-            rounds = [Round(windows=windows)] * 8
-            return Session(
-                number=number, started="2026-01-01T00:00:00+00:00", seconds=1.0, sides=sides,
-                rounds=rounds, ratios=session_ratios(rounds, [s.name for s in self.sides]), before=STATE, after=STATE,
-                foreign_cpu_seconds=0.0, rounds_seconds=1.0,
-            )  # fmt: skip
+            ]
+            return session(1.0, number, sides=sides, rounds=[Round(windows=windows)] * 8)
+
+    def allocator(asked: Any) -> str | None:
+        return "another" if made.odd(asked.spec) else made.allocators.get(asked.name)
 
     monkeypatch.setattr(search_trials, "Sessions", Fake)
     return made

@@ -7,10 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from pair_builders import provenance
-
 from schemas.errors import Unsupported
-from schemas.results import Topology
+from tests.records import provenance, topology
 from transformer_core.measure.sessions import COPY, TurnsOrder, without_copy
 from transformer_core.run.coordinator import (
     Hello,
@@ -25,9 +23,6 @@ from transformer_core.run.coordinator import (
 from transformer_core.run.statuses import end_with_parent
 
 SECONDS = 0.004
-TOPOLOGY = Topology(
-    device="cpu", backend=None, world_size=1, local_world_size=1, nodes=1, threads_per_rank=1
-)
 
 
 def run(order: TurnsOrder) -> None:
@@ -35,7 +30,7 @@ def run(order: TurnsOrder) -> None:
     log = Path(os.environ["FAKE_LOG"])
     if side == "unsupported":
         raise Unsupported("needs a device that is not here")
-    turns = Turns(order.coordinator, Hello(order.side, 0, TOPOLOGY))
+    turns = Turns(order.coordinator, Hello(order.side, 0, topology()))
     done = 0
     while True:
         match turns.next():

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from schemas.results import BatchShape, Parts, PredictedMemory, PredictedRank, Prediction
-from schemas.results.memory import PARTS
+from schemas.results import PredictedMemory, Prediction
 from tests.orders import job_command
+from tests.records import prediction
 from tests.training.small_training import small_spec
 from transformer_core.measure import memory_fit
 from transformer_core.measure.memory_fit import (
@@ -20,35 +20,14 @@ from transformer_core.measure.memory_fit import (
 from transformer_core.parallel import nvml
 
 MIB = 2**20
-NOTHING = Parts(**dict.fromkeys(PARTS, 0))
 
 
-def prediction(peak: int, context: int | None = 100 * MIB, **changes: Any) -> Prediction:
-    rank = PredictedRank(
-        rank=0,
-        batch=BatchShape(rows=1, source_tokens=2, target_tokens=3),
-        at_peak=NOTHING,
-        anatomy=NOTHING,
-        training_bytes=peak,
-        validation_bytes=0,
-    )
-    values: dict[str, Any] = {
-        "variant": "small",
-        "status": "ok",
-        "reason": None,
-        "device": "cpu",
-        "parameters": 1,
-        "ranks": [rank],
-        "context_bytes": context,
-        "capacity_bytes": None,
-        "notes": [],
-        "seconds": 0.1,
-    }
-    return Prediction.model_validate(values | changes)
+def predicted(peak: int, context: int | None = 100 * MIB, **fields: Any) -> Prediction:
+    return prediction(peak, variant="small", context_bytes=context, **fields)
 
 
 def test_a_run_that_cannot_fit_is_named_with_numbers_and_a_remedy() -> None:
-    text = doubt(prediction(500 * MIB), 599 * MIB)
+    text = doubt(predicted(500 * MIB), 599 * MIB)
     assert text is not None
     assert "small will probably run out of memory" in text
     assert "600.00 MiB predicted" in text
@@ -57,12 +36,12 @@ def test_a_run_that_cannot_fit_is_named_with_numbers_and_a_remedy() -> None:
 
 
 def test_what_fits_or_is_not_known_is_not_warned_of() -> None:
-    assert doubt(prediction(500 * MIB), 600 * MIB) is None
-    assert doubt(prediction(500 * MIB), None) is None
-    assert doubt(prediction(500 * MIB, ranks=[], status="failed"), 1) is None
+    assert doubt(predicted(500 * MIB), 600 * MIB) is None
+    assert doubt(predicted(500 * MIB), None) is None
+    assert doubt(predicted(500 * MIB, ranks=[], status="failed"), 1) is None
     # Without the context the tensors alone may be too many.
-    assert doubt(prediction(500 * MIB, context=None), 500 * MIB) is None
-    assert doubt(prediction(500 * MIB, context=None), 499 * MIB) is not None
+    assert doubt(predicted(500 * MIB, context=None), 500 * MIB) is None
+    assert doubt(predicted(500 * MIB, context=None), 499 * MIB) is not None
 
 
 def test_processes_of_a_host_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +69,7 @@ def write(folder: Path, found: Prediction) -> Path:
 def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
     """Through the command of the job, with a corpus that is not there: the run fails, and the
     warning has come before."""
-    predicted = write(tmp_path, prediction(2**60))
+    file = write(tmp_path, predicted(2**60))
     (tmp_path / "spec.json").write_text(small_spec().canonical_json())
     log = tmp_path / "run.log"
     command = job_command(
@@ -99,7 +78,7 @@ def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
         spec=tmp_path / "spec.json",
         data=tmp_path / "nothing",
         output=tmp_path / "run",
-        predicted=predicted,
+        predicted=file,
     )
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for text in (log.read_text(), done.stderr):

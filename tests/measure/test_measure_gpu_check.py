@@ -148,22 +148,6 @@ def test_all_files_with_a_test_for_a_gpu_are_found() -> None:
     assert names.index("test_training_gpu.py") < names.index("test_models_compiled_layers.py")
 
 
-@pytest.mark.slow
-def test_a_host_needs_no_package_that_only_makes_data_or_judges_studies() -> None:
-    """What the check runs where the data has been made: the tree that is carried stays small."""
-    program = """
-import importlib, sys
-for name in ("numba", "scipy", "bitsandbytes", "transformers"):
-    sys.modules[name] = None
-for name in ("timed_run", "turns_worker", "turns", "predicted_memory",
-             "largest_batch", "gpu_check.attention_truth", "gpu_check.device_facts"):
-    importlib.import_module("transformer_core.measure." + name)
-for name in ("observe.profiler", "decide.gpu_check", "report.gpu_check_page"):
-    importlib.import_module("transformer_core." + name)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @needs_no_gpu
 def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason() -> None:
     found = device_facts.measure()

@@ -1,7 +1,6 @@
 """How a run that did not finish becomes a status."""
 
 import errno
-import os
 import resource
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from worker_builders import gone
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Diverged, PeerLost, Unsupported
@@ -144,23 +144,7 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     child = int(pid_file.read_text())
     process.kill()
     process.wait()
-    for _ in range(100):
-        if not _alive(child):
-            return
-        try:
-            subprocess.run(["sleep", "0.05"], check=True)
-        except OSError:
-            break
-    pytest.fail(f"process {child} outlived its supervisor")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{pid}/stat").read_text() if Path(f"/proc/{pid}/stat").exists() else ") Z"
-    return status.rsplit(")", 1)[1].split()[0] != "Z"
+    assert gone(child), "it outlived its supervisor"
 
 
 @pytest.mark.parametrize(

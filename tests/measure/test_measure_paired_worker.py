@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from small_training import small_setup, small_spec
 
 from schemas.config.run_spec import RunSpec
@@ -215,7 +214,3 @@ def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step() -> None:
             train(setup, taker, NOWHERE)
         seconds.append(sorted(report.seconds for report in turns.answers)[2])
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.2)
-
-
-def test_no_process_group_is_left() -> None:
-    assert not dist.is_initialized()

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from worker_builders import gone
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, Unsupported
@@ -25,43 +26,31 @@ def spec(parallel: str, **machine: int | str) -> RunSpec:
     )
 
 
-def test_workers_get_their_share_of_threads_whatever_the_workflow_set(
+TELLING = """
+import json, os, pathlib, sys, torch
+def main():
+    told = {"threads": torch.get_num_threads(), "environment": dict(os.environ)}
+    pathlib.Path(sys.argv[1]).with_name("told").write_text(json.dumps(told))
+"""
+
+
+def test_workers_have_their_threads_and_keep_freed_memory_whatever_the_workflow_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Snakemake sets MKL_NUM_THREADS to the threads of the job, and torch listens to it first."""
     monkeypatch.setenv("MKL_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    (tmp_path / "count_threads.py").write_text(
-        "import pathlib, sys, torch\n"
-        "def main():\n"
-        "    pathlib.Path(sys.argv[1]).with_name('threads').write_text(\n"
-        "        str(torch.get_num_threads()))\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(Order, "worker", "count_threads")
-    order = Order(spec=spec("single", threads=1), output=tmp_path, command="")
-    assert run_workers(order) == 0
-    assert (tmp_path / "threads").read_text() == "1"
-
-
-def test_workers_keep_freed_memory_unless_the_user_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "show_environment.py").write_text(
-        "import json, os, pathlib, sys\n"
-        "def main():\n"
-        "    pathlib.Path(sys.argv[1]).with_name('told').write_text(\n"
-        "        json.dumps(dict(os.environ)))\n"
-    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    order = Order(spec=spec("single"), output=tmp_path, command="")
-    monkeypatch.setattr(Order, "worker", "show_environment")
-    assert run_workers(order) == 0
-    environment = json.loads((tmp_path / "told").read_text())
+    (tmp_path / "telling.py").write_text(TELLING)
+    monkeypatch.setattr(Order, "worker", "telling")
+    assert run_workers(Order(spec=spec("single", threads=1), output=tmp_path, command="")) == 0
+    told = json.loads((tmp_path / "told").read_text())
+    assert told["threads"] == 1
+    environment = told["environment"]
     assert environment["MALLOC_TRIM_THRESHOLD_"] == KEPT["MALLOC_TRIM_THRESHOLD_"]
-    assert environment["MALLOC_MMAP_THRESHOLD_"] == "65536"
+    assert environment["MALLOC_MMAP_THRESHOLD_"] == "65536", "the user's own"
 
 
 def test_allocators_are_chosen_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +63,6 @@ def test_allocators_are_chosen_by_environment(monkeypatch: pytest.MonkeyPatch) -
     assert allocator_environment("tcmalloc") == {"LD_PRELOAD": "libt.so.4"}
     with pytest.raises(Unsupported, match="jemalloc, which is not installed"):
         allocator_environment("jemalloc")
-
-
-def test_supervisors_start_without_torch() -> None:
-    """They would wait a second or two for torch before every run, and never use it."""
-    jobs = "transformer_core.measure.timed_run, transformer_core.measure.self_test"
-    code = f"import sys, {jobs}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -125,23 +107,10 @@ def test_the_launcher_ends_with_the_run(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        assert running(child)
+        assert psutil.pid_exists(child)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        for _ in range(1_000):
-            if not running(child):
-                return
-            time.sleep(0.02)
-    pytest.fail(f"process {child} outlived its run")
-
-
-def running(pid: int) -> bool:
-    """Whether the process is there, and not a dead one that nobody has waited for."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rsplit(")", 1)[1].split()[0] != "Z"
+        assert gone(child), "it outlived its run"
 
 
 TWICE = """

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from schemas.results import Topology
+from tests.records import topology
 from transformer_core.run.coordinator import (
     Coordinator,
     Hello,
@@ -24,9 +24,7 @@ from transformer_core.run.coordinator import (
     connect,
 )
 
-TOPOLOGY = Topology(
-    device="cpu", backend=None, world_size=1, local_world_size=1, nodes=1, threads_per_rank=1
-)
+TOPOLOGY = topology()
 
 
 def report(seconds: float, tokens: int = 0) -> Report:

@@ -10,7 +10,8 @@ from test_measure_paired_worker import FakeTurns
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
-from schemas.results import BatchShape, Parts, PredictedRank, Prediction
+from schemas.results import Prediction
+from tests.records import prediction
 from transformer_core.data.batching.feeding import CUDA_PREFETCH
 from transformer_core.measure import memory_fit
 from transformer_core.measure import sessions as session
@@ -115,34 +116,20 @@ def test_a_turn_shows_what_slow_input_costs() -> None:
     assert feed.timed(Turn(0, 2)) == pytest.approx(1.0)
 
 
-def prediction(variant: str, whole: float, kept: float, context: float = 0.5) -> Prediction:
+def predicted(variant: str, whole: float, kept: float, context: float = 0.5) -> Prediction:
     """One that needs so many GiB, and keeps so many between turns, beside its context."""
-    parts = dict.fromkeys(Parts.model_fields, 0) | {"weights_bytes": round(kept * GIB)}
-    anatomy = Parts.model_validate(parts)
-    rank = PredictedRank(
-        rank=0,
-        batch=BatchShape(rows=1, source_tokens=1, target_tokens=1),
-        at_peak=anatomy,
-        anatomy=anatomy,
-        training_bytes=round((whole - context) * GIB),
-        validation_bytes=0,
-    )
-    return Prediction(
+    return prediction(
+        round((whole - context) * GIB),
+        round(kept * GIB),
         variant=variant,
-        status="ok",
-        reason=None,
         device="cuda",
-        parameters=1,
-        ranks=[rank],
         context_bytes=round(context * GIB),
         capacity_bytes=24 * GIB,
-        notes=[],
-        seconds=0.0,
     )
 
 
 def both(reference: float, other: float) -> dict[str, Prediction]:
-    return {"single": prediction("single", reference, 1), "other": prediction("other", other, 1)}
+    return {"single": predicted("single", reference, 1), "other": predicted("other", other, 1)}
 
 
 def test_two_sides_that_fit_keep_all() -> None:

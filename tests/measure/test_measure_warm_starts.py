@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from worker_builders import gone
 
 from transformer_core.run import warm_start as places
 from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, is_job
@@ -120,13 +121,6 @@ def hear_the_end() -> None:
 def hear_no_end() -> None:
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-
-
-def gone(pid: int) -> bool:
-    end = time.monotonic() + 20
-    while psutil.pid_exists(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not psutil.pid_exists(pid)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +239,7 @@ def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch: pytest.Mon
 def test_the_server_for_jobs_imports_no_torch_and_has_what_rules_start() -> None:
     program = f"""
 import importlib, sys
-for name in {JOBS!r}:
+for name in {(*JOBS, "transformer_core.measure.self_test")!r}:
     importlib.import_module(name)
 assert "torch" not in sys.modules
 """

@@ -2,8 +2,11 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 NAME = "worker_of_this_test"
 
@@ -34,3 +37,16 @@ def write_worker(folder: Path) -> dict[str, str]:
 def told(folder: Path) -> list[dict[str, Any]]:
     """The environments of the ranks that were started, with NAMESPACE."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+
+
+def gone(pid: int, seconds: float = 20.0) -> bool:
+    """Whether a process has ended within so many seconds; a dead one that nobody has waited for has."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
