@@ -43,7 +43,7 @@ def everything(setup: Setup) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, derandomize=True, max_examples=4)
+@settings(deadline=None, derandomize=True, max_examples=2)
 @given(stop_at=st.integers(1, 5), every=st.integers(1, 3))
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     kind: str, stop_at: int, every: int
@@ -154,24 +154,35 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("file", ["rank-00000.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
-    damage: str, file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, Any]]:
+    """Checkpoints of a training that stopped at step 4; the losses and the end of a whole one."""
+    folder = tmp_path_factory.mktemp("stopped")
     spec = small_spec(training={"checkpoint_every": 1})
-    whole, end = run_small(spec, tmp_path / "whole")
+    whole, end = run_small(spec, folder / "whole")
     expected = everything(end)
-    run_small(spec, tmp_path / "parts", stop_at=4)
+    run_small(spec, folder / "parts", stop_at=4)
+    return folder / "parts", whole.losses, expected
+
+
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [*((damage, "rank-00000.safetensors") for damage in DAMAGES), ("flipped", "state.json")],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    damage: str, file: str, stopped: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts, losses, expected = stopped
+    shutil.copytree(parts, tmp_path / "parts")
     newest = tmp_path / "parts/step-00000004"
     DAMAGES[damage](newest / file)
     with caplog.at_level("WARNING", "transformer_core"):
-        resumed, end = run_small(spec, tmp_path / "parts")
+        resumed, end = run_small(small_spec(training={"checkpoint_every": 1}), tmp_path / "parts")
     assert str(newest) in caplog.text
     assert "this checkpoint is left out" in caplog.text
     assert resumed.started_at == [3]
     assert everything(end) == expected
-    assert resumed.losses == {step: whole.losses[step] for step in resumed.losses}
+    assert resumed.losses == {step: losses[step] for step in resumed.losses}
 
 
 def test_without_a_whole_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
