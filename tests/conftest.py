@@ -46,6 +46,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in workflow, item.path not in slow))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests for GPUs skip where there are too few."""
+    if mark := item.get_closest_marker("gpu"):
+        import torch  # which other tests may do without
+
+        count = mark.args[0] if mark.args else 1
+        if torch.cuda.device_count() < count:
+            pytest.skip(f"needs CUDA devices: {count}")
+
+
 @pytest.fixture(autouse=True)
 def nothing_was_read() -> None:
     """A process remembers the digests of what it has read: those of another test's are forgotten."""
