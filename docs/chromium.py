@@ -140,15 +140,6 @@ class Chromium:
         """What is seen, as PNG."""
         return base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
 
-    def pdf(self) -> bytes:
-        """The page in print, A4."""
-        size = {"paperWidth": 8.27, "paperHeight": 11.69}
-        return base64.b64decode(
-            self.send("Page.printToPDF", **size, preferCSSPageSize=True, printBackground=True)[
-                "data"
-            ]
-        )
-
     def _wait(self, wanted: Any) -> dict[str, Any]:
         until = time.monotonic() + SECONDS
         while True:

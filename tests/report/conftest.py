@@ -5,7 +5,6 @@ import pytest
 from matplotlib.figure import Figure
 from report_builders import build, mixed, unsupported
 
-from tests.orders import run_job
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.contents import FIGURES
@@ -42,19 +41,16 @@ def quick_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
+@pytest.fixture
+def written(quick_folder: Path, tmp_path: Path) -> Path:
+    """That folder for one test, which may change it and write its page again."""
+    return shutil.copytree(quick_folder, tmp_path / "results")
+
+
 @pytest.fixture(scope="session")
 def html(quick_folder: Path) -> str:
     """That page, without figures."""
     return (quick_folder / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def page_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with its real figures; tests must not write to it."""
-    folder = tmp_path_factory.mktemp("page") / "results"
-    shutil.copytree(study_folder, folder)
-    assert run_job("report", results=folder) == 0
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from drawn import SVG, description, texts
 from matplotlib.figure import Figure
 from report_builders import EVIL_LANGUAGE
+from test_report_page import Page, page_of
 
 from schemas.errors import ConfigError
 from transformer_core.common.digests import NAME
@@ -14,22 +16,10 @@ from transformer_core.report.figures import FIGURES, draw, draw_all
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import legend_below
 
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def results_of(folder: Path) -> StudyResults:
-    return StudyResults(folder)
-
 
 @pytest.fixture(scope="module")
-def drawings(study_folder: Path) -> dict[str, str]:
-    results = results_of(study_folder)
+def drawings(results: StudyResults) -> dict[str, str]:
     return {name: draw(name, results) for name in FIGURES}
-
-
-def texts(drawing: str) -> list[str]:
-    root = ElementTree.fromstring(drawing)
-    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -46,13 +36,6 @@ def test_figure_is_accessible_and_follows_the_theme(name: str, drawings: dict[st
     assert "currentColor" in drawings[name]
     assert "prefers-color-scheme:dark" in drawings[name]
     assert not re.search(r"fill: #(fff|FFF)", drawings[name])
-
-
-@pytest.mark.slow
-def test_same_results_give_the_same_bytes(study_folder: Path, drawings: dict[str, str]) -> None:
-    results = results_of(study_folder)
-    assert {name: draw(name, results) for name in FIGURES} == drawings
-    assert "date>" not in "".join(drawings.values())
 
 
 def test_identifiers_are_unique_over_all_figures(drawings: dict[str, str]) -> None:
@@ -89,8 +72,7 @@ def test_variant_without_numbers_is_left_out_with_a_note(drawings: dict[str, str
         shown = texts(drawings[name])
         assert "amp_bf16" in shown
         assert "ddp" not in shown
-        root = ElementTree.fromstring(drawings[name])
-        assert "Left out: ddp (unsupported)." in str(root.findtext(f"{SVG}desc"))
+        assert "Left out: ddp (unsupported)." in description(drawings[name])
 
 
 def test_baseline_is_not_compared_with_itself(drawings: dict[str, str]) -> None:
@@ -116,27 +98,35 @@ NOTHING = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_study_without_a_number_still_has_its_figures(name: str, empty_folder: Path) -> None:
-    drawing = draw(name, results_of(empty_folder))
+    drawing = draw(name, StudyResults(empty_folder))
     # Of the corpus there is always something, and the search found something here.
     if not name.startswith("lengths") and name != "waterfall":
         assert texts(drawing) == [NOTHING.get(name, "No variant to show")]
 
 
 @pytest.mark.slow
-def test_job_writes_every_figure(study_folder: Path, tmp_path: Path) -> None:
-    draw_all(StudyResults(study_folder), tmp_path)
-    figures = {f"{name}.svg" for name in FIGURES}
-    assert {path.name for path in tmp_path.iterdir()} == figures | {NAME}
+def test_processes_share_the_figures_and_draw_the_same_bytes(
+    study_folder: Path, tmp_path: Path, drawings: dict[str, str]
+) -> None:
+    draw_all(StudyResults(study_folder), tmp_path, processes=2)
+    assert {path.stem: path.read_text() for path in tmp_path.glob("*.svg")} == drawings
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in FIGURES} | {
+        NAME
+    }
+    assert "date>" not in "".join(drawings.values())
     picture = svg.read(tmp_path / "throughput.svg")
     assert (picture.name, picture.title) == ("throughput", "Throughput")
     assert "prefers-color-scheme" in picture.markup
 
 
-def test_processes_share_the_figures(
-    study_folder: Path, tmp_path: Path, drawings: dict[str, str]
+def test_a_page_with_its_figures_is_whole_and_small(
+    written: Path, drawings: dict[str, str]
 ) -> None:
-    draw_all(StudyResults(study_folder), tmp_path, processes=2)
-    assert {path.stem: path.read_text() for path in tmp_path.glob("*.svg")} == drawings
+    for name, drawing in drawings.items():
+        (written / "figures" / f"{name}.svg").write_text(drawing)
+    html = page_of(written)
+    assert Page(html).unbalanced == []
+    assert len(html.encode()) < 1_500_000
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -18,7 +18,7 @@ DRAWING = """<svg xmlns="http://www.w3.org/2000/svg"
 </svg>"""
 
 
-def test_what_nobody_sees_goes_and_all_else_stays() -> None:
+def test_smaller_drawings_say_the_same() -> None:
     root = ElementTree.fromstring(DRAWING)
     compact(root, "#own")
     text = ElementTree.tostring(root, encoding="unicode")
@@ -31,22 +31,12 @@ def test_what_nobody_sees_goes_and_all_else_stays() -> None:
     names = [e.tag.rpartition("}")[2] for e in root.iter()]
     assert names.count("use") == 2
     assert names.count("g") == 1
-
-
-def test_a_style_of_several_elements_is_said_once_and_for_this_drawing_only() -> None:
-    root = ElementTree.fromstring(DRAWING)
-    compact(root, "#own")
-    text = ElementTree.tostring(root, encoding="unicode")
+    # A style of several elements is said once, and for this drawing only.
     assert text.count("blue") == 2  # fill and stroke, once
     assert "#own .a{fill:blue;stroke:blue}" in text
     assert text.count('class="a"') == 2
     # A style of one element stays with it.
     assert 'style="stroke: red; stroke-width: 2"' in text
-
-
-def test_places_are_in_tenths_of_a_point() -> None:
-    root = ElementTree.fromstring(DRAWING)
-    compact(root, "#own")
-    text = ElementTree.tostring(root, encoding="unicode")
+    # Places are in tenths of a point.
     assert 'd="M0.1 0L0 3.5"' in text
     assert 'x="1.3"' in text

@@ -2,12 +2,12 @@
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from drawn import description, texts
 from report_builders import EVIL
-from test_report_page import Page, make, words
+from test_report_page import Page, page_of, words
 from test_report_tables import rows
 
 from schemas.errors import ConfigError
@@ -15,8 +15,6 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import tables
 from transformer_core.report.figures import draw
 from transformer_core.report.page import write_page
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +86,11 @@ def test_a_family_has_a_row_for_each_value(page: Page) -> None:
 
 
 def test_figure_of_families(results: StudyResults) -> None:
-    root = ElementTree.fromstring(draw("families", results))
-    shown = ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
-    assert {"bits", "1", "4", "16", "64", "throughput over the reference"} <= set(shown)
-    description = str(root.findtext(f"{SVG}desc"))
-    assert "bits: 16 MiB is the best value" in description
-    assert "alone" not in description
+    drawing = draw("families", results)
+    shown = set(texts(drawing))
+    assert {"bits", "1", "4", "16", "64", "throughput over the reference"} <= shown
+    assert "bits: 16 MiB is the best value" in description(drawing)
+    assert "alone" not in description(drawing)
 
 
 def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> None:
@@ -107,13 +104,12 @@ def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> No
     assert [row["throughput_median"] == "" for row in members][-1]
 
 
-@pytest.mark.slow
-def test_a_page_without_claims_says_so(copied: Path) -> None:
-    folder = copied
+def test_a_page_without_claims_says_so(written: Path) -> None:
+    folder = written
     for name in ("claims", "families"):
         (folder / f"{name}.json").write_text(json.dumps([]))
     tables.write_tables(StudyResults(folder), folder / "tables")
-    page = Page(make(folder))
+    page = Page(page_of(folder))
     assert page.unbalanced == []
     assert "config/claims.yaml lists no claims" in page.texts["claims"]
     assert "runs no two variants of a family" in page.texts["families"]

@@ -3,16 +3,15 @@
 import json
 import re
 import shutil
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from drawn import section, texts
 from memory_builders import CONTEXT, MIB
 
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
-from transformer_core.report.page import environment
 from transformer_core.report.sections.memory import (
     Check,
     context,
@@ -26,26 +25,11 @@ from transformer_core.report.sections.memory import (
 from transformer_core.report.tables import rows_of
 
 SECTION = next(section for section in SECTIONS if section.name == "memory")
-SVG = "{http://www.w3.org/2000/svg}"
 
 
-def read(folder: Path) -> StudyResults:
-    return StudyResults(folder)
-
-
-def texts(name: str, results: StudyResults) -> list[str]:
-    root = ElementTree.fromstring(draw(name, results))
-    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
-
-
-def section(results: StudyResults) -> str:
-    """The section in English, without figures and tags."""
-    pictures = [{"name": name, "markup": "", "caption": ""} for name in SECTION.figures]
-    template = environment().get_template("sections/memory.html")
-    html = template.render(
-        study=results.study, results=results, pictures=pictures, **SECTION.context(results)
-    )
-    html = re.sub(r'<span lang="ko">.*?</span>', "", html, flags=re.DOTALL)
+def said(results: StudyResults) -> str:
+    """The section in English, without tags."""
+    html = re.sub(r'<span lang="ko">.*?</span>', "", section("memory", results), flags=re.DOTALL)
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
@@ -81,7 +65,7 @@ def test_variants_that_are_told_of_in_detail(results: StudyResults) -> None:
 
 
 def test_the_section_shows_numbers_and_reasons(results: StudyResults) -> None:
-    text = section(results)
+    text = said(results)
     assert "off by 5.2 % in the median and 5.2 % at worst" in text
     assert "16 [ 16 ]" in text
     assert "needs 2 GPUs, found 1 &lt;script&gt;" in text  # of ddp, whose runs are unsupported
@@ -96,8 +80,8 @@ def test_a_study_without_memory_says_so(copied: Path) -> None:
     shutil.rmtree(folder / "memory")
     study = json.loads((folder / "study.json").read_text()) | {"memory": None}
     (folder / "study.json").write_text(json.dumps(study))
-    without = read(folder)
-    assert section(without).startswith("The study does not ask for memory.")
+    without = StudyResults(folder)
+    assert said(without).startswith("The study does not ask for memory.")
     assert (
         rows_of("memory", without)
         == rows_of("memory_milestones", without)
@@ -105,7 +89,7 @@ def test_a_study_without_memory_says_so(copied: Path) -> None:
         == []
     )
     for name in set(SECTION.figures) - {"memory"}:  # that is of the timed runs
-        assert "variant to show" in " ".join(texts(name, without))
+        assert "variant to show" in " ".join(texts(draw(name, without)))
 
 
 def test_a_study_may_leave_the_measurement_out(copied: Path) -> None:
@@ -115,26 +99,28 @@ def test_a_study_may_leave_the_measurement_out(copied: Path) -> None:
     study = json.loads((folder / "study.json").read_text())
     study["memory"]["anatomy"] = False
     (folder / "study.json").write_text(json.dumps(study))
-    without = read(folder)
-    text = section(without)
+    without = StudyResults(folder)
+    text = said(without)
     assert "Bytes per parameter" not in text
     assert "Prediction and timed runs" in text
     assert "Largest batch" in text
 
 
 def test_figures_show_parts_and_ranks(results: StudyResults) -> None:
-    anatomy = texts("memory_anatomy", results)
+    anatomy = texts(draw("memory_anatomy", results))
     assert {"activations", "state by the formulas", "predicted peak", "single"} <= set(anatomy)
     assert "master weights" not in anatomy
     assert "ddp" not in anatomy
-    step = texts("memory_step", results)
+    step = texts(draw("memory_step", results))
     assert step.count("forward") == 2
     assert "accum4_sync, rank 0" in step
-    milestones = texts("memory_milestones", results)
+    milestones = texts(draw("memory_milestones", results))
     assert "process (resident set)" in milestones
     assert "device (NVML)" not in milestones
-    assert {"0", "1", "accum4_sync"} <= set(texts("memory_imbalance", results))
-    assert "predicted over measured peak of tensors, minus 1" in texts("memory_prediction", results)
+    assert {"0", "1", "accum4_sync"} <= set(texts(draw("memory_imbalance", results)))
+    assert "predicted over measured peak of tensors, minus 1" in texts(
+        draw("memory_prediction", results)
+    )
 
 
 def test_tables(results: StudyResults) -> None:

@@ -1,20 +1,17 @@
 """The section on slow links and more devices, and its figures."""
 
-import xml.etree.ElementTree as ElementTree
 from copy import copy
 from pathlib import Path
 
 import pytest
+from drawn import description, section, texts
 from report_builders import EVIL
 
 from schemas.config.parallel import Link
 from schemas.results import LinkUse
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import SECTIONS
 from transformer_core.report.figures import draw
 from transformer_core.report.kit.formats import exact
-from transformer_core.report.kit.svg import Picture
-from transformer_core.report.page import environment
 from transformer_core.report.sections.scaling import (
     MOST_ERROR,
     STRATEGIES,
@@ -25,7 +22,6 @@ from transformer_core.report.sections.scaling import (
     shown_curves,
 )
 
-SVG = "{http://www.w3.org/2000/svg}"
 EMULATED = '<span class="badge"><span lang="en">emulated<'
 
 
@@ -58,20 +54,6 @@ def without(results: StudyResults, **sections: None) -> StudyResults:
     return other
 
 
-def section(results: StudyResults) -> str:
-    """The section's HTML."""
-    (own,) = [section for section in SECTIONS if section.name == "scaling"]
-    pictures = [Picture(name=name, title=name, description="", markup="") for name in own.figures]
-    template = environment().get_template("sections/scaling.html")
-    html: str = template.render(**context(results), pictures=pictures)
-    return html
-
-
-def texts(drawing: str) -> list[str]:
-    root = ElementTree.fromstring(drawing)
-    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
-
-
 def test_a_run_over_a_link_says_how_the_link_was_made(results: StudyResults) -> None:
     (run,) = linked_runs(over_a_link(results, "accum4_sync", "namespaces"))
     assert (run.result.variant, run.bandwidth, run.kind) == (
@@ -81,8 +63,8 @@ def test_a_run_over_a_link_says_how_the_link_was_made(results: StudyResults) -> 
     )
     # A window is 10 steps of 30,000 to 30,800 tokens at 7,300 tokens per second.
     assert run.step_seconds == pytest.approx(0.417, rel=0.03)
-    assert EMULATED not in section(over_a_link(results, "accum4_sync", "namespaces"))
-    html = section(over_a_link(results, "accum4_sync", "emulated"))
+    assert EMULATED not in section("scaling", over_a_link(results, "accum4_sync", "namespaces"))
+    html = section("scaling", over_a_link(results, "accum4_sync", "emulated"))
     assert EMULATED in html
     assert "100 Mbit/s" in html
 
@@ -90,16 +72,16 @@ def test_a_run_over_a_link_says_how_the_link_was_made(results: StudyResults) -> 
 def test_a_run_that_did_not_run_has_its_status_and_no_number(results: StudyResults) -> None:
     (run,) = linked_runs(over_a_link(results, "ddp", "namespaces"))
     assert (run.step_seconds, run.hosts, run.kind) == (None, [], None)
-    assert "unsupported" in section(over_a_link(results, "ddp", "namespaces"))
+    assert "unsupported" in section("scaling", over_a_link(results, "ddp", "namespaces"))
 
 
 def test_runs_on_one_host_are_not_listed(results: StudyResults) -> None:
     assert linked_runs(results) == []
-    assert "links-caption" not in section(results)
+    assert "links-caption" not in section("scaling", results)
 
 
 def test_errors_of_the_emulated_link_are_told(results: StudyResults) -> None:
-    html = section(results)
+    html = section("scaling", results)
     assert 'value="0.04"' in html, "median of 2, 4 and 7 %"
     assert 'value="0.07"' in html, "worst"
     assert "<script>" not in html
@@ -120,8 +102,7 @@ def test_curves_stand_beside_the_error_of_their_model(results: StudyResults) -> 
     assert check.variant == "accum4_sync"
     said = f"off by {abs(check.error):.0%} in the median"
     assert any(said in text for text in texts(drawing))
-    description = ElementTree.fromstring(drawing).findtext(f"{SVG}desc")
-    assert said in str(description)
+    assert said in description(drawing)
 
 
 def test_a_strategy_that_was_measured_otherwise_has_no_curve(results: StudyResults) -> None:
@@ -133,7 +114,7 @@ def test_a_strategy_that_was_measured_otherwise_has_no_curve(results: StudyResul
     links = {curve.link for curve in curves}
     assert {curve.strategy for curve in curves} == {*STRATEGIES} - {wrong}
     assert len(curves) == len(links) * (len(STRATEGIES) - 1)
-    drawn, html = set(texts(draw("scaling", results))), section(results)
+    drawn, html = set(texts(draw("scaling", results))), section("scaling", results)
     for strategy, words in STRATEGIES.items():
         # Once for each link in the table, or once where it says why there is no curve.
         assert html.count(f">{words}<") == (1 if strategy == wrong else len(links))
@@ -169,7 +150,7 @@ def test_checks_say_why_there_is_no_prediction(copied: Path) -> None:
     changes = {"checks": checks, "median_error": None, "worst_error": None}
     file.write_text(projection.model_copy(update=changes).model_dump_json())
     results = StudyResults(folder)
-    html = section(results)
+    html = section("scaling", results)
     assert "the model does not know" in html
     assert "<script>" not in html
     assert texts(draw("projection_check", results)) == ["No variant to show"]
@@ -177,7 +158,7 @@ def test_checks_say_why_there_is_no_prediction(copied: Path) -> None:
 
 
 def test_a_study_may_ask_for_neither(results: StudyResults) -> None:
-    html = section(without(results, projection=None, link_check=None))
+    html = section("scaling", without(results, projection=None, link_check=None))
     assert "The study asks for neither links nor projections." in html
     assert "<table>" not in html
     assert texts(draw("scaling", without(results, projection=None))) == ["Nothing to project"]
@@ -185,7 +166,7 @@ def test_a_study_may_ask_for_neither(results: StudyResults) -> None:
 
 def test_a_projection_without_curves_says_why(empty_folder: Path) -> None:
     results = StudyResults(empty_folder)
-    html = section(results)
+    html = section("scaling", results)
     assert "No projection:" in html
     assert "could not be timed: unsupported" in html
     assert "knees-caption" not in html
