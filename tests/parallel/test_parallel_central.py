@@ -13,9 +13,7 @@ from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import spec_of
 from tests.training.small_training import VOCABULARY, Watcher, small_setup
 from transformer_core.data.batching.feeding import Feed
-from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.parallel import messages as rank_zero_collectives
-from transformer_core.parallel.central import _described, _description, _fill
 from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
@@ -143,27 +141,6 @@ def test_traffic_of_logits_and_of_losses(ranks: list[dict[str, Any]]) -> None:
     # A number of four bytes.
     assert local["gather of losses"]["sent_bytes"] == [0, 4 * steps]
     assert "gather of logits" not in local
-
-
-def test_rows_are_added_without_a_label() -> None:
-    tokens = torch.tensor([[5, 6, EOS]])
-    assert _fill(tokens, 3, BOS).tolist() == [[5, 6, EOS], [BOS, PAD, PAD], [BOS, PAD, PAD]]
-
-
-def test_a_description_keeps_counts_and_shapes() -> None:
-    spec = spec_of(training={"accumulation": {"micro_batches": 2}})
-    setup = small_setup(spec)
-    batches = setup.feed.batches(0, 2)
-    batch = next(batches)
-    batches.close()
-    described = _described(_description(batch))
-    for name in ("epoch", "index", "pairs", "tokens", "target_tokens", "padded_tokens"):
-        assert getattr(described, name) == getattr(batch, name)
-    for found, expected in zip(described.micro_batches, batch.micro_batches, strict=True):
-        for name in ("source", "target_input", "target_output"):
-            assert getattr(found, name).shape == getattr(expected, name).shape
-            assert getattr(found, name).is_meta
-        assert found.pairs == expected.pairs
 
 
 def test_numbers_for_the_host_go_from_host_to_host_beside_nccl(

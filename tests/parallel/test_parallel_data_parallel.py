@@ -55,8 +55,7 @@ def test_the_wrapped_objective_is_the_objective(local_loss: bool) -> None:
     assert [id(p) for p in wrapped.parameters()] == [id(p) for p in setup.module.parameters()]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+@pytest.mark.gpu(2)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_gradients_on_two_gpus(kind: dict[str, Any]) -> None:
     spec = spec_of(

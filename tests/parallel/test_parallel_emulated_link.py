@@ -73,8 +73,7 @@ def test_buckets_wait_for_the_link_and_for_the_last_rank() -> None:
     check(run_ranks(two_buckets, 2))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+@pytest.mark.gpu(2)
 def test_the_stream_is_held_on_cuda() -> None:
     check(run_ranks(two_buckets, 2, "cuda", backend="nccl"))
 
@@ -129,7 +128,6 @@ def held_alone() -> tuple[float, float, float]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_neither_the_host_nor_the_computing_stream_is_held() -> None:
     ((called, computed, done),) = run_ranks(held_alone, 1, backend="nccl")
     assert called < computed < SECONDS
@@ -174,7 +172,6 @@ def test_an_error_of_the_real_collective_is_handed_on() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cycles_are_those_of_a_device_at_work() -> None:
     """The link holds buckets back while the device trains, not while it rests."""
     device = torch.device("cuda", 0)

@@ -52,8 +52,7 @@ def gradients(cases: dict[str, tuple[dict[str, Any], float]]) -> dict[str, torch
     return found
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+@pytest.mark.gpu(2)
 def test_gradients_over_nccl() -> None:
     expected = reference()
     right = torch.cat([expected.gradients[name].flatten() for name in sorted(expected.gradients)])

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from tests.distributed import run_ranks
 from tests.training.small_training import run_small, small_spec
 from transformer_core.parallel import hooks as power_sgd
 from transformer_core.parallel.ddp import DdpStrategy
-from transformer_core.parallel.hooks import PowerSgd
 from transformer_core.training.assemble import Setup
 
 pytestmark = pytest.mark.slow
@@ -79,48 +77,6 @@ def test_there_are_several_buckets_and_something_left_out(ranks: list[dict[str, 
     first, rebuilt = whole["buckets"]
     assert rebuilt > first, "a resumed run begins with other buckets than it goes on with"
     assert any(error.abs().max() > 0 for error in whole["errors"])
-
-
-class Bucket:
-    """A bucket of DDP, as far as the hook looks at it."""
-
-    def __init__(self, index: int, parameters: list[torch.Tensor]) -> None:
-        self.own = parameters
-        self.number = index
-
-    def index(self) -> int:
-        return self.number
-
-    def parameters(self) -> list[torch.Tensor]:
-        return self.own
-
-
-def test_what_is_kept_follows_its_parameters_into_other_buckets() -> None:
-    hook = PowerSgd.__new__(PowerSgd)
-    hook.state = powerSGD_hook.PowerSGDState(None, 2, 2)
-    hook.parameters, hook.kept = {}, {}
-    shapes = [(16, 8), (8,), (16, 8), (24, 16), (3, 2)]
-    every = [torch.zeros(shape) for shape in shapes]
-    for index, parameters in enumerate((every[:2], every[2:])):
-        hook.parameters[index] = parameters
-        hook.state.error_dict[index] = torch.cat(
-            [torch.full((p.numel(),), float(shapes.index((*p.shape,)))) for p in parameters]
-        )
-        count = sum(columns for _, _, columns in hook._compressed(parameters))
-        hook.state.q_memory_dict[index] = torch.arange(float(count)) + 100 * index
-    before = hook._apart()
-    other = [every[3], every[0], every[4]], [every[2], every[1]]
-    for index, parameters in enumerate(other):
-        hook._take_up(index, parameters, compresses=True)
-    assert not hook.kept
-    after = hook._apart()
-    assert after.keys() == before.keys()
-    for parameter, pieces in before.items():
-        for one, same in zip(pieces, after[parameter], strict=True):
-            assert (one is None) == (same is None)
-            assert one is None or torch.equal(one, same)
-    sizes = {i: m.numel() for i, m in hook.state.p_memory_dict.items()}
-    assert sizes == {0: 2 * 24 + 2 * 16, 1: 2 * 16}
 
 
 def test_a_gpu_keeps_its_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
