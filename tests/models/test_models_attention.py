@@ -80,22 +80,6 @@ def test_hidden_rows_are_finite_in_every_type(kind, dtype, dropout):
 
 
 @pytest.mark.parametrize("kind", sorted(ATTENTIONS))
-def test_planted_fault_a_mask_of_minus_a_billion_does_not_fit_into_fp16(kind):
-    q, k, v = tensors(dtype=torch.float16)
-    mask = padding(5, 0)
-    scores = (q @ k.transpose(-2, -1)) / math.sqrt(K)
-    with pytest.raises(RuntimeError, match="without overflow"):
-        scores.masked_fill(~mask, -1e9)
-    # Added instead of filled in, it becomes an infinity, and a row of nothing else NaN.
-    faulty = (scores + (~mask * -1e9).half()).softmax(dim=-1) @ v
-    assert faulty[0].isfinite().all()
-    assert faulty[1].isnan().all()
-    result = ATTENTIONS[kind](q, k, v, mask, False, 0.0)
-    assert result.isfinite().all()
-    torch.testing.assert_close(result[0], faulty[0], rtol=5e-3, atol=5e-3)
-
-
-@pytest.mark.parametrize("kind", sorted(ATTENTIONS))
 def test_a_hidden_key_weighs_nothing_in_fp16(kind):
     q, k, v = tensors(dtype=torch.float16)
     with torch.no_grad():
@@ -108,7 +92,6 @@ def test_a_hidden_key_weighs_nothing_in_fp16(kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", sorted(ATTENTIONS))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_hidden_rows_are_finite_on_cuda(kind, dtype):

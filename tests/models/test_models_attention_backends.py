@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 
-from schemas.config.model import SdpaAttention, Transformer
+from schemas.config.model import SdpaAttention
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.models import attention
@@ -13,16 +13,13 @@ from transformer_core.models.attention import (
     additive,
     build_attention,
     flash_over_sentences,
-    mask_for_kernels,
     reference_attention,
     takes_sentences,
 )
 from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.registry import build_model
-from transformer_core.models.transformer import build_transformer
 
 BACKENDS = ["auto", "flash", "efficient", "cudnn", "math"]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def tensors(dtype=torch.float32, device="cpu"):
@@ -89,22 +86,6 @@ def test_rows_without_a_key_stay_finite():
     assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
-def test_a_mask_is_made_once_for_all_layers_of_a_stack(monkeypatch):
-    """And stays boolean on a CPU, where kernels take it as it is."""
-    made = []
-    module = "transformer_core.models.transformer.mask_for_kernels"
-    monkeypatch.setattr(
-        module, lambda spec, mask, weight: made.append(mask) or mask_for_kernels(spec, mask, weight)
-    )
-    model = build_transformer(
-        Transformer(encoder_layers=3, decoder_layers=3, d_model=16, d_ff=16, heads=2), 20
-    )
-    source = torch.tensor([[5, 2, 0]])
-    model(source, torch.tensor([[1, 4]]))
-    assert len(made) == 2
-    assert mask_for_kernels(SdpaAttention(), made[0], model.source_embedding.weight) is made[0]
-
-
 def test_sentences_of_any_lengths_have_shapes_and_gradients():
     """What can be known of the kernel without a GPU: torch's own shape functions."""
     with FakeTensorMode(), torch.device("cpu"):
@@ -126,7 +107,6 @@ def test_sentences_of_any_lengths_have_shapes_and_gradients():
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("causal", [False, True])
 def test_sentences_of_any_lengths_on_a_gpu(causal):
     lengths = [5, 1, 3]
@@ -144,7 +124,6 @@ def test_sentences_of_any_lengths_on_a_gpu(causal):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_kernels_of_a_gpu_agree_with_the_reference(backend, masked):

@@ -45,20 +45,3 @@ def test_every_combination_computes_the_same(attention, qkv):
 
     expected = logits("reference", {"kind": "separate"})
     torch.testing.assert_close(logits(attention, qkv), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_same_seed_same_model_other_seed_other_model():
-    def weights(seed):
-        torch.manual_seed(seed)
-        return torch.cat([p.flatten() for p in build_model(Transformer(), 50).parameters()])
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
-
-
-def test_is_built_on_the_default_device():
-    with torch.device("meta"):
-        model = build_model(Transformer(), 50)
-    assert {p.device.type for p in model.parameters()} == {"meta"}
-    tokens = torch.ones(2, 5, dtype=torch.long, device="meta")
-    assert model(tokens, tokens).shape == (2, 5, 50)

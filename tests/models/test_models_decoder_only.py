@@ -11,9 +11,8 @@ from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models import language_model as decoder
 from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.compiled_layers import compile_layers
-from transformer_core.models.loss import chunked_token_loss_sum, one_pass_loss_sum, token_loss_sum
+from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_language_model
-from transformer_core.parallel.fsdp import repeated_layers
 
 V, SIZES = 37, {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
 OPTIONS = [
@@ -69,24 +68,6 @@ def test_a_document_does_not_see_those_beside_it(fields):
     assert not torch.allclose(logits, model.logits(tokens))
 
 
-@pytest.mark.parametrize("fields", OPTIONS)
-def test_what_is_known_of_the_order(fields):
-    """The same tokens at other places give other logits."""
-    model = build(**fields)
-    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 9]])
-    swapped = tokens[:, [1, 0, 2, 3, 4, 5, 6]]
-    assert not torch.allclose(model.logits(tokens)[0, -1], model.logits(swapped)[0, -1], atol=1e-6)
-
-
-def test_attention_is_the_same_step_by_step():
-    tokens, _, segments = batch()
-    fused, plain = build(kv_heads=2), build(kv_heads=2, attention={"kind": "reference"})
-    for arguments in [(tokens,), (tokens, segments)]:
-        torch.testing.assert_close(
-            fused.logits(*arguments), plain.logits(*arguments), rtol=1e-4, atol=1e-5
-        )
-
-
 @pytest.mark.parametrize("fields", [{}, {"kv_heads": 2, "bias": True}])
 def test_the_kind_of_projection_changes_neither_weights_nor_logits(fields):
     one, other = (build(qkv={"kind": kind}, **fields) for kind in ("fused", "separate"))
@@ -109,27 +90,6 @@ def test_initial_weights():
     seeds = [torch.cat([p.flatten() for p in build(seed).parameters()]) for seed in (1, 1, 2)]
     assert torch.equal(seeds[0], seeds[1])
     assert not torch.equal(seeds[0], seeds[2])
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        lambda h, w, y: chunked_token_loss_sum(h, w, y, 0.0, 4),
-        lambda h, w, y: one_pass_loss_sum(h, w, y, 0.0),
-    ],
-)
-def test_losses_without_all_logits_have_the_same_gradients(head):
-    tokens, targets, segments = batch()
-    found = []
-    for options in ({}, {"loss": head}):
-        model = build()
-        loss = model(tokens, targets, segments, **options)
-        loss.backward()
-        found.append((loss.detach(), [p.grad for p in model.parameters()]))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        found[0][0], token_loss_sum(build().logits(tokens, segments), targets).detach()
-    )
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -169,11 +129,6 @@ def test_drops_in_training_only():
     assert not torch.equal(model.logits(tokens), model.logits(tokens))
     model.eval()
     assert torch.equal(model.logits(tokens), model.logits(tokens))
-
-
-def test_layers_are_the_units_of_sharding():
-    model = build()
-    assert list(repeated_layers(model)) == list(model.layers)
 
 
 def test_one_graph_serves_all_layers_and_lengths(monkeypatch):

@@ -116,18 +116,6 @@ def test_no_blocks_are_made_for_a_kernel_without_them():
     assert "_grids" in vars(blocks)
 
 
-def test_planted_fault_rows_that_fill_the_list_reach_the_kernel(calls, monkeypatch):
-    def all_rows(self, kernel, q, k, v, dropout):
-        queries, keys = self.sentences
-        rows = (x[0].transpose(0, 1) for x in (q, k, v))
-        return kernel(*rows, (queries.starts, keys.starts), (9, 9), self.causal, dropout)
-
-    monkeypatch.setattr(Blocks, "sentence_by_sentence", all_rows)
-    model = build(False, **FLASH, tokens={"kind": "unpadded", "row_multiple": 16})
-    with laid_out_for("cuda"), pytest.raises(AssertionError, match="beyond the last sentence"):
-        loss_and_gradients(model, collate(*map(ragged, pairs())))
-
-
 def test_named_kernels_are_kept_in_decoding():
     for backend in ("auto", "efficient", "cudnn", "math"):
         spec = SdpaAttention(backend=backend)

@@ -103,7 +103,6 @@ def test_attention_is_the_reference_where_next_to_nothing_is_dropped(dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_it_is_the_reference():
     attend = build_attention(FusedSoftmaxAttention(kind="fused_softmax"))
     q, k, v = (torch.randn(2, 2, 7, 8, device="cuda") for _ in range(3))

@@ -17,12 +17,10 @@ from torch import nn
 
 from schemas.config.model import Transformer
 from schemas.errors import Unsupported
-from tests.training.small_training import small_spec
 from transformer_core.models import sublayers
 from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.loss import _loss_and_gradient
 from transformer_core.models.registry import build_model
-from transformer_core.study.checks import violations
 from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
 
 cases: Any = None
@@ -235,8 +233,3 @@ def test_a_cpu_refuses_it_and_tensors_without_memory_pass():
     model = build_model(Transformer(d_model=16, d_ff=32, heads=2, **WITH_RESIDUAL), 50).train()
     with laid_out_for("cuda"):
         model(*torch.randint(4, 50, (2, 3, 7)))
-
-
-def test_the_compiler_makes_that_kernel_itself():
-    spec = small_spec(model=WITH_RESIDUAL | {"compile": "layers"})
-    assert [field for field, *_ in violations(spec)] == ["model.compile"]

@@ -94,34 +94,6 @@ def test_padding_counts_nothing():
     assert token_loss_sum(logits, torch.full_like(labels, PAD), 0.1).item() == 0.0
 
 
-def test_transposed_logits():
-    logits, labels = draw(3, 4, 10, seed=5)
-    turned = logits.transpose(0, 1).contiguous().transpose(0, 1)
-    torch.testing.assert_close(
-        token_loss_sum(turned, labels, 0.1), expected_loss(logits, labels, 0.1)
-    )
-
-
-@pytest.mark.parametrize("rows", [1, 5, 100])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, smoothing):
-    torch.manual_seed(0)
-    hidden, output = torch.randn(3, 4, 8), torch.randn(11, 8)
-    labels = torch.randint(0, 11, (3, 4))
-    labels[1, 2:] = PAD
-    results = []
-    for chunked in (False, True):
-        x, w = hidden.clone().requires_grad_(), output.clone().requires_grad_()
-        if chunked:
-            loss = chunked_token_loss_sum(x, w, labels, smoothing, rows)
-        else:
-            loss = token_loss_sum(F.linear(x, w), labels, smoothing)
-        loss.backward()
-        results.append((loss.detach(), x.grad, w.grad))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 class LargestRows(TorchDispatchMode):
     """The most rows of any tensor whose last dimension is ``v``."""
 

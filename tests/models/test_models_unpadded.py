@@ -7,10 +7,8 @@ from schemas.config.model import Transformer
 from tests.models.test_models_packing import DEVICES, KINDS, build, padded_and_packed, pairs, ragged
 from transformer_core.data.batching.collate import collate
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.attention import reference_attention
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.registry import build_model
-from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
 
 SOURCE = torch.tensor([[7, 8, EOS, 9, EOS], [5, EOS, PAD, PAD, PAD]])
 TARGET = torch.tensor([[BOS, 6, BOS, PAD], [BOS, 6, 7, 8]])
@@ -44,13 +42,6 @@ def test_loss_and_gradients_are_those_of_padded_rows(blocks, kind, device):
     expected = loss_and_gradients(build(False, device, **kind), batch)
     ours = loss_and_gradients(build(False, device, **kind, **unpadded(blocks)), batch)
     assert_equal(ours, expected)
-
-
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_pairs_of_packed_rows_are_told_apart(blocks):
-    padded, packed, _ = padded_and_packed(*pairs())
-    expected = loss_and_gradients(build(False), padded)
-    assert_equal(loss_and_gradients(build(True, **unpadded(blocks)), packed), expected)
 
 
 def test_checkpointed_layers_compute_the_same():
@@ -89,48 +80,6 @@ def test_evaluation_takes_padded_rows_as_ever():
     assert torch.equal(
         ours(batch.source, batch.target_input), expected(batch.source, batch.target_input)
     )
-
-
-def test_sentences_of_packed_and_padded_rows():
-    packed = source_sentences(SOURCE, packed=True)
-    assert packed.lengths.tolist() == [3, 2, 2]
-    assert packed.within.tolist() == [0, 1, 2, 0, 1, 0, 1]
-    assert source_sentences(SOURCE, packed=False).lengths.tolist() == [5, 2]
-    assert target_sentences(TARGET, packed=True).lengths.tolist() == [2, 1, 4]
-    assert target_sentences(TARGET, packed=False).within.tolist() == [0, 1, 2, 0, 1, 2, 3]
-
-
-def test_rows_go_back_to_where_they_came_from():
-    sentences = source_sentences(SOURCE, packed=True)
-    x = torch.randn(2, 5, 3) * (SOURCE != PAD)[..., None]
-    assert torch.equal(sentences.batch(sentences.rows(x)), x)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_blocks_show_a_sentence_to_itself(causal):
-    torch.manual_seed(0)
-    sentences = source_sentences(SOURCE, packed=True)
-    q, k, v = torch.randn(3, 1, 2, 7, 4).unbind(0)
-    ours = Blocks(sentences, sentences, 2, causal).attention(reference_attention, q, k, v, 0.0)
-    start = 0
-    for length in (3, 2, 2):
-        part = slice(start, start + length)
-        one = [x[:, :, part] for x in (q, k, v)]
-        expected = reference_attention(*one, None, causal, 0.0)
-        torch.testing.assert_close(ours[:, :, part], expected)
-        start += length
-
-
-def test_planted_fault_a_gradient_at_padding_would_be_seen():
-    """Were padding to reach the loss, the gradients would not be those of padded rows."""
-    batch = collate(*map(ragged, pairs()))
-    expected = loss_and_gradients(build(False), batch)
-    faulty = build(False, **unpadded(2))
-    attention = faulty.decoder[0].cross_attention
-    attend = attention.attend
-    attention.attend = lambda q, k, v, mask, *rest: attend(q, k, v, None, *rest)
-    with pytest.raises(AssertionError):
-        assert_equal(loss_and_gradients(faulty, batch), expected)
 
 
 def test_tensors_without_values_pass_as_if_nothing_were_padding():

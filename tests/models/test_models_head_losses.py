@@ -1,0 +1,169 @@
+"""Losses of hidden states that never hold all logits are the loss of whole logits; those of libraries
+are called by a stand-in in torch, and refused where they cannot work."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models.loss import chunked_token_loss_sum, one_pass_loss_sum, token_loss_sum
+from transformer_core.study.checks import violations
+from transformer_core.techniques import cut_cross_entropy, liger
+from transformer_core.techniques.cut_cross_entropy import CutCrossEntropy
+from transformer_core.techniques.liger import LigerLoss
+from transformer_core.techniques.linear_cross_entropy import LinearCrossEntropy
+
+NEEDS_TORCH = pytest.mark.skipif(
+    not hasattr(F, "linear_cross_entropy"), reason="needs torch 2.13 or newer"
+)
+
+
+def own(spec):
+    return lambda h, w, y, smoothing: spec.loss_sum(h, w, y, smoothing, PAD)
+
+
+LINEAR = own(LinearCrossEntropy(kind="linear_cross_entropy"))
+CUT = own(CutCrossEntropy(kind="cut_cross_entropy"))
+HEADS = {
+    "chunked": lambda h, w, y, smoothing: chunked_token_loss_sum(h, w, y, smoothing, 5),
+    "one_pass": one_pass_loss_sum,
+    "linear_cross_entropy": LINEAR,
+    "cut_cross_entropy": CUT,
+    "liger": own(LigerLoss(kind="liger")),
+}
+heads = pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(head, marks=NEEDS_TORCH if head is LINEAR else (), id=name)
+        for name, head in HEADS.items()
+    ],
+)
+
+
+def cut_kernel(e, c, targets, ignore_index, reduction):
+    assert e.dtype == c.dtype
+    return F.cross_entropy(
+        (e @ c.T).float(), targets, ignore_index=ignore_index, reduction=reduction
+    )
+
+
+def liger_kernel(x, weight, labels, accum_dtype, **options):
+    return F.cross_entropy(x @ weight.T, labels, **options)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    monkeypatch.setattr(cut_cross_entropy, "library", lambda x: cut_kernel)
+    library = SimpleNamespace(liger_fused_linear_cross_entropy=liger_kernel)
+    monkeypatch.setattr(liger, "library", lambda field, x: library)
+
+
+def drawn(b=3, t=40, d=16, v=50):
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(b, t, d, generator=generator).requires_grad_()
+    output = torch.randn(v, d, generator=generator).requires_grad_()
+    labels = torch.randint(1, v, (b, t), generator=generator)
+    labels[torch.rand(b, t, generator=generator) < 0.3] = PAD
+    return hidden, output, labels
+
+
+def whole(hidden, output, labels, smoothing):
+    return token_loss_sum(F.linear(hidden, output), labels, smoothing)
+
+
+@heads
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_value_and_gradients_are_those_of_whole_logits(head, smoothing):
+    found = []
+    for loss in (head, whole):
+        hidden, output, labels = drawn()
+        value = loss(hidden, output, labels, smoothing)
+        (-0.5 * value).backward()
+        found.append([value.detach(), hidden.grad, output.grad])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@heads
+@pytest.mark.usefixtures("stand_ins")
+def test_padding_counts_nothing_even_where_there_is_nothing_else(head):
+    hidden, output, labels = drawn()
+    loss = head(hidden, output, torch.full_like(labels, PAD), 0.1)
+    loss.backward()
+    assert loss == 0
+    assert not hidden.grad.any()
+    assert not output.grad.any()
+
+
+@heads
+@pytest.mark.usefixtures("stand_ins")
+def test_without_gradients_and_on_tensors_without_memory(head):
+    hidden, output, labels = drawn()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            head(hidden, output, labels, 0.1), whole(hidden, output, labels, 0.1)
+        )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        hidden, output, labels = (torch.empty_like(x) for x in (hidden, output, labels))
+        loss = head(hidden.requires_grad_(), output.requires_grad_(), labels, 0.1)
+        loss.backward()
+        assert loss.shape == ()
+        assert hidden.grad.shape == hidden.shape
+
+
+def test_under_autocast_cut_cross_entropy_gets_the_format_of_autocast(monkeypatch):
+    def of_16_bits(e, c, targets, **more):
+        assert e.dtype == torch.bfloat16
+        return cut_kernel(e, c, targets, **more)
+
+    monkeypatch.setattr(cut_cross_entropy, "library", lambda x: of_16_bits)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = CUT(*drawn(), 0.1)
+    assert loss.dtype == torch.float32
+
+
+def test_the_reason_is_said_where_a_library_cannot_work(monkeypatch):
+    monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
+    with pytest.raises(Unsupported, match=r"needs torch 2\.13 or newer: take one_pass"):
+        LINEAR(*drawn(), 0.1)
+    with pytest.raises(Unsupported, match=r"cut_cross_entropy .* this run is on a cpu"):
+        CUT(*drawn(), 0.0)
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(Unsupported, match="pip install cut-cross-entropy"):
+        cut_cross_entropy.library(SimpleNamespace(is_cuda=True))
+
+
+def test_16_bits_are_refused_for_linear_cross_entropy():
+    def broken(kind):
+        training = {"loss": {"kind": "linear_cross_entropy"}, "precision": {"kind": kind}}
+        spec = RunSpec(variant="v", training=training)
+        return [(field, remedy) for field, _, _, remedy in violations(spec)]
+
+    assert broken("fp32") == broken("bf16_matmul") == []
+    remedy = "take loss: {kind: one_pass}, or precision: {kind: fp32}"
+    for kind in ("bf16", "bf16_weights", "fp16"):
+        assert broken(kind) == [("training.loss.kind", remedy)]
+
+
+@pytest.mark.gpu
+def test_the_kernel_of_cut_cross_entropy_gives_loss_and_gradients_of_whole_logits():
+    pytest.importorskip("cut_cross_entropy")
+    found = []
+    for loss in (CUT, lambda h, w, y, smoothing: token_loss_sum((h @ w.T).float(), y, smoothing)):
+        hidden, output, labels = (x.detach().cuda() for x in drawn(4, 64, 128, 500))
+        hidden = hidden.bfloat16().requires_grad_()
+        output = (0.1 * output).bfloat16().requires_grad_()
+        value = loss(hidden, output, labels, 0.1)
+        value.backward()
+        found.append([value.detach(), hidden.grad, output.grad])
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
