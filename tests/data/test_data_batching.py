@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_files import make_store, normal_text, steady, store_of
+from pair_files import normal_text, steady, store_of
 
 from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.arrays import Ragged
@@ -18,7 +18,6 @@ from transformer_core.data.batching.collate import collate_packed
 from transformer_core.data.batching.epoch_plan import (
     ROUNDS,
     cut_by_tokens,
-    divide,
     permute,
     plan_epoch,
 )
@@ -128,18 +127,6 @@ def test_the_first_batch_of_a_large_corpus_takes_one_window():
     assert store.source.pairs == module.WINDOW, "a fixed size asks for no lengths"
 
 
-def test_windows_grow_with_the_batches_up_to_a_limit():
-    pairs = 2 * module.LARGEST_WINDOW
-    store = store_of(np.full(pairs, 1), np.full(pairs, 1))
-
-    def first_window(tokens):
-        return len(next(plan_epoch(store, TokenBudget(tokens=tokens), 1, 0)).order)
-
-    assert first_window(400) == module.WINDOW
-    assert first_window(1_024) == 256 * module.WINDOW_BATCHES
-    assert first_window(100_000) == module.LARGEST_WINDOW
-
-
 @steady
 @given(lengths=lengths, tokens=st.integers(1, 400), seed=st.integers(0, 9))
 def test_budget_holds_unless_one_pair_exceeds_it(lengths, tokens, seed):
@@ -164,20 +151,6 @@ def test_cut_is_greedy(lengths, tokens):
     assert cut_by_tokens(sources, targets, tokens).tolist() == [*starts, len(sources)]
 
 
-@steady
-@given(lengths=lengths, batching=batchings, parts=st.integers(1, 40))
-def test_parts_are_every_so_manyth_pair(lengths, batching, parts):
-    (window,) = plan_epoch(store_of(*lengths), batching, 1, 0)
-    order, starts = divide(window, parts)
-    found = [order[a:b].tolist() for a, b in pairwise(starts.tolist())]
-    expected = [
-        window.order[a:b][part::parts].tolist()
-        for a, b in pairwise(window.starts.tolist())
-        for part in range(parts)
-    ]
-    assert found == expected
-
-
 @pytest.mark.parametrize("batching", [TokenBudget(tokens=500), fixed(64)])
 def test_same_arguments_same_plan_other_seed_or_epoch_other_batches(batching):
     lengths = normal_text(600)
@@ -197,17 +170,6 @@ def test_rows_and_shards_change_no_batch(batching):
     assert as_lists(plan(*lengths, packed)) == expected
     windows = plan_epoch(store_of(*lengths, per_shard=7), batching, 1, 0)
     assert as_lists(rows for window in windows for rows in window.rows) == expected
-
-
-@steady
-@given(lengths=lengths, size=st.integers(1, 200), scale=st.sampled_from([0.25, 0.5, 2.0, 4.0]))
-def test_a_scaled_plan_is_that_of_the_scaled_size(lengths, size, scale):
-    scaled = max(1, round(size * scale))
-    for batching, plain in [
-        (TokenBudget(tokens=size, scale=scale), TokenBudget(tokens=scaled)),
-        (fixed(size, scale=scale), fixed(scaled)),
-    ]:
-        assert as_lists(plan(*lengths, batching)) == as_lists(plan(*lengths, plain))
 
 
 def test_study_is_pinned(monkeypatch):
@@ -348,17 +310,6 @@ def test_as_many_rows_as_the_tokens_ask_for(groups, tokens):
         assert packing.rows[group] == -(-mine.sum(axis=0).max() // length)
 
 
-@steady
-@given(groups=groups, tokens=st.integers(1, 90))
-def test_groups_do_not_depend_on_each_other(groups, tokens):
-    _, starts, together = packed(groups, tokens)
-    for group, (begin, end) in enumerate(pairwise(starts.tolist())):
-        _, _, alone = packed([groups[group]], tokens)
-        assert together.row[begin:end].tolist() == alone.row.tolist()
-        for mine, own in zip(columns(together), columns(alone), strict=True):
-            assert mine[begin:end].tolist() == own.tolist()
-
-
 def test_rows_are_balanced():
     """The longest with the shortest, not one after the other."""
     _, _, packing = packed([[(9, 9), (8, 8), (2, 2), (1, 1)]], 10)
@@ -413,22 +364,6 @@ def test_packed_rows_hold_the_pairs_one_after_the_other():
     assert batch.target_output.tolist() == [[15, EOS, EOS, PAD], [25, 26, 27, EOS]]
     assert (batch.pairs, batch.padded_tokens) == (3, 24)
     assert batch.source.dtype == torch.int64
-
-
-@pytest.mark.parametrize("parts", [1, 3, 50])
-def test_packed_and_padded_parts_hold_the_same_pairs(tmp_path, parts):
-    store = make_store(tmp_path)
-    batching = FixedSize(kind="fixed_size", pairs=20)
-    (window,) = plan_epoch(store, batching, 1, 0)
-    padded = WindowRows(store, window, parts, PaddedRows())
-    packed = WindowRows(store, window, parts, PackedRows(kind="packed", tokens=50))
-    for index in range(len(window)):
-        for part in range(parts):
-            one, other = padded.batch(index, part), packed.batch(index, part)
-            assert one.pairs == other.pairs
-            for name in ("source", "target_input", "target_output"):
-                ids = [getattr(batch, name)[getattr(batch, name) != PAD] for batch in (one, other)]
-                assert sorted(ids[0].tolist()) == sorted(ids[1].tolist())
 
 
 @pytest.mark.parametrize("token", [PAD, BOS, EOS])
@@ -486,14 +421,6 @@ def test_a_part_without_pairs_stays_one_token():
     assert empty
     assert all(batch.source.shape == (1, 1) for batch in empty)
     assert all(batch.target_output.shape == (1, 1) for batch in empty)
-
-
-def test_a_batch_of_the_right_widths_is_not_copied():
-    store = store_of(*normal_text(60))
-    (batch,) = taken(PaddedRows(), store, count=1)[0].micro_batches
-    shape = len(batch.source), batch.source.size(1), batch.target_input.size(1)
-    assert batch.widened(*shape) is batch
-    assert batch.widened(shape[0], shape[1] + 1, shape[2]).source.size(1) == shape[1] + 1
 
 
 @pytest.mark.parametrize(

@@ -149,33 +149,23 @@ def test_a_part_that_begins_elsewhere_is_not_appended(
     assert server.requests[-1] is None
 
 
-def part_of(server: Server, folder: Path) -> Path:
-    return folder / f"{SHA256[:12]}-{base_name(server.file().url)}.part"
-
-
-def test_what_an_earlier_job_left_is_used(
-    server: Server, get: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("part", "asked"),
+    [
+        (CONTENT[:150_000], "bytes=150000-"),
+        (CONTENT, "bytes=400000-"),
+        (b"x" * 1000, None),  # of another version: thrown away
+        (b"x" * 500_000, None),
+    ],
+    ids=["part", "whole", "stale", "stale and longer"],
+)
+def test_what_an_earlier_job_left_is_used_if_it_fits(
+    server: Server, get: Callable[..., Path], tmp_path: Path, part: bytes, asked: str | None
 ) -> None:
-    part_of(server, tmp_path).write_bytes(CONTENT[:150_000])
+    left = tmp_path / f"{SHA256[:12]}-{base_name(server.file().url)}.part"
+    left.write_bytes(part)
     assert get(server.file()).read_bytes() == CONTENT
-    assert server.requests == ["bytes=150000-"]
-
-
-def test_a_whole_part_needs_no_more_bytes(
-    server: Server, get: Callable[..., Path], tmp_path: Path
-) -> None:
-    part_of(server, tmp_path).write_bytes(CONTENT)
-    assert get(server.file()).read_bytes() == CONTENT
-    assert server.requests == [f"bytes={len(CONTENT)}-"]
-
-
-@pytest.mark.parametrize("stale", [b"x" * 1000, b"x" * 500_000])
-def test_the_beginning_of_another_version_is_thrown_away(
-    server: Server, get: Callable[..., Path], tmp_path: Path, stale: bytes
-) -> None:
-    part_of(server, tmp_path).write_bytes(stale)
-    assert get(server.file()).read_bytes() == CONTENT
-    assert server.requests[-1] is None
+    assert server.requests[-1] == asked
 
 
 def test_a_damaged_cached_file_is_downloaded_again(
@@ -382,18 +372,7 @@ HEADERS = [
     b"Location: http://[", b"Location: http://127.0.0.1:70000/", b"Location: //", b"Location: ",
     b"Location: http://a:b@\xff/", b"Location: file:///etc/passwd", b"Location: http://a..b/",
 ]  # fmt: skip
-STATUSES = [
-    b"200 OK",
-    b"206 Part",
-    b"302 Found",
-    b"304 Same",
-    b"416 Range",
-    b"503 Busy",
-    b"-1",
-    b"",
-]
-
-
+STATUSES = b"200 OK|206 Part|302 Found|304 Same|416 Range|503 Busy|-1|".split(b"|")
 answer = st.builds(
     lambda status, headers, body, cut: b"\r\n".join([b"HTTP/1.1 " + status, *headers, b"", body])[
         :cut

@@ -11,11 +11,8 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, proce
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import PIECES, adversarial_lines
-from transformer_core.data.arrays import arrow_array, evenly_spaced, ranges
 from transformer_core.data.tokenizing.encoding import (
-    Encoded,
     Encoder,
-    concatenate,
     punctuation_is_independent,
     words_are_independent,
 )
@@ -87,16 +84,16 @@ def test_punctuation_is_cut_where_that_is_certain(bpe):
     assert others == {"gpt2", "gpt2_nfc", "gpt2_nfd", "whitespace", *patterns}
 
 
+def test_dropout_is_not_by_word():
+    assert not encoder("dropout").by_word
+
+
 @pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "dropout"])
 @few
 @given(values=st.lists(texts, min_size=1, max_size=6))
 def test_all_others_are_used_as_they_are(kind, values):
     assert not encoder(kind).by_word
     assert lists(encoder(kind).encode(column(values))) == expected(tokenizer(kind), values)
-
-
-def test_dropout_is_not_by_word():
-    assert not encoder("dropout").by_word
 
 
 @pytest.mark.slow
@@ -147,17 +144,6 @@ def test_threads_share_known_words(bpe):
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(encoder.encode, map(column, pieces * 2)))
         assert list(map(lists, found)) == wanted * 2
-
-
-def test_a_failure_of_the_tokenizer_leaves_no_half_words(bpe, monkeypatch):
-    encoder = Encoder(bpe)
-    encode = encoder._encode
-    monkeypatch.setattr(encoder, "_encode", lambda words: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        encoder.encode(column(["some words"]))
-    monkeypatch.setattr(encoder, "_encode", encode)
-    values = ["some other words", "words some"]
-    assert lists(encoder.encode(column(values))) == expected(bpe, values)
 
 
 def test_slices_other_string_types_and_empty_texts(bpe, shared):
@@ -212,40 +198,3 @@ def test_unknown_configurations_fall_back(bpe, name):
     assert not Encoder(other).by_word
     values = ["Two words and  <s> Two", "two words", " A "]
     assert lists(Encoder(other).encode(column(values))) == expected(other, values)
-
-
-@steady
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5))))
-def test_ranges(rows):
-    starts = np.array([start for start, _ in rows], np.int64)
-    lengths = np.array([length for _, length in rows], np.int32)
-    wanted = [value for start, length in rows for value in range(start, start + length)]
-    assert ranges(starts, lengths).tolist() == wanted
-
-
-@steady
-@given(total=st.integers(0, 60), count=st.integers(0, 80))
-def test_evenly_spaced(total, count):
-    rows = evenly_spaced(total, count)
-    assert len(rows) == min(total, count)
-    if len(rows):
-        gaps = np.diff([*rows, total])
-        assert rows[0] == 0
-        assert gaps.min() >= 1
-        assert gaps.max() - gaps.min() <= 1
-
-
-def test_take_and_concatenate():
-    parts = [[1, 2], [], [3], [4, 5, 6]]
-    encoded = Encoded(np.arange(1, 7, dtype=np.uint32), np.array([0, 2, 2, 3, 6]))
-    assert lists(encoded) == parts
-    assert lists(encoded.take(np.array([3, 1, 0, 3]))) == [parts[3], [], parts[0], parts[3]]
-    assert lists(concatenate([encoded, encoded.take(np.array([2]))])) == [*parts, [3]]
-
-
-@pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.uint16, np.int32, np.int64, np.float32])
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1_000])
-def test_an_array_of_numpy_as_arrow_makes_it(kind, count):
-    values = np.random.default_rng(count).integers(0, 2, count).astype(kind)
-    assert arrow_array(values).equals(pa.array(values))
-    assert arrow_array(values[::2]).equals(pa.array(values[::2]))

@@ -240,7 +240,6 @@ def test_evaluation_takes_each_of_the_first_pairs_once(store, max_pairs, size):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("prefetch", [0, None])
 def test_cuda_gets_the_same_batches(store, prefetch):
     device = torch.device("cuda", torch.cuda.current_device())
@@ -254,7 +253,6 @@ def test_cuda_gets_the_same_batches(store, prefetch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_batches_wait_for_their_copies_and_keep_their_memory(store):
     """Batches are used on a busy stream while later ones are copied: none may be overwritten."""
     device = torch.device("cuda", torch.cuda.current_device())

@@ -2,9 +2,8 @@
 
 import hashlib
 import re
-from bisect import bisect
 from collections import defaultdict
-from itertools import accumulate, islice
+from itertools import islice
 from random import Random
 from typing import get_args
 
@@ -21,7 +20,7 @@ from transformer_core.data.grammar.clauses import (
     phrases,
 )
 from transformer_core.data.grammar.sentences import PATTERNS
-from transformer_core.data.grammar.stream import CHUNK, draw_names, generate, invented_names, rename
+from transformer_core.data.grammar.stream import CHUNK, generate, invented_names, rename
 from transformer_core.data.grammar.words import (
     FIRST_NAMES,
     Tense,
@@ -257,17 +256,6 @@ def test_names_are_different_and_stay_as_they_are() -> None:
         invented_names(300_000)
 
 
-def test_only_names_change(plain, renamed) -> None:
-    changed = 0
-    for (english, german), (other_english, other_german) in zip(plain, renamed, strict=True):
-        for before, after in ((english, other_english), (german, other_german)):
-            assert len(words(before)) == len(words(after))
-            for old, new in zip(words(before), words(after), strict=True):
-                changed += old != new
-                assert old == new or old[0].isupper()
-    assert changed > PAIRS / 2
-
-
 def test_a_name_is_the_same_in_both_sentences(plain, renamed) -> None:
     for (english, german), (other_english, other_german) in zip(plain, renamed, strict=True):
         for name in FIRST_NAMES:
@@ -283,12 +271,3 @@ def test_every_name_of_both_sentences_is_replaced_by_the_next_one() -> None:
         "One's Two met Three, Ones and Paris.",
         "Ones Two traf Three, One und Parisien.",
     )
-
-
-@pytest.mark.parametrize("count", [1, 2, NAMES])
-def test_names_are_drawn_one_by_one_or_together_alike(count: int) -> None:
-    sums = list(accumulate(1 / rank for rank in range(1, count + 1)))
-    random = Random("seed").random
-    ranks = (bisect(sums, random() * sums[-1], hi=count - 1) for _ in range(2_500))
-    one_by_one = [invented_names(count)[rank] for rank in ranks]
-    assert list(islice(draw_names(Random("seed").random, count), 2_500)) == one_by_one

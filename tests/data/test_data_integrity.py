@@ -26,9 +26,26 @@ from transformer_core.data.tokenizing.job import load_tokenizer
 
 
 @pytest.fixture
-def folder(tmp_path):
-    make_store(tmp_path, pairs=60, pairs_per_shard=25)
-    return tmp_path / "shards"
+def store(tmp_path):
+    return make_store(tmp_path, pairs=60, pairs_per_shard=25)
+
+
+@pytest.fixture
+def manifest(tmp_path, store):
+    return tmp_path / "shards" / "manifest.json"
+
+
+@pytest.fixture
+def folder(manifest):
+    return manifest.parent
+
+
+def change(file):
+    """Flip a bit; the time stamps stay."""
+    stat, content = file.stat(), bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def run(folder):
@@ -50,9 +67,7 @@ def test_every_damaged_shard_is_named_with_its_repair(folder, capsys, monkeypatc
     output = run(folder)[1]
     cut, changed = folder / "shard-00000.arrow", folder / "shard-00002.arrow"
     cut.write_bytes(cut.read_bytes()[:-8])
-    content = bytearray(changed.read_bytes())
-    content[-200] ^= 1
-    changed.write_bytes(content)
+    change(changed)
     assert run(folder)[0] == 1
     message = capsys.readouterr().err
     assert f"{cut}: has {cut.stat().st_size} bytes instead of" in message
@@ -71,9 +86,7 @@ def test_a_missing_manifest_is_named(folder, capsys):
 
 
 @pytest.mark.parametrize("read", ["source_rows", "target_rows"])
-def test_a_shard_is_checked_once_by_whoever_reads_it(tmp_path, monkeypatch, read):
-    make_store(tmp_path, pairs=60, pairs_per_shard=25)
-    folder = tmp_path / "shards"
+def test_a_shard_is_checked_once_by_whoever_reads_it(folder, monkeypatch, read):
     checked = []
     monkeypatch.setattr(digests, "digest", lambda path: checked.append(path.name) or digest(path))
     opened = open_shards(folder / "manifest.json")
@@ -85,12 +98,7 @@ def test_a_shard_is_checked_once_by_whoever_reads_it(tmp_path, monkeypatch, read
     assert checked == ["shard-00001.arrow", "shard-00000.arrow"]
     getattr(open_shards(folder / "manifest.json"), read)([0, 30])
     assert len(checked) == 4
-    # With the time stamp that it had.
-    path = folder / "shard-00001.arrow"
-    stat, content = path.stat(), bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    change(folder / "shard-00001.arrow")
     with pytest.raises(ShardError, match=r"shard-00001\.arrow: has changed: XXH3"):
         getattr(open_shards(folder / "manifest.json"), read)([30])
     getattr(open_shards(folder / "manifest.json"), read)([0, 59])
@@ -98,10 +106,7 @@ def test_a_shard_is_checked_once_by_whoever_reads_it(tmp_path, monkeypatch, read
 
 def test_the_first_process_of_a_host_checks_for_all(tmp_path, monkeypatch):
     make_store(tmp_path, pairs=8)
-    (shard,) = (tmp_path / "shards").glob("*.arrow")
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    change(tmp_path / "shards/shard-00000.arrow")
     monkeypatch.setenv("LOCAL_RANK", "1")
     open_shards(tmp_path / "shards/manifest.json").source_rows([0])
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -118,9 +123,7 @@ def test_shards_from_earlier_times_are_compared_with_their_sha256(tmp_path):
     manifest.write_text(before.model_copy(update={"shards": old}).model_dump_json())
     digests.record(manifest)
     assert len(open_shards(manifest).source_rows([0])) == 1
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    change(shard)
     with pytest.raises(ShardError, match="has changed: SHA-256"):
         open_shards(manifest).source_rows([0])
 
@@ -167,20 +170,8 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    make_store(tmp_path, pairs=60, pairs_per_shard=25)
-    return tmp_path / "shards/manifest.json"
-
-
-@pytest.fixture
 def disk(tmp_path: Path) -> Path:
     return tmp_path / "disk of the host"
-
-
-def change(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 def test_a_copy_holds_the_same_pairs(manifest: Path, disk: Path) -> None:
@@ -269,11 +260,6 @@ def test_a_disk_that_cannot_be_written_is_named(manifest: Path, disk: Path) -> N
     assert f"unset {VARIABLE}" in found.value.remedy
 
 
-@pytest.fixture
-def store(tmp_path):
-    return make_store(tmp_path, pairs=60, pairs_per_shard=25)
-
-
 def export_run(folder):
     return run_job(
         "export_parquet",
@@ -298,10 +284,7 @@ def test_parquet_holds_ids_and_text(tmp_path, store, monkeypatch):
 
 
 def test_a_damaged_shard_is_named_and_leaves_no_file(tmp_path, store, capsys):
-    shard = tmp_path / "shards" / "shard-00001.arrow"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    change(tmp_path / "shards" / "shard-00001.arrow")
     assert export_run(tmp_path) == 1
     assert "shard-00001.arrow: has changed" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.parquet*"))

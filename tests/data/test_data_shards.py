@@ -79,12 +79,6 @@ def test_manifest_adds_up(tmp_path):
     ]
 
 
-def test_ids_stay_in_the_memory_map(tmp_path):
-    store = make_store(tmp_path)
-    for side in (store.source, store.target):
-        assert not any(ids.flags.owndata or ids.flags.writeable for ids in side.ids)
-
-
 def test_too_long_pairs_are_skipped_and_told(tmp_path, tokenizer):
     long = "Straße " * 40
     sources, targets = [*ENGLISH, long, "a", "b"], [*GERMAN, "kurz", long, "b"]
@@ -349,27 +343,6 @@ def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatc
     assert same(found, write_shards(file, tokenizer, rules, tmp_path / "fresh", per_shard))
     for path in (tmp_path / "fresh").glob("shard-*"):
         assert (out / path.name).read_bytes() == path.read_bytes()
-
-
-def test_a_finished_job_that_is_forced_begins_anew(tmp_path, tokenizer, monkeypatch):
-    file = write_pairs(tmp_path / "p.arrow", ENGLISH * 5, GERMAN * 5)
-    write_shards(file, tokenizer, Filter(), tmp_path / "out", 3)
-    written = []
-    write = job._write
-    monkeypatch.setattr(job, "_write", lambda *a: written.append(a[0]) or write(*a))
-    write_shards(file, tokenizer, Filter(), tmp_path / "out", 3)
-    assert len(written) == 7
-
-
-def test_the_job_does_not_wait_for_pandas(tmp_path, tokenizer):
-    write_pairs(tmp_path / "p.arrow", ENGLISH * 50, GERMAN * 50)
-    program = (
-        "import sys; from transformer_core.run.job import main; code = main();"
-        " sys.exit(code or 'pandas' in sys.modules)"
-    )
-    command = shards_command(tmp_path, tokenizer)
-    command[1:3] = ["-c", program]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 def shards_command(folder, tokenizer, **fields):
