@@ -1,8 +1,6 @@
 """Columns, joins and intervals: packed, spilled, joined in stretches, against counts one by one."""
 
-import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -21,22 +19,15 @@ from transformer_core.trace.breakdown.devices import partition
 from transformer_core.trace.events import columns
 from transformer_core.trace.events import columns as columns_module
 from transformer_core.trace.events.arrow import events_of, write_events
-from transformer_core.trace.events.columns import NULL, Columns, Packed, Spill, Spilled
+from transformer_core.trace.events.columns import NULL, Columns, Spill
 from transformer_core.trace.events.event_table import Events, rows_of
 from transformer_core.trace.events.intervals import innermost, union
 from transformer_core.trace.events.joins import around, first_launches, leaves
-from transformer_core.trace.events.process import LeftOut
 from transformer_core.trace.readers import kineto_stream
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.kineto_events import EventDecoder
 
 EDGES = [NULL, NULL + 1, -(2**32), -1, 0, 1, 254, 255, 256, 65_535, 2**32, 2**63 - 1]
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(EDGES) | st.integers(NULL, 2**63 - 1) | st.integers(0, 300)))
-def test_packed_values_come_back(values: list[int]) -> None:
-    assert Packed(np.array(values, np.int64)).values().tolist() == values
 
 
 @settings(deadline=None)
@@ -117,20 +108,6 @@ def test_events_decoded_with_their_args_are_the_same(
     assert rows(path, monkeypatch, typed=True) == rows(path, monkeypatch, typed=False)
 
 
-def test_usual_events_are_decoded_with_their_args() -> None:
-    piece = EventDecoder(LeftOut())(json.dumps(EVENTS).encode())
-    assert len(piece) == len(EVENTS)
-    assert {name: len(events) for name, events in piece.runs.items()} == {
-        "cpu_op": 2,
-        "cuda_runtime": 2,
-        "user_annotation": 1,
-        "python_function": 2,
-        "kernel": 1,
-        "gpu_memcpy": 1,
-        "cpu_instant_event": 1,
-    }
-
-
 def test_reading_imports_what_it_needs(tmp_path: Path) -> None:
     path = kineto(tmp_path / "trace.json", EVENTS)
     program = f"""
@@ -147,19 +124,6 @@ print(sorted(heavy & set(sys.modules)), "schemas.config.run_spec" in sys.modules
 
 
 LARGE = 200_000
-
-
-@pytest.mark.parametrize("in_memory", [0, 1000, 1 << 30])
-def test_arrays_come_back(in_memory: int) -> None:
-    kinds = (np.uint8, np.uint16, np.uint32, np.int64)
-    arrays = [np.arange(1000 * k, 1000 * k + 300).astype(kind) for k, kind in enumerate(kinds)]
-    spill = Spill(in_memory)
-    kept = [spill.keep(values) for values in arrays]
-    for values, one in zip(arrays, kept, strict=True):
-        for again in (one, pickle.loads(pickle.dumps(one))):
-            found = again.read() if isinstance(again, Spilled) else again
-            assert found.dtype == values.dtype
-            assert found.tolist() == values.tolist()
 
 
 def test_columns_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,32 +150,6 @@ def test_without_room_on_the_disk_memory_is_taken(monkeypatch: pytest.MonkeyPatc
     for name in ("some room", "none"):
         assert list(Spill(0).keep(np.arange(5))) == [0, 1, 2, 3, 4], name
         monkeypatch.setattr(tempfile, "TemporaryFile", full)
-
-
-ANONYMOUS = """
-import sys, threading, time
-from transformer_core.trace.__main__ import main
-peak, done = 0, threading.Event()
-def watch():
-    global peak
-    while not done.wait(0.002):
-        text = open("/proc/self/status").read()
-        peak = max(peak, int(text.partition("RssAnon:")[2].split()[0]))
-watch_it = threading.Thread(target=watch)
-watch_it.start()
-main([sys.argv[1]])
-done.set()
-watch_it.join()
-print(peak)
-"""
-
-
-def peak(path: Path) -> int:
-    """Peak of anonymous memory of a process that reads a trace, in KiB."""
-    done = subprocess.run(
-        [sys.executable, "-c", ANONYMOUS, str(path)], capture_output=True, text=True, check=True
-    )
-    return int(done.stdout.splitlines()[-1])
 
 
 def test_a_table_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,19 +245,6 @@ def test_the_first_launch_of_an_id(block: int) -> None:
         assert (thread[place], time[place]) == told
 
 
-def test_parts_of_columns(block: int) -> None:
-    rows = nested(6, 200, True)
-    t0, names = rows["t0"], rows["name"]
-    places = np.random.default_rng(7).integers(0, 200, 90)
-    assert rows.take("t0", places).tolist() == t0[places].tolist()
-    assert rows.stretch("t1", 3, 150).tolist() == rows["t1"][3:150].tolist()
-    assert rows.distinct("name") == sorted(set(names.tolist()))
-    assert rows.places("name", [1, 3]).tolist() == np.flatnonzero((names % 2) == 1).tolist()
-    empty = Columns(*_NAMES)
-    assert not len(empty.take("t0", places[:0]))
-    assert (empty.distinct("name"), empty.places("name", [1]).tolist()) == ([], [])
-
-
 END = 60
 moments = st.integers(-5, END + 5)
 intervals = st.lists(st.tuples(moments, moments).map(sorted).map(tuple), max_size=12)
@@ -405,21 +330,3 @@ def test_every_moment_has_one_owner(pairs: list[tuple[int, int]]) -> None:
         # The owner began last, and of those that began with it, ended first.
         if around:
             assert pairs[owner][0] == max(pairs[place][0] for place in around)
-
-
-def test_self_time_excludes_the_operators_inside() -> None:
-    cut = innermost(np.array([0, 10, 12, 40]), np.array([30, 20, 15, 50]))
-    found = list(zip(cut.t0.tolist(), cut.t1.tolist(), cut.owner.tolist(), strict=True))
-    assert found == [(0, 10, 0), (10, 12, 1), (12, 15, 2), (15, 20, 1), (20, 30, 0), (40, 50, 3)]
-    assert cut.parent.tolist() == [-1, 0, 1, -1]
-
-
-def test_what_touches_does_not_contain() -> None:
-    assert innermost(np.array([0, 10, 10]), np.array([10, 20, 12])).parent.tolist() == [-1, -1, 1]
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_few_intervals(count: int) -> None:
-    t0, t1 = np.zeros(count, np.int64), np.full(count, 4, np.int64)
-    assert union(t0, t1).length == 4 * count
-    assert innermost(t0, t1).at(np.array([2])).tolist() == [count - 1]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,13 +21,12 @@ from transformer_core.trace.compare import (
     read_profile,
 )
 from transformer_core.trace.events import event_table
-from transformer_core.trace.events.arrow import events_of, integers, numbers, strings
+from transformer_core.trace.events.arrow import events_of
 from transformer_core.trace.events.arrow import table_of as arrow_table
-from transformer_core.trace.events.event_table import Events, Window
+from transformer_core.trace.events.event_table import Window
 from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers import files as reading
 from transformer_core.trace.readers.files import read_files
-from transformer_core.trace.terminal import short
 
 KERNEL = [on_device("kernel", "sgemm", 0, 5, 1)]
 
@@ -69,26 +67,20 @@ def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path: Path) -> None:
     assert "The traces do not say their ranks: they are counted in order" in found.notes
 
 
-def test_two_traces_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head = {"distributedInfo": {"rank": 0, "world_size": 2}}
-    paths = [
-        str(kineto(tmp_path / f"{name}.json", [on_device("kernel", name, 0, 5, 1)], **head))
-        for name in "ab"
-    ]
-    assert main(paths) == 1
-    assert "is of rank 0, and so is" in capsys.readouterr().err
-
-
-def test_one_trace_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [str(kineto(tmp_path / f"{name}.json", KERNEL)) for name in "ab"]
-    assert main(paths) == 1
-    assert "is the same as" in capsys.readouterr().err
-
-
-def test_traces_of_two_profilers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [training_report(tmp_path / "a.sqlite"), kineto(tmp_path / "b.json", KERNEL)]
-    assert main([str(path) for path in paths]) == 1
-    assert "give files of one profiler" in capsys.readouterr().err
+def test_traces_that_do_not_belong_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head: dict[str, Any] = {"distributedInfo": {"rank": 0, "world_size": 2}}
+    usual = kineto(tmp_path / "usual.json", KERNEL, **head)
+    other = kineto(tmp_path / "other.json", [on_device("kernel", "other", 0, 5, 1)], **head)
+    again = kineto(tmp_path / "again.json", KERNEL, **head)
+    for path, words in (
+        (other, "is of rank 0, and so is"),
+        (again, "is the same as"),
+        (training_report(tmp_path / "report.sqlite"), "give files of one profiler"),
+    ):
+        assert main([str(usual), str(path)]) == 1
+        assert words in capsys.readouterr().err
 
 
 def step(rank: int, name: str = "sgemm") -> list[dict[str, Any]]:
@@ -285,21 +277,6 @@ def test_large_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.M
         read_files(paths)
 
 
-def test_arrays_to_arrow_and_back() -> None:
-    values, absent = np.arange(12), np.arange(12) % 5 == 0
-    array = integers(values, pa.int32(), absent)
-    assert array.to_pylist() == [None if n % 5 == 0 else n for n in range(12)]
-    assert numbers(array.slice(3, 4), -1).tolist() == [3, 4, -1, 6]
-    assert numbers(integers(values, pa.int64()).slice(10), -1).tolist() == [10, 11]
-    assert strings(["ä", "", "b"]).to_pylist() == ["ä", "", "b"]
-    assert strings([]).to_pylist() == numbers(pa.nulls(0, pa.int64()), 0).tolist() == []
-    assert numbers(pa.nulls(3, pa.int64()), -7).tolist() == [-7, -7, -7]
-
-
-def test_an_empty_table_has_no_window() -> None:
-    assert len(Window(1.0, 2.0).of(Events())) == 0
-
-
 FIRST = {"sgemm": (10, 40), "gelu_kernel": (55, 5)}
 SECOND = {"sgemm": (10, 20), "softmax_kernel": (35, 5)}
 
@@ -378,15 +355,6 @@ def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(
     capsys.readouterr()
     main(["diff", str(output), str(pair[0])])
     assert f"note: {output} lists its longest kernels alone" in capsys.readouterr().out
-
-
-def test_names_that_fit() -> None:
-    kernel = "void at::native::(anonymous namespace)::reduce_kernel<512, Op<float>>(Op<float>, int)"
-    assert short(kernel, 58) == "reduce_kernel<512, Op<float>>"
-    long = "split_embedding_backward_codegen_rowwise_adagrad_kernel_cta_per_row_"
-    assert short(long + "1", 58) != short(long + "2", 58)
-    assert len(short(long + "1", 58)) == 58
-    assert short("(anonymous)", 58) == "(anonymous)"
 
 
 @pytest.mark.parametrize(

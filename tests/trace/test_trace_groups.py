@@ -84,13 +84,6 @@ def test_ranks_that_ran_it_unequally_often(tmp_path: Path) -> None:
     assert any("unequally often, 2 to 3 times" in note for note in found.notes)
 
 
-def test_one_rank_of_many(tmp_path: Path) -> None:
-    kernel = on_device("kernel", ALL_REDUCE, 0, 5, 1, **said([0, 1]))
-    found, _ = breakdown_of_files([trace(tmp_path, 0, [kernel], 2)], "one")
-    assert collectives(found)[0].transfer_ns is None
-    assert any("no trace of rank 1" in note for note in found.notes)
-
-
 def test_an_all_to_all_that_runs_as_sends_and_receives(tmp_path: Path) -> None:
     told = said([0, 1]) | {"Collective name": "all_to_allv"}
     files = []

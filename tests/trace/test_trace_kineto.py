@@ -246,13 +246,6 @@ def test_times_are_exact_between_events_without_a_time(tmp_path: Path) -> None:
     assert trace.device["t0"].tolist() == wanted
 
 
-def test_launches_of_other_runtimes_are_joined(tmp_path: Path) -> None:
-    for runtime in ("xpu_runtime", "privateuse1_driver"):
-        launch = complete(runtime, "urEnqueueKernelLaunch", 1, 1, correlation=5)
-        path = kineto(tmp_path / f"{runtime}.json", [launch, on_device("kernel", "k", 10, 4, 5)])
-        assert rows_of(read_files([path]).table)["launch_ns"].tolist() == [1000]
-
-
 def test_accelerators_that_are_not_read_are_told(tmp_path: Path) -> None:
     rows = [
         complete("cpu_op", "aten::mm", 0, 5),
@@ -278,19 +271,6 @@ def test_what_other_programs_leave_in_a_text(tmp_path: Path, before: bytes, afte
     path = tmp_path / "t.json"
     path.write_bytes(before + whole(tmp_path).removesuffix(b"]}") + after + b"}")
     assert rows_of(read_files([path]).table)["t0_ns"].tolist() == [10_000]
-
-
-def test_a_folder_stands_for_its_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ranks = tmp_path / "ranks"
-    ranks.mkdir()
-    for rank in range(2):
-        kineto(ranks / f"{rank}.json", ROWS, distributedInfo={"rank": rank, "world_size": 2})
-    assert main([str(ranks)]) == 0
-    assert "\n1 cuda:0" in capsys.readouterr().out
-    assert main(["perfetto", str(ranks), "--output", str(tmp_path / "all.json")]) == 0
-    (tmp_path / "none").mkdir()
-    assert main([str(tmp_path / "none")]) == 1
-    assert "holds no traces" in capsys.readouterr().err
 
 
 def test_a_window_beside_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,19 +54,6 @@ def test_processes_of_one_report_are_ranks(tmp_path: Path) -> None:
     assert times == [(230, 200, 30), (200, 200, 0)]
 
 
-def test_correlation_ids_join_within_a_process_only(tmp_path: Path) -> None:
-    report = Report(tmp_path / "report.sqlite")
-    report.range("phase:forward", 0, 100, pid=1, tid=1)
-    report.range("phase:backward", 0, 100, pid=2, tid=1)
-    for pid in (1, 2):
-        report.launch(7, 10 * pid, pid=pid, tid=1)
-        report.kernel("k", 50, 60, pid=pid, correlation=7)
-    rows = rows_of(read_files([report.write()]).table)
-    kernel = rows["kind"] == "kernel"
-    found = zip(rows["pid"][kernel], rows["launch_ns"][kernel], rows["phase"][kernel], strict=True)
-    assert sorted(found) == [(1, 10, "forward"), (2, 20, "backward")]
-
-
 def test_graphs_are_a_class_of_their_own(tmp_path: Path) -> None:
     report = Report(tmp_path / "report.sqlite")
     report.kernel("k", 0, 10, pid=1, correlation=1)
@@ -74,15 +61,6 @@ def test_graphs_are_a_class_of_their_own(tmp_path: Path) -> None:
     (device,) = break_down(read_files([report.write()]).table)
     assert (device.span.compute_ns, device.span.exposed_graphs_ns) == (10, 20)
     assert ("graph", "CUDA graph 5", 25) in {(a.kind, a.name, a.time_ns) for a in device.activities}
-
-
-def test_kernels_of_one_graph_share_their_launch(tmp_path: Path) -> None:
-    report = Report(tmp_path / "report.sqlite")
-    report.launch(9, 3, pid=1, tid=1)
-    for t0 in (10, 20, 30):
-        report.kernel(f"node_{t0}", t0, t0 + 5, pid=1, correlation=9)
-    rows = rows_of(read_files([report.write()]).table)
-    assert rows["launch_ns"].tolist() == [3, 3, 3]
 
 
 def test_missing_tables(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Files that are not what they should be: a sentence and an exit code, or the rest and a count."""
 
-import gzip
 import json
 import os
 import sqlite3
@@ -95,34 +94,20 @@ def test_an_operator_with_wrong_inputs(tmp_path: Path, field: str, value: str) -
     assert found.devices[0].kernels == 2
 
 
-SHAPES = {
-    "linear of lists": ("aten::linear", [[[4, 5], [4, 5]], [6, 5], [6]]),
-    "linear of many": ("aten::linear", [[4, 5], [6, 5, 2], [6]]),
-    "linear of one side": ("aten::linear", [[5], [6, 5]]),
-    "linear of nothing": ("aten::linear", [[], [], []]),
-    "linear of others": ("aten::linear", [[4, 5], [6, 7]]),
-    "addmm of two": ("aten::addmm", [[6], [4, 5]]),
-    "bmm of batches": ("aten::bmm", [[2, 4, 5], [3, 5, 6]]),
-    "mm of vectors": ("aten::mm", [[4], [4]]),
-    "attention of three sides": ("aten::_scaled_dot_product_flash_attention", [[2, 3, 4]] * 3),
-    "attention of others": (
-        "aten::_scaled_dot_product_flash_attention",
-        [[2, 3, 4, 8], [2, 3, 4, 9], [2, 3, 5, 8]],
-    ),
-    "negative sides": ("aten::mm", [[-1, 3], [3, -4]]),
-    "sides that are text": ("aten::mm", [["a", 3], [3, 4]]),
-    "sides that are true": ("aten::mm", [[True, 3], [3, 4]]),
-    "astronomic": ("aten::mm", [[10**15, 10**15], [10**15, 10**15]]),
-}
-FLOPS = {"linear of one side": 60}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_shapes_that_prove_nothing_give_no_flops(tmp_path: Path, name: str) -> None:
-    operator, shapes = SHAPES[name]
-    rows = [complete("cpu_op", operator, 0, 5, **{"Input Dims": shapes}), *GOOD[2:]]
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [[[4, 5], [4, 5]], [6, 5]],
+        [[-1, 3], [3, -4]],
+        [["a", 3], [3, 4]],
+        [[True, 3], [3, 4]],
+        [[10**15, 10**15], [10**15, 10**15]],
+    ],
+)
+def test_sides_that_cannot_be_give_no_flops(tmp_path: Path, shapes: list[Any]) -> None:
+    rows = [complete("cpu_op", "aten::mm", 0, 5, **{"Input Dims": shapes}), *GOOD[2:]]
     found = read(tmp_path, kineto(tmp_path / "trace.json", rows))
-    assert found.devices[0].operators[0].flops == FLOPS.get(name)
+    assert found.devices[0].operators[0].flops is None
 
 
 def test_an_event_that_is_there_twice(tmp_path: Path) -> None:
@@ -141,12 +126,6 @@ def test_launches_without_kernels_are_no_trace_of_a_cpu(
 
 
 WHOLE = json.dumps({"schemaVersion": 1, "traceEvents": GOOD})
-
-
-def test_gzip_by_any_name(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(gzip.compress(WHOLE.encode()))
-    assert read(tmp_path, path).devices[0].events == 2
 
 
 def test_characters_that_are_none(tmp_path: Path) -> None:
@@ -335,53 +314,6 @@ def test_texts_of_a_report_that_are_none(tmp_path: Path, value: str) -> None:
     report.database.execute(f"UPDATE StringIds SET value = {value}")
     found = rows_of(read_files([report.write()]).table)
     assert found["name"].tolist() == ["unknown kernel"]
-
-
-def test_why_a_report_has_no_kernels(tmp_path: Path) -> None:
-    report = Report(tmp_path / "r.sqlite")
-    report.launch(1, 100, pid=7, tid=1)
-    report.kernel("sgemm", 400, 200, pid=7, correlation=1)
-    with pytest.raises(ConfigError, match=r"no kernel \(1 event was left out: they end before"):
-        read_files([report.write()])
-
-
-def reduced(ts: float, dur: float, ranks: list[int]) -> dict[str, Any]:
-    """An all-reduce of 1,000 numbers in a group."""
-    said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1000}
-    said |= {"Out msg nelems": 1000, "Group size": len(ranks), "Process Group Ranks": str(ranks)}
-    return on_device("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", ts, dur, int(ts), **said)
-
-
-def test_a_rank_in_two_groups_of_different_sizes(tmp_path: Path) -> None:
-    """The group of all four twice, with a pair's between; by hand."""
-    files = []
-    for rank in range(4):
-        pair = [0, 1] if rank < 2 else [2, 3]
-        rows = [
-            reduced(100, 100 + 10 * rank, [0, 1, 2, 3]),
-            reduced(400, 50 + 5 * (rank % 2), pair),
-        ]
-        rows += [reduced(600, 40 - rank, [0, 1, 2, 3])]
-        head = {"distributedInfo": {"rank": rank, "world_size": 4}}
-        files.append(kineto(tmp_path / f"{rank}.json", rows, **head))
-    output = tmp_path / "out.json"
-    assert main([*map(str, files), "--output", str(output)]) == 0
-    found = [
-        one.collectives[0]
-        for one in Breakdown.model_validate(json.loads(output.read_text())).devices
-    ]
-    assert [one.transfer_ns for one in found] == [187_000] * 4  # 100 + 50 + 37
-    assert [one.waiting_ns for one in found] == [3_000, 17_000, 21_000, 35_000]
-    moved = 2 * 4000 * 2 * 3 / 4 + 4000 * 2 * 1 / 2
-    assert found[0].bus_bandwidth == pytest.approx(moved / 187e-6)
-
-
-@pytest.mark.parametrize("field", ["ts", "dur"])
-def test_a_time_of_hundreds_of_digits_is_left_out(tmp_path: Path, field: str) -> None:
-    row = {**on_device("kernel", "gelu", 20, 2, 2), field: 10**400}
-    found = read(tmp_path, kineto(tmp_path / "trace.json", [*LAUNCHED, row]))
-    assert found.devices[0].span.window_ns == 5_000
-    assert sum("1 event was left out" in note for note in found.notes) == 1
 
 
 @pytest.mark.parametrize("device", [-5, 2**31, 10**40])

@@ -89,7 +89,6 @@ def test_a_cpu_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_training(tmp_path: Path) -> None:
     breakdown, flops = profiled("cuda", tmp_path / "trace.json.gz")
     check(breakdown, flops)
