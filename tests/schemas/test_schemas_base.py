@@ -86,24 +86,6 @@ def test_kinds_of_all_sections() -> None:
     assert ("machine",) not in kinds
 
 
-SPECS = [{"model": {"kind": kind}} for kind in ("transformer", "torch_nn", "huggingface")] + [
-    {"training": {"optimizer": {"kind": kind}}} for kind in ("adamw", "sgd", "adamw_8bit")
-]
-
-
-@settings(deadline=None, derandomize=True)
-@given(st.lists(st.sampled_from(SPECS), max_size=5))
-def test_any_chain_of_kinds_gives_a_valid_spec(changes: list[dict[str, Any]]) -> None:
-    data = RunSpec(variant="v").model_dump(mode="json")
-    for change in changes:
-        data = merge(data, change, kinds_of(RunSpec))
-    spec = RunSpec.model_validate(data).model_dump()
-    for section in {section for change in changes for section in change}:
-        last = [change[section] for change in changes if section in change][-1]
-        for path, value in leaves(last, (section,)):
-            assert at(spec, path) == value
-
-
 FIELDS: dict[tuple[str, ...], st.SearchStrategy[Any]] = {
     ("variant",): st.from_regex(r"\A[a-z][a-z0-9_]{0,20}\Z"),
     ("corpus", "seed"): st.integers(0, 10**6),

@@ -90,11 +90,6 @@ def test_the_remedies_are_enough_and_no_more() -> None:
         resolve(tight, "v", scaled(0.3, DDP))
 
 
-def test_a_large_scale_makes_a_small_batch_do() -> None:
-    base = study({"kind": "fixed_size", "pairs": 2}, machine={"devices_per_node": 4})
-    resolve(base, "v", scaled(2.0, DDP))
-
-
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_scale_is_positive(scale: float) -> None:
     with pytest.raises(ConfigError, match="at least"):

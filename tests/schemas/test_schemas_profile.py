@@ -2,16 +2,11 @@
 
 import pytest
 
-from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from transformer_core.study.resolve import check_study
 from transformer_core.study.targets import check_targets, known_targets
 
 STUDY = {"name": "mine", "variants": ["single"]}
-
-
-def test_settings_of_profiles_and_limits_rerun_no_training() -> None:
-    assert not {"profiling", "limits", "traces"} & set(RunSpec.model_fields)
 
 
 def test_traces_are_targets_beside_the_variants() -> None:

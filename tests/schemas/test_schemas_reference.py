@@ -64,9 +64,6 @@ def examples(page: str) -> Iterator[dict[str, Any]]:
 WHOLE = {"name": "example", "variants": ["single"]}
 
 
-WHOLE = {"name": "example", "variants": ["single"]}
-
-
 def test_sections_of_a_study_can_be_written_as_shown() -> None:
     shown = set()
     for example in examples("study.md"):

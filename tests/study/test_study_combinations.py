@@ -40,12 +40,6 @@ def test_a_combination_takes_the_own_change_of_every_part() -> None:
     assert spec.training.precision.kind == "bf16"
 
 
-def test_the_order_of_the_parts_does_not_matter() -> None:
-    specs = [combine(STUDY, VARIANTS, p, "best") for p in (("ddp", "view"), ("view", "ddp"))]
-    assert specs[0] is not None
-    assert specs[0] == specs[1]
-
-
 @pytest.mark.parametrize("parts", [("bf16", "fp16"), ("view",), ("view", "bf16")])
 def test_changes_that_do_not_fit_together_are_no_combination(parts: tuple[str, ...]) -> None:
     assert combine(STUDY, VARIANTS, parts, "best") is None

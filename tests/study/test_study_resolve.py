@@ -124,21 +124,6 @@ def test_single_takes_one_device_however_it_is_built() -> None:
     assert RunSpec(variant="ddp", parallel=Ddp(kind="ddp"), machine=machine).world_size == 8
 
 
-def test_parts_of_a_batch() -> None:
-    change = {"parallel": {"kind": "ddp"}, "training": {"accumulation": {"micro_batches": 3}}}
-    assert resolve(study(), "v", {"v": variant(change)}).parts == 6
-
-
-def test_a_study_of_defaults_is_sound() -> None:
-    base = check_study({"name": "plain", "variants": ["single"]}, "study.yaml")
-    assert set(resolve_all(base, {"single": variant()})) == {"single"}
-
-
-def test_resolve_all_keeps_the_order_of_the_study() -> None:
-    variants = {name: variant() for name in ("a", "b", "c")}
-    assert list(resolve_all(study(variants=["c", "a"], baseline="a"), variants)) == ["c", "a"]
-
-
 def problems(study: Study, variants: dict[str, Variant]) -> list[tuple[str, str, Any, str]]:
     with pytest.raises(ConfigError) as caught:
         resolve_all(study, variants, "study.yaml", "variants.yaml")
@@ -195,13 +180,6 @@ def test_variants_that_need_different_values_are_all_heard() -> None:
     assert [field for _, field, _, _ in found] == ["batching.pairs", "batching.pairs"]
     assert "at least 2 pairs" in found[0][3]
     assert "at least 8 pairs" in found[1][3]
-
-
-def test_a_broken_rule_is_laid_to_the_file_that_sets_the_field() -> None:
-    variants = {"single": variant(), "odd": variant({"model": {"heads": 3}})}
-    base = study(variants=list(variants))
-    (found,) = problems(base, variants)
-    assert found[:3] == ("variants.yaml", "odd.change.model.heads", 3)
 
 
 def test_streams_on_a_cpu_are_laid_to_the_variant_once() -> None:
@@ -341,35 +319,3 @@ def test_variants_files(tmp_path: Path, text: str, expected: tuple[str, Any, str
     assert (problem.file, problem.field, problem.value) == (str(path), field, value)
     assert message in problem.message
     assert remedy in problem.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (f"a: {{{END}}}\nb: {{{END}}}\na: {{{END}}}\n", "line 3"),
-        (f"a: {{{END},\n  change: {{training: {{seed: 1, steps: 2, seed: 3}}}}}}\n", "line 2"),
-        ("a: {equivalence\n", "line 2"),
-    ],
-)
-def test_yaml_errors_name_the_line(tmp_path: Path, text: str, line: str) -> None:
-    path = write(tmp_path / "variants.yaml", text)
-    with pytest.raises(ConfigError) as caught:
-        read_variants(path)
-    (problem,) = caught.value.problems
-    assert problem.file == str(path)
-    assert line in problem.field
-
-
-def test_yaml_anchors_and_merges_still_work(tmp_path: Path) -> None:
-    text = f"a: &a {{{END}}}\nb: {{<<: *a, summary: other}}\n"
-    found = read_variants(write(tmp_path / "variants.yaml", text)).variants
-    assert (found["a"].summary, found["b"].summary) == ("s", "other")
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml.*\n.*no such file.*\n.*check the path"):
-        read_variants(tmp_path / "nowhere.yaml")
-    binary = tmp_path / "binary.yaml"
-    binary.write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(ConfigError, match=r"binary\.yaml"):
-        read_variants(binary)

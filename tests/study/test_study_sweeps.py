@@ -64,11 +64,6 @@ def test_values_become_variants(tmp_path: Path) -> None:
     assert link.summary == "Buckets of 5. Over 1Gbit/s."
 
 
-def test_a_swept_variant_is_written_like_any_other(tmp_path: Path) -> None:
-    written = read(tmp_path).variants["ddp_5"].model_dump(mode="json")
-    assert set(written) == {"parent", "change", "equivalence", "tests", "summary"}
-
-
 def test_values_become_run_specs(tmp_path: Path) -> None:
     variants = read(tmp_path).variants
     spec = resolve(Study(name="s", variants=["ddp"]), "ddp_256kb_100mbit", variants)
