@@ -52,7 +52,7 @@ from transformer_core.run.worker import Program
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import Diverged, optimizer_step, train
-from transformer_core.training.observer import Observer
+from transformer_core.training.observer import Observer, Progress
 from transformer_core.training.precision import ScaledAutocast
 
 STEPS_AS_TIMED = 3
@@ -64,7 +64,7 @@ OVERFLOWING = 2.0**100
 """A loss scale that makes any gradient overflow."""
 
 
-class Recorder(Observer):
+class Recorder(Progress):
     """Records what every step of a short run computed, on the device."""
 
     def __init__(
@@ -74,17 +74,17 @@ class Recorder(Observer):
         checker: Checker | None = None,
         kernels: FirstStep | None = None,
     ) -> None:
+        super().__init__(progress)
         self.strategy = strategy
         self.checker = checker
         self.kernels = kernels
-        self.progress = progress
         self.target_tokens: list[int] = []
         self.loss_sums: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.differences: list[float | None] = []
 
     def start(self, step: int) -> None:
-        self.progress.start(step)
+        super().start(step)
         if self.kernels is not None:
             self.kernels.begin()
 
@@ -97,14 +97,6 @@ class Recorder(Observer):
         self.differences.append(self.strategy.replica_difference())
         if self.checker is not None:
             self.checker.updated(step, target_tokens, loss_sum, norm)
-
-    def step_done(
-        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
-    ) -> None:
-        self.progress.step_done(tokens)
-
-    def logged(self, step: int, loss: float) -> None:
-        self.progress.logged(step, loss)
 
     def read(self, seed: int, initial_sha256: str) -> SeedTrajectory:
         """The record of all ranks, on every rank; Diverged if a loss is not finite."""
