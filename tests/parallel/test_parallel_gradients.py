@@ -1,13 +1,18 @@
-"""Every strategy finds the gradient of the global batch."""
+"""Every strategy finds the gradient of the global batch, in every way of computing it."""
+
+from typing import Any
 
 import pytest
 
+from schemas.base import merge
+from schemas.config.run_spec import RunSpec
 from tests.parallel.gradient_cases import (
     FULL,
     LAST,
     Case,
     Found,
     assert_same,
+    find,
     find_on_ranks,
     reference,
     spec_of,
@@ -42,10 +47,40 @@ ACCUMULATIONS = {
 }
 BATCHES = {"unequal": FULL, "empty": LAST}
 DIVISIONS = [("once", "unequal"), ("every", "unequal"), ("last", "unequal"), ("last", "empty")]
+WAYS: dict[str, dict[str, Any]] = {
+    "checkpoint": {"model": {"checkpoint": "layers"}},
+    "chunks": {"training": {"loss": {"kind": "chunked", "rows": 3}}},
+    # Rows of some three pairs on a rank, whose parts have four to thirteen.
+    "packed": {"batching": {"rows": {"kind": "packed", "tokens": 16}}},
+    "packed_last": {
+        "batching": {"rows": {"kind": "packed", "tokens": 16}},
+        "training": {"accumulation": {"micro_batches": 2}},
+    },
+}
+"""Other ways to compute the same gradients; the last of them of the last batch."""
+IN_OTHER_WAYS = {
+    name: STRATEGIES[name][0] for name in ("ddp_small_buckets", "central", "central_local_loss")
+} | {"fsdp": {"kind": "fsdp"}}
+OTHER_CASES = [
+    (strategy, way)
+    for strategy in IN_OTHER_WAYS
+    for way in WAYS
+    if (strategy, way) != ("fsdp", "packed_last")  # whose ranks would all but one be empty
+]
+
+
+def in_another_way(way: str, parallel: dict[str, Any]) -> Case:
+    plain = spec_of(parallel=parallel).model_dump(mode="json")
+    batch = LAST if way == "packed_last" else FULL
+    return Case(RunSpec.model_validate(merge(plain, WAYS[way])), batch, steps=2)
 
 
 def all_cases() -> dict[str, Case]:
-    return {
+    ways = {
+        f"{strategy}-{way}": in_another_way(way, IN_OTHER_WAYS[strategy])
+        for strategy, way in OTHER_CASES
+    }
+    return ways | {
         f"{strategy}-{accumulation}-{batch}": Case(
             # Twice: DDP makes its buckets anew after the first step.
             spec_of(parallel=parallel, training={"accumulation": ACCUMULATIONS[accumulation]}),
@@ -66,6 +101,27 @@ def found() -> dict[str, list[Found]]:
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Found]:
     return {name: reference(number) for name, number in BATCHES.items()}
+
+
+@pytest.mark.parametrize(("strategy", "way"), OTHER_CASES)
+def test_other_ways_find_the_same(
+    found: dict[str, list[Found]], expected: dict[str, Found], strategy: str, way: str
+) -> None:
+    main = found[f"{strategy}-{way}"][0]
+    wanted = expected["empty" if way == "packed_last" else "unequal"]
+    if strategy == "fsdp":
+        # Each rank has its rows of the gradients; their norm is that of all.
+        assert main.loss == pytest.approx(wanted.loss, rel=1e-5)
+        assert main.norm == pytest.approx(wanted.norm, rel=1e-5)
+    else:
+        assert_same(main, wanted, EXACT)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_process_finds_the_same_in_other_ways(expected: dict[str, Found], way: str) -> None:
+    case = in_another_way(way, {"kind": "single"})
+    wanted = expected["empty" if way == "packed_last" else "unequal"]
+    assert_same(find(case.spec, case.batch), wanted, EXACT)
 
 
 @pytest.mark.parametrize(("accumulation", "batch"), DIVISIONS)
