@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # Optimizers import it when they are first used, in every fork.
 import torch.utils.checkpoint
 
 from transformer_core.audit.relations import Finding, Notes
