@@ -53,9 +53,3 @@ def test_a_table_with_ratios_and_reasons(tmp_path: Path) -> None:
     assert padded["note"] != packed["note"]
     assert float(rows["plan 540 pairs", "epoch, token budget"]["median"]) > 0
     assert "| feed, by strategy | fixed size, packed |" in done.stdout
-
-
-def test_nothing_to_measure_is_an_error() -> None:
-    done = benchmark()
-    assert done.returncode == 2
-    assert "--shards or --study-data" in done.stderr
