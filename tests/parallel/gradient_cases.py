@@ -1,6 +1,7 @@
 """Gradients of one global batch by any strategy, as every rank finds them before its update."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -12,6 +13,7 @@ from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
 
 PAIRS = 13
@@ -39,9 +41,13 @@ def spec_of(**sections: Any) -> RunSpec:
     )
 
 
-def find(spec: RunSpec, batch: int = FULL, steps: int = 1) -> Found:
-    """``steps`` steps on the same batch."""
+def find(
+    spec: RunSpec, batch: int = FULL, steps: int = 1, change: Callable[[Setup], None] | None = None
+) -> Found:
+    """``steps`` steps on the same batch. ``change(setup)`` comes first."""
     setup = small_setup(spec)
+    if change is not None:
+        change(setup)
     setup.module.train()
     for _ in range(steps):
         generator = setup.strategy.batches(setup.feed, 0, batch)
@@ -75,11 +81,12 @@ class Case:
     spec: RunSpec
     batch: int = FULL
     steps: int = 1
+    change: Callable[[Setup], None] | None = None
 
 
 def find_all(cases: dict[str, Case]) -> dict[str, Found]:
     """The cases one after the other, on this rank."""
-    return {name: find(c.spec, c.batch, c.steps) for name, c in cases.items()}
+    return {name: find(c.spec, c.batch, c.steps, c.change) for name, c in cases.items()}
 
 
 def find_on_ranks(cases: dict[str, Case], world_size: int) -> dict[str, list[Found]]:

@@ -1,8 +1,12 @@
-"""Every strategy finds the gradient of the global batch, in every way of computing it."""
+"""Every strategy finds the gradient of the global batch, in every way of computing it, and a broken
+one is caught."""
 
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.futures import Future
 
 from schemas.base import merge
 from schemas.config.run_spec import RunSpec
@@ -10,13 +14,18 @@ from tests.parallel.gradient_cases import (
     FULL,
     LAST,
     Case,
+    ForgottenScale,
     Found,
+    NeverSynchronises,
     assert_same,
     find,
     find_on_ranks,
     reference,
     spec_of,
 )
+from transformer_core.parallel.ddp import DdpStrategy
+from transformer_core.parallel.hooks import Hook
+from transformer_core.training.assemble import Setup
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +78,40 @@ OTHER_CASES = [
 ]
 
 
+class DroppedBucket(Hook):
+    """The second bucket is given back as it came."""
+
+    def average(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        future: Future[torch.Tensor] = Future()
+        buffer = bucket.buffer()
+        if bucket.index() != 1:
+            dist.all_reduce(buffer.div_(dist.get_world_size()))
+        future.set_result(buffer)
+        return future
+
+
+def forget_scale(setup: Setup) -> None:
+    setup.strategy.__class__ = ForgottenScale
+
+
+def never_synchronise(setup: Setup) -> None:
+    setup.strategy.__class__ = NeverSynchronises
+
+
+def drop_bucket(setup: Setup) -> None:
+    strategy = setup.strategy
+    assert isinstance(strategy, DdpStrategy)
+    assert strategy.module is not None
+    DroppedBucket(strategy.traffic).register(strategy.module)
+
+
+FAULTS = {
+    "forgotten_scale": forget_scale,
+    "never_synchronises": never_synchronise,
+    "dropped_bucket": drop_bucket,
+}
+
+
 def in_another_way(way: str, parallel: dict[str, Any]) -> Case:
     plain = spec_of(parallel=parallel).model_dump(mode="json")
     batch = LAST if way == "packed_last" else FULL
@@ -80,16 +123,22 @@ def all_cases() -> dict[str, Case]:
         f"{strategy}-{way}": in_another_way(way, IN_OTHER_WAYS[strategy])
         for strategy, way in OTHER_CASES
     }
-    return ways | {
-        f"{strategy}-{accumulation}-{batch}": Case(
-            # Twice: DDP makes its buckets anew after the first step.
-            spec_of(parallel=parallel, training={"accumulation": ACCUMULATIONS[accumulation]}),
-            BATCHES[batch],
-            steps=2,
-        )
-        for strategy, (parallel, _) in STRATEGIES.items()
-        for accumulation, batch in DIVISIONS
-    }
+    spec = spec_of(parallel={"kind": "ddp", "bucket_mb": SMALL})
+    faulty = {name: Case(spec, steps=2, change=fault) for name, fault in FAULTS.items()}
+    return (
+        ways
+        | faulty
+        | {
+            f"{strategy}-{accumulation}-{batch}": Case(
+                # Twice: DDP makes its buckets anew after the first step.
+                spec_of(parallel=parallel, training={"accumulation": ACCUMULATIONS[accumulation]}),
+                BATCHES[batch],
+                steps=2,
+            )
+            for strategy, (parallel, _) in STRATEGIES.items()
+            for accumulation, batch in DIVISIONS
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +150,11 @@ def found() -> dict[str, list[Found]]:
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Found]:
     return {name: reference(number) for name, number in BATCHES.items()}
+
+
+def assert_all_same(ranks: list[Found], expected: Found, tolerance: float) -> None:
+    for rank in ranks:
+        assert_same(rank, expected, tolerance)
 
 
 @pytest.mark.parametrize(("strategy", "way"), OTHER_CASES)
@@ -136,11 +190,21 @@ def test_gradients_are_those_of_one_process(
     parallel, tolerance = STRATEGIES[strategy]
     ranks = found[f"{strategy}-{accumulation}-{batch}"]
     # Only the first rank of the central scheme has gradients.
-    for rank in ranks[:1] if parallel["kind"] == "central" else ranks:
-        assert_same(rank, expected[batch], tolerance)
+    having = ranks[:1] if parallel["kind"] == "central" else ranks
+    assert_all_same(having, expected[batch], tolerance)
     for rank in ranks:
         assert rank.loss == ranks[0].loss
         assert rank.difference == 0.0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_caught(
+    found: dict[str, list[Found]], expected: dict[str, Found], fault: str
+) -> None:
+    # The widest of the tolerances above.
+    tolerance = max(tolerance for _, tolerance in STRATEGIES.values())
+    with pytest.raises(AssertionError):
+        assert_all_same(found[fault], expected["unequal"], tolerance)
 
 
 @pytest.mark.parametrize("accumulation", ACCUMULATIONS)
