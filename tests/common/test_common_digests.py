@@ -152,7 +152,7 @@ def test_a_result_is_made_from_what_was_read(results: Path) -> None:
 
 
 def test_jobs_that_write_into_one_folder_at_once_keep_all_digests(results: Path) -> None:
-    paths = [results / f"{number}.json" for number in range(40)]
+    paths = [results / f"{number}.json" for number in range(12)]
     with ThreadPoolExecutor(8) as jobs:
         list(jobs.map(record_of, paths))
     for path in paths:

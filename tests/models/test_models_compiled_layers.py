@@ -51,35 +51,6 @@ def test_two_graphs_serve_all_layers_and_lengths(monkeypatch):
     assert not counters["graph_break"]
 
 
-def test_a_share_of_the_activations_is_kept(monkeypatch):
-    """torch's partition of a graph recomputes more where less may be kept, with the same result."""
-    kept, found = [], []
-    for share in (1.0, 0.0):
-        model = built(
-            monkeypatch,
-            "aot_eager_decomp_partition",
-            compile="layers",
-            kept_share=share,
-            dropout=0.0,
-            encoder_layers=1,
-            decoder_layers=1,
-        ).train()
-        storages = {}
-
-        def pack(tensor, storages=storages):
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        torch.manual_seed(1)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = model(*batch(4, 9, 8)).square().sum()
-        loss.backward()
-        kept.append(sum(storages.values()))
-        found.append([p.grad for p in model.parameters()])
-    assert kept[1] < kept[0]
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-
-
 def test_evaluation_compiles_nothing(monkeypatch):
     model = built(monkeypatch, "aot_eager", compile="layers").eval()
     with torch.no_grad():

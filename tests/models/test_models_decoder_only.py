@@ -131,14 +131,18 @@ def test_drops_in_training_only():
     assert torch.equal(model.logits(tokens), model.logits(tokens))
 
 
-def test_one_graph_serves_all_layers_and_lengths(monkeypatch):
+def compile_by(backend, monkeypatch):
     monkeypatch.setattr(
         decoder,
         "compile_layers",
-        lambda kind, *layers: compile_layers(kind, *layers, backend="aot_eager"),
+        lambda kind, *layers: compile_layers(kind, *layers, backend=backend),
     )
     torch._dynamo.reset()
     counters.clear()
+
+
+def test_one_graph_serves_all_layers_and_lengths(monkeypatch):
+    compile_by("aot_eager", monkeypatch)
     tokens, targets, segments = batch()
     compiled, plain = build(compile="layers").train(), build().train()
     for columns in (10, 7, 9):
@@ -151,6 +155,27 @@ def test_one_graph_serves_all_layers_and_lengths(monkeypatch):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+def test_a_share_of_the_activations_is_kept(monkeypatch):
+    """torch's partition of a graph recomputes more where less may be kept, with the same result."""
+    kept, found = [], []
+    for share in (1.0, 0.0):
+        compile_by("aot_eager_decomp_partition", monkeypatch)
+        model = build(compile="layers", kept_share=share).train()
+        storages = {}
+
+        def pack(tensor, storages=storages):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(*batch())
+        loss.backward()
+        kept.append(sum(storages.values()))
+        found.append([p.grad for p in model.parameters()])
+    assert kept[1] < kept[0]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 def test_fused_softmax_drops_attention_weights_and_nothing_without():
