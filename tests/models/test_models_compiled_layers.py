@@ -6,11 +6,9 @@ from torch._dynamo.utils import counters
 
 from schemas.config.model import Transformer
 from schemas.errors import Unsupported
-from tests.training.small_training import small_spec
 from transformer_core.models import transformer as module
 from transformer_core.models.compiled_layers import compile_layers
 from transformer_core.models.registry import build_model
-from transformer_core.study.checks import violations
 
 V = 50
 GRAPHS = {"compile": "graphs"}
@@ -93,23 +91,6 @@ def test_graphs_give_the_gradients_of_every_step():
             found.append([p.grad.clone() for p in each.parameters()])
         for mine, theirs in zip(*found, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"model": GRAPHS, "parallel": {"kind": "ddp"}},
-        {"model": GRAPHS, "training": {"accumulation": {"micro_batches": 2}}},
-        {"parallel": {"kind": "fsdp"}},
-        {"model": {"tokens": {"kind": "unpadded"}}},
-        {"model": {"checkpoint": "layers"}},
-        {"model": {"norm_method": {"kind": "with_residual"}}},  # the compiler makes it itself
-    ],
-)
-def test_what_cannot_be_compiled_is_refused(sections):
-    model = {"compile": "layers"} | sections.pop("model", {})
-    found = list(violations(small_spec(model=model, **sections)))
-    assert [field for field, *_ in found] == ["model.compile"]
 
 
 def test_a_share_of_activations_is_refused_with_dropout() -> None:

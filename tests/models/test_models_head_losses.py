@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.loss import chunked_token_loss_sum, one_pass_loss_sum, token_loss_sum
-from transformer_core.study.checks import violations
 from transformer_core.techniques import cut_cross_entropy, liger
 from transformer_core.techniques.cut_cross_entropy import CutCrossEntropy
 from transformer_core.techniques.liger import LigerLoss
@@ -141,18 +139,6 @@ def test_the_reason_is_said_where_a_library_cannot_work(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(Unsupported, match="pip install cut-cross-entropy"):
         cut_cross_entropy.library(SimpleNamespace(is_cuda=True))
-
-
-def test_16_bits_are_refused_for_linear_cross_entropy():
-    def broken(kind):
-        training = {"loss": {"kind": "linear_cross_entropy"}, "precision": {"kind": kind}}
-        spec = RunSpec(variant="v", training=training)
-        return [(field, remedy) for field, _, _, remedy in violations(spec)]
-
-    assert broken("fp32") == broken("bf16_matmul") == []
-    remedy = "take loss: {kind: one_pass}, or precision: {kind: fp32}"
-    for kind in ("bf16", "bf16_weights", "fp16"):
-        assert broken(kind) == [("training.loss.kind", remedy)]
 
 
 @pytest.mark.gpu

@@ -4,11 +4,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.config.parallel import Bandwidth, show_bandwidth
-from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import from_validation
-from transformer_core.study.checks import violations
 from transformer_core.study.resolve import resolve
 
 LINK = {"bandwidth": "100Mbit/s"}
@@ -46,10 +44,3 @@ def test_a_single_run_has_no_link() -> None:
     )
     variant = Variant(equivalence="tolerance", summary="One process.")
     assert resolve(study, "one", {"one": variant}).machine.link is None
-
-
-def test_a_link_joins_two_hosts() -> None:
-    spec = RunSpec.model_validate(
-        {"variant": "v", "parallel": {"kind": "ddp"}, "machine": {"nodes": 3, "link": LINK}}
-    )
-    assert [(field, value) for field, value, _, _ in violations(spec)][:1] == [("machine.nodes", 3)]

@@ -6,38 +6,14 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from transformer_core.decide.search import pads
-from transformer_core.study.checks import violations
 from transformer_core.study.compared_pairs import compared_pairs, members_in, turn_groups
 from transformer_core.study.reservations import largest, on_one_device, reservation
 from transformer_core.study.resolve import check_study, resolve_all
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).parents[2]
-FLASH = {"attention": {"kind": "sdpa", "backend": "flash"}}
-UNPADDED = {"tokens": {"kind": "unpadded"}}
-BF16 = {"precision": {"kind": "bf16"}}
-
-
-def wrong(model: dict[str, Any], training: dict[str, Any], device: str = "cuda") -> list[str]:
-    model = {"kind": "transformer"} | model
-    sections = {"model": model, "training": training, "machine": {"device": device}}
-    return [message for _, _, message, _ in violations(RunSpec(variant="v", **sections))]
-
-
-def test_a_kernel_of_attention_that_is_named_must_be_possible() -> None:
-    assert wrong(FLASH | UNPADDED, BF16) == []
-    assert wrong({"attention": {"kind": "sdpa"}}, {}, "cpu") == []
-    (found,) = wrong(FLASH, BF16)
-    assert "takes no mask" in found
-    (found,) = wrong(FLASH | UNPADDED, {"precision": {"kind": "tf32"}})
-    assert "computes in 16 bits" in found
-    (found,) = wrong(FLASH | UNPADDED, BF16, "cpu")
-    assert "kernel of CUDA devices" in found
-    efficient = {"attention": {"kind": "sdpa", "backend": "efficient"}}
-    assert wrong(efficient, {}) == []
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 VARIANTS, _ = read_variants(ROOT / "config/variants.yaml")
 TEXTS = {"variant": "single", "task": {"kind": "language_model", "context": 64}}
 
-BUDGET = {"kind": "token_budget"}
 
 BEFORE_THERE_WERE_TASKS = "05d491854957d9b8af1e858287eb77df87e25185ec01b05f583f01e6366b48f7"
 """Digest of the run spec of all defaults, from the time before."""
@@ -57,31 +56,6 @@ def test_what_is_set_stays() -> None:
     spec = RunSpec.model_validate(TEXTS | sections)
     assert spec.training.label_smoothing == 0.2
     assert (spec.filter.max_characters, spec.filter.max_tokens) == (10, 64)
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    (TEXTS | {"corpus": {"kind": "grammar"}}, "corpus.kind"),
-    (TEXTS | {"model": {"kind": "transformer"}}, "model.kind"),
-    (TEXTS | {"filter": {"max_tokens": 32}}, "filter.max_tokens"),
-    (TEXTS | {"batching": BUDGET | {"rows": {"kind": "packed"}}}, "batching.rows.kind"),
-    (TEXTS | {"batching": BUDGET | {"tokens": 63}}, "batching.tokens"),
-    (TEXTS | {"task": TEXTS["task"] | {"prompt": 60}}, "task.continuation"),  # type: ignore[operator]
-    (
-        TEXTS | {"model": {"kind": "decoder_only", "positions": {"kind": "learned", "length": 63}}},
-        "model.positions.length",
-    ),
-    ({"variant": "a", "corpus": {"kind": "grammar_documents"}}, "corpus.kind"),
-    ({"variant": "a", "model": {"kind": "decoder_only"}}, "model.kind"),
-]
-
-
-@pytest.mark.parametrize(("data", "field"), WRONG, ids=[field for _, field in WRONG])
-def test_what_contradicts_the_task_is_refused_with_a_remedy(
-    data: dict[str, Any], field: str
-) -> None:
-    (found,) = violations(RunSpec.model_validate(data))
-    assert found[0] == field
-    assert found[3]
 
 
 def study_of_texts() -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""What one section of a run spec asks of another: a rule names the field, the problem and a remedy."""
+
+from typing import Any
+
+import pytest
+
+from schemas.config.run_spec import RunSpec
+from tests.training.small_training import small_spec
+from transformer_core.study.checks import violations
+
+MODEL = {"kind": "transformer"}
+STREAMS = {"model": MODEL | {"qkv": {"kind": "streams"}}}
+FLASH = MODEL | {"attention": {"kind": "sdpa", "backend": "flash"}}
+UNPADDED = FLASH | {"tokens": {"kind": "unpadded"}}
+BF16 = {"training": {"precision": {"kind": "bf16"}}}
+GPU, CPU = ({"machine": {"device": device}} for device in ("cuda", "cpu"))
+CHUNKED = {"training": {"loss": {"kind": "chunked"}}}
+BUDGET = {"kind": "token_budget"}
+SHORT = {"filter": {"max_tokens": 16}}
+TASK = {"kind": "language_model", "context": 64}
+TEXTS = {"task": TASK}
+LEARNED = {"kind": "decoder_only", "positions": {"kind": "learned", "length": 63}}
+
+
+def micro_batches(count: int) -> dict[str, Any]:
+    return {"accumulation": {"micro_batches": count}}
+
+
+def constant(steps: int) -> dict[str, Any]:
+    return {"training": {"steps": steps, "schedule": {"kind": "constant", "peak": 1.0}}}
+
+
+def linear_loss(precision: str) -> dict[str, Any]:
+    loss = {"loss": {"kind": "linear_cross_entropy"}, "precision": {"kind": precision}}
+    return {"training": loss}
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": MODEL | {"d_model": 96, "heads": 5}}, "model.heads", "take 4 or 6 heads"),
+    ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", "take 16"),
+    (STREAMS | CPU, "model.qkv.kind", "set machine.device to auto or cuda"),
+    (
+        {"model": MODEL | {"memory_products": "together"}, "parallel": {"kind": "fsdp"}},
+        "model.memory_products",
+        "take per_layer",
+    ),
+    # Kernels of attention
+    ({"model": FLASH} | BF16 | GPU, "model.attention.backend", "takes no mask"),
+    (
+        {"model": UNPADDED, "training": {"precision": {"kind": "tf32"}}} | GPU,
+        "model.attention.backend",
+        "computes in 16 bits",
+    ),
+    ({"model": UNPADDED} | BF16 | CPU, "model.attention.backend", "kernel of CUDA devices"),
+    # Losses that never hold all logits
+    (
+        CHUNKED | {"model": {"kind": "torch_nn"}},
+        "training.loss.kind",
+        "take loss: {kind: whole}, or model: {kind: transformer}",
+    ),
+    (CHUNKED | {"parallel": {"kind": "central"}}, "training.loss.kind", "local_loss: true"),
+    (CHUNKED | {"parallel": {"kind": "data_parallel"}}, "training.loss.kind", "local_loss: true"),
+    *(
+        (
+            linear_loss(kind),
+            "training.loss.kind",
+            "take loss: {kind: one_pass}, or precision: {kind: fp32}",
+        )
+        for kind in ("bf16", "bf16_weights", "fp16")
+    ),
+    # Sizes of batches, and lengths
+    (
+        {"batching": {"kind": "fixed_size", "pairs": 3}, "training": micro_batches(4)},
+        "batching.pairs",
+        "take at least 4 pairs",
+    ),
+    (SHORT | {"batching": BUDGET | {"tokens": 33}}, "batching.tokens", "take at least 34 tokens"),
+    (constant(29), "training.steps", "take at least 30 steps"),
+    (
+        {"training": {"steps": 50, "schedule": {"kind": "noam", "warmup": 51}}},
+        "training.schedule.warmup",
+        "take at most 50",
+    ),
+    (
+        {
+            "parallel": {"kind": "ddp"},
+            "machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}},
+        },
+        "machine.nodes",
+        "",
+    ),
+    # Tasks
+    (TEXTS | {"corpus": {"kind": "grammar"}}, "corpus.kind", ""),
+    (TEXTS | {"model": MODEL}, "model.kind", ""),
+    (TEXTS | {"filter": {"max_tokens": 32}}, "filter.max_tokens", ""),
+    (TEXTS | {"batching": BUDGET | {"rows": {"kind": "packed"}}}, "batching.rows.kind", ""),
+    (TEXTS | {"batching": BUDGET | {"tokens": 63}}, "batching.tokens", ""),
+    ({"task": TASK | {"prompt": 60}}, "task.continuation", ""),
+    (TEXTS | {"model": LEARNED}, "model.positions.length", ""),
+    ({"corpus": {"kind": "grammar_documents"}}, "corpus.kind", ""),
+    ({"model": {"kind": "decoder_only"}}, "model.kind", ""),
+]
+RIGHT: list[dict[str, Any]] = [
+    {"model": MODEL | {"d_model": 96, "heads": 6}},
+    STREAMS | {"machine": {"device": "auto"}},
+    STREAMS | GPU,
+    {"model": UNPADDED} | BF16 | GPU,
+    {"model": MODEL | {"attention": {"kind": "sdpa", "backend": "efficient"}}} | GPU,
+    {"model": MODEL | {"attention": {"kind": "sdpa"}}} | CPU,
+    CHUNKED | {"parallel": {"kind": "central", "local_loss": True}},
+    linear_loss("fp32"),
+    linear_loss("bf16_matmul"),
+    {"batching": {"kind": "fixed_size", "pairs": 1}},
+    SHORT | {"batching": BUDGET | {"tokens": 34}},
+    {"training": {"steps": 30, "schedule": {"kind": "noam", "warmup": 30}}},
+    TEXTS,
+]
+
+
+@pytest.mark.parametrize(("sections", "field", "words"), WRONG)
+def test_contradictions_are_named(sections: dict[str, Any], field: str, words: str) -> None:
+    found = [*violations(RunSpec.model_validate({"variant": "v"} | sections))]
+    assert {name for name, *_ in found} == {field}
+    _, _, message, remedy = found[0]
+    assert remedy
+    assert words in f"{message} {remedy}"
+
+
+@pytest.mark.parametrize("sections", RIGHT)
+def test_what_fits_is_taken(sections: dict[str, Any]) -> None:
+    assert [*violations(RunSpec.model_validate({"variant": "v"} | sections))] == []
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": {"compile": "graphs"}, "parallel": {"kind": "ddp"}},
+        {"model": {"compile": "graphs"}, "training": micro_batches(2)},
+        {"parallel": {"kind": "fsdp"}},
+        {"model": {"tokens": {"kind": "unpadded"}}},
+        {"model": {"checkpoint": "layers"}},
+        {"model": {"norm_method": {"kind": "with_residual"}}},  # the compiler makes it itself
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(sections: dict[str, Any]) -> None:
+    model = {"compile": "layers"} | sections.get("model", {})
+    found = violations(small_spec(**(sections | {"model": model})))
+    assert [field for field, *_ in found] == ["model.compile"]
