@@ -8,8 +8,7 @@ import torch
 from schemas.config.model import HuggingFace, Transformer
 from schemas.errors import Unsupported
 from tests.models.token_batches import pairs
-from transformer_core.data.tokenizing.special_tokens import BOS, PAD
-from transformer_core.models.decoding import beam_search, greedy
+from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.huggingface import POSITIONS
 from transformer_core.models.registry import build_model
 
@@ -55,46 +54,6 @@ def test_equals_the_librarys_own_forward():
         input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target
     )
     torch.testing.assert_close(model(source, target), marian.logits)
-
-
-@torch.no_grad()
-def test_a_cache_continues_its_prefix_through_reorder_and_select():
-    source, target = pairs(V)
-    model = build().eval()
-    memory, cache = model.encode(source), model.new_cache()
-    model.decode(memory, source, target[:, :2], cache)
-    rows = torch.tensor([2, 0])
-    cache.select(rows)
-    memory, source, target = memory[rows], source[rows], target[rows]
-    model.decode(memory, source, target[:, 2:3], cache)
-    # Two hypotheses of one source change places.
-    rows = torch.tensor([0, 0])
-    cache.select(rows)
-    memory, source, target = memory[rows], source[rows], target[rows].clone()
-    target[1, 3:] = 7
-    model.decode(memory, source, target[:, 3:4], cache)
-    cache.reorder(torch.tensor([1, 0]))
-    step = model.decode(memory, source, target[[1, 0], 4:5], cache)
-    whole = model(source, target[[1, 0]])[:, 4]
-    torch.testing.assert_close(step[:, 0], whole, rtol=1e-4, atol=1e-5)
-    assert cache.length == 5
-
-
-@torch.no_grad()
-def test_greedy_equals_uncached_greedy():
-    source, _ = pairs(V)
-    model = build(seed=5, tied_embeddings=False).eval()
-    model.marian.lm_head.weight.mul_(3)
-    tokens = torch.full((3, 1), BOS)
-    for _ in range(7):
-        logits = model(source, tokens)[:, -1]
-        logits[:, [PAD, BOS]] = -torch.inf
-        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
-    expected = [row[: row.index(2)] if 2 in row else row for row in tokens[:, 1:].tolist()]
-    found = greedy(model, source, 7)
-    assert found == expected
-    assert len({tuple(row) for row in found}) > 1
-    assert beam_search(model, source, 1, 0.6, 7) == expected
 
 
 def test_a_source_beyond_the_positions_is_refused():

@@ -132,36 +132,11 @@ def test_forward_alone_is_enough_for_both_searches(modules):
     assert own.own.calls == []  # its decode() was called instead
 
 
-@torch.no_grad()
-def test_a_prefix_follows_its_row():
-    source, target = pairs(V, 6, 4)
-    model = build(EXAMPLE).eval()
-    memory, cache = model.encode(source), model.new_cache()
-    model.decode(memory, source, target[:, :2], cache)
-    rows = torch.tensor([2, 0])
-    cache.select(rows)
-    source, target = source[rows], target[rows]
-    step = model.decode(memory[rows], source, target[:, 2:3], cache)
-    torch.testing.assert_close(step[:, 0], model(source, target)[:, 2])
-
-
 def test_the_example_takes_sizes_and_options():
     assert build(EXAMPLE, d_model=24, encoder_layers=3).own.reader.num_layers == 3
     model = build(EXAMPLE, d_model=24, encoder_layers=3, options={"layers": 1})
     assert model.own.reader.num_layers == 1
     assert model.own.source.embedding_dim == 24
-
-
-def test_the_example_sees_no_padding_and_no_later_token():
-    source, target = pairs(V, 6, 4)
-    model = build(EXAMPLE).eval()
-    other = target.clone()
-    other[:, 2:] = 9
-    torch.testing.assert_close(model(source, target)[:, :2], model(source, other)[:, :2])
-    short = model(source[1:2, :4], target[1:2])
-    torch.testing.assert_close(model(source, target)[1:2], short)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(source, target).isfinite().all()
 
 
 def test_the_guide_names_the_example():

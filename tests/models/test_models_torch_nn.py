@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from schemas.config.model import TorchTransformer, Transformer
 from tests.models.token_batches import pairs
@@ -63,24 +62,3 @@ def test_computes_the_same_function_and_gradients(norm, training):
         torch.testing.assert_close(
             gradients["torch_nn"][name], gradient, rtol=1e-3, atol=2e-5, msg=lambda m, n=name: n + m
         )
-
-
-def test_drops_activations_only_in_training():
-    source, target, _ = batch()
-    model = build("torch_nn", dropout=0.3)
-    assert not torch.equal(model(source, target), model(source, target))
-    model.eval()
-    assert torch.equal(model(source, target), model(source, target))
-    rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)}
-    rates |= {m.dropout for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    assert rates == {0.3}
-
-
-def test_a_cache_continues_its_prefix():
-    source, target, _ = batch()
-    model = build("torch_nn").eval()
-    memory, cache = model.encode(source), model.new_cache()
-    whole = model.decode(memory, source, target)
-    for step in range(target.size(1)):
-        logits = model.decode(memory, source, target[:, step : step + 1], cache)
-        torch.testing.assert_close(logits[:, 0], whole[:, step], rtol=1e-4, atol=1e-5)
