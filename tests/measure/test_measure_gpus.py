@@ -158,47 +158,6 @@ def test_a_lock_is_no_link(own: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
-    holder = (
-        "import pathlib, sys\n"
-        "from transformer_core.run.folder_locks import exclusive\n"
-        "with exclusive(pathlib.Path(sys.argv[1])):\n"
-        "    print('held', flush=True)\n"
-        "    sys.stdin.readline()\n"
-        "    pathlib.Path(sys.argv[1], 'done').touch()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", holder, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        assert other.stdout.readline().strip() == "held"
-        waiting = (
-            "import pathlib, sys\n"
-            "from transformer_core.run.folder_locks import exclusive\n"
-            "with exclusive(pathlib.Path(sys.argv[1])):\n"
-            "    print(pathlib.Path(sys.argv[1], 'done').exists())\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", waiting, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as second:
-            time.sleep(0.5)
-            assert second.poll() is None, "it did not wait"
-            other.stdin.write("\n")
-            other.stdin.flush()
-            assert second.stdout is not None
-            assert second.stdout.readline().strip() == "True"
-
-
-def test_the_lock_is_free_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        with exclusive(tmp_path):
-            pass
-
-
 def test_whoever_waits_for_a_folder_that_is_removed_gets_a_new_one(tmp_path: Path) -> None:
     """The orphan of a killed Snakemake removed what the next attempt had begun to write."""
     folder = tmp_path / "job"

@@ -4,9 +4,6 @@ import threading
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schemas.results import PARTS
 from transformer_core.observe.followed_step import (
@@ -62,43 +59,6 @@ def test_a_storage_that_is_resized_changes_its_size() -> None:
         (record,) = (record for record, _ in tracker.alive.values())
         assert record.labels == {"weights"}
     assert torch.UntypedStorage.resize_.__name__ != "followed"
-
-
-def test_other_devices_do_not_count() -> None:
-    with StorageTracker("cuda") as tracker:
-        torch.ones(N)
-    assert not tracker.storages
-
-
-def test_copies_of_weights_in_16_bits_make_master_weights_of_them() -> None:
-    linear = nn.Linear(8, 8)
-    with StorageTracker("cpu") as tracker:
-        tracker.label(linear.parameters(), "weights")
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = linear(torch.ones(3, 8)).float().sum()
-            step = StepMemory(tracker, [Interval("forward", 0, tracker.operations)])
-    parameters = 8 * 8 + 8
-    assert step.largest.master_weights_bytes == 4 * parameters
-    assert step.largest.weights_bytes == 2 * parameters
-    assert loss.requires_grad
-
-
-def test_gloo_works_on_flat_copies_of_what_it_gathers() -> None:
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        with StorageTracker("cpu") as tracker:
-            whole, own = torch.zeros(2 * N), torch.zeros(N)
-            before = len(tracker.storages)
-            dist.all_gather_into_tensor(whole, own)
-            dist.reduce_scatter_tensor(own, whole)
-            dist.all_reduce(own)
-            copies = tracker.storages[before:]
-    finally:
-        dist.destroy_process_group()
-    assert [record.size for record in copies] == [2 * SIZE, 2 * SIZE]
-    assert all(record.labels == {"message"} for record in copies)
-    # They are there as long as the operation takes.
-    assert all(record.died == record.born for record in copies)
 
 
 def tracked(*records: Storage) -> StorageTracker:

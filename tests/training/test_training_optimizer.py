@@ -252,28 +252,3 @@ def test_the_loop_applies_the_factor_and_records_the_schedule(tmp_path, kind, fa
     history = train(setup, Watcher(), tmp_path)
     assert [row["learning_rate"] for row in history.steps] == [3e-3] * 3
     assert setup.optimizer.param_groups[0]["lr"] == pytest.approx(3e-3 * factor)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", SPECS)
-def test_every_optimizer_learns_on_cuda(name):
-    if name == "8bit":
-        need_eight_bit()
-    device = torch.device("cuda", 0)
-    torch.manual_seed(5)
-    module = nn.Linear(128, 64, bias=False).to(device)
-    x, y = torch.randn(32, 128, device=device), torch.randn(32, 64, device=device)
-    optimizer = build_optimizer(SPECS[name], module.named_parameters(), device)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = (module(x) - y).square().mean()
-        loss.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * group["rate_factor"]
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-    per_weight = state_bytes(optimizer) / module.weight.numel()
-    assert per_weight == pytest.approx({"sgd": 4, "8bit": 2.3}.get(name, 8), abs=0.1)
