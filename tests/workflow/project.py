@@ -1,16 +1,15 @@
 """A copy of the project with a tiny study, for tests that run the DAG or change its files."""
 
-import atexit
 import compileall
 import contextlib
 import copy
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ class Project:
 
     def __init__(self, folder: Path, study: dict[str, Any]) -> None:
         self.folder = folder
-        shutil.copytree(_sources(), folder, dirs_exist_ok=True)
+        shutil.copytree(_made_once("sources", _copy_sources), folder, dirs_exist_ok=True)
         self.study = folder / "study.yaml"
         self.write_study(study)
 
@@ -81,7 +80,8 @@ class Project:
         """One that has the shards of :data:`TINY` already, and what Snakemake knows of them."""
         made = cls(folder, study)
         for name in ("results/data", ".snakemake/metadata"):
-            shutil.copytree(_data().folder / name, folder / name, dirs_exist_ok=True)
+            data = _made_once("data", _make_data)
+            shutil.copytree(data / name, folder / name, dirs_exist_ok=True)
         return made
 
     def copy(self, folder: Path) -> "Project":
@@ -149,31 +149,38 @@ class Project:
         return found, output
 
 
+SHARED = Path()
+"""A folder of all processes that run these tests at the same time; the fixture of conftest.py sets it."""
+
+
 @cache
-def _sources() -> Path:
+def _made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """What ``make`` writes to a folder, written by the first process that asks for it."""
+    folder = SHARED / name
+    with (SHARED / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            begun = folder.with_suffix(".begun")
+            make(begun)
+            begun.rename(folder)
+    return folder
+
+
+def _copy_sources(folder: Path) -> None:
     """The project's files, compiled. Copies have the times of the originals, so that what was
     compiled of these holds for them."""
-    folder = Path(tempfile.mkdtemp(prefix="project-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name in ("workflow", "profiles", "config", "schemas", "transformer_core"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "Snakefile", folder)
     know_sources(folder)
     for name in ("schemas", "transformer_core"):
         compileall.compile_dir(folder / name, quiet=1)
-    return folder
 
 
-@cache
-def _data() -> Project:
-    """A project with all shards of :data:`TINY`, made once."""
-    folder = Path(tempfile.mkdtemp(prefix="data-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    project = Project(folder, TINY)
+def _make_data(folder: Path) -> None:
+    """A project with all shards of :data:`TINY`."""
     shards = "results/data/grammar/shards/{}/manifest.json"
-    code, output = project.snakemake(*(shards.format(split) for split in SPLITS))
-    assert code == 0, output
-    return project
+    Project(folder, TINY).make(*(shards.format(split) for split in SPLITS))
 
 
 def know_sources(folder: Path) -> None:

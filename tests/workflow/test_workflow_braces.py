@@ -6,7 +6,9 @@ from pathlib import Path
 from project import TINY, Project
 
 
-def test_a_study_with_braces_plans_and_reads_its_corpus(tmp_path: Path) -> None:
+def test_a_study_with_braces_plans_and_reads_its_corpus_and_again_where_it_was_edited(
+    tmp_path: Path,
+) -> None:
     pairs = {}
     for split in ("train", "validation", "test"):
         pairs[split] = f"{{{split}}} {{corpus}}.tsv"
@@ -19,21 +21,9 @@ def test_a_study_with_braces_plans_and_reads_its_corpus(tmp_path: Path) -> None:
     project.make("results/data/braces/pairs/train.json", "results/study.json")
     assert '"title":"{variant} {"' in (project.folder / "results/study.json").read_text()
     assert project.planned("results/data/braces/pairs/train.json") == {}
-    (project.folder / pairs["train"]).write_text("A cat sleeps .\tEine Katze schläft .\n")
-    assert "read_corpus" in project.planned("results/data/braces/pairs/train.json")
-
-
-def test_a_corpus_that_was_edited_with_its_time_kept_is_read_again(tmp_path: Path) -> None:
-    files = {split: f"{split}.tsv" for split in ("train", "validation", "test")}
-    corpus = {"kind": "tsv", "name": "mine", **files}
-    project = Project(tmp_path / "project", TINY | {"corpus": corpus})
-    for name in files.values():
-        (project.folder / name).write_text("A dog sleeps .\tEin Hund schläft .\n" * 3)
-    target = "results/data/mine/pairs/train.json"
-    project.make(target)
-    assert project.planned(target) == {}
-    train = project.folder / "train.tsv"
+    # Edited, with its time kept.
+    train = project.folder / pairs["train"]
     before = train.stat()
     train.write_text(train.read_text() + "A cat sleeps .\tEine Katze schläft .\n")
     os.utime(train, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert "read_corpus" in project.planned(target)
+    assert "read_corpus" in project.planned("results/data/braces/pairs/train.json")

@@ -108,10 +108,9 @@ def test_the_same_line_on_every_host_makes_one_run(project: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="takes parent-death signals")
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_host_that_is_gone_is_named(project: Project, end: signal.Signals) -> None:
-    """All processes of the second host end, or stand still, in the middle of the training."""
-    output = f"results/{end.name}"
+def test_a_host_that_is_gone_is_named(project: Project) -> None:
+    """All processes of the second host stand still, in the middle of the training."""
+    output = "results/stopped"
     port = free_port()
     long = project.folder / "long.json"
     spec = (project.folder / "results/runs/ddp/spec.json").read_text()
@@ -124,7 +123,7 @@ def test_a_host_that_is_gone_is_named(project: Project, end: signal.Signals) -> 
     try:
         wait_for_training(project.folder / f"{output}.log", hosts[0])
         for process in processes_of(hosts[1]):
-            process.send_signal(end)
+            process.send_signal(signal.SIGSTOP)
         said = hosts[0].communicate(timeout=120)[0]
     finally:
         for host in hosts:

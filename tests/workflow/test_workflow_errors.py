@@ -58,8 +58,9 @@ def test_the_known_targets_are_what_the_rules_make(project: Project) -> None:
     project.make("-n", *known_targets(study, (), FIGURES, TABLES))
 
 
-@pytest.mark.parametrize("name", ["multi30k", "original", "h200", "gpt2_small", "own_training"])
-def test_every_study_plans(project: Project, name: str) -> None:
+# Of every study, tests/schemas resolves the variants.
+@pytest.mark.parametrize("name", ["multi30k", "gpt2_small", "own_training"])
+def test_a_study_of_each_task_plans(project: Project, name: str) -> None:
     project.make("-n", "--configfile", f"config/studies/{name}.yaml")
 
 

@@ -11,13 +11,14 @@ from transformer_core.tune.flow import Answer
 
 STUDY = {
     "name": "mine",
-    "time": "5min",
+    "time": "2min",
     "task": {
         "kind": "import",
         "factory": "docs.examples.my_training:build",
         "options": {"width": 24},
         "head": "head",
-        "techniques": ["fused_optimizer", "tf32", "ddp"],
+        # None that is faster: comparisons take all the time there is.
+        "techniques": ["accumulation_2", "tf32"],
         "steps": 3,
         "verify": False,
     },
@@ -38,10 +39,10 @@ def test_a_function_is_certified_timed_and_reported(project: Project) -> None:
     found = Answer.read(project.folder / "results/tune/answer.json")
     assert (found.status, found.reproducible) == ("ok", True)
     by_name = {each.name: each for each in found.tried}
-    for name in ("fused_optimizer", "ddp"):
-        assert by_name[name].certificate is not None, by_name[name]
-        assert by_name[name].certificate["word"] == "same", by_name[name]
-        assert by_name[name].screened is not None
+    divided = by_name["accumulation_2"]
+    assert divided.certificate is not None, divided
+    assert divided.certificate["word"] == "same", divided
+    assert divided.screened is not None
     assert by_name["tf32"].status == "unsupported"
     assert found.memory is not None
     assert 0 < found.memory["gradients"] == found.memory["weights"] < found.memory["peak"]
@@ -50,7 +51,7 @@ def test_a_function_is_certified_timed_and_reported(project: Project) -> None:
     phases = {use["phase"] for use in own.breakdown["summary"]["phases"]}
     assert {"forward", "loss", "backward", "optimizer"} <= phases
     page = (project.folder / "results/report.html").read_text()
-    for words in ("<code>fused_optimizer</code>", "TensorFloat-32 needs a GPU", 'id="profiles"'):
+    for words in ("<code>accumulation_2</code>", "TensorFloat-32 needs a GPU", 'id="profiles"'):
         assert words in page, words
     # All of it is there; and the script that is read is a part of what it comes from.
     output = project.make("-n")

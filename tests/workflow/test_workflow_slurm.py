@@ -16,7 +16,7 @@ from project import TINY, Project, kill_group
 from schemas.results import Repeat, Topology
 
 PROFILE = "workflow/profiles/slurm"
-METRICS = [f"results/runs/{variant}/metrics.json" for variant in ("single", "ddp")]
+TARGETS = ["results/runs/single/repeat-1/metrics.json", "results/runs/ddp/evaluation.json"]
 REQUEUED, CANCELLED = "single", "ddp"
 
 STUDY = TINY | {
@@ -78,7 +78,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, slurm: PrivateSlurm) -> Pr
     file.write_text(yaml.safe_dump(profile))
     (made.folder / "looks_often.py").write_text(LOOKS_OFTEN)
     made.program = "looks_often"
-    running = made.start(*METRICS, "--workflow-profile", PROFILE)
+    running = made.start(*TARGETS, "--workflow-profile", PROFILE)
     threads = [
         threading.Thread(target=cut_short, args=(slurm, made.folder, running, variant, cut))
         for variant, cut in [(REQUEUED, slurm.requeue), (CANCELLED, slurm.cancel)]

@@ -108,10 +108,6 @@ CHANGES = {
         ("transformer_core/run/launcher.py", "1 << 30", "1 << 29"),
         ({"train", "turns", "profile"}, {"claims", "page", "tokenizer"}),
     ),
-    "Slurm": (
-        ("transformer_core/run/host_processes.py", "--overlap", "--exact"),
-        ({"train", "turns", "profile"}, {"claims", "page", "tokenizer"}),
-    ),
     "style": (
         ("transformer_core/report/kit/style.css", "{", "{ --x: 1;"),
         ({"page"}, {"turns", "claims", "train"}),
