@@ -8,7 +8,6 @@ from schemas.base import Schema, StepsOrNone
 from schemas.config.data import Sha256
 from schemas.config.parallel import LinkKind
 from schemas.results.common import (
-    BASELINE,
     Amount,
     Bytes,
     Elapsed,
@@ -287,11 +286,6 @@ class QualitySide(Ending):
     arrived: QualityLook | None  # first evaluation with the requested BLEU
     time_ratio: Measured | None = None  # until it arrived, over that of the baseline
     samples: list[Translation]  # some translations of the last evaluation
-
-    @property
-    def title(self) -> str:
-        """The techniques of the training; the baseline's own name for the baseline."""
-        return self.parts[0] if self.name == BASELINE else " + ".join(self.parts)
 
 
 class QualityResult(Schema):

@@ -1,6 +1,6 @@
 """Numbers for people. Each function gives HTML that keeps the exact value in a data element."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from math import floor, isfinite, log10
 from typing import Any, NamedTuple
@@ -152,3 +152,8 @@ class Numbers(NamedTuple):
 def technique(name: str, baseline: str) -> str:
     """The name of a technique beside the baseline: ``adamw`` for ``as_published_with_adamw``."""
     return name.removeprefix(f"{baseline}_with_")
+
+
+def combination(parts: Iterable[str], baseline: str) -> str:
+    """The name of several techniques at once."""
+    return " + ".join(technique(part, baseline) for part in parts)

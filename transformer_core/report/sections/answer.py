@@ -32,7 +32,7 @@ from transformer_core.common.study_clock import CLOCK, read_clock
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
-from transformer_core.report.kit.formats import technique
+from transformer_core.report.kit.formats import combination, technique
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.tried import changed_settings, changes, summarise
@@ -283,7 +283,7 @@ def _quality(results: StudyResults, searched: bool) -> AnswerQuality | None:
         time_ratio=found.time_ratio if searched else None,
         trainings=[
             AnswerTraining(
-                name=side.title,
+                name=combination(side.parts, results.study.baseline),
                 bleu=max(look.bleu for look in side.looks),
                 steps=side.arrived.step if side.arrived else None,
                 time_ratio=side.time_ratio,

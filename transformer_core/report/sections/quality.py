@@ -15,6 +15,7 @@ from schemas.results.common import BASELINE, BEST
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
+from transformer_core.report.kit.formats import combination
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
 from transformer_core.report.sections.profiles import shown
 from transformer_core.trace.compare import Change, difference
@@ -22,10 +23,10 @@ from transformer_core.trace.compare import Change, difference
 
 def context(results: StudyResults) -> dict[str, Any]:
     """The result, and its sides under the names that the page gives them."""
-    found = results.quality
+    found, baseline = results.quality, results.study.baseline
     return {
         "quality": found,
-        "sides": [(s.title, s) for s in found.sides] if found else [],
+        "sides": [(combination(s.parts, baseline), s) for s in found.sides] if found else [],
         "gains": from_kernel_to_quality(results),
     }
 
@@ -56,7 +57,7 @@ def from_kernel_to_quality(results: StudyResults) -> list[Gain]:
     baseline = raced[0]
     return [
         Gain(
-            side.title,
+            combination(side.parts, results.study.baseline),
             _kernels(profiles, baseline.parts[0], side),
             _of_turns(baseline.looks, side.looks),
             *_to_the_same_loss(baseline.looks, side.looks),
