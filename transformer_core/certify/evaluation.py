@@ -146,7 +146,7 @@ def _logits(plain: Plain, weights: Weights, found: list[Decoded], form: Format) 
         if not rows:
             continue
         sources, texts = (torch.tensor(side, dtype=torch.long) for side in zip(*rows, strict=True))
-        logits = plain.logits(weights, sources, texts, form)
+        logits = plain.logits(weights, sources, texts, form).unflatten(0, texts.shape)
         for (source, text), of_row in zip(rows, logits, strict=True):
             known |= {(source, text[: i + 1]): after for i, after in enumerate(of_row)}
     return [torch.stack([known[each] for each in step]) for step in steps]

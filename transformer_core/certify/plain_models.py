@@ -124,18 +124,22 @@ class Plain:
     def token_losses(
         self, weights: Weights, source: Tensor, target: Tensor, labels: Tensor, form: Format
     ) -> Tensor:
-        """:func:`smoothed_loss` of the logits, [b, t]."""
-        logits = self.logits(weights, source, target, form)
-        return smoothed_loss(logits, labels, self.smoothing, self.published_loss)
+        """:func:`smoothed_loss` of the logits, [b, t]; 0 for padding."""
+        logits, real = self.logits(weights, source, target, form), target != PADDING
+        losses = smoothed_loss(logits, labels[real], self.smoothing, self.published_loss)
+        return logits.new_zeros(labels.shape).masked_scatter(real, losses)
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
-        """source [b, s], target [b, t] -> [b, t, v]."""
+        """source [b, s], target [b, t] -> [n, v] after the n target tokens that are not padding."""
         raise NotImplementedError
 
-    def dropped(self, place: str, x: Tensor, form: Format) -> Tensor:
-        """x after the dropout of ``place``."""
+    def dropped(self, place: str, x: Tensor, form: Format, where: "Places | None" = None) -> Tensor:
+        """x, in rows or the list of tokens at ``where``, after the dropout of ``place``."""
         factor = self._drops.factor(place)
-        return x if isinstance(factor, float) else form.between(x * factor.to(x.device, x.dtype))
+        if isinstance(factor, float):
+            return x
+        factor = factor if where is None else where.listed(factor)
+        return form.between(x * factor.to(x.device, x.dtype))
 
     def attended(
         self, place: str, scores: Tensor, hidden: Tensor, v: Tensor, form: Format
@@ -155,6 +159,24 @@ class Plain:
         return list(parts)
 
 
+class Places:
+    """The tokens [b, n] of a side that are not padding: a list, since padding takes no part."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.shape = tokens.shape
+        self.real = (tokens != PADDING).flatten().nonzero().squeeze(1)
+        self.columns = self.real % tokens.size(1)
+
+    def listed(self, rows: Tensor) -> Tensor:
+        """[b, n, ...] -> [tokens, ...]."""
+        return rows.flatten(0, 1).index_select(0, self.real)
+
+    def in_rows(self, x: Tensor) -> Tensor:
+        """[tokens, d] -> [b, n, d], 0 where there is padding."""
+        rows = x.new_zeros(self.shape.numel(), x.size(1)).index_copy(0, self.real, x)
+        return rows.unflatten(0, self.shape)
+
+
 class PlainModel(Plain):
     """A Transformer."""
 
@@ -171,43 +193,48 @@ class PlainModel(Plain):
         self.published_norm = isinstance(spec, Transformer) and spec.norm_method.by_sample_deviation
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
-        """source [b, s], target [b, t] -> [b, t, v]."""
-        memory = self._embedded(weights, "source_embedding", source, form)
-        memory = self.dropped("source_embedding", memory, form)
+        """:meth:`Plain.logits`; a list of tokens is [tokens, d]."""
+        theirs, mine = Places(source), Places(target)
+        memory = self._embedded(weights, "source_embedding", source, theirs, form)
+        memory = self.dropped("source_embedding", memory, form, theirs)
         hidden = (source == PADDING)[:, None, None, :]
         for layer in range(self.spec.encoder_layers):
-            at = _Layer(self, weights, f"encoder.{layer}.", form)
+            at = _Layer(self, weights, f"encoder.{layer}.", form, theirs)
             memory = at.residual(0, memory, partial(at.self_attention, hidden=hidden))
             memory = at.residual(1, memory, at.feed_forward)
         if self.spec.norm == "pre":
             memory = self.normalised(weights, "encoder_norm", memory, form)
         tied = self.spec.tied_embeddings
         x = self._embedded(
-            weights, "source_embedding" if tied else "target_embedding", target, form
+            weights, "source_embedding" if tied else "target_embedding", target, mine, form
         )
-        x = self.dropped("target_embedding", x, form)
+        x = self.dropped("target_embedding", x, form, mine)
         length = target.size(1)
         place = torch.arange(length, device=target.device)
         later = place[None, :] > place[:, None]
         for layer in range(self.spec.decoder_layers):
-            at = _Layer(self, weights, f"decoder.{layer}.", form)
+            at = _Layer(self, weights, f"decoder.{layer}.", form, mine)
+            cross = partial(at.cross_attention, memory=memory, theirs=theirs, hidden=hidden)
             x = at.residual(0, x, partial(at.self_attention, hidden=later))
-            x = at.residual(1, x, partial(at.cross_attention, memory=memory, hidden=hidden))
+            x = at.residual(1, x, cross)
             x = at.residual(2, x, at.feed_forward)
         if self.spec.norm == "pre":
             x = self.normalised(weights, "decoder_norm", x, form)
         output = weights["source_embedding.weight" if tied else "output.weight"]
         return form.product(x, output.T)
 
-    def _embedded(self, weights: Weights, name: str, tokens: Tensor, form: Format) -> Tensor:
+    def _embedded(
+        self, weights: Weights, name: str, tokens: Tensor, where: Places, form: Format
+    ) -> Tensor:
         d = self.spec.d_model
-        rows = form.between(weights[f"{name}.weight"][tokens])
+        rows = form.between(weights[f"{name}.weight"].index_select(0, where.listed(tokens)))
         place = torch.arange(tokens.size(1), device=tokens.device, dtype=torch.float64)
         column = torch.arange(d // 2, device=tokens.device, dtype=torch.float64)
         angle = place[:, None] / 10_000 ** (2 * column / d)
         positions = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d).to(rows.dtype)
         # With narrower weights every intermediate result is rounded to their width.
-        return form.between(form.weight(rows * math.sqrt(d)) + form.weight(positions))
+        added = form.weight(positions).index_select(0, where.columns)
+        return form.between(form.weight(rows * math.sqrt(d)) + added)
 
     def normalised(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
         """Layer normalization (arXiv 1607.06450); the Annotated Transformer's divides by a
@@ -223,44 +250,46 @@ class PlainModel(Plain):
 def smoothed_loss(
     logits: Tensor, labels: Tensor, smoothing: float, published: bool = False
 ) -> Tensor:
-    """Label-smoothed cross-entropy (arXiv 1512.00567) in nats of each of the labels [b, t], given
-    logits [b, t, v]; padding has no loss. If ``published``, as in the Annotated Transformer, the
+    """Label-smoothed cross-entropy (arXiv 1512.00567) in nats of each of the labels [...], given
+    logits [..., v]; padding has no loss. If ``published``, as in the Annotated Transformer, the
     label and padding get no share of the smoothing."""
-    log_probabilities = logits - logits.logsumexp(-1, keepdim=True)
-    right = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    others = log_probabilities.mean(-1)
+    right = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     if published:
-        every = log_probabilities.sum(-1) - right - log_probabilities[..., PADDING]
+        every = logits.sum(-1) - right - logits[..., PADDING]
         others = every / (logits.size(-1) - 2)
-    smoothed = (1 - smoothing) * right + smoothing * others
+    else:
+        others = logits.mean(-1)
+    # Shares add up to 1, and each log-probability is a logit less this.
+    smoothed = (1 - smoothing) * right + smoothing * others - logits.logsumexp(-1)
     return -smoothed.masked_fill(labels == PADDING, 0.0)
 
 
 class _Layer:
-    """The sub-layers of a layer; x is [b, n, d]."""
+    """The sub-layers of a layer; x is the list [tokens, d] of those at ``where``."""
 
-    def __init__(self, model: PlainModel, weights: Weights, prefix: str, form: Format) -> None:
+    def __init__(
+        self, model: PlainModel, weights: Weights, prefix: str, form: Format, where: Places
+    ) -> None:
         self.model, self.spec = model, model.spec
         self.weights, self.prefix, self.form = weights, prefix, form
+        self.where = where
 
     def residual(self, number: int, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         place = f"{self.prefix}residuals.{number}"
         normalised = partial(self.model.normalised, self.weights, f"{place}.norm", form=self.form)
-        if self.spec.norm == "pre":
-            inner = self.model.dropped(place, sublayer(normalised(x=x)), self.form)
-            return self.form.between(x + inner)
-        inner = self.model.dropped(place, sublayer(x), self.form)
-        return normalised(x=self.form.between(x + inner))
+        inner = sublayer(normalised(x=x) if self.spec.norm == "pre" else x)
+        added = self.form.between(x + self.model.dropped(place, inner, self.form, self.where))
+        return added if self.spec.norm == "pre" else normalised(x=added)
 
     def self_attention(self, x: Tensor, hidden: Tensor) -> Tensor:
         project = "self_attention.project."
-        q, k, v = (self._heads(project + part, x) for part in ("query", "key", "value"))
+        q, k, v = (self._heads(project + part, x, self.where) for part in ("query", "key", "value"))
         return self._attended("self_attention", q, k, v, hidden)
 
-    def cross_attention(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
-        q = self._heads("cross_attention.project_state.query", x)
+    def cross_attention(self, x: Tensor, memory: Tensor, theirs: Places, hidden: Tensor) -> Tensor:
+        q = self._heads("cross_attention.project_state.query", x, self.where)
         k, v = (
-            self._heads(f"cross_attention.project_memory.{part}", memory)
+            self._heads(f"cross_attention.project_memory.{part}", memory, theirs)
             for part in ("key", "value")
         )
         return self._attended("cross_attention", q, k, v, hidden)
@@ -271,19 +300,20 @@ class _Layer:
             size = inner.square().mean().sqrt()
             self.model.nearest = min(self.model.nearest, float(inner.abs().min() / size))
             opened = inner > self.form.gate * size
-        inner = self.model.dropped(f"{self.prefix}feed_forward", inner * opened, self.form)
+        place = f"{self.prefix}feed_forward"
+        inner = self.model.dropped(place, inner * opened, self.form, self.where)
         return self._linear("feed_forward.outer", inner)
 
     def _attended(self, name: str, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
         scores = self.form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
         heads = self.model.attended(f"{self.prefix}{name}", scores, hidden, v, self.form)
-        b, h, n, width = q.shape
-        return self._linear(f"{name}.output", heads.transpose(1, 2).reshape(b, n, h * width))
+        together = self.where.listed(heads.transpose(1, 2).flatten(2))
+        return self._linear(f"{name}.output", together)
 
-    def _heads(self, name: str, x: Tensor) -> Tensor:
-        b, n, d = x.shape
-        heads = self.spec.heads
-        return self._linear(name, x).reshape(b, n, heads, d // heads).transpose(1, 2)
+    def _heads(self, name: str, x: Tensor, where: Places) -> Tensor:
+        """x at ``where`` -> [b, h, n, k]."""
+        rows = where.in_rows(self._linear(name, x))
+        return rows.unflatten(-1, (self.spec.heads, -1)).transpose(1, 2)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         weight = self.weights[f"{self.prefix}{name}.weight"]
@@ -343,7 +373,7 @@ class PlainDecoder(Plain):
         self.masked = masked
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
-        """target [b, t] -> [b, t, v]; there is no source [b, 0]."""
+        """:meth:`Plain.logits` of target [b, t]; there is no source [b, 0]."""
         length = target.size(1)
         column = torch.arange(length, device=target.device)
         hidden = (column[None, :] > column[:, None])[None]
@@ -370,7 +400,7 @@ class PlainDecoder(Plain):
             inner = self._norm(weights, f"{at}feed_forward_norm", x, form)
             inner = self._feed_forward(weights, at, inner, form)
             x = form.between(x + self.dropped(f"{at}residuals.1", inner, form))
-        x = self._norm(weights, "norm", x, form)
+        x = self._norm(weights, "norm", x[target != PADDING], form)
         output = weights["embedding.weight" if self.spec.tied_embeddings else "output.weight"]
         return form.product(x, output.T)
 
