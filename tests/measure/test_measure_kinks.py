@@ -6,44 +6,51 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_core.certify.checker import NEAR, NEAR_SINGLE, Checker
-from transformer_core.certify.number_formats import SINGLE, Format
+from transformer_core.certify.checker import NEAR_SINGLE, Checker, windows
+from transformer_core.certify.number_formats import SINGLE, Format, to_bf16
 from transformer_core.certify.plain_models import NONE_DROPPED
-
-BF16 = Format(torch.float32, unit=2.0**-8)
 
 
 class FakeExact:
     """A model, one element of whose gradient a gate moves."""
 
     def __init__(self) -> None:
-        self.gates: list[float] = []
+        self.gates: list[tuple[float, ...]] = []
 
     def loss_and_gradients(self, weights: Any, batches: Any, form: Format, drops: Any) -> Any:
-        self.gates.append(form.gate)
+        self.gates.append(form.gates)
         return 1.0, {"weight": torch.tensor([1.0, 0.0, 0.01], dtype=torch.float64)}
 
 
-def kinks(exact: FakeExact, form: Format, nearest: float) -> float:
+def kinks(exact: FakeExact, near: list[float]) -> float:
     gradient = {"weight": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)}
-    checker: Any = SimpleNamespace(exact=exact, form=form)
-    found = Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, SINGLE, nearest)  # type: ignore[arg-type]
+    checker: Any = SimpleNamespace(exact=exact)
+    found = Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, SINGLE, near)  # type: ignore[arg-type]
     return found["weight"]
 
 
-@pytest.mark.parametrize(("form", "near"), [(SINGLE, NEAR_SINGLE), (BF16, NEAR)])
-def test_both_sides_are_tried_where_an_input_is_near(form: Format, near: float) -> None:
+def test_both_sides_of_every_relu_are_tried() -> None:
     exact = FakeExact()
-    nearest = 0.9 * near * form.unit
-    assert kinks(exact, form, nearest) == pytest.approx(0.02, rel=1e-3)
-    assert exact.gates == [near * form.unit, -near * form.unit]
+    assert kinks(exact, [0.1, 0.2]) == pytest.approx(0.02, rel=1e-3)
+    assert exact.gates == [(0.1, 0.2), (-0.1, -0.2)]
 
 
-@pytest.mark.parametrize(("form", "near"), [(SINGLE, NEAR_SINGLE), (BF16, NEAR)])
-def test_nothing_is_widened_where_none_is_near(form: Format, near: float) -> None:
+def test_nothing_is_widened_where_there_is_no_relu() -> None:
     exact = FakeExact()
-    assert kinks(exact, form, 1.1 * near * form.unit) == 0.0
+    assert kinks(exact, []) == 0.0
     assert not exact.gates
+
+
+def test_an_input_is_near_where_rounding_of_its_layer_reaches() -> None:
+    torch.manual_seed(0)
+    right = [torch.randn(64, 40).double() for _ in range(2)]
+    once = to_bf16(right[0])
+    rounded = [once, to_bf16(right[1] + 10 * (once - right[0]))]
+    first, second = windows(right, rounded)
+    # A number between two neighbours at random is rounded by some 0.3 to 0.6 unit round-offs.
+    assert 4 * 0.3 * 2.0**-8 < first < 4 * 0.6 * 2.0**-8
+    assert second > 5 * first
+    assert windows(right, None) == [NEAR_SINGLE * SINGLE.unit] * 2
 
 
 def test_sums_in_32_bits_round_away_more_than_their_format() -> None:
@@ -57,4 +64,4 @@ def test_sums_in_32_bits_round_away_more_than_their_format() -> None:
     size = float(exact.square().mean().sqrt())
     off = (added.double() - exact).abs() / (size * SINGLE.unit)
     assert float(off.square().mean().sqrt()) == pytest.approx((128 / 6) ** 0.5, rel=0.3)
-    assert NEAR < float(off.max()) < 2 * NEAR_SINGLE
+    assert float(off.max()) < 2 * NEAR_SINGLE

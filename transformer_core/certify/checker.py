@@ -23,6 +23,7 @@ from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
 from transformer_core.certify.bounds import determined
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
 from transformer_core.certify.floors import (
+    MARGIN,
     NEAR_A_BOUND,
     RATIO_SHARE,
     WIDEST,
@@ -57,12 +58,10 @@ from transformer_core.training.precision import build_precision
 POINTS, POINTS_OF_MEAN = 3, 6
 """Number of steps whose gradients are compared: the first, the last, and evenly spaced ones
 between; and with fewer than 32 bits, where rounding must cancel in their mean."""
-NEAR = 4.0
-"""ReLU inputs within this many unit round-offs of 0, relative to their size, may fall on either
-side after rounding and sums in 32 bits."""
 NEAR_SINGLE = 16.0
-"""The same in 32 bits, where only sums round. Adding n products of any sign one by one gives an
-error of sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; earlier layers add their own."""
+"""In 32 bits, where only sums round, ReLU inputs within this many unit round-offs of 0, relative to
+their size, may fall on either side. Adding n products of any sign one by one gives an error of
+sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; earlier layers add their own."""
 CLIP_EPSILON = 1e-6
 """Constant that torch adds to the norm before dividing by it."""
 
@@ -80,8 +79,8 @@ class Right:
     gradients: Tensors
     losses: Tensor
     """Of every label, [b, t]."""
-    nearest: float
-    """The ReLU input closest to 0, see :class:`Plain`."""
+    inputs: Sequence[Tensor]
+    """Of ReLUs, see :class:`Plain`."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +253,8 @@ class Checker:
                 point, found = self._compared(step, gradients, loss_and_norm, right, floors)
             # A ReLU on the other side explains most of what is near a bound, 64 bits little.
             if not kinks and _near_a_bound(found, self.ceiling):
-                kinks = self._kinks(before, tokens, drops, right.gradients, numbers, right.nearest)
+                near = windows(right.inputs, None if emulated is None else emulated.inputs)
+                kinks = self._kinks(before, tokens, drops, right.gradients, numbers, near)
             found = [g.model_copy(update={"kinks": kinks.get(g.tensor, 0.0)}) for g in found]
             if not self._in_doubt(point, found):
                 break
@@ -276,7 +276,7 @@ class Checker:
     def _passed(self, weights: Tensors, tokens: Tokens, form: Format, drops: Drops) -> Right:
         """Loss and gradients of the plain function for ``weights`` and a batch, in a format."""
         loss, gradients = self.exact.loss_and_gradients(weights, [tokens], form, drops)
-        return Right(loss, gradients, self.exact.losses, self.exact.nearest)
+        return Right(loss, gradients, self.exact.losses, self.exact.inputs)
 
     def _disturbed(self, before: Tensors, tokens: Tokens, drops: Drops) -> Right:
         """The same in 32 bits, rounded otherwise: from weights changed in their last place, with the
@@ -336,19 +336,15 @@ class Checker:
         drops: Drops,
         right: Tensors,
         numbers: Format,
-        nearest: float,
+        near: Sequence[float],
     ) -> dict[str, float]:
         """Per tensor, the error in its ``right`` gradient, computed in ``numbers``, if every ReLU
-        whose input is near 0 takes the other side: half of them open too late, half too early.
-        ``nearest`` is the input closest to 0."""
+        whose input is ``near`` 0 takes the other side: half of them open too late, half too early.
+        """
         kinks = dict.fromkeys(right, 0.0)
-        near = (NEAR_SINGLE if self.form is SINGLE else NEAR) * self.form.unit
-        if nearest > near:
-            return kinks
-        for gate in (near, -near):
-            _, shifted = self.exact.loss_and_gradients(
-                weights, [tokens], replace(numbers, gate=gate), drops
-            )
+        for side in (1.0, -1.0) if near else ():
+            form = replace(numbers, gates=tuple(side * width for width in near))
+            _, shifted = self.exact.loss_and_gradients(weights, [tokens], form, drops)
             for name, gradient in right.items():
                 kinks[name] += distance(name, 0, shifted[name], gradient, 0.0).error
         return kinks
@@ -413,6 +409,15 @@ def plain_function(
         masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
         return PlainDecoder(spec.model, smoothing, masked, published)
     return OwnModel(spec.model, vocabulary, smoothing, spec.task)
+
+
+def windows(right: Sequence[Tensor], rounded: Sequence[Tensor] | None) -> list[float]:
+    """Per ReLU, how near 0 its inputs may fall on either side, relative to their size: a multiple
+    of the error of those that are ``rounded``, which grows from layer to layer; None in 32 bits."""
+    if rounded is None:
+        return [NEAR_SINGLE * SINGLE.unit] * len(right)
+    pairs = zip(rounded, right, strict=True)
+    return [MARGIN * float((a - b).square().mean().sqrt()) for a, b in pairs]
 
 
 def _near_a_bound(gradients: Sequence[TensorDistance], ceiling: float) -> bool:

@@ -60,8 +60,9 @@ class Format:
     """Factor on the loss during the backward pass."""
     unit: float = 2.0**-24
     """Unit round-off: the largest relative error of rounding a number."""
-    gate: float = 0.0
-    """A ReLU opens above this multiple of the size of its inputs, instead of above 0."""
+    gates: tuple[float, ...] = ()
+    """Each ReLU, in the order of the forward pass, opens above this multiple of the size of its
+    inputs, instead of above 0."""
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """The matrix product ``a @ b``."""

@@ -38,6 +38,8 @@ EPSILON = 1e-5
 """Added to the variance by layer normalization."""
 SCORES_AT_ONCE = 2**26
 """Maximum number of logits at a time: a batch is processed in slices of rows."""
+SEEN = 256
+"""Tokens whose inputs of ReLUs are kept."""
 
 NONE_DROPPED = Drops(0.0)
 
@@ -69,8 +71,9 @@ class Plain:
     def __init__(self, label_smoothing: float, published_loss: bool = False) -> None:
         self.smoothing = label_smoothing
         self.published_loss = published_loss
-        self.nearest = math.inf
-        """The ReLU input closest to 0 in the last pass, relative to the size of all inputs."""
+        self.inputs: list[Tensor] = []
+        """Inputs of each ReLU in the last pass, [tokens, d_ff] of the first tokens, relative to the
+        size of all."""
         self.losses = torch.zeros(0, 0)
         """Loss of each label in the last pass, [b, t] in nats, 0 for padding; of a single batch."""
         self._drops = NONE_DROPPED
@@ -96,13 +99,12 @@ class Plain:
             name: w.detach().to(device, number_format.base).requires_grad_(backward)
             for name, w in weights.items()
         }
-        self.nearest = math.inf
         there = [(s.to(device), t.to(device), y.to(device)) for s, t, y in batches]
         slices = [part for tokens in there for part in self._slices(tokens, own)]
         count = sum(int((labels != PADDING).sum()) for _, _, labels in slices)
         row, losses = 0, []
         for part in slices:
-            self._drops = drops.rows(row, row + len(part[0]))
+            self._drops, self.inputs = drops.rows(row, row + len(part[0])), []
             row += len(part[0])
             used = {name: number_format.weight(w) for name, w in own.items()}
             with _in_any_order(device):
@@ -140,6 +142,15 @@ class Plain:
             return x
         factor = factor if where is None else where.listed(factor)
         return form.between(x * factor.to(x.device, x.dtype))
+
+    def rectified(self, x: Tensor, form: Format) -> Tensor:
+        """A ReLU of x [..., d_ff], or what a gate beside 0 makes of it."""
+        with torch.no_grad():
+            size = x.square().mean().sqrt()
+            gate = form.gates[len(self.inputs)] if form.gates else 0.0
+            self.inputs.append(x.flatten(0, -2)[:SEEN] / size)
+            opened = x > gate * size
+        return x * opened
 
     def attended(
         self, place: str, scores: Tensor, hidden: Tensor, v: Tensor, form: Format
@@ -296,12 +307,8 @@ class _Layer:
 
     def feed_forward(self, x: Tensor) -> Tensor:
         inner = self._linear("feed_forward.inner", x)
-        with torch.no_grad():
-            size = inner.square().mean().sqrt()
-            self.model.nearest = min(self.model.nearest, float(inner.abs().min() / size))
-            opened = inner > self.form.gate * size
-        place = f"{self.prefix}feed_forward"
-        inner = self.model.dropped(place, inner * opened, self.form, self.where)
+        inner = self.model.rectified(inner, self.form)
+        inner = self.model.dropped(f"{self.prefix}feed_forward", inner, self.form, self.where)
         return self._linear("feed_forward.outer", inner)
 
     def _attended(self, name: str, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
@@ -469,11 +476,7 @@ class PlainDecoder(Plain):
         elif isinstance(kind, Gelu):
             inner = inner * _normal_share(inner, kind.approximate == "tanh")
         else:
-            with torch.no_grad():
-                size = inner.square().mean().sqrt()
-                self.nearest = min(self.nearest, float(inner.abs().min() / size))
-                opened = inner > form.gate * size
-            inner = inner * opened
+            inner = self.rectified(inner, form)
         return self._linear(weights, f"{at}feed_forward.outer", form.between(inner), form)
 
     def _linear(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
@@ -506,7 +509,7 @@ class OwnModel:
         task: AnyTask = _TRANSLATION,
     ) -> None:
         self.smoothing = label_smoothing
-        self.nearest = math.inf  # its kinks are unknown
+        self.inputs: list[Tensor] = []  # unknown
         self.losses = torch.zeros(0, 0)
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
