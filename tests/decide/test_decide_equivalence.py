@@ -295,6 +295,19 @@ def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling() -> None:
     assert "beside a floor of 1.0e-09" in found.reason
 
 
+@pytest.mark.parametrize(("floor", "off", "holds"), [(9e-4, 1.5e-3, True), (2e-4, 1.5e-3, False)])
+def test_a_course_may_be_off_as_far_as_the_reference_is_from_itself(
+    floor: float, off: float, holds: bool
+) -> None:
+    """Whatever the ceiling of its norms, 0.001."""
+    reference = trajectory("reference")
+    unstable = FLOOR.model_copy(update={"grad_norm": floor})
+    seeds = [each.model_copy(update={"floor": unstable}) for each in reference.seeds]
+    run = seed(grad_norms=[NORMS[0] * (1 + off), *NORMS[1:]])
+    found = verdict(TOLERANCE, run, reference.model_copy(update={"seeds": seeds}))
+    assert failed(found) == ([] if holds else ["grad_norm"])
+
+
 def test_a_tensor_that_rounding_alone_decides_is_left_out() -> None:
     noise = tensor("noise", error=3e5, ratio=3e5, size=1e-12, rounding=0.4)
     found = verdict(TOLERANCE, seed(checks=checks(gradients=[tensor(), noise])))

@@ -224,7 +224,9 @@ def _step_by_step(
         apart = [_relative(a, b) for a, b in zip(ours, expected, strict=True)]
         step = int(np.argmax(apart))
         usual = NORM if quantity == "grad_norm" else 0.0
-        bound = allowed(own, usual, ceiling, COURSE_MARGIN) if floor else ceiling
+        # A ceiling below the floor would refuse the reference itself.
+        widest = max(ceiling, 2 * own)
+        bound = allowed(own, usual, widest, COURSE_MARGIN) if floor else ceiling
         found.append(_deviation(quantity, apart[step], bound, f"step {step + 1}", own))
     return found
 
