@@ -9,7 +9,7 @@ from tests.attacks.short_trainings import recorded, spec_of
 from transformer_core.certify.bounds import judge
 from transformer_core.certify.checker import moved
 from transformer_core.certify.floors import of_lengths, of_loss
-from transformer_core.certify.replay import _by_distance
+from transformer_core.certify.replay import _between_elements, _by_distance
 from transformer_core.certify.tensors import distance
 
 RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
@@ -65,3 +65,29 @@ def test_floors_of_32_bits_are_measured_only_where_something_is_off() -> None:
 def test_agreements_at_every_distance_are_sums_of_diagonals() -> None:
     counts = torch.arange(36.0).view(6, 6)
     assert _by_distance(counts) == [int(counts.diagonal(lag).sum()) for lag in range(1, 6)]
+
+
+def test_elements_are_compared_at_the_distance_at_which_most_agree() -> None:
+    mask = torch.rand(50, 24, generator=torch.Generator().manual_seed(0)) < 0.7
+    mask[:, 5:] = mask[:, 5:] & ~mask[:, :-5] | (torch.rand(50, 19) < 0.1)
+    mask[:, 3:] = torch.where(torch.rand(50, 21) < 0.8, mask[:, :-3], mask[:, 3:])
+    same = {lag: int((mask[:, lag:] == mask[:, :-lag]).sum()) for lag in range(1, 22)}
+    lag = max(same, key=lambda lag: same[lag] / (24 - lag))
+    found = _between_elements(mask)
+    assert found is not None
+    assert (found.same, found.of) == (same[lag], 50 * (24 - lag))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30])
+def test_distances_in_32_bits_are_those_in_64(size: float) -> None:
+    """Also where the squares of 32 bits vanish."""
+    torch.manual_seed(0)
+    right = size * torch.randn(300, 300)
+    found = right * (1 + 1e-4 * torch.randn(300, 300)) + 1e-5 * right
+    one, other = (
+        distance("w", 1, found.to(bits), right.to(bits), 0.0)
+        for bits in (torch.float32, torch.float64)
+    )
+    assert one.error == pytest.approx(other.error, rel=1e-4)
+    assert one.ratio - 1 == pytest.approx(other.ratio - 1, rel=0.02)
+    assert one.size == pytest.approx(other.size)

@@ -10,6 +10,7 @@ from tests.training.small_training import VOCABULARY, small_setup, small_spec
 from transformer_core.certify.checker import Checker
 from transformer_core.certify.floors import MARGIN
 from transformer_core.certify.short_run_worker import Recorder
+from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.certify.updates import (
     kept_moments,
     levels,
@@ -47,7 +48,8 @@ def checked(folder: Path) -> Checks:
     model = {"kind": "transformer", "d_model": 64, "d_ff": 64, "heads": 2, "dropout": 0.0}
     optimizer = {"kind": "adamw_8bit"}
     setup = small_setup(small_spec(model=model, training={"optimizer": optimizer, "steps": 5}))
-    checker = Checker(setup, VOCABULARY, folder / "resumed")
+    tensors = CanonicalTensors(setup, VOCABULARY)
+    checker = Checker(setup, tensors, VOCABULARY, folder / "resumed")
     train(setup, Recorder(setup.strategy, Silent(), checker), folder, validate_last=False)  # type: ignore[arg-type]
     kept = kept_moments(setup)
     assert kept is not None

@@ -72,7 +72,7 @@ def test_nothing_is_watched_after_a_step_that_failed() -> None:
         kernels.begin()
         raise RuntimeError("in the middle of it")
     small_setup(small_spec())
-    assert kernels.names == set()
+    assert kernels.seen == set()
 
 
 def test_where_algorithms_are_deterministic_some_steps_are_checked_without(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from schemas.config.facts import MomentumRule
 from schemas.config.measurement import Tolerance
 from schemas.results.runs import SpotCheck
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify.bounds import spot_deviations
 from transformer_core.observe.clock import WindowClock
+from transformer_core.observe.expected_updates import ExpectedUpdates
 from transformer_core.observe.spot_checks import STEPS, SpotChecks
 from transformer_core.training import loop
 from transformer_core.training.loop import train
@@ -95,3 +97,11 @@ def test_clipping_that_stops_shows(tmp_path: Path) -> None:
 def test_moments_of_8_bits_are_not_checked(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     assert checked(tmp_path, {"optimizer": {"kind": "adamw_8bit"}}) == []
+
+
+def test_the_memory_of_a_gradient_may_be_used_again() -> None:
+    rule, gradient, weights = ExpectedUpdates(MomentumRule(0.9, 1.0)), torch.ones(3), torch.zeros(3)
+    rule.next(weights, gradient, 0.1)
+    gradient.fill_(2.0)
+    expected = torch.full((3,), -0.1 * (0.9 + 2.0))
+    torch.testing.assert_close(rule.next(weights, gradient, 0.1), expected)

@@ -114,6 +114,7 @@ class Checker:
     def __init__(
         self,
         setup: Setup,
+        tensors: CanonicalTensors,
         vocabulary: int,
         folder: Path,
         replay: Replay | None = None,
@@ -125,7 +126,7 @@ class Checker:
         spec = setup.spec
         self.folder = folder
         self.spec, self.setup = spec, setup
-        self.tensors = CanonicalTensors(setup, vocabulary)
+        self.tensors = tensors
         self.weights = self.tensors.weights()
         published = spec.training.loss.smooths_other_tokens_only
         self.exact = plain_function(spec, vocabulary, spec.training.label_smoothing, published)
@@ -196,12 +197,12 @@ class Checker:
         scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         self.compared += 1
         for name, gradient in taken.items():
-            if not gradient.any():
+            if not (float(gradient.amax()) or float(gradient.amin())):
                 self.still.setdefault(name, []).append(step)
         at_point = bool(self.waiting) and step >= self.waiting[0]
         if held_back is None and not at_point:
             return
-        gradients = {name: tensor.double() * scale for name, tensor in taken.items()}
+        gradients = {name: tensor * scale for name, tensor in taken.items()}
         if held_back is not None:
             self._returned(step, before, gradients, tokens, drops, held_back)
         else:
@@ -255,7 +256,8 @@ class Checker:
             if not kinks and _near_a_bound(found, self.ceiling):
                 near = windows(right.inputs, None if emulated is None else emulated.inputs)
                 kinks = self._kinks(before, tokens, drops, right.gradients, numbers, near)
-            found = [g.model_copy(update={"kinks": kinks.get(g.tensor, 0.0)}) for g in found]
+            if kinks:
+                found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
             if not self._in_doubt(point, found):
                 break
         self.points.append(point)
@@ -312,21 +314,20 @@ class Checker:
     ) -> tuple[CheckedPoint, list[TensorDistance]]:
         """Compare the run's loss, norm and ``gradients`` with the ``right`` ones, beside floors
         that have been measured, or else that of messages only."""
+        found = []
+        for name, gradient in right.gradients.items():
+            rounding, along = (
+                floors.gradients[name] if floors else (_message_rounding(self.spec, gradient), 0.0)
+            )
+            found.append(distance(name, step, gradients[name], gradient, rounding, along))
         point = CheckedPoint(
             step=step,
             loss=loss_and_norm[0],
             expected_loss=right.loss,
             rounding=floors.loss if floors else 0.0,
             norm=loss_and_norm[1],
-            expected_norm=math.sqrt(sum(float(g.square().sum()) for g in right.gradients.values())),
+            expected_norm=math.hypot(*(each.size for each in found)),
         )
-        found = []
-        for name, gradient in right.gradients.items():
-            rounding, along = (
-                floors.gradients[name] if floors else (_message_rounding(self.spec, gradient), 0.0)
-            )
-            apart = distance(name, step, gradients[name], gradient, rounding)
-            found.append(apart.model_copy(update={"along": along}))
         return point, found
 
     def _kinks(
@@ -379,6 +380,12 @@ class Checker:
         if self.updates is None:
             return None
         self.batches.close()
+        decoding = None
+        if self.replay is None:  # once, with the weights that training has changed most
+            model = self.tensors.pattern
+            decoding = checked_decoding(
+                self.spec, model, self.weights, self.exact, self.setup.device
+            )
         return Checks(
             points=self.points,
             gradients=self.gradients,
@@ -392,9 +399,7 @@ class Checker:
             ],
             not_resumed=self.lost,
             validation=validation,
-            decoding=checked_decoding(
-                self.spec, self.tensors.pattern, self.weights, self.exact, self.setup.device
-            ),
+            decoding=decoding,
         )
 
 

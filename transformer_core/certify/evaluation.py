@@ -7,7 +7,6 @@ covers everything that searches do with a cache: sentences of several lengths, t
 sentence that swap once as in a beam, and a sentence that leaves the batch.
 """
 
-import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -47,13 +46,14 @@ Decoded = tuple[Tensor, list[Tensor], Tensor]
 def checked_decoding(
     spec: RunSpec, model: nn.Module, weights: Weights, plain: Plain | OwnModel, device: torch.device
 ) -> DecodedTokens | None:
-    """How far decoding with ``weights`` is off; ``model`` returns the decoding code. Null if
-    only that code itself can tell what is right, and if texts have no room for so many tokens."""
+    """How far decoding with ``weights`` is off; ``model`` has the decoding code, and gets the
+    weights. Null if only that code itself can tell what is right, and if texts have no room for so
+    many tokens."""
     positions = spec.model.positions if isinstance(spec.model, DecoderOnly) else None
     short = isinstance(positions, LearnedPositions) and positions.length < LONGEST + TOKENS
     if isinstance(plain, OwnModel) or short:
         return None
-    decoding = copy.deepcopy(model).to(device).eval()
+    decoding = model.to(device).eval()
     for name, tensor in canonical_state_dict(decoding).items():
         tensor.copy_(weights[name])
     precision = build_precision(spec.training.precision, device)

@@ -44,7 +44,7 @@ BLIND = 0.5
 WIDEST, WIDEST_LOSS = 0.25, 0.01
 """Ceilings of mean errors, norms and logits for formats with fewer bits, and of their losses."""
 
-NEAR_A_BOUND = 0.6
+NEAR_A_BOUND = 0.8
 """Share of a bound above which floors, 64 bits and kinks are determined: that takes as long as all else."""
 
 

@@ -88,8 +88,8 @@ class Plain:
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits; all
-        zeros without ``backward``.
+        """Loss per target token in nats over ``batches``, and its gradient by name, in the bits of
+        the format's base; none without ``backward``.
 
         ``drops`` has the masks of a single batch.
         """
@@ -114,13 +114,14 @@ class Plain:
             losses.append(loss.detach().double().cpu())
         self._drops = NONE_DROPPED
         self.losses = torch.cat(losses)
-        gradients = {
-            name: torch.zeros_like(w, dtype=torch.float64)
-            if w.grad is None
-            else w.grad.double() / number_format.loss_scale
-            for name, w in own.items()
-        }
         mean = float(self.losses.sum()) / count
+        if not backward:
+            return mean, {}
+        gradients = {
+            name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in own.items()
+        }
+        if number_format.loss_scale != 1.0:
+            torch._foreach_div_(list(gradients.values()), number_format.loss_scale)
         return mean, {name: gradient.cpu() for name, gradient in gradients.items()}
 
     def token_losses(
@@ -137,19 +138,19 @@ class Plain:
 
     def dropped(self, place: str, x: Tensor, form: Format, where: "Places | None" = None) -> Tensor:
         """x, in rows or the list of tokens at ``where``, after the dropout of ``place``."""
-        factor = self._drops.factor(place)
-        if isinstance(factor, float):
+        mask = self._drops.masks.get(place)
+        if mask is None:
             return x
-        factor = factor if where is None else where.listed(factor)
-        return form.between(x * factor.to(x.device, x.dtype))
+        kept = (mask if where is None else where.listed(mask)).to(x.device, x.dtype)
+        return form.between(x * kept.div_(1 - self._drops.p))
 
     def rectified(self, x: Tensor, form: Format) -> Tensor:
         """A ReLU of x [..., d_ff], or what a gate beside 0 makes of it."""
         with torch.no_grad():
-            size = x.square().mean().sqrt()
+            size = torch.linalg.vector_norm(x) / math.sqrt(x.numel())
             gate = form.gates[len(self.inputs)] if form.gates else 0.0
             self.inputs.append(x.flatten(0, -2)[:SEEN] / size)
-            opened = x > gate * size
+            opened = (x > gate * size).to(x.dtype)
         return x * opened
 
     def attended(
@@ -184,7 +185,7 @@ class Places:
 
     def in_rows(self, x: Tensor) -> Tensor:
         """[tokens, d] -> [b, n, d], 0 where there is padding."""
-        rows = x.new_zeros(self.shape.numel(), x.size(1)).index_copy(0, self.real, x)
+        rows = x.new_zeros(self.shape.numel(), x.size(1)).index_copy_(0, self.real, x)
         return rows.unflatten(0, self.shape)
 
 
@@ -524,8 +525,8 @@ class OwnModel:
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits; all
-        zeros without ``backward``.
+        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits; none
+        without ``backward``.
 
         There are no ``drops``: only the model knows its places of dropout.
         """
@@ -546,6 +547,9 @@ class OwnModel:
                 (loss.sum() / count).backward()
             losses.append(loss.detach().double())
         self.losses = torch.cat(losses)
+        mean = float(self.losses.sum()) / count
+        if not backward:
+            return mean, {}
         # Write gradients in place of the weights, as only the model knows its canonical names.
         with torch.no_grad():
             for p in model.parameters():
@@ -555,7 +559,7 @@ class OwnModel:
             for name, tensor in canonical_state_dict(model).items()
             if name in self.trained
         }
-        return float(self.losses.sum()) / count, gradients
+        return mean, gradients
 
     @staticmethod
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:

@@ -475,8 +475,10 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
             for sentences, _ in step.ranks[0]
             for key, masks in sentences
         ]
-        some = torch.cat(mine)[:COMPARED]
-        near = [_alike(one, other) for one, other in pairwise(mine)]
+        whole = torch.cat(mine)
+        some = whole[:COMPARED]
+        # Of every two that follow each other, the rows that both have.
+        near = [(a[: len(b)], b[: len(a)]) for a, b in pairwise(mine)] or [(some[:0], some[:0])]
         again = [draws[place] for step in steps for _, draws in step.ranks[0]][1:]
         others = [micros[0][1][place] for micros in steps[0].ranks[1:]]
         width = some.size(1)
@@ -486,12 +488,12 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
         found.append(
             DropoutPlace(
                 place=place,
-                dropped=sum(int((~mask).sum()) for mask in mine),
-                of=sum(mask.numel() for mask in mine),
+                dropped=whole.numel() - int(whole.count_nonzero()),
+                of=whole.numel(),
                 factor=None,
                 dropped_in_evaluation=None,
                 steps=max((_alike(first, other) for other in again), key=_share),
-                rows=Agreement(same=sum(a.same for a in near), of=sum(a.of for a in near)),
+                rows=_alike(*(torch.cat(side) for side in zip(*near, strict=True))),
                 layers=_alike(first, before[width]) if width in before else None,
                 ranks=max((_alike(first, other) for other in others), key=_share, default=None),
                 tokens=max(neighbours, key=_share),
@@ -504,17 +506,16 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
 
 def _visible(mask: Tensor, target: bytes, causal: bool) -> Tensor:
     """[n, d] as it is; of attention weights [h, n, m], those of visible keys as [weights, h]."""
-    return mask if mask.dim() == 2 else mask[:, _seen(mask, target, causal)].T
+    if mask.dim() == 2:
+        return mask
+    return mask[:, _seen(mask, target)].T if causal else mask.flatten(1).T
 
 
-def _seen(mask: Tensor, target: bytes, causal: bool) -> Tensor:
-    """[n, m] which keys a query sees, given the target's tokens."""
-    seen = torch.ones(mask.shape[1:], dtype=torch.bool)
-    if causal:
-        tokens = torch.frombuffer(bytearray(target), dtype=torch.int64)
-        text = (tokens == BOS).cumsum(0)
-        seen = seen.tril() & (text[:, None] == text[None, :])
-    return seen
+def _seen(mask: Tensor, target: bytes) -> Tensor:
+    """[n, n] which keys a query sees, given the target's tokens, of those that precede it."""
+    tokens = torch.frombuffer(bytearray(target), dtype=torch.int64)
+    text = (tokens == BOS).cumsum(0)
+    return (text[:, None] == text[None, :]).tril()
 
 
 def _alike(one: Tensor, other: Tensor) -> Agreement:
@@ -522,7 +523,7 @@ def _alike(one: Tensor, other: Tensor) -> Agreement:
     count = min(len(one), len(other))
     one, other = one[:count], other[:count]
     if one.dtype == torch.bool:
-        return Agreement(same=int((one == other).sum()), of=one.numel())
+        return Agreement(same=int((one == other).count_nonzero()), of=one.numel())
     known = (one >= 0) & (other >= 0)
     return Agreement(same=int((one == other)[known].sum()), of=int(known.sum()))
 
@@ -537,23 +538,26 @@ def _between_queries(step: Step, place: str, causal: bool) -> Agreement:
     for sentences, _ in step.ranks[0]:
         for key, masks in sentences:
             mask = masks[place]
-            seen = _seen(mask, key[1], causal)
-            both = seen[1:] & seen[:-1]
-            same += int((mask[:, 1:] == mask[:, :-1])[:, both].sum())
-            of += mask.size(0) * int(both.sum())
+            agree = mask[:, 1:] == mask[:, :-1]
+            if causal:
+                seen = _seen(mask, key[1])
+                agree = agree[:, seen[1:] & seen[:-1]]
+            same += int(agree.count_nonzero())
+            of += agree.numel()
     return Agreement(same=same, of=of)
 
 
 def _between_elements(mask: Tensor) -> Agreement | None:
     """Of elements, or heads, at the distance at which most agree."""
-    # All distances at once, from products of small whole numbers, which 32 bits hold exactly.
-    known, ones = (mask >= 0).float(), (mask > 0).float()
-    zeros = known - ones
-    of = _by_distance(known.T @ known)
-    same = _by_distance(ones.T @ ones + zeros.T @ zeros)
-    found = [Agreement(same=s, of=o) for s, o in zip(same, of, strict=True)]
-    most = max((a.of for a in found), default=0)
-    return max((a for a in found if a.of >= most / 8), key=_share, default=None)
+    # All distances at once, from products of signs, whose sums 32 bits hold exactly.
+    tokens, n = mask.shape
+    signs = 2.0 * mask - 1.0
+    surpluses = enumerate(_by_distance(signs.T @ signs), start=1)
+    found = [(s / (n - lag), s, n - lag) for lag, s in surpluses if n - lag >= (n - 1) / 8]
+    if not found:
+        return None
+    _, surplus, pairs = max(found)
+    return Agreement(same=(tokens * pairs + surplus) // 2, of=tokens * pairs)
 
 
 def _by_distance(counts: Tensor) -> list[int]:

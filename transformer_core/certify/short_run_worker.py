@@ -27,7 +27,7 @@ from schemas.results import SeedTrajectory, Trajectory
 from schemas.results.certificates import Checks
 from schemas.results.runs import StepKernels
 from transformer_core.certify.bounds import Weights, course_floor
-from transformer_core.certify.checker import Checker, Floors, in_the_last_place
+from transformer_core.certify.checker import Checker, in_the_last_place
 from transformer_core.certify.dropout import (
     dropout_moments,
     known_dropout,
@@ -173,14 +173,15 @@ def record(
     looks = save_weights and checked
     dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"dropout": dropout})})
     unread = obstacle(dropping, process.device) if dropout else "nothing is dropped"
-    checker = Checker(setup, vocabulary, output / "resumed") if looks else None
-    initial = checker.weights if checker else canonical_weights(setup, vocabulary)
+    tensors = CanonicalTensors(setup, vocabulary, dropout)
+    checker = Checker(setup, tensors, vocabulary, output / "resumed") if looks else None
+    initial = checker.weights if checker else tensors.weights()
     with FirstStep() as kernels:
         watched = kernels if save_weights else None
         trajectory = _trained(setup, output, digest(initial), checker, watched)
     if not save_weights:
         return Recorded(trajectory, setup.strategy, None)
-    final = checker.weights if checker else canonical_weights(setup, vocabulary)
+    final = checker.weights if checker else tensors.weights()
     if process.is_main:
         for file, weights in (("initial", initial), ("final", final)):
             with atomic_path(output / f"{file}.safetensors") as temporary:
@@ -189,7 +190,7 @@ def record(
     known: dict[str, Any] = {}
     if not checked:
         again = assemble(spec, process, vocabulary, *stores)
-        tensors = CanonicalTensors(again, vocabulary)
+        tensors = tensors.of(again)
         tensors.write(in_the_last_place(initial))
         disturbed = _trained(again, output, trajectory.initial_sha256)
         apart = Weights(_arrays(tensors.weights()), _arrays(final), _arrays(initial))
@@ -199,10 +200,9 @@ def record(
         if checker and not unread:
             try:
                 few = _near_the_end(setup)
-                found = _replayed(
-                    dropping, late, process, vocabulary, few, stores[1], output, checker.floors
+                known |= _replayed(
+                    dropping, late, process, vocabulary, few, stores[1], output, checker
                 )
-                known |= found
             except NotReplayed as error:
                 unread = str(error)
         if checker and unread:
@@ -214,7 +214,7 @@ def record(
             read = assemble(readable(dropping), process, fewer, *stores)
             known["dropout"] = known_dropout(read, fewer)
     if seen.deterministic and checked:
-        known["as_timed"] = _as_timed(spec, process, vocabulary, stores, output)
+        known["as_timed"] = _as_timed(spec, process, tensors, vocabulary, stores, output)
     return Recorded(trajectory.model_copy(update=known), setup.strategy, seen)
 
 
@@ -247,11 +247,11 @@ def _replayed(
     few: tuple[PairStore, tuple[int, int] | None],
     validation: PairStore,
     output: Path,
-    floors: Floors | None,
+    before: Checker,
 ) -> dict[str, Any]:
     """A few steps with dropout on, the schedule of the timed run and, in between, an end of an
     epoch; every quantity is compared with the masks that were drawn. ``few`` are the pairs and the
-    position of :func:`_near_the_end`.
+    position of :func:`_near_the_end`, ``before`` has checked the training without dropout.
 
     The training resumes from a checkpoint, as an interrupted one does. Raises NotReplayed.
     """
@@ -271,7 +271,17 @@ def _replayed(
     else:
         done = 0
     replay = Replay(setup, folder)
-    checker = Checker(setup, vocabulary, folder, replay, done, last, STEPS_REPLAYED, floors)
+    checker = Checker(
+        setup,
+        before.tensors.of(setup),
+        vocabulary,
+        folder,
+        replay,
+        done,
+        last,
+        STEPS_REPLAYED,
+        before.floors,
+    )
     progress = RunProgress(f"{spec.variant}, with dropout", STEPS_REPLAYED, show=False)
     recorder = Recorder(setup.strategy, progress, checker)
     stop = StopAfter(recorder, done + STEPS_REPLAYED)
@@ -341,6 +351,7 @@ class StopAfter(Observer):
 def _as_timed(
     spec: RunSpec,
     process: Process,
+    tensors: CanonicalTensors,
     vocabulary: int,
     stores: tuple[PairStore, PairStore],
     output: Path,
@@ -356,7 +367,7 @@ def _as_timed(
         training = spec.training.model_copy(update={"steps": steps})
         short = spec.model_copy(update={"training": training})
         setup = assemble(short, process, vocabulary, *stores)
-        checker = Checker(setup, vocabulary, output / "resumed")
+        checker = Checker(setup, tensors.of(setup), vocabulary, output / "resumed")
         progress = RunProgress(f"{spec.variant}, as timed", steps, show=False)
         recorder = Recorder(setup.strategy, progress, checker)
         train(setup, recorder, output / "no-checkpoints", validate_last=False)

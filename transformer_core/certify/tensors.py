@@ -1,6 +1,7 @@
 """Weights and gradients of a training as whole tensors under their canonical names, and how far
 a tensor is from its expected value."""
 
+import copy
 import math
 from collections.abc import Mapping
 
@@ -35,15 +36,23 @@ class CanonicalTensors:
     """Reads whole tensors of a training. Every rank must call its methods; on ranks other than
     the main one they return nothing."""
 
-    def __init__(self, setup: Setup, vocabulary: int) -> None:
+    def __init__(self, setup: Setup, vocabulary: int, dropout: float = 0.0) -> None:
+        """``dropout`` is that of the :attr:`pattern`, for those who evaluate it."""
         self.setup = setup
         self.keep = setup.process.is_main
+        model = setup.spec.model.model_copy(update={"dropout": dropout})
         with torch.random.fork_rng(devices=[]):
-            self.pattern = build_model(setup.spec.model, vocabulary)
+            self.pattern = build_model(model, vocabulary)
         self.trained = trained_names(self.pattern)
         # Both share memory with the pattern: what is written to one is read from the other.
         self._written = dict(self.pattern.state_dict())
         self._canonical = canonical_state_dict(self.pattern)
+
+    def of(self, setup: Setup) -> "CanonicalTensors":
+        """The same for another training of the model by these processes."""
+        other = copy.copy(self)
+        other.setup = setup
+        return other
 
     def weights(self) -> dict[str, Tensor]:
         """Parameters and buffers, on the CPU: the optimizer's copies, if it keeps any."""
@@ -119,33 +128,47 @@ class CanonicalTensors:
         }
 
 
+SMALL = 1e-15
+"""Norm below which squares in 32 bits are too small."""
+
+
+def norm(x: Tensor) -> float:
+    """2-norm. torch adds up pairwise: as good as in 64 bits, unlike its norms in 32."""
+    return math.sqrt(float((x * x).sum()))
+
+
 def distance(
-    name: str, step: int, found: Tensor, expected: Tensor, rounding: float
+    name: str, step: int, found: Tensor, expected: Tensor, rounding: float, along: float = 0.0
 ) -> TensorDistance:
-    """``found`` compared with ``expected``; for ``rounding`` see :class:`TensorDistance`.
+    """``found`` compared with ``expected``; for ``rounding`` and ``along`` see
+    :class:`TensorDistance`.
 
     A tensor that is missing, has another shape or is not finite is as far off as one of zeros.
     """
     if found.shape != expected.shape:
         found = torch.zeros_like(expected)
-    a, b = found.double().flatten(), expected.double().flatten()
-    size, right = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
+    right = norm(expected)
+    if right < SMALL and expected.dtype != torch.float64:
+        # Squares of 32 bits may vanish.
+        return distance(name, step, found.double(), expected.double(), rounding, along)
+    size = norm(found)
     if not math.isfinite(size):
-        a, size = torch.zeros_like(b), 0.0
-    apart = float(torch.linalg.vector_norm(a - b))
+        found, size = torch.zeros_like(expected), 0.0
+    apart = norm(found - expected)
     if right == 0:
         error, ratio, cosine = float(apart > 0), 1.0 + float(apart > 0), 1.0 - float(apart > 0)
     else:
         error, ratio = apart / right, size / right
-        cosine = float(a @ b) / (size * right) if size else 0.0
+        cosine = (size**2 + right**2 - apart**2) / (2 * size * right) if size else 0.0
     return TensorDistance(
         tensor=name,
         step=step,
         error=error,
         ratio=ratio,
-        cosine=min(1.0, cosine),
+        cosine=max(-1.0, min(1.0, cosine)),
         size=right,
         rounding=rounding if math.isfinite(rounding) else 1e300,
+        along=along,
     )
 
 
@@ -163,13 +186,15 @@ class MeanErrors:
 
     def add(self, seen: TensorDistance, found: Tensor, rounded: Tensor, expected: Tensor) -> None:
         """One step: the gradient ``found``, and the same ``rounded`` to the format of the run."""
-        nothing = torch.zeros_like(expected, dtype=torch.float32)
-        errors, floors = self._sums.get(seen.tensor, (nothing, nothing))
         error = torch.nan_to_num(found - expected).float()
         floor = torch.nan_to_num(rounded - expected).float()
-        self._sums[seen.tensor] = errors + error, floors + floor
         size = seen.error * seen.size
-        if size >= self._worst.get(seen.tensor, (0.0, nothing))[0]:
+        if seen.tensor in self._sums:
+            for total, more in zip(self._sums[seen.tensor], (error, floor), strict=True):
+                total.add_(more)
+        else:
+            self._sums[seen.tensor] = error.clone(), floor
+        if size >= self._worst.get(seen.tensor, (0.0,))[0]:
             self._worst[seen.tensor] = size, error
         self._seen.setdefault(seen.tensor, []).append(seen)
 

@@ -58,19 +58,25 @@ class CheckedUpdates:
         self.sizes = [initial[name].numel() for name in self.names]
         self.before = self._vector(initial)
         self.rounded = to_bf16(self.before)
+        # Used again and again: to get as much memory anew takes longer than to compute with it.
+        self.spare, self.taken, self.squares = (torch.empty_like(self.before) for _ in range(3))
         self.worst: dict[tuple[str, int], TensorDistance] = {}
+        self.most: dict[str, Numbers] = {}
+        """Of every tensor, its largest error over its rounding."""
 
     def done(self, step: int, after: Tensors, gradients: Tensors | None) -> None:
         """Compare ``step``, which produced the weights ``after``; without ``gradients``, because
         they overflowed, nothing should have changed."""
-        before, self.before = self.before, self._vector(after)
-        change = torch.zeros_like(before)
-        if gradients is not None:
+        before, self.before = self.before, self._vector(after, self.spare)
+        if gradients is None:
+            change = torch.zeros_like(before)
+        else:
             training, width = self.spec.training, self.spec.model.d_model
             rate = expected_rate(self.spec.schedule, step, training.steps, width)
-            change = self.expected.next(before, self._vector(gradients), rate)
+            change = self.expected.next(before, self._vector(gradients, self.taken), rate)
         lost = self.unit * self._norms(before)
-        self._compare("", step, lost, self.before - before, change)
+        self._compare("", step, lost, torch.sub(self.before, before, out=before), change)
+        self.spare = before
 
     def rounds(self, step: int, used: Tensors) -> None:
         """Compare the change of the narrow weights that the next step computes with: after every
@@ -89,57 +95,53 @@ class CheckedUpdates:
             assert moments is not None, "a step has been done"
             emulated = rounded(moments, self.sizes, signed=which == "first")
             rounding = self._norms(emulated - moments)
-            self._compare(f", {which} moment", step, rounding, mine, moments)
+            self._compare(f", {which} moment", step, rounding, mine.clone(), moments)
         self.expected.first, self.expected.second = kept
 
     def _compare(
         self, what: str, step: int, rounding: Numbers, found: Tensor, expected: Tensor
     ) -> None:
-        """Record the largest error of every tensor, taking ``rounding`` (2-norms) into account."""
+        """Record the largest error of every tensor, taking ``rounding`` (2-norms) into account;
+        ``found`` is overwritten."""
         own, size = self._norms(found), self._norms(expected)
         lost = ~np.isfinite(own)
-        product = np.where(lost, 0.0, self._products(found, expected))
         # A non-finite change is as far off as no change.
-        apart = np.where(lost, size, self._norms(found - expected))
+        apart = np.where(lost, size, self._norms(found.sub_(expected)))
         own = np.where(lost, 0.0, own)
         moved = (apart > 0).astype(float)
         still, safe = size == 0, np.where(size == 0, 1.0, size)
         error = np.where(still, moved, apart / safe)
         ratio = np.where(still, 1 + moved, own / safe)
+        product = (own**2 + size**2 - apart**2) / 2
         cosine = product / (safe * np.where(own == 0, 1.0, own))
-        cosine = np.where(still, 1 - moved, cosine)
+        cosine = np.where(still, 1 - moved, np.where(own == 0, 0.0, cosine)).clip(-1.0, 1.0)
         rounding = np.where(still, 0.0, rounding / safe)
-        for at, name in enumerate(self.names):
-            known = self.worst.get((what, at))
-            if known is None or error[at] / (rounding[at] + SINGLE_UNIT) > _excess(known):
-                self.worst[what, at] = TensorDistance(
-                    tensor=name + what,
-                    step=step,
-                    error=float(error[at]),
-                    ratio=float(ratio[at]),
-                    cosine=min(1.0, float(cosine[at])),
-                    size=float(size[at]),
-                    rounding=float(rounding[at]),
-                )
+        excess = error / (rounding + SINGLE_UNIT)
+        most = self.most.get(what, np.full_like(excess, -1.0))
+        self.most[what] = np.fmax(most, excess)
+        for at in np.flatnonzero(excess > most).tolist():
+            self.worst[what, at] = TensorDistance(
+                tensor=self.names[at] + what,
+                step=step,
+                error=error[at],
+                ratio=ratio[at],
+                cosine=cosine[at],
+                size=size[at],
+                rounding=rounding[at],
+            )
 
     def read(self) -> list[TensorDistance]:
         """The update with the largest error, for every trained tensor."""
         return list(self.worst.values())
 
-    def _vector(self, tensors: Tensors) -> Tensor:
-        return torch.cat([tensors[name].float().flatten() for name in self.names])
-
-    def _products(self, one: Tensor, other: Tensor) -> Numbers:
-        """Scalar product for every tensor."""
-        # torch adds up pairwise: as good as 64 bits, unlike a dot product in 32.
-        return np.array([float(part.sum()) for part in (one * other).split(self.sizes)])
+    def _vector(self, tensors: Tensors, out: Tensor | None = None) -> Tensor:
+        return torch.cat([tensors[name].float().flatten() for name in self.names], out=out)
 
     def _norms(self, values: Tensor) -> Numbers:
-        return np.sqrt(self._products(values, values))
-
-
-def _excess(update: TensorDistance) -> float:
-    return update.error / (update.rounding + SINGLE_UNIT)
+        """2-norm of every tensor."""
+        # torch adds up pairwise: as good as 64 bits, unlike a norm or a dot product in 32.
+        squares = torch.mul(values, values, out=self.squares)
+        return np.sqrt([float(part.sum()) for part in squares.split(self.sizes)])
 
 
 BLOCK = 256

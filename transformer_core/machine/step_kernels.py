@@ -23,11 +23,11 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
     """
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.seen: set[tuple[object, torch.dtype | None]] = set()
         self._open = contextlib.ExitStack()
 
     def begin(self) -> None:
-        self._open.enter_context(_Seen(self.names))
+        self._open.enter_context(_Seen(self.seen))
 
     def end(self) -> None:
         """The step is done; later calls do nothing."""
@@ -38,7 +38,10 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
 
     def read(self, model: nn.Module) -> StepKernels:
         """The kernels that worked, for the record of a training of ``model``."""
-        names = sorted(self.names)
+        names = sorted(
+            f"{operator} {str(dtype).removeprefix('torch.')}" if dtype else str(operator)
+            for operator, dtype in self.seen
+        )
         return StepKernels(
             operators=names,
             attention=[name for name in names if any(part in name for part in ATTENTION)],
@@ -68,9 +71,9 @@ class FirstKernels(Observer):
 
 
 class _Seen(TorchDispatchMode):
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, seen: set[tuple[object, torch.dtype | None]]) -> None:
         super().__init__()
-        self.names = names
+        self.seen = seen
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -81,8 +84,7 @@ class _Seen(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         first = next((a for a in _flat(args) if isinstance(a, torch.Tensor)), None)
-        dtype = "" if first is None else f" {str(first.dtype).removeprefix('torch.')}"
-        self.names.add(f"{func.overloadpacket}{dtype}")
+        self.seen.add((func.overloadpacket, None if first is None else first.dtype))
         return func(*args, **(kwargs or {}))
 
 

@@ -159,7 +159,7 @@ def work(order: TimedRunOrder, program: "Program") -> None:
             memory=memory,
             communication=communication,
             numerics=setup.precision.report(),
-            kernels=kernels.read(setup.model) if kernels.names else None,
+            kernels=kernels.read(setup.model) if kernels.seen else None,
             spot_checks=checks.found,
             provenance=collect(order.spec, order.command, started),
         )

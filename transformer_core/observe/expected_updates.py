@@ -17,17 +17,18 @@ class ExpectedUpdates:
         self.steps = 0
         self.first: Tensor | None = None
         self.second: Tensor | None = None
+        self.change: Tensor | None = None
 
     def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
         """The change of ``weights`` by ``gradients``, in the same number format, at learning
-        rate ``rate``."""
+        rate ``rate``; overwritten by the next one."""
         self.steps += 1
         match self.rule:
             case AdamRule():
                 return self._adam(self.rule, weights, gradients, rate)
             case MomentumRule(momentum, factor):
                 old = self.first
-                self.first = gradients if old is None else momentum * old + gradients
+                self.first = gradients.clone() if old is None else momentum * old + gradients
                 return -rate * factor * self.first
             case _:
                 raise TypeError("the rule of this optimizer is not known here")
@@ -36,11 +37,13 @@ class ExpectedUpdates:
         one, two = rule.betas
         if self.first is None or self.second is None:
             self.first, self.second = torch.zeros_like(w), torch.zeros_like(w)
+        if self.change is None or self.change.shape != w.shape:
+            self.change = torch.empty_like(w)
         # In place: all weights form one vector, and memory traffic dominates the time.
         self.first.mul_(one).add_(g, alpha=1 - one)
         self.second.mul_(two).addcmul_(g, g, value=1 - two)
-        size = (self.second / (1 - two**self.steps)).sqrt_().add_(rule.eps)
-        change = self.first.div(size).mul_(-rate / (1 - one**self.steps))
+        size = torch.div(self.second, 1 - two**self.steps, out=self.change).sqrt_().add_(rule.eps)
+        change = torch.div(self.first, size, out=size).mul_(-rate / (1 - one**self.steps))
         return change.add_(w, alpha=-rate * rule.decay)
 
 
