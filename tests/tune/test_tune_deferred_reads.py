@@ -170,3 +170,21 @@ def test_a_side_runs_the_changed_script_and_trains_the_same(tmp_path: Path) -> N
     assert (first, other) == ("reads: 2", "reads: 0")
     assert len(own) == 2
     assert own == deferred
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_waits_where_sums_are_used_alone(tmp_path: Path) -> None:
+    program = Program(("logs.py", "cuda"), SCRIPTS)
+    facts: dict[str, Any] = {}
+    waits = []
+    for techniques in ((), ("deferred_reads",)):
+        side = Side(OWN, techniques, profiled=True)
+        with session(program, [side], tmp_path, facts=facts) as run:
+            run.facts(OWN, 200)
+            run.steps(OWN, 7)
+            found = run.facts(OWN)
+        facts = found | {"factory": False, "folder": str(SCRIPTS), "script": str(program.script)}
+        waits.append(sum(found["waits"].values()))
+    # Both sums, in each of six steps before; after every second step now.
+    assert waits[0] > 0
+    assert 2 * waits[1] <= waits[0]

@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,11 @@ class Watch:
         self._count(checkpoint, "checkpoint")
         self._count(functional, "scaled_dot_product_attention")
         self._cross_entropy(functional)
-        self._optimizers()
-        self._loaders()
+        self._making(torch.optim.Optimizer, "optimizer", lambda made, given: None)
+        self._making(torch.utils.data.DataLoader, "loader", self._note_loader)
+        self._making(nn.parallel.DistributedDataParallel, "ddp", self._note_ddp)
         self._zeroing(torch.optim.Optimizer)
         self._zeroing(nn.Module)
-        self._data_parallel()
 
     def look_for_waits(self) -> None:
         """Let torch warn wherever the host waits for the GPU (``torch.cuda.set_sync_debug_mode``),
@@ -175,27 +176,22 @@ class Watch:
 
         functional.cross_entropy = cross_entropy
 
-    def _optimizers(self) -> None:
-        """Note where optimizers are made."""
-        optimizer: Any = torch.optim.Optimizer
-        original = optimizer.__init__
+    def _making(self, owner: Any, what: str, note: Callable[[Any, dict[str, Any]], None]) -> None:
+        """Note where objects of a class are made; ``note`` is given each with its keywords."""
+        original = owner.__init__
 
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            self.note_place("optimizer")
+            self.note_place(what)
             original(made, *args, **kwargs)
+            note(made, kwargs)
 
-        optimizer.__init__ = init
+        owner.__init__ = init
 
-    def _loaders(self) -> None:
-        loader: Any = torch.utils.data.DataLoader
-        original = loader.__init__
+    def _note_loader(self, made: Any, given: dict[str, Any]) -> None:
+        self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
 
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            self.note_place("loader")
-            original(made, *args, **kwargs)
-            self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
-
-        loader.__init__ = init
+    def _note_ddp(self, made: Any, given: dict[str, Any]) -> None:
+        self.ddp.append({key: str(value) for key, value in given.items()})
 
     def _zeroing(self, owner: Any) -> None:
         """Count where gradients are filled with zeros."""
@@ -206,17 +202,6 @@ class Watch:
             original(made, set_to_none=set_to_none)
 
         owner.zero_grad = zero_grad
-
-    def _data_parallel(self) -> None:
-        wrapper: Any = torch.nn.parallel.DistributedDataParallel
-        original = wrapper.__init__
-
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            self.note_place("ddp")
-            original(made, *args, **kwargs)
-            self.ddp.append({key: str(value) for key, value in kwargs.items()})
-
-        wrapper.__init__ = init
 
 
 def device_of(module: nn.Module) -> torch.device:
