@@ -1,10 +1,13 @@
 """Paired runs with exactly known ratios."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from schemas.config.measurement import Comparing
 from schemas.results import (
     MachineState,
+    Pair,
     PairedRun,
     Probe,
     Round,
@@ -131,3 +134,16 @@ def ended(status: Any, reason: str, variant: str, reference: str = "single") -> 
         stopped=None,
         seconds=0.0,
     )
+
+
+def compared(
+    sides: Sequence[Any], comparing: Comparing, data: Path, folder: Path
+) -> dict[str, PairedRun]:
+    """All sessions of the sides, each compared with the first; by name of the side."""
+    # Here, because sides of tests start without it.
+    from transformer_core.measure.comparison import compare_pairs
+
+    reference, *variants = (side.name for side in sides)
+    pairs = [Pair(variant, reference) for variant in variants]
+    found = compare_pairs(sides, pairs, comparing, data, folder, "the command")
+    return {pair.variant: run for pair, run in found.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from analysis_builders import certificate
+from pair_builders import compared
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -19,7 +20,6 @@ from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import Clock
 from transformer_core.decide import refine as job
 from transformer_core.measure import comparison
-from transformer_core.measure.comparison import compare
 from transformer_core.measure.sessions import Side, TurnsOrder
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         found = certificate(name).model_copy(update={"variant": name})
         write_result(folder / f"equivalence/{name}.json", found.model_dump_json())
         sides.append(Side(name, spec))
-    runs = compare(sides, COMPARING, folder, tmp_path / "first", "the command")
+    runs = compared(sides, COMPARING, folder, tmp_path / "first")
     for name, run in runs.items():
         write_result(folder / f"turns/single/1/{name}/single.json", run.model_dump_json())
     return folder

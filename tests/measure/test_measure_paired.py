@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from pair_builders import session
+from pair_builders import compared, session
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -28,7 +28,6 @@ from transformer_core.measure import sessions as session_module
 from transformer_core.measure import turns as module
 from transformer_core.measure.comparison import (
     Kept,
-    compare,
     compare_pairs,
     enough,
     leave_sessions,
@@ -70,7 +69,7 @@ def side(folder: Path, name: str, **machine: Any) -> Side:
 def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine: Any) -> PairedRun:
     # The reference bounds how long both may take to start.
     sides = side(folder, "single"), side(folder, variant, **machine)
-    found = compare(sides, comparing, folder, folder / "pairs" / variant, "the command")
+    found = compared(sides, comparing, folder, folder / "pairs" / variant)
     assert list(found) == [variant]
     return found[variant]
 
@@ -249,13 +248,13 @@ def test_nothing_starts_where_a_side_has_nothing_to_train(
     monkeypatch.setattr(session_module, "start_side", lambda *_: pytest.fail("nothing may start"))
     reference = side(tmp_path, "single")
     empty = reference.spec.model_copy(update={"variant": "odd", "no_meaning": "no such layer"})
-    found = compare([reference, Side("odd", empty)], COMPARING, tmp_path, tmp_path, "again")["odd"]
+    found = compared([reference, Side("odd", empty)], COMPARING, tmp_path, tmp_path)["odd"]
     assert (found.status, found.reason, found.ended_by) == ("unsupported", "no such layer", "odd")
 
 
 def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: Path) -> None:
     sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
-    found = compare(sides, TOGETHER, tmp_path, tmp_path / "turns", "the command")
+    found = compared(sides, TOGETHER, tmp_path, tmp_path / "turns")
     assert list(found) == ["fast", "other", "third"]
     lines = fake.read_text().splitlines()
     names = [line.split()[0] for line in lines[: len(lines) // 2]]

@@ -31,22 +31,6 @@ from transformer_core.run.launcher import spans_machines
 from transformer_core.run.statuses import Outcome
 
 
-def compare(
-    sides: Sequence[Side],
-    comparing: Comparing,
-    data: Path,
-    folder: Path,
-    command: str,
-    code: str = "",
-    again: Callable[[], None] = lambda: None,
-) -> dict[str, PairedRun]:
-    """:func:`compare_pairs` of every side but the first with the first; by name of the side."""
-    reference, *variants = (side.name for side in sides)
-    pairs = [Pair(variant, reference) for variant in variants]
-    found = compare_pairs(sides, pairs, comparing, data, folder, command, code, again)
-    return {pair.variant: run for pair, run in found.items()}
-
-
 def compare_pairs(
     sides: Sequence[Side],
     pairs: Sequence[Pair],
