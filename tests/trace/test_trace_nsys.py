@@ -83,15 +83,6 @@ def test_a_capture_range_that_never_began(tmp_path: Path) -> None:
     assert len(rows) == 1  # the range
 
 
-def test_ranges_without_end_are_left_out_and_said(tmp_path: Path) -> None:
-    report = Report(tmp_path / "report.sqlite")
-    report.range("phase:forward", 0, None, pid=1, tid=1)
-    report.kernel("k", 0, 10, pid=1, correlation=1)
-    reading = read_files([report.write()])
-    assert reading.notes == ["1 event was left out: NVTX ranges that never end"]
-    assert "range" not in reading.table.column("kind").to_pylist()
-
-
 def test_size_of_a_message_in_the_payload_of_nccl(tmp_path: Path) -> None:
     report = Report(tmp_path / "report.sqlite")
     payload = {"Message size [bytes]": 4096, "Reduction operation": "Sum"}

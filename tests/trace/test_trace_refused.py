@@ -110,12 +110,6 @@ def test_sides_that_cannot_be_give_no_flops(tmp_path: Path, shapes: list[Any]) -
     assert found.devices[0].operators[0].flops is None
 
 
-def test_an_event_that_is_there_twice(tmp_path: Path) -> None:
-    found = read(tmp_path, kineto(tmp_path / "t.json", [*GOOD, GOOD[3]]))
-    assert found.devices[0].events == 2
-    assert "1 event was left out: the trace holds them twice" in found.notes
-
-
 def test_launches_without_kernels_are_no_trace_of_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,27 +182,6 @@ def test_a_table_that_is_not_there(
     status = main([str(path)])
     assert status == (1 if table == "StringIds" else 0)
     assert ("has no StringIds" in capsys.readouterr().err) == (table == "StringIds")
-
-
-def test_a_report_that_ends_before_it_begins(tmp_path: Path) -> None:
-    report = Report(tmp_path / "report.sqlite")
-    report.kernel("good", 0, 10, pid=1, correlation=1)
-    report.kernel("bad", 20, 5, pid=1, correlation=2)
-    report.kernel("far", 9 * 10**18, 9 * 10**18 + 5, pid=1, correlation=3)
-    report.kernel("fine", 30, 35, pid=1, correlation=4)
-    found = read(tmp_path, report.write())
-    assert (found.devices[0].events, found.devices[0].span.window_ns) == (2, 35)
-    assert sum("left out" in note for note in found.notes) == 2
-
-
-@pytest.mark.parametrize("option", ["--events", "--output"])
-def test_an_output_that_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
-    path = kineto(tmp_path / "trace.json", GOOD)
-    assert main([str(path), option, str(path / "out")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"{path / 'out'} cannot be written (")
 
 
 def test_a_failed_breakdown_exits_with_1_unless_its_status_is_kept(tmp_path: Path) -> None:
@@ -316,15 +289,6 @@ def test_texts_of_a_report_that_are_none(tmp_path: Path, value: str) -> None:
     assert found["name"].tolist() == ["unknown kernel"]
 
 
-@pytest.mark.parametrize("device", [-5, 2**31, 10**40])
-def test_a_device_that_cannot_be(tmp_path: Path, device: int) -> None:
-    row = on_device("kernel", "gelu", 20, 2, 2)
-    row["args"]["device"] = device
-    found = read(tmp_path, kineto(tmp_path / "trace.json", [*LAUNCHED, row]))
-    assert [one.device for one in found.devices] == ["cuda:0"]
-    assert "1 event was left out: they name no device" in found.notes
-
-
 @pytest.mark.parametrize("size", [-5, 2**60])
 def test_sizes_that_cannot_be_are_unknown(tmp_path: Path, size: int) -> None:
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": size}
@@ -368,50 +332,69 @@ def test_launches_whose_kernels_are_missing_are_told(tmp_path: Path) -> None:
     assert not any("launched kernels" in note for note in whole.notes)
 
 
-def test_a_kernel_before_the_recording(tmp_path: Path) -> None:
-    report = Report(tmp_path / "report.sqlite")
-    report.kernel("good", 10, 20, pid=1, correlation=1)
-    report.kernel("early", 10, 30, pid=1, correlation=2)
-    path = report.write()
-    with sqlite3.connect(path) as database:
-        database.execute('UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET "start" = -1 WHERE "end" = 30')
-    database.close()
-    found = read(tmp_path, path)
-    assert found.devices[0].span.window_ns == 10
-    assert "1 event was left out: they begin before the recording" in found.notes
-
-
-@pytest.mark.parametrize("option", ["--output", "--events"])
-def test_a_trace_is_not_overwritten(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
-    path = kineto(tmp_path / "trace.json", LAUNCHED)
-    before = path.read_bytes()
-    assert main([str(path), option, str(path)]) == 1
-    assert main(["perfetto", str(path), "--output", str(path)]) == 1
-    assert path.read_bytes() == before
-    assert capsys.readouterr().err.count("would be overwritten") == 2
-
-
-def test_two_outputs_of_one_name(tmp_path: Path) -> None:
-    path, output = kineto(tmp_path / "trace.json", LAUNCHED), str(tmp_path / "out")
-    assert main([str(path), "--output", output, "--events", output]) == 1
-    assert not Path(output).exists()
-
-
-def test_a_pipe_stays_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    path = kineto(tmp_path / "trace.json", LAUNCHED)
-    assert main([str(path), "--output", str(pipe)]) == 1
-    assert main(["perfetto", str(path), "--output", str(pipe)]) == 1
-    assert pipe.is_fifo()
-    assert capsys.readouterr().err.count("not a regular file") == 2
-
-
 def test_two_halves_a_year_apart(tmp_path: Path) -> None:
     year = 365 * 86_400 * 1e6
     rows = [on_device("kernel", "early", 10, 5, 1), on_device("kernel", "late", year, 5, 2)]
     reading = read_files([kineto(tmp_path / "trace.json", rows)])
     assert reading.table.column("name").to_pylist() == ["late"]
     assert "away from the others" in reading.notes[0]
+
+
+LEFT_OUT = {
+    "twice": (GOOD[3], "the trace holds them twice"),
+    **{
+        f"device {number}": (on_device("kernel", "gelu", 20, 2, 3, device=number), "no device")
+        for number in (-5, 2**31, 10**40)
+    },
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_events_that_cannot_be_are_left_out(tmp_path: Path, name: str) -> None:
+    row, why = LEFT_OUT[name]
+    found = read(tmp_path, kineto(tmp_path / "trace.json", [*GOOD, row]))
+    assert [(one.device, one.events) for one in found.devices] == [("cuda:0", 2)]
+    assert any("1 event was left out: " in note and why in note for note in found.notes)
+
+
+def test_events_of_a_report_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+    report = Report(tmp_path / "report.sqlite")
+    report.range("phase:forward", 0, None, pid=1, tid=1)
+    report.kernel("good", 0, 10, pid=1, correlation=1)
+    report.kernel("bad", 20, 5, pid=1, correlation=2)
+    report.kernel("far", 9 * 10**18, 9 * 10**18 + 5, pid=1, correlation=3)
+    report.kernel("early", 10, 33, pid=1, correlation=4)
+    report.kernel("fine", 30, 35, pid=1, correlation=5)
+    report.database.execute('UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET "start" = -1 WHERE "end" = 33')
+    found = read(tmp_path, report.write())
+    assert (found.devices[0].events, found.devices[0].span.window_ns) == (2, 35)
+    told = [note for note in found.notes if "1 event was left out" in note]
+    for why in ("NVTX ranges that never end", "end before", "begin before the recording"):
+        assert sum(why in note for note in told) == 1, found.notes
+    assert len(told) == 4
+
+
+def test_what_must_not_be_overwritten_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, pipe = kineto(tmp_path / "trace.json", LAUNCHED), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    before = path.read_bytes()
+    commands = [
+        [str(path), "--output"],
+        [str(path), "--events"],
+        ["perfetto", str(path), "--output"],
+    ]
+    for output, words in (
+        (path, "would be overwritten"),
+        (path / "out", f"{path / 'out'} cannot be written ("),
+        (pipe, "not a regular file"),
+    ):
+        for command in commands:
+            assert main([*command, str(output)]) == 1
+            assert words in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert pipe.is_fifo()
+    output = str(tmp_path / "out")
+    assert main([str(path), "--output", output, "--events", output]) == 1
+    assert not Path(output).exists()
