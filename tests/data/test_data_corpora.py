@@ -60,51 +60,36 @@ def test_white_space_inside_a_sentence_is_kept(tmp_path: Path) -> None:
     assert table["target"].to_pylist() == ["x\x85y"]
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "file"),
-    [("a\n \nc\n", "x\ny\nz\n", "a.en"), ("a\nb\nc\n", "x\n\u2028\nz\n", "a.de")],
-)
-def test_an_empty_side_is_an_error_or_skipped(
-    tmp_path: Path, source: str, target: str, file: str
+BAD: list[tuple[str, bytes, str, str]] = [
+    ("empty", b"a\n \nc\n", " ", r"filter\.empty: skip"),
+    ("empty", "a\n\u2028\nc\n".encode(), "\u2028", r"filter\.empty: skip"),
+    ("too_long", b"a\n123456\n12345\n", "123456", "sentence has 6 characters"),
+    ("invalid", b"a\n\xff\nc\n", "\ufffd", "is not UTF-8"),
+]
+
+
+@pytest.mark.parametrize("side", ["en", "de"])
+@pytest.mark.parametrize(("kind", "content", "text", "words"), BAD)
+def test_a_bad_line_is_an_error_or_skipped(
+    tmp_path: Path, kind: str, content: bytes, text: str, words: str, side: str
 ) -> None:
-    found = corpus(tmp_path, source, target)
-    with pytest.raises(CorpusError, match=r"filter\.empty: skip") as caught:
-        read(tmp_path, found)
+    found, bad = corpus(tmp_path, "a\nb\nc\n", "x\ny\nz\n"), tmp_path / f"a.{side}"
+    bad.write_bytes(content)
+    with pytest.raises(CorpusError, match=words) as caught:
+        read(tmp_path, found, max_characters=5, **{kind: "error"})
     assert caught.value.line == 2
-    assert caught.value.file.endswith(file)
-    report, table = read(tmp_path, found, empty="skip")
+    assert caught.value.file == str(bad)
+    report, table = read(tmp_path, found, max_characters=5, **{kind: "skip"})
     assert table["line"].to_pylist() == [1, 3]
-    assert report.skipped == {"empty": 1, "too_long": 0, "invalid": 0}
-    assert report.examples[0].where == f"{tmp_path / file}:2"
-
-
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_a_long_sentence_is_skipped_or_an_error(tmp_path: Path, side: str) -> None:
-    long, short = "a\n123456\n12345\n", "a\nb\nc\n"
-    found = corpus(tmp_path, *((long, short) if side == "source" else (short, long)))
-    report, table = read(tmp_path, found, max_characters=5)
-    assert table["line"].to_pylist() == [1, 3]
-    assert report.skipped["too_long"] == 1
-    assert report.examples[0].text == "123456"
-    with pytest.raises(CorpusError, match=f"the {side} sentence has 6 characters") as caught:
-        read(tmp_path, found, max_characters=5, too_long="error")
-    assert caught.value.line == 2
+    assert (report.pairs_read, report.skipped[kind]) == (3, 1)
+    assert sum(report.skipped.values()) == 1
+    assert report.examples[0].where == f"{bad}:2"
+    assert report.examples[0].text == text
 
 
 def test_length_is_counted_in_characters_without_outer_white_space(tmp_path: Path) -> None:
     report, _ = read(tmp_path, corpus(tmp_path, "  äöü€𝄞  \n", "x\n"), max_characters=5)
     assert report.lengths.source == {5: 1}
-
-
-def test_an_invalid_line_is_an_error_or_skipped(tmp_path: Path) -> None:
-    found = corpus(tmp_path, "a\nb\nc\n", "x\ny\nz\n")
-    (tmp_path / "a.de").write_bytes(b"x\n\xff\nz\n")
-    with pytest.raises(CorpusError, match=r"a\.de:2: is not UTF-8"):
-        read(tmp_path, found)
-    report, table = read(tmp_path, found, invalid="skip")
-    assert table["line"].to_pylist() == [1, 3]
-    assert report.skipped["invalid"] == 1
-    assert report.pairs_read == 3
 
 
 def test_examples_are_the_first_ten_and_short(tmp_path: Path) -> None:
