@@ -294,28 +294,32 @@ def test_an_arrow_batch_larger_than_the_memory(tmp_path: Path) -> None:
     too_large(path)
 
 
-def test_one_long_text(tmp_path: Path) -> None:
-    path = tmp_path / "long.parquet"
-    pq.write_table(table(pa.array(["a", "b", "x" * 300_000, "c"])), path)
-    refused(
-        lambda: parquet(path), str(path), "300,000 bytes in column source of row 3", "limits.line"
-    )
+LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
+    "one long text": (
+        lambda: pa.array(["a", "b", "x" * 300_000, "c"]),
+        SMALL,
+        ("300,000 bytes in column source of row 3", "limits.line"),
+    ),
+    "more text than the file may hold": (
+        lambda: repeated("x" * 5_000, 20_000),
+        SMALL,
+        ("goes on after row", "byte 67,108,864", "limits.ratio"),
+    ),
+    "rows that hold nothing": (
+        lambda: pa.nulls(600_000, pa.string()),
+        ReadingLimits(file=2**20),
+        ("goes on after row", "limits.file"),
+    ),
+}
 
 
-def test_more_text_than_the_file_may_hold(tmp_path: Path) -> None:
-    path = tmp_path / "ratio.parquet"
-    pq.write_table(table(repeated("x" * 5_000, 20_000)), path, store_schema=False)
-    refused(
-        lambda: parquet(path), str(path), "goes on after row", "byte 67,108,864", "limits.ratio"
-    )
-
-
-def test_rows_that_hold_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "empty.parquet"
-    pq.write_table(table(pa.nulls(600_000, pa.string())), path)
+@pytest.mark.parametrize("name", LARGE)
+def test_a_table_beyond_a_limit(tmp_path: Path, name: str) -> None:
+    source, limits, words = LARGE[name]
+    path = tmp_path / "large.parquet"
+    pq.write_table(table(source()), path, store_schema=False)
     assert path.stat().st_size < 50_000
-    limits = ReadingLimits(file=2**20)
-    refused(lambda: parquet(path, limits), str(path), "goes on after row", "limits.file")
+    refused(lambda: parquet(path, limits), str(path), *words)
 
 
 @pytest.mark.parametrize("dictionary", [True, False])

@@ -53,37 +53,36 @@ def host(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], **cuda: Any) -> None:
     )
 
 
-def test_no_gpu_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+CUDA13 = {"version": "13.0"}
+THERE = CUDA13 | {"is_available": True, "device_count": 1, "arch_list": ["sm_75", "sm_80"]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (CUDA13, r"driver 550\.54 .* CUDA 13\.0, .* 580\.65 or newer"),
+        ({"version": None}, "built without CUDA"),
+        (THERE | {"capability": (7, 0)}, r"capability 7\.0.*built for sm_75, sm_80"),
+    ],
+)
+def test_gpus_that_cannot_be_used_are_refused_with_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], words: str
+) -> None:
+    host(monkeypatch, [GPU], **facts)
+    with pytest.raises(Unsupported, match=words):
+        require_usable_gpus(Machine(device="auto"))
+    require_usable_gpus(Machine(device="cpu"))  # on purpose
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        require_usable_gpus(Machine(device="auto"))
+
+
+def test_usable_gpus_and_none_at_all_are_no_reason_to_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     host(monkeypatch, [])
     require_usable_gpus(Machine(device="auto"))
-
-
-def test_an_old_driver_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    host(monkeypatch, [GPU], version="13.0")
-    with pytest.raises(Unsupported, match=r"driver 550\.54 .* CUDA 13\.0, .* 580\.65 or newer"):
-        require_usable_gpus(Machine(device="auto"))
-
-
-def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    host(monkeypatch, [GPU], version=None)
-    with pytest.raises(Unsupported, match="built without CUDA"):
-        require_usable_gpus(Machine(device="auto"))
-
-
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_hidden_gpus_and_the_cpu_on_purpose(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
-    host(monkeypatch, [GPU], version="13.0")
-    require_usable_gpus(Machine(device="cpu"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    require_usable_gpus(Machine(device="auto"))
-
-
-def test_a_gpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {"is_available": True, "device_count": 1, "version": "13.0"}
-    host(monkeypatch, [GPU], **facts, arch_list=["sm_75", "sm_80"], capability=(7, 0))
-    with pytest.raises(Unsupported, match=r"capability 7\.0.*built for sm_75, sm_80"):
-        require_usable_gpus(Machine(device="auto"))
-    host(monkeypatch, [GPU], **facts, arch_list=["sm_75", "sm_80"], capability=(8, 6))
+    host(monkeypatch, [GPU], **THERE, capability=(8, 6))
     require_usable_gpus(Machine(device="auto"))
 
 
