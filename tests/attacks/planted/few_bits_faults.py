@@ -111,8 +111,6 @@ def codes_of_four_bits(trainer: Any) -> None:
 
 
 def after_step_of_eight_bits(change: Callable[[Any], None]) -> Patch:
-    from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
-
     def make(real: Any) -> Any:
         def step(self: Any, *args: Any) -> Any:
             done = real(self, *args)
@@ -122,7 +120,13 @@ def after_step_of_eight_bits(change: Callable[[Any], None]) -> Patch:
 
         return step
 
-    return swap(BlockwiseAdamW, "step", make)
+    def patch() -> contextlib.AbstractContextManager[Any]:
+        # To import it takes a second, in every process that collects tests.
+        from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
+
+        return swap(BlockwiseAdamW, "step", make)()
+
+    return patch
 
 
 def scales_once(trainer: Any) -> None:
