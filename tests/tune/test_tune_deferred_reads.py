@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transformer_core.tune.certificate import Record, certify
 from transformer_core.tune.coordinator import Program, Side, session
@@ -173,6 +174,7 @@ def test_a_side_runs_the_changed_script_and_trains_the_same(tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_host_waits_where_sums_are_used_alone(tmp_path: Path) -> None:
     program = Program(("logs.py", "cuda"), SCRIPTS)
     facts: dict[str, Any] = {}
