@@ -21,7 +21,7 @@ from transformer_core.data.batching.epoch_plan import (
     permute,
     plan_epoch,
 )
-from transformer_core.data.batching.feeding import Feed, WindowRows, evaluation_batches, pack
+from transformer_core.data.batching.feeding import Feed, WindowRows, pack
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=80).map(
@@ -101,30 +101,6 @@ def test_windows_from_any_batch_on(batching):
     for outside in (-1, len(batches) + 1):
         with pytest.raises(ValueError, match=f"epoch 1: it has {len(batches)} batches"):
             list(plan_epoch(store, batching, 3, 1, outside))
-
-
-class Reads:
-    """A side of a store that notes which lengths are asked for."""
-
-    def __init__(self, side):
-        self.side = side
-        self.pairs = 0
-
-    def lengths(self, spans):
-        self.pairs += int((spans[:, 1] - spans[:, 0]).sum())
-        return self.side.lengths(spans)
-
-
-def test_the_first_batch_of_a_large_corpus_takes_one_window():
-    pairs = 4 * module.WINDOW
-    store = store_of(np.full(pairs, 3), np.full(pairs, 3))
-    store.source = Reads(store.source)
-    windows = plan_epoch(store, TokenBudget(tokens=800), 1, 0)
-    assert len(next(windows).order) == module.WINDOW
-    assert store.source.pairs == module.WINDOW
-    (last,) = plan_epoch(store, fixed(64), 1, 0, pairs // 64 - 1)
-    assert len(last.order) == module.WINDOW
-    assert store.source.pairs == module.WINDOW, "a fixed size asks for no lengths"
 
 
 @steady
@@ -231,12 +207,6 @@ def test_training_batches(name):
     assert digest(micro, counts) == expected
 
 
-def test_validation_batches():
-    store = store_of(*normal_text(300))
-    rows, batches = zip(*evaluation_batches(store, tokens_per_batch=500), strict=True)
-    assert digest(batches, [row.tolist() for row in rows]) == "7271acb298002810"
-
-
 keys = st.lists(st.integers(0, 2**64 - 1), min_size=ROUNDS, max_size=ROUNDS).map(
     lambda numbers: np.array(numbers, np.uint64)
 )
@@ -250,16 +220,6 @@ def test_every_number_once_and_each_part_by_itself(count, keys, data):
     start = data.draw(st.integers(0, count))
     stop = data.draw(st.integers(start, count))
     assert permute(np.arange(start, stop), count, keys).tolist() == whole[start:stop].tolist()
-
-
-@pytest.mark.parametrize("count", [5, 1_000_003])
-def test_order_is_pinned(count):
-    """A checkpoint resumes in the middle of an epoch: the order must outlive versions."""
-    found = permute(np.arange(5), count, np.array([1, 2, 3, 2**64 - 1], np.uint64))
-    assert found.tolist() == PINNED[count]
-
-
-PINNED = {5: [1, 0, 3, 2, 4], 1_000_003: [474489, 936881, 430544, 881317, 920498]}
 
 
 groups = st.lists(
@@ -308,14 +268,6 @@ def test_as_many_rows_as_the_tokens_ask_for(groups, tokens):
         mine = pairs[begin:end]
         length = max(tokens, mine.max(initial=0))
         assert packing.rows[group] == -(-mine.sum(axis=0).max() // length)
-
-
-def test_rows_are_balanced():
-    """The longest with the shortest, not one after the other."""
-    _, _, packing = packed([[(9, 9), (8, 8), (2, 2), (1, 1)]], 10)
-    assert packing.rows.tolist() == [2]
-    assert packing.row.tolist() == [0, 1, 1, 0]
-    assert packing.source_width.tolist() == [10]
 
 
 def test_packing_takes_the_padding_out_of_random_batches():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pair_files import make_store, steady
 
 from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
-from transformer_core.data.batching import epoch_plan as planning
 from transformer_core.data.batching.collate import collate
 from transformer_core.data.batching.epoch_plan import plan_epoch
 from transformer_core.data.batching.feeding import Feed, WindowRows, evaluation_batches
@@ -127,38 +126,6 @@ def cut(tokens):
                 sentence.append(token)
     assert not sentence
     return found
-
-
-@pytest.mark.parametrize("rows", [PaddedRows(), PACKED])
-def test_rank_gets_its_parts_in_order(store, rows):
-    batching = FixedSize(kind="fixed_size", pairs=20, rows=rows)
-    batch = next(feed(store, batching, rank=1, world=3, micro=2).batches())
-    (window,) = plan_epoch(store, batching, 3, 0)
-    first = window.rows[0]
-    for part, micro in zip((2, 3), batch.micro_batches, strict=True):
-        expected = store.source_rows(first[part::6])
-        assert sorted(cut(micro.source)) == sorted(ids.tolist() for ids in expected)
-        assert micro.pairs == len(expected)
-
-
-def test_many_windows_give_what_one_gives(store, monkeypatch):
-    """Windows whose pairs lie in several blocks and shards."""
-    monkeypatch.setattr(planning, "WINDOW", 24)
-    monkeypatch.setattr(planning, "BLOCK", 4)
-    found, windows = [], list(plan_epoch(store, FixedSize(kind="fixed_size", pairs=6), 3, 0))
-    assert len(windows) == 2
-    for window in windows:
-        made = WindowRows(store, window, 2, PaddedRows())
-        for index, rows in enumerate(window.rows):
-            batches = [made.batch(index, part) for part in range(2)]
-            sources, targets = store.source_rows(rows), store.target_rows(rows)
-            expected = sorted(
-                (s.tolist(), t.tolist()) for s, t in zip(sources, targets, strict=True)
-            )
-            assert sentences(batches) == expected
-            found += expected
-    everything = zip(store.source_rows(range(60)), store.target_rows(range(60)), strict=True)
-    assert sorted(found) == sorted((s.tolist(), t.tolist()) for s, t in everything)
 
 
 def epoch_batches(store):

@@ -18,14 +18,12 @@ from hypothesis import strategies as st
 from pair_files import make_store, steady, write_pairs, write_tokenizer
 
 from schemas.config.data import Filter, FixedSize, GrammarTexts, TextsCorpus, TokenBudget
-from schemas.results import ShardProgress
 from transformer_core.data.batching.feeding import Feed, evaluation_batches
 from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.grammar.stream import generate
-from transformer_core.data.sharding import job
 from transformer_core.data.sharding.finished import gather
 from transformer_core.data.sharding.job import Part, context_rows, write_shards
 from transformer_core.data.sharding.shard_store import open_shards
@@ -174,30 +172,6 @@ def test_ranks_share_the_same_global_batches_and_go_on_in_the_middle(made, batch
     later = first(0, 1, batch=3, count=2)
     for here, there in zip(later, whole[3:], strict=True):
         assert torch.equal(here.micro_batches[0].target_input, there.micro_batches[0].target_input)
-
-
-def test_a_killed_job_goes_on_with_whole_texts(made, tmp_path, monkeypatch):
-    _, tokenizer, pairs, _ = made
-    monkeypatch.setattr(job, "_PIECE", 2_000)
-    sizes = {"pairs_per_shard": 20, "context": 8}
-    expected = write_shards(pairs, tokenizer, Filter(), tmp_path / "whole", **sizes)
-    assert len(expected.shards) > 2
-
-    written = job.ShardWriter.add_rows
-
-    def killed(writer, *piece):
-        written(writer, *piece)
-        if writer._manifest.shards:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(job.ShardWriter, "add_rows", killed)
-        with pytest.raises(KeyboardInterrupt):
-            write_shards(pairs, tokenizer, Filter(), tmp_path / "out", **sizes)
-    progress = (tmp_path / "out/progress.json").read_text()
-    assert ShardProgress.model_validate_json(progress).manifest.texts.texts > 0
-    again = write_shards(pairs, tokenizer, Filter(), tmp_path / "out", **sizes)
-    assert again.model_copy(update={"seconds": 0}) == expected.model_copy(update={"seconds": 0})
 
 
 def test_parts_of_a_split_join(made, tmp_path):

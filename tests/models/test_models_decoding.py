@@ -1,15 +1,13 @@
 """Greedy decoding and beam search against plain, uncached oracles."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.config.model import Transformer
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.decoding import _log_probabilities, beam_search, greedy
+from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 
 
@@ -169,27 +167,3 @@ def test_works_under_inference_mode_and_autocast(search):
         results = search(model, source, 6)
     assert len(results) == len(source)
     assert any(results)
-
-
-def test_a_step_of_decoding_copies_no_list_to_the_device() -> None:
-    """A list as an index becomes a tensor of the host, which every step would copy."""
-
-    class Seen(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: list[str] = []
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            self.names.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    class Model:
-        def decode(self, *_: object) -> torch.Tensor:
-            return torch.zeros(2, 1, 9)
-
-    nothing: Any = None
-    with torch.no_grad(), Seen() as seen:
-        found = _log_probabilities(Model(), nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
-    assert found[:, [PAD, BOS]].isneginf().all()
-    assert found.isfinite().sum() == 2 * 7
-    assert not [name for name in seen.names if "index" in name or "lift" in name]

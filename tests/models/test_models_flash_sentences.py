@@ -14,7 +14,6 @@ from transformer_core.models import attention, sublayers
 from transformer_core.models.attention import flash_over_sentences, reference_attention
 from transformer_core.models.decoding import beam_search
 from transformer_core.models.device_kind import laid_out_for
-from transformer_core.models.unpadded import Blocks, source_sentences
 
 FLASH = {"attention": {"kind": "sdpa", "backend": "flash"}}
 
@@ -103,17 +102,6 @@ def test_heads_that_the_kernel_does_not_take_are_refused(elements):
     starts = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(Unsupported, match="multiple of 8"):
         flash_over_sentences(q, q, q, (starts, starts), (4, 4), False, 0.0)
-
-
-def test_no_blocks_are_made_for_a_kernel_without_them():
-    """On a GPU the host would wait for their widths."""
-    sentences = source_sentences(torch.tensor([[5, 2, 0], [6, 7, 2]]), packed=False)
-    blocks = Blocks(sentences, sentences, 2, causal=False)
-    heads = torch.zeros(1, 2, 5, 8)
-    blocks.sentence_by_sentence(stand_in, heads, heads, heads, 0.0)
-    assert "_grids" not in vars(blocks)
-    blocks.attention(reference_attention, heads, heads, heads, 0.0)
-    assert "_grids" in vars(blocks)
 
 
 def test_named_kernels_are_kept_in_decoding():

@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models import loss as loss_module
-from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.loss import chunked_token_loss_sum, token_loss_sum
 
 
@@ -141,21 +140,3 @@ def test_chunks_sum_their_gradients_in_the_format_of_the_weights():
         return float((found - exact.grad).norm() / exact.grad.norm())
 
     assert error(gradient(1)) < 1.5 * error(gradient(64))
-
-
-def test_chunks_are_as_large_as_the_device_can_use(monkeypatch):
-    seen = []
-    plain = loss_module.token_loss_sum
-    monkeypatch.setattr(
-        loss_module,
-        "token_loss_sum",
-        lambda logits, *rest: seen.append(len(logits)) or plain(logits, *rest),
-    )
-    hidden, output = torch.randn(1, 600, 4), torch.randn(5, 4)
-    labels = torch.ones(1, 600, dtype=torch.int64)
-    chunked_token_loss_sum(hidden, output, labels, 0.0)
-    assert seen == [256, 256, 88]
-    seen.clear()
-    with laid_out_for("cuda"):
-        chunked_token_loss_sum(hidden, output, labels, 0.0)
-    assert seen == [600]

@@ -10,12 +10,6 @@ from transformer_core.data.batching.collate import collate, collate_packed
 from transformer_core.data.batching.feeding import pack
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.loss import token_loss_sum
-from transformer_core.models.packed_segments import (
-    places_within,
-    source_segments,
-    target_segments,
-    together,
-)
 from transformer_core.models.registry import build_model
 
 V = 40
@@ -122,27 +116,6 @@ def test_rows_of_one_pair_are_a_special_case():
         real = batch.target_output != PAD
         torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-5)
         assert found.isfinite().all()
-
-
-def test_masks_and_places():
-    source = torch.tensor([[7, 8, 2, 9, 2, 0, 0], [7, 2, 8, 2, 9, 9, 2]])
-    target = torch.tensor([[1, 7, 1, 8, 8, 0], [1, 1, 7, 1, 7, 7]])
-    assert source_segments(source).tolist() == [[0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2, 2]]
-    assert target_segments(target).tolist() == [[0, 0, 1, 1, 1, 1], [0, 1, 1, 2, 2, 2]]
-    assert places_within(source_segments(source)).tolist() == [
-        [0, 1, 2, 0, 1, 0, 1],
-        [0, 1, 0, 1, 0, 1, 2],
-    ]
-    mask = together(target_segments(target), source_segments(source))
-    assert mask.shape == (2, 1, 6, 7)
-    assert mask[0, 0].long().tolist() == [
-        [1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0],
-    ]
 
 
 @pytest.mark.parametrize(

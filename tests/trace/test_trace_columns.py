@@ -22,7 +22,7 @@ from transformer_core.trace.events.arrow import events_of, write_events
 from transformer_core.trace.events.columns import NULL, Columns, Spill
 from transformer_core.trace.events.event_table import Events, rows_of
 from transformer_core.trace.events.intervals import innermost, union
-from transformer_core.trace.events.joins import around, first_launches, leaves
+from transformer_core.trace.events.joins import around, leaves
 from transformer_core.trace.readers import kineto_stream
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.kineto_events import EventDecoder
@@ -229,20 +229,6 @@ def test_leaves_have_none_of_their_kind_inside(block: int, ordered: bool) -> Non
     found = leaves(rows, chosen, kinds, [10, 11]).tolist()
     assert found == [leaf(k) for k in chosen.tolist()]
     assert 20 < sum(found) < 180
-
-
-def test_the_first_launch_of_an_id(block: int) -> None:
-    random = np.random.default_rng(5)
-    launches = Columns("correlation", "thread", "t0")
-    ids, t0 = random.integers(0, 80, 300), random.integers(0, 500, 300)
-    launches.extend(300, correlation=ids, thread=np.arange(300), t0=t0)
-    wanted = np.where(random.random(100) < 0.2, NULL, random.integers(-3, 90, 100))
-    thread, time = first_launches(wanted, launches)
-    for place, number in enumerate(wanted.tolist()):
-        mine = np.flatnonzero(ids == number).tolist()
-        first = min(mine, key=lambda k: (t0[k], k), default=None)
-        told = (NULL, NULL) if first is None else (first, t0[first])
-        assert (thread[place], time[place]) == told
 
 
 END = 60

@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from traces import complete, kineto, mark, on_device, training_report
-from traces import event_table as table_of
+from traces import complete, kineto, on_device, training_report
 
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
@@ -21,9 +20,6 @@ from transformer_core.trace.compare import (
     read_profile,
 )
 from transformer_core.trace.events import event_table
-from transformer_core.trace.events.arrow import events_of
-from transformer_core.trace.events.arrow import table_of as arrow_table
-from transformer_core.trace.events.event_table import Window
 from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers import files as reading
 from transformer_core.trace.readers.files import read_files
@@ -192,21 +188,6 @@ def test_a_window_cuts_what_lies_across_its_edges(trace: Path) -> None:
         "gemm_small": 500_000,
     }
     assert device.span.window_ns == device.span.compute_ns == 1_500_000
-
-
-def test_moments_and_launches_in_a_window() -> None:
-    rows = [
-        *({"kind": "memory", "name": "m", "t0_ns": t, "t1_ns": t, "bytes": t} for t in (0, 10, 20)),
-        mark("forward", 0, 30, phase="forward"),
-        {"name": "k", "class": "compute", "t0_ns": 12, "t1_ns": 15, "launch_ns": 3},
-    ]
-    found = arrow_table(Window(10e-6, 20e-6).of(events_of(table_of(rows)))).to_pylist()
-    assert [(row["kind"], row["t0_ns"], row["t1_ns"]) for row in found] == [
-        ("memory", 10, 10),
-        ("range", 10, 20),
-        ("kernel", 12, 15),
-    ]
-    assert found[-1]["launch_ns"] == 3
 
 
 def test_kernels_by_name(trace: Path) -> None:
@@ -401,13 +382,6 @@ def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     nothing = kineto(tmp_path / "n.json", [complete("user_annotation", "phase:step", 0, 5)])
     assert main(["diff", str(nothing), str(nothing)]) == 1
     assert "has nothing to compare" in capsys.readouterr().err
-
-
-def test_notes_on_what_is_unlike(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    bare = kineto(tmp_path / "bare.json", [on_device("kernel", "sgemm", 0, 5, 1)])
-    found = difference(read_profile(pair[0]), read_profile(bare))
-    (note,) = found.notes
-    assert note.startswith("bare.json marks no steps: times are of the work that the first did")
 
 
 def run_of(path: Path, steps: int, time: int = 10) -> Path:

@@ -16,9 +16,6 @@ from schemas.results import Breakdown, CollectiveUse
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.process import (
     UNKNOWN_GROUP,
-    group_of,
-    groups_by_name,
-    ranks_of,
     usual_group,
 )
 
@@ -118,15 +115,6 @@ USUAL = {"one": "0,1", "same": "0,1", "several": UNKNOWN_GROUP}
 @pytest.mark.parametrize("name", CONFIG)
 def test_the_group_of_collectives_that_do_not_name_it(name: str) -> None:
     assert usual_group({"pg_config": CONFIG[name]}) == USUAL.get(name)
-
-
-def test_texts_of_groups() -> None:
-    assert group_of("[0, 2, 1]") == group_of([2, 1, 0]) == "0,1,2"
-    assert group_of("[0, 1, ..., 127]") is None
-    assert group_of("") is group_of(None) is None
-    assert ranks_of("0,12") == (0, 12)
-    assert ranks_of("#tp") is None
-    assert groups_by_name({"pg_config": CONFIG["one"]}) == {"#0": "0,1"}
 
 
 def test_gloo_in_several_groups_is_not_guessed(tmp_path: Path) -> None:
