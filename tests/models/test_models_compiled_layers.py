@@ -6,7 +6,9 @@ from torch._dynamo.utils import counters
 
 from schemas.config.model import Transformer
 from schemas.errors import Unsupported
-from transformer_core.models import transformer as module
+from tests.models.test_models_decoder_only import batch as decoder_batch
+from tests.models.test_models_decoder_only import build as decoder
+from transformer_core.models import language_model, transformer
 from transformer_core.models.compiled_layers import compile_layers
 from transformer_core.models.registry import build_model
 
@@ -14,16 +16,31 @@ V = 50
 GRAPHS = {"compile": "graphs"}
 
 
-def built(monkeypatch, backend, **changes):
-    monkeypatch.setattr(
-        module,
-        "compile_layers",
-        lambda kind, *layers: compile_layers(kind, *layers, backend=backend),
-    )
+def compile_by(backend, monkeypatch):
+    """Layers are compiled by ``backend`` from now on, and graphs are counted anew."""
+    for module in (transformer, language_model):
+        monkeypatch.setattr(
+            module,
+            "compile_layers",
+            lambda kind, *layers: compile_layers(kind, *layers, backend=backend),
+        )
     torch._dynamo.reset()
     counters.clear()
+
+
+def built(**changes):
     torch.manual_seed(0)
     return build_model(Transformer(d_model=16, d_ff=32, heads=2, **changes), V)
+
+
+def assert_same_gradients(models, batches, close=1e-4):
+    for given in batches:
+        found = []
+        for each in models:
+            each.zero_grad()
+            each(*given).square().sum().backward()
+            found.append([p.grad.clone() for p in each.parameters()])
+        torch.testing.assert_close(*found, rtol=close, atol=close)
 
 
 def batch(rows, s, t):
@@ -33,24 +50,47 @@ def batch(rows, s, t):
 
 
 def test_two_graphs_serve_all_layers_and_lengths(monkeypatch):
-    model = built(monkeypatch, "aot_eager", compile="layers", dropout=0.0, encoder_layers=3).train()
-    plain = built(monkeypatch, "aot_eager", dropout=0.0, encoder_layers=3).train()
-    plain.load_state_dict(model.state_dict())
-    for shape in ((4, 7, 6), (3, 9, 8), (5, 12, 5), (2, 6, 11)):
-        given = batch(*shape)
-        found = []
-        for each in (model, plain):
-            each.zero_grad()
-            each(*given).square().sum().backward()
-            found.append([p.grad.clone() for p in each.parameters()])
-        for mine, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    compile_by("aot_eager", monkeypatch)
+    sizes = {"dropout": 0.0, "encoder_layers": 3}
+    models = built(compile="layers", **sizes).train(), built(**sizes).train()
+    assert_same_gradients(models, [batch(*shape) for shape in ((4, 7, 6), (3, 9, 8), (2, 6, 11))])
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
 
 
+def test_one_graph_serves_all_layers_and_lengths_of_a_decoder(monkeypatch):
+    compile_by("aot_eager", monkeypatch)
+    given = decoder_batch()
+    batches = [[part[:, :columns] for part in given] for columns in (10, 7, 9)]
+    assert_same_gradients((decoder(compile="layers").train(), decoder().train()), batches)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_a_share_of_the_activations_is_kept(monkeypatch):
+    """torch's partition of a graph recomputes more where less may be kept, with the same result."""
+    kept, found = [], []
+    for share in (1.0, 0.0):
+        compile_by("aot_eager_decomp_partition", monkeypatch)
+        model = decoder(compile="layers", kept_share=share).train()
+        storages = {}
+
+        def pack(tensor, storages=storages):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(*decoder_batch())
+        loss.backward()
+        kept.append(sum(storages.values()))
+        found.append([p.grad for p in model.parameters()])
+    assert kept[1] < kept[0]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
 def test_evaluation_compiles_nothing(monkeypatch):
-    model = built(monkeypatch, "aot_eager", compile="layers").eval()
+    compile_by("aot_eager", monkeypatch)
+    model = built(compile="layers").eval()
     with torch.no_grad():
         model(*batch(3, 7, 6))
     assert not counters["stats"]
@@ -60,7 +100,8 @@ def test_a_host_that_cannot_compile_says_so(monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no C++ compiler")
 
-    model = built(monkeypatch, broken, compile="layers").train()
+    compile_by(broken, monkeypatch)
+    model = built(compile="layers").train()
     with pytest.raises(Unsupported, match=r"model\.compile: layers cannot be compiled here"):
         model(*batch(3, 7, 6))
 
@@ -82,15 +123,9 @@ def test_graphs_give_the_gradients_of_every_step():
     )
     plain.load_state_dict(graphed.state_dict())
     # Every shape several times: it is warmed up, then recorded, then played.
-    for shape in 3 * ((4, 8, 8), (3, 16, 8)) + ((4, 8, 8),):
-        given = [tensor.cuda() for tensor in batch(*shape)]
-        found = []
-        for each in (graphed, plain):
-            each.zero_grad(set_to_none=True)
-            each(*given).square().sum().backward()
-            found.append([p.grad.clone() for p in each.parameters()])
-        for mine, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    shapes = 3 * ((4, 8, 8), (3, 16, 8)) + ((4, 8, 8),)
+    batches = [[tensor.cuda() for tensor in batch(*shape)] for shape in shapes]
+    assert_same_gradients((graphed, plain), batches, 1e-3)
 
 
 def test_a_share_of_activations_is_refused_with_dropout() -> None:

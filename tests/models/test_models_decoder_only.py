@@ -1,16 +1,13 @@
-"""The decoder: what each option computes, masks of documents, initial weights, sharding units."""
+"""The decoder: what each option computes, masks of documents, initial weights."""
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from torch._dynamo.utils import counters
 
 from schemas.config.model import DecoderOnly
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models import language_model as decoder
 from transformer_core.models.canonical_weights import canonical_state_dict
-from transformer_core.models.compiled_layers import compile_layers
 from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_language_model
 
@@ -129,53 +126,6 @@ def test_drops_in_training_only():
     assert not torch.equal(model.logits(tokens), model.logits(tokens))
     model.eval()
     assert torch.equal(model.logits(tokens), model.logits(tokens))
-
-
-def compile_by(backend, monkeypatch):
-    monkeypatch.setattr(
-        decoder,
-        "compile_layers",
-        lambda kind, *layers: compile_layers(kind, *layers, backend=backend),
-    )
-    torch._dynamo.reset()
-    counters.clear()
-
-
-def test_one_graph_serves_all_layers_and_lengths(monkeypatch):
-    compile_by("aot_eager", monkeypatch)
-    tokens, targets, segments = batch()
-    compiled, plain = build(compile="layers").train(), build().train()
-    for columns in (10, 7, 9):
-        found = []
-        for model in (compiled, plain):
-            model.zero_grad()
-            model(*(given[:, :columns] for given in (tokens, targets, segments))).backward()
-            found.append([p.grad.clone() for p in model.parameters()])
-        for mine, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    assert counters["stats"]["unique_graphs"] == 1
-    assert not counters["graph_break"]
-
-
-def test_a_share_of_the_activations_is_kept(monkeypatch):
-    """torch's partition of a graph recomputes more where less may be kept, with the same result."""
-    kept, found = [], []
-    for share in (1.0, 0.0):
-        compile_by("aot_eager_decomp_partition", monkeypatch)
-        model = build(compile="layers", kept_share=share).train()
-        storages = {}
-
-        def pack(tensor, storages=storages):
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = model(*batch())
-        loss.backward()
-        kept.append(sum(storages.values()))
-        found.append([p.grad for p in model.parameters()])
-    assert kept[1] < kept[0]
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 def test_fused_softmax_drops_attention_weights_and_nothing_without():
