@@ -1,6 +1,5 @@
 """Breakdowns of event tables that are written out by hand: steps, phases, what they wait for."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,9 +176,6 @@ def test_sizes_and_factors_are_those_of_nccl_tests() -> None:
     assert bus_factor("barrier", 4) is None
 
 
-TRACES = os.environ.get("TRANSFORMER_STUDY_TRACES")
-
-
 def step(length: int) -> list[dict]:
     return [
         mark("step", 0, length, step=0),
@@ -309,17 +305,6 @@ def test_calls_that_wait_are_read(tmp_path: Path) -> None:
     table = read_files([kineto(tmp_path / "trace.json", rows)]).table
     (wait,) = [row for row in table.to_pylist() if row["kind"] == "wait"]
     assert (wait["t0_ns"], wait["t1_ns"], wait["thread"]) == (10_000, 15_000, 1)
-
-
-@pytest.mark.skipif(not TRACES, reason="TRANSFORMER_STUDY_TRACES names no folder")
-def test_a_real_trace() -> None:
-    path = Path(str(TRACES)) / "kineto" / "tracelens_h100_qwen0.5b_1gpu.json.gz"
-    (device,) = break_down(read_files([path]).table)
-    (window,) = [step.partition.window_ns for step in device.steps]
-    assert sum(part.time_ns for part in device.critical_path) == window
-    assert device.bound is not None
-    assert device.bound.verdict == "device"
-    assert device.bound.window_ns == window
 
 
 MAIN, AUTOGRAD, LOADER, PINNING = 1, 2, 3, 4

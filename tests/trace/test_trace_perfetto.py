@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -117,15 +116,6 @@ def test_files_that_cannot_be_drawn(
     assert not (tmp_path / "out.json").exists()
 
 
-FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
-SAMPLES = {
-    "eight ranks": "kineto/param_dlrm_8ranks/*.gz",
-    "one rank": "kineto/tracelens_h100_qwen0.5b_1gpu.json.gz",
-    "two GPUs": "nsys/nsysai_h100_2gpu_1s.sqlite",
-    "a CUDA graph": "nsys/flameox_nsight_2025.5.2_graph.sqlite",
-}
-
-
 def held(path: Path, events: Events) -> None:
     """The slices of streams are the device events, to the nanosecond."""
     found, rows = imported(path), rows_of(events)
@@ -172,13 +162,5 @@ def test_ranks_are_aligned_where_perfetto_shows_them(tmp_path: Path) -> None:
 
 def test_reports_of_nsight_systems(tmp_path: Path) -> None:
     events = read_files([training_report(tmp_path / "r.sqlite", pids=(100, 200))]).events
-    write(tmp_path / "all.json", events)
-    held(tmp_path / "all.json", events)
-
-
-@pytest.mark.skipif(not FOLDER, reason="TRANSFORMER_STUDY_TRACES names no folder")
-@pytest.mark.parametrize("name", SAMPLES)
-def test_real_traces(tmp_path: Path, name: str) -> None:
-    events = read_files(sorted(Path(str(FOLDER)).glob(SAMPLES[name]))).events
     write(tmp_path / "all.json", events)
     held(tmp_path / "all.json", events)

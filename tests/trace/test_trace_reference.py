@@ -9,11 +9,13 @@ import os
 from pathlib import Path
 
 import pytest
+from test_trace_perfetto import held
 
 from schemas.results import DeviceBreakdown
 from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.events import event_table
 from transformer_core.trace.events.event_table import Rows, rows_of
+from transformer_core.trace.perfetto import write
 from transformer_core.trace.readers.files import read_files
 
 FOLDER = os.environ.get("TRANSFORMER_STUDY_TRACES")
@@ -40,7 +42,7 @@ class Trace:
         table = reading.table.filter(
             [c != event_table.GRAPH for c in reading.table.column("class").to_pylist()]
         )
-        self.format = reading.format
+        self.format, self.events = reading.format, reading.events
         self.devices = break_down(table)
         self.rows = rows_of(table)
 
@@ -189,3 +191,16 @@ def test_longest_kernels(trace: Trace) -> None:
             )
             assert kernel.share is not None
             assert 100 * kernel.share == pytest.approx(float(row["pct_of_kernel_sum"]), abs=1e-4)
+
+
+def test_a_viewer_shows_every_device_event(trace: Trace, tmp_path: Path) -> None:
+    write(tmp_path / "all.json", trace.events)
+    held(tmp_path / "all.json", trace.events)
+
+
+def test_the_critical_path_is_as_long_as_the_step() -> None:
+    (device,) = Trace("tracelens_h100_qwen0.5b_1gpu").devices
+    (window,) = [step.partition.window_ns for step in device.steps]
+    assert sum(part.time_ns for part in device.critical_path) == window
+    assert device.bound is not None
+    assert (device.bound.verdict, device.bound.window_ns) == ("device", window)
