@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from capture_builders import VOCABULARY, write_shards
 from small_training import small_setup, small_spec
 
@@ -141,15 +140,6 @@ def test_the_job_times_the_share_of_one_of_all_devices(tmp_path: Path) -> None:
     assert times.vocabulary == VOCABULARY
     assert times.backward_seconds is not None
     assert times.gradients[-1].seconds > 0
-
-
-def test_a_machine_that_cannot_run_it_gives_a_status(tmp_path: Path) -> None:
-    if torch.cuda.device_count() > 1:
-        pytest.skip("there are CUDA devices here")
-    (times,) = run(tmp_path, ddp(machine={"device": "cuda", "devices_per_node": 2})).times
-    assert times.status == "unsupported"
-    assert "CUDA" in str(times.reason)
-    assert (times.forward_seconds, times.gradients, times.topology) == (None, [], None)
 
 
 def test_hooks_tell_the_share_of_backward_and_not_its_length() -> None:
