@@ -27,7 +27,6 @@ for step in range(20_000):
 """
 
 CHANGES = {
-    "another dropout": ("Dropout(0.1)", "Dropout(0.2)", "the gradient of"),
     "other batches": ("(0, 64, (16,))", "(0, 32, (16,))", "other numbers"),
     "a frozen layer": (
         "data = ",

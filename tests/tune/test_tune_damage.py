@@ -7,6 +7,7 @@ changes are in test_tune_compare.py.
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from transformer_core.tune.certificate import Certificate, Record, certify
@@ -23,23 +24,7 @@ DAMAGE = {
     "schedule": ("schedule.step()", "pass"),
 }
 """Changes of plain.py after which it trains another model."""
-
-
-def compared(sides: list[Side], folder: Path, dropout: bool = True) -> dict[str, Certificate]:
-    """Certificates of ``sides`` from one session."""
-    everyone = [replace(s, dropout=dropout) for s in [Side(OWN), *floors(sides), *sides]]
-    records = {}
-    with session(Program(("plain.py",), SCRIPTS), everyone, folder) as run:
-        for side in everyone:
-            run.facts(side.name, 200)
-            run.steps(side.name, STEPS, record=True)
-            records[side.name] = Record.read(run.records(side.name))
-    found = {}
-    for side in sides:
-        rounding = side.rounding or "bfloat16"
-        floor = records[floor_name(rounding)]
-        found[side.name] = certify(records[side.name], records[OWN], floor, rounding)
-    return found
+HEALTHY = [Side(name, (name,)) for name in ("bf16", "fused_optimizer")]
 
 
 def changed(name: str) -> Side:
@@ -51,23 +36,40 @@ def changed(name: str) -> Side:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
-    healthy = [Side(name, (name,)) for name in ("bf16", "fused_optimizer")]
-    sides = [*healthy, changed("cut"), changed("schedule")]
-    return compared(sides, tmp_path_factory.mktemp("damage"))
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """What each side of one session recorded; that with another dropout trains without any."""
+    sides = [*HEALTHY, changed("cut"), changed("schedule")]
+    sides = [Side(OWN), *floors(sides), *sides, replace(changed("dropout"), dropout=False)]
+    found = {}
+    with session(Program(("plain.py",), SCRIPTS), sides, tmp_path_factory.mktemp("damage")) as run:
+        for side in sides:
+            run.facts(side.name, 200)
+            run.steps(side.name, STEPS, record=True)
+            found[side.name] = Record.read(run.records(side.name))
+    return found
 
 
-@pytest.mark.parametrize("name", ["bf16", "fused_optimizer"])
-def test_rounding_is_the_same_training(certificates: dict[str, Certificate], name: str) -> None:
-    assert certificates[name].word == "same", certificates[name]
-    assert not certificates[name].identical
+def certificate(records: dict[str, Record], side: Side) -> Certificate:
+    rounding = side.rounding or "bfloat16"
+    return certify(records[side.name], records[OWN], records[floor_name(rounding)], rounding)
+
+
+@pytest.mark.parametrize("side", HEALTHY, ids=lambda side: side.name)
+def test_rounding_is_the_same_training(records: dict[str, Record], side: Side) -> None:
+    found = certificate(records, side)
+    assert found.word == "same", found
+    assert not found.identical
 
 
 @pytest.mark.parametrize("name", ["cut", "schedule"])
-def test_damage_is_another_training(certificates: dict[str, Certificate], name: str) -> None:
-    assert certificates[name].word == "different", certificates[name]
+def test_damage_is_another_training(records: dict[str, Record], name: str) -> None:
+    found = certificate(records, changed(name))
+    assert found.word == "different", found
 
 
-def test_another_rate_of_dropout_shows_where_dropout_is_off(tmp_path: Path) -> None:
-    found = compared([changed("dropout")], tmp_path, dropout=False)["dropout"]
+def test_another_rate_of_dropout_shows_where_dropout_is_off(records: dict[str, Record]) -> None:
+    mine = records["dropout"]
+    (theirs,) = mine.ranks
+    own = Record([dict(theirs) | {"rates": np.array([0.1])}])
+    found = certify(mine, own, own, "bfloat16")
     assert (found.word, found.reason) == ("different", "dropout at 0.2 instead of 0.1")

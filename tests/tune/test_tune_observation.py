@@ -102,42 +102,33 @@ def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path: P
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
 
 
-def test_ranks_of_torchrun_wait_together(tmp_path: Path) -> None:
-    task = {"command": ["torchrun", "--nproc-per-node", "2", "ranks.py"], "directory": str(SCRIPTS)}
-    program = program_of(ScriptTask.model_validate({"kind": "script"} | task))
-    static = Side("static", ("ddp_static_graph",))
-    with session(program, [Side(OWN), static], tmp_path) as run:
-        for side in (OWN, "static"):
-            assert run.facts(side, 100)["world"] == 2
-        own, twin = (recorded(run, side, 2) for side in (OWN, "static"))
-        assert not run.facts("static")["without_effect"]
-    assert trust(own, twin)[0]
+def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(
+    tmp_path: Path,
+) -> None:
+    command = ["torchrun", "--nproc-per-node", "2", "ranks.py", "accumulate"]
+    task = {"kind": "script", "command": command, "directory": str(SCRIPTS)}
+    program = program_of(ScriptTask.model_validate(task))
+    names = ("ddp_bucket_view", "ddp_buckets_100mb", "ddp_no_sync", "freed_gradients")
+    changed = {"options": names, "static": ("ddp_static_graph",)}
+    sides = [Side(OWN), *(Side(name, techniques) for name, techniques in changed.items())]
+    with session(program, sides, tmp_path, facts={"passes": 2}) as run:
+        facts = run.facts(OWN, 100)
+        own, *others = (recorded(run, side.name, 3) for side in sides)
+        seen = {name: run.facts(name) for name in changed}
+    assert (facts["world"], facts["ddp"], facts["passes"]) == (2, [{}], 2)
+    assert facts["counts"]["zeroed"]
+    assert not any(TECHNIQUES[name].obstacle(facts) for name in names)
+    assert not any(each["without_effect"] for each in seen.values())
+    options = {"gradient_as_bucket_view": "True", "bucket_cap_mb": "100"}
+    assert seen["options"]["ddp"] == [options]
+    for other in others:
+        for key in own.keys("gradient"):
+            given = other.get("gradient", key)
+            np.testing.assert_allclose(given, own.get("gradient", key), rtol=1e-5)
     first, second = own.ranks
     # Each rank has its own batches and the same gradients, under names without the wrapper's.
     assert (first["inputs"] != second["inputs"]).any()
     assert (first["1 gradient 0.weight"] == second["1 gradient 0.weight"]).all()
-
-
-def test_options_of_data_parallelism_give_the_same_gradients(tmp_path: Path) -> None:
-    launcher = ("torchrun", "--nproc-per-node=2")
-    program = Program(("ranks.py", "accumulate"), SCRIPTS, launcher=launcher)
-    names = ("ddp_bucket_view", "ddp_buckets_100mb", "ddp_no_sync", "freed_gradients")
-    sides = [Side(OWN), Side("options", names)]
-    with session(program, sides, tmp_path, facts={"passes": 2}) as run:
-        facts = run.facts(OWN, 100)
-        own, options = (recorded(run, side.name, 3) for side in sides)
-        changed = run.facts("options")
-    assert facts["ddp"] == [{}]
-    assert facts["passes"] == 2
-    assert facts["counts"]["zeroed"]
-    assert not any(TECHNIQUES[name].obstacle(facts) for name in names)
-    assert not changed["without_effect"]
-    assert changed["ddp"] == [{"gradient_as_bucket_view": "True", "bucket_cap_mb": "100"}]
-    for rank, step, name in own.keys("gradient"):
-        key = (rank, step, name)
-        np.testing.assert_allclose(
-            options.get("gradient", key), own.get("gradient", key), rtol=1e-5
-        )
 
 
 def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path: Path) -> None:
