@@ -74,7 +74,7 @@ def test_all_places_are_read_and_share_out_as_asked() -> None:
     micro, step = drawn()
     drops = step.imposed(micro.source, micro.target_input)
     assert set(drops.masks) == set(places_of(spec_of({}, WIDE).model))
-    assert drops.factor("a place that drops nothing") == 1.0
+    assert drops.factor("a place that drops nothing") is None
     factor = drops.factor("encoder.0.feed_forward")
     assert isinstance(factor, torch.Tensor)
     assert factor.unique().tolist() == [0.0, pytest.approx(1.25)]

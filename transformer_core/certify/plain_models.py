@@ -158,9 +158,9 @@ class Plain:
     ) -> Tensor:
         """:class:`Shared` of scores [b, h, n, m] without those ``hidden``, and v [b, h, m, k]."""
         factor = self._drops.factor(place)
-        if not isinstance(factor, float):
+        if factor is not None:
             factor = factor.to(v.device, v.dtype)
-        result: Tensor = Shared.apply(scores.masked_fill(hidden, -math.inf), v, factor, form)
+        result: Tensor = Shared.apply(scores, hidden, v, factor, form)
         return result
 
     def _slices(self, tokens: Tokens, weights: Weights) -> list[Tokens]:
@@ -321,17 +321,17 @@ class _Layer:
     def _heads(self, name: str, x: Tensor, where: Places) -> Tensor:
         """x at ``where`` -> [b, h, n, k]."""
         rows = where.in_rows(self._linear(name, x))
-        return rows.unflatten(-1, (self.spec.heads, -1)).transpose(1, 2)
+        return rows.unflatten(-1, (self.spec.heads, -1)).transpose(1, 2).contiguous()
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         weight = self.weights[f"{self.prefix}{name}.weight"]
         bias = self.weights[f"{self.prefix}{name}.bias"]
-        return self.form.product(x, weight.T) + bias
+        return self.form.product(x, weight.T).add_(bias)
 
 
 class Shared(torch.autograd.Function):
-    """softmax(scores [b, h, n, m]) v [b, h, m, k] -> [b, h, n, k]; shares are multiplied by a factor
-    (a mask of dropout over the probability to keep, or 1).
+    """softmax(scores [b, h, n, m] without those ``hidden``) v [b, h, m, k] -> [b, h, n, k]; shares are
+    multiplied by a factor (a mask of dropout over the probability to keep), if there is one.
 
     Backward follows FlashAttention (arXiv 2205.14135, algorithm 4), which takes the sum over P dP
     from the output: of all ways to compute it, the most sensitive to an output with few bits.
@@ -339,24 +339,29 @@ class Shared(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, v: Tensor, factor: Tensor | float, form: Format
+        ctx: Any, scores: Tensor, hidden: Tensor, v: Tensor, factor: Tensor | None, form: Format
     ) -> Tensor:
+        scores = scores.masked_fill(hidden, -math.inf)
         # Shifted by the largest score, so that none overflows.
-        powers = (scores - scores.amax(-1, keepdim=True)).exp()
-        shares = powers / powers.sum(-1, keepdim=True)
-        result = form.rounded(form.rounded(shares * factor) @ form.rounded(v), result=True)
-        ctx.save_for_backward(shares, v, result)
+        shares = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+        shares.div_(shares.sum(-1, keepdim=True))
+        used = form.rounded(shares if factor is None else shares * factor)
+        result = form.rounded(used @ form.rounded(v), result=True)
+        ctx.save_for_backward(shares, used, v, result)
         ctx.form, ctx.factor = form, factor
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        shares, v, result = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        shares, used, v, result = ctx.saved_tensors
         form, grad = ctx.form, ctx.form.rounded(grad)
-        of_v = form.rounded(shares * ctx.factor).transpose(-1, -2) @ grad
-        of_shares = (grad @ form.rounded(v).transpose(-1, -2)) * ctx.factor
-        of_scores = shares * (of_shares - (grad * result).sum(-1, keepdim=True))
-        return form.rounded(of_scores, result=True), form.rounded(of_v, result=True), None, None
+        of_v = used.transpose(-1, -2) @ grad
+        of_shares = grad @ form.rounded(v).transpose(-1, -2)
+        if ctx.factor is not None:
+            of_shares.mul_(ctx.factor)
+        of_scores = of_shares.sub_((grad * result).sum(-1, keepdim=True)).mul_(shares)
+        rounded = form.rounded(of_scores, result=True), form.rounded(of_v, result=True)
+        return rounded[0], None, rounded[1], None, None
 
 
 BEGIN = 1

@@ -59,10 +59,10 @@ class Drops:
     p: float
     masks: Masks = field(default_factory=dict)
 
-    def factor(self, place: str) -> Tensor | float:
-        """The factor of each element of ``place``: 0 if dropped."""
+    def factor(self, place: str) -> Tensor | None:
+        """The factor of each element of ``place``, 0 if dropped; None if nothing is."""
         mask = self.masks.get(place)
-        return 1.0 if mask is None else mask / (1 - self.p)
+        return None if mask is None else mask / (1 - self.p)
 
     def rows(self, start: int, stop: int) -> "Drops":
         """The masks of these rows of the batch."""
@@ -563,6 +563,6 @@ def _between_elements(mask: Tensor) -> Agreement | None:
 def _by_distance(counts: Tensor) -> list[int]:
     """Sums of the diagonals of [n, n] above the main one."""
     n = len(counts)
-    padded = torch.nn.functional.pad(counts.double(), (0, n))
+    padded = torch.nn.functional.pad(counts, (0, n))
     shifted = padded.as_strided((n, n), (2 * n + 1, 1))  # row i from its column i
     return [int(total) for total in shifted.sum(0)[1:].tolist()]
