@@ -18,7 +18,8 @@ from tests.training.small_training import (
     small_spec,
     small_store,
 )
-from transformer_core.certify.short_run_worker import canonical_weights, record
+from transformer_core.certify.short_run_worker import record
+from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.models.decoding import beam_search
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import whole_weights
@@ -132,11 +133,12 @@ def test_saved_weights_translate(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_certificate_compares_every_weight(kind: str) -> None:
     setup = small_setup(spec_of(kind))
-    before = canonical_weights(setup, VOCABULARY)
+    tensors = CanonicalTensors(setup, VOCABULARY)
+    before = tensors.weights()
     with torch.no_grad():
         for parameter in setup.model.parameters():
             parameter.add_(1)
-    after = canonical_weights(setup, VOCABULARY)
+    after = tensors.weights()
     buffers = {name for name, _ in setup.model.named_buffers()}
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() - changed == buffers & before.keys()

@@ -19,7 +19,8 @@ from schemas.results import Certificate, SeedTrajectory, Trajectory
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.short_run import ShortRun
-from transformer_core.certify.short_run_worker import Recorder, canonical_weights, digest, record
+from transformer_core.certify.short_run_worker import Recorder, digest, record
+from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.decide.search_final import command_of
 from transformer_core.machine.provenance import collect
 from transformer_core.parallel.topology import Process
@@ -117,7 +118,7 @@ def test_recording_does_not_disturb_the_training(tmp_path: Path) -> None:
     logged = [step["loss"] for step in history.steps]
     assert run.losses == pytest.approx(logged, rel=1e-6)
     assert run.grad_norms == pytest.approx([step["grad_norm"] for step in history.steps])
-    final = canonical_weights(setup, VOCABULARY)
+    final = CanonicalTensors(setup, VOCABULARY).weights()
     assert digest(final) == digest(load_file(tmp_path / "final.safetensors"))
 
 
@@ -128,7 +129,7 @@ class _NoProgress:
 
 def test_weights_have_the_same_names_and_start_for_every_projection() -> None:
     fused, separate = (
-        canonical_weights(small_setup(spec_of(model=changes)), VOCABULARY)
+        CanonicalTensors(small_setup(spec_of(model=changes)), VOCABULARY).weights()
         for changes in ({"qkv": {"kind": "fused"}}, PLAIN)
     )
     assert fused.keys() == separate.keys()

@@ -117,11 +117,6 @@ class Recorder(Progress):
         )
 
 
-def canonical_weights(setup: Setup, vocabulary: int) -> dict[str, Tensor]:
-    """:meth:`CanonicalTensors.weights`."""
-    return CanonicalTensors(setup, vocabulary).weights()
-
-
 def digest(weights: dict[str, Tensor]) -> str:
     """SHA-256 of names and values."""
     hashed = hashlib.sha256()
