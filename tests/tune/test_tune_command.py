@@ -238,6 +238,24 @@ def started(home: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+def test_what_does_not_apply_is_one_line_unless_it_was_named() -> None:
+    found = answer(
+        tried=[
+            Tried(("bf16",), screened=1.3),
+            Tried(("tf32",), "unsupported", "TensorFloat-32 needs a GPU"),
+            Tried(("fp16",), "unsupported", "few CPUs multiply in float16"),
+            Tried(("gc_off",), "left out", "for lack of time"),
+        ],
+        facts={"named": ["fp16"]},
+    )
+    lines = text(found).splitlines()
+    assert "Not for this script or machine (the report says why): tf32." in lines
+    assert "  fp16  unsupported: few CPUs multiply in float16" in lines
+    assert not any(line.startswith(("  tf32", "  gc_off")) for line in lines)
+    assert "| `fp16` |" in markdown(found)
+    assert "| `tf32` |" not in markdown(found)
+
+
 def test_the_same_command_goes_on_after_an_interruption(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text((SCRIPTS / "plain.py").read_text())
     first = started(tmp_path)

@@ -6,6 +6,7 @@ from transformer_core.tune.flow import Answer, Tried, in_words, listed, useful
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
 LEFT_OUT = "Left out for lack of time:"
+NOT_TRIED = ("unsupported", "left out")
 
 
 def headline(answer: Answer) -> str:
@@ -54,10 +55,10 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
                 **answer.noise
             )
         ]
-    width = max((len(each.name) for each in answer.tried), default=0)
-    lines += ["", "Tried:"]
-    for each in sorted(answer.tried, key=by_result):
-        lines.append(f"  {each.name:<{min(width, 40)}}  {in_words(each)}")
+    tried = told(answer)
+    width = max((len(each.name) for each in tried), default=0)
+    lines += ["", "Tried:"] if tried else []
+    lines += [f"  {each.name:<{min(width, 40)}}  {in_words(each)}" for each in tried]
     if answer.diff:
         lines += [
             "",
@@ -75,7 +76,7 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
         lines += ["", f"The changed script: {in_words(answer.patched)}."]
     if answer.left_out:
         lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
-    for note in [*notes(answer), unaudited(answer)]:
+    for note in [inapplicable(answer), *notes(answer), unaudited(answer)]:
         lines += ["", note] if note else []
     if page:
         lines += ["", f"The report: {page}"]
@@ -93,8 +94,7 @@ def markdown(answer: Answer) -> str:
         "| tried | times as fast | the same training? |",
         "|---|---|---|",
     ]
-    for each in sorted(answer.tried, key=by_result):
-        lines.append(f"| `{each.name}` | {speed(each)} | {same(each)} |")
+    lines += [f"| `{each.name}` | {speed(each)} | {same(each)} |" for each in told(answer)]
     if answer.diff:
         lines += ["", "```diff", answer.diff.rstrip(), "```"]
     if answer.lines:
@@ -103,9 +103,26 @@ def markdown(answer: Answer) -> str:
         lines += ["", f"The changed script, run against the original: {in_words(answer.patched)}."]
     if answer.left_out:
         lines += ["", f"{LEFT_OUT} {'; '.join(answer.left_out)}."]
-    for note in [*notes(answer), unaudited(answer)]:
+    for note in [inapplicable(answer), *notes(answer), unaudited(answer)]:
         lines += ["", note] if note else []
     return "\n".join(lines) + "\n"
+
+
+def told(answer: Answer) -> list[Tried]:
+    """What was tried or asked for by name, the best first. The page also lists, with the reasons,
+    what does not apply here."""
+    named = answer.facts.get("named", [])
+    shown = [t for t in answer.tried if t.status not in NOT_TRIED or {*t.techniques} & {*named}]
+    return sorted(shown, key=by_result)
+
+
+def inapplicable(answer: Answer) -> str:
+    """The techniques that are not for this script or machine; empty without any."""
+    shown = [each.name for each in told(answer)]
+    names = [t.name for t in answer.tried if t.status == "unsupported" and t.name not in shown]
+    return f"Not for this script or machine (the report says why): {', '.join(names)}." * bool(
+        names
+    )
 
 
 def notes(answer: Answer) -> list[str]:
@@ -155,7 +172,7 @@ def html(answer: Answer) -> str:
         rows = "".join(
             f"<tr><td><code>{escape(each.name)}</code></td><td>{escape(speed(each))}</td>"
             f"<td>{escape(same(each))}</td></tr>"
-            for each in sorted(answer.tried, key=by_result)
+            for each in told(answer)
         )
         head = "<tr><th>tried</th><th>times as fast</th><th>the same training?</th></tr>"
         parts.append(f"<table>{head}{rows}</table>")
