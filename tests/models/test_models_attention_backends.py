@@ -46,6 +46,7 @@ def test_torch_may_choose_among_the_kernels_of_the_backend_only(monkeypatch, bac
             }
         ),
     )
+    attention.leave_out_cudnn()  # as every model does that is built
     attend = build_attention(SdpaAttention(backend=backend))
     with laid_out_for("cuda"):
         for dropout in (0.0, 0.1):  # the same kernels in training, validation and decoding
