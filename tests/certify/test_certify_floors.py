@@ -7,7 +7,7 @@ from schemas.config.measurement import Statistical
 from schemas.results.certificates import Checks
 from tests.attacks.short_trainings import recorded, spec_of
 from transformer_core.certify.bounds import judge
-from transformer_core.certify.checker import moved
+from transformer_core.certify.checker import _near_a_bound, moved
 from transformer_core.certify.floors import of_lengths, of_loss
 from transformer_core.certify.replay import _between_elements, _by_distance
 from transformer_core.certify.tensors import distance
@@ -91,3 +91,11 @@ def test_distances_in_32_bits_are_those_in_64(size: float) -> None:
     assert one.error == pytest.approx(other.error, rel=1e-4)
     assert one.ratio - 1 == pytest.approx(other.ratio - 1, rel=0.02)
     assert one.size == pytest.approx(other.size)
+
+
+def test_tensors_that_rounding_decides_do_not_hide_that_another_is_near_its_bound() -> None:
+    right = torch.ones(4, dtype=torch.float64)
+    seen = distance("w", 1, 1.038 * right, right, 0.01)
+    noise = [distance(f"noise {n}", 1, right, right, 0.9) for n in range(3)]
+    assert _near_a_bound([seen, *noise], 0.25)
+    assert not _near_a_bound(noise, 0.25)

@@ -427,10 +427,12 @@ def windows(right: Sequence[Tensor], rounded: Sequence[Tensor] | None) -> list[f
 
 def _near_a_bound(gradients: Sequence[TensorDistance], ceiling: float) -> bool:
     """Whether any of ``gradients`` is so far off that 64 bits, or kinks, may matter."""
-    usual = median(g.rounding for g in gradients)
+    # The same tensors as those that are judged: otherwise another median would hide a doubt.
+    compared = determined(gradients)
+    usual = median(g.rounding for g in compared) if compared else 0.0
     return any(
         abs(apart) > NEAR_A_BOUND * (share * allowed(g.rounding, usual, ceiling) + g.kinks)
-        for g in determined(gradients)
+        for g in compared
         for apart, share in ((g.error, 1.0), (g.ratio - 1, RATIO_SHARE))
     )
 
