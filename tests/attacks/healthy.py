@@ -19,6 +19,7 @@ from schemas.results import Certificate
 from tests.attacks.planted.fault import (
     BF16,
     CENTRAL,
+    COMPRESS,
     DDP,
     FSDP,
     GPT2,
@@ -99,11 +100,14 @@ ON_RANKS: list[tuple[dict[str, Any], str]] = [
     (DDP, "tolerance"),
     (RING, "tolerance"),
     (POWER, "statistical"),
+    (COMPRESS, "statistical"),
     (FSDP, "tolerance"),
     (CENTRAL, "tolerance"),
+    (merge(DDP, MASTERS), "statistical"),
+    (merge(FSDP, {"parallel": {"bf16": True}}), "statistical"),
     (merge(DDP, merge(TWO, FILLED)), "tolerance"),
 ]
-"""Variants of two ranks; others are in tests/workflow/test_workflow_language_model.py."""
+"""Variants of two ranks."""
 
 
 def recorded_on_ranks() -> list[Recorded]:

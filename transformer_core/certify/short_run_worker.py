@@ -263,6 +263,7 @@ def _replayed(
         steps = [{"step": done, "epoch": last[0], "batch": last[1]}]
         state = {"history": {"steps": steps, "validations": [], "resumed_at": []}, "observer": {}}
         checkpoint.save(folder / "checkpoints", setup, done, state)
+        setup.strategy.synchronise()  # until the main rank has renamed it
     else:
         done = 0
     replay = Replay(setup, folder)
