@@ -239,9 +239,10 @@ def started(home: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_what_does_not_apply_is_one_line_unless_it_was_named() -> None:
-    found = answer(
+    found = Answer(
+        "train.py",
         tried=[
-            Tried(("bf16",), screened=1.3),
+            Tried(("bf16",), certificate=SAME, screened=1.3),
             Tried(("tf32",), "unsupported", "TensorFloat-32 needs a GPU"),
             Tried(("fp16",), "unsupported", "few CPUs multiply in float16"),
             Tried(("gc_off",), "left out", "for lack of time"),
