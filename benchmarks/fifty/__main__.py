@@ -84,7 +84,7 @@ def forked(script: Path, which: str, name: str, file: Path) -> None:
 
 
 def findings(script: Path, which: str) -> list[Finding]:
-    """What the audit finds in a program."""
+    """The audit's findings in a program."""
     if ranks(script) > 1 or "checkpoint(" in script.read_text():
         several = ["torchrun", "--nproc-per-node", "2"] if ranks(script) > 1 else []
         command = [sys.executable, "-m", "transformer_core.audit", "--json", *several]

@@ -31,7 +31,7 @@ Audit = Callable[[str, str], list[Finding]]
 
 @pytest.fixture(scope="module")
 def audit() -> Iterator[Audit]:
-    """What the audit finds in a program, in forks of a process that has torch."""
+    """The audit's findings in a program, run in forks of a process that has imported torch."""
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
         yield lambda name, which: pool.submit(findings, PLACE / f"{name}.py", which).result()
 

@@ -38,7 +38,7 @@ def spec_of(**sections: Any) -> RunSpec:
 
 
 def recorded(spec: RunSpec, folder: Path, checked: bool = True) -> SeedTrajectory:
-    """What this process records of ``spec``; weights in ``folder``."""
+    """The short run of ``spec`` in this process; its weights are saved in ``folder``."""
     process = Process(0, 1, 0, 1, torch.device("cpu"))
     stores = (small_store(), small_store(9, seed=1))
     return record(

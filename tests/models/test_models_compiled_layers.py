@@ -17,7 +17,7 @@ GRAPHS = {"compile": "graphs"}
 
 
 def compile_by(backend, monkeypatch):
-    """Layers are compiled by ``backend`` from now on, and graphs are counted anew."""
+    """Compile layers with ``backend`` from now on, and reset the count of graphs."""
     for module in (transformer, language_model):
         monkeypatch.setattr(
             module,

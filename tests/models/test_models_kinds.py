@@ -1,4 +1,4 @@
-"""What every kind of model keeps: padding and later tokens change nothing, caches continue a prefix."""
+"""For every kind of model: padding and later tokens change nothing, caches continue a prefix."""
 
 import pytest
 import torch

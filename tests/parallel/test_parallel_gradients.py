@@ -130,7 +130,7 @@ def all_cases() -> dict[str, Case]:
         | faulty
         | {
             f"{strategy}-{accumulation}-{batch}": Case(
-                # Twice: DDP makes its buckets anew after the first step.
+                # Two steps: DDP rebuilds its buckets after the first.
                 spec_of(parallel=parallel, training={"accumulation": ACCUMULATIONS[accumulation]}),
                 BATCHES[batch],
                 steps=2,

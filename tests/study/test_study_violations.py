@@ -1,4 +1,4 @@
-"""What one section of a run spec asks of another: a rule names the field, the problem and a remedy."""
+"""Rules between sections of a run spec: each names the field, the problem and a remedy."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ def changed(name: str) -> Side:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
-    """What each side of one session recorded; that with another dropout trains without any."""
+    """The records of all sides of one session; the side with another dropout trains without any."""
     sides = [*HEALTHY, changed("cut"), changed("schedule")]
     sides = [Side(OWN), *floors(sides), *sides, replace(changed("dropout"), dropout=False)]
     found = {}

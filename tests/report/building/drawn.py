@@ -1,4 +1,4 @@
-"""What a reader sees of a figure, and the HTML of one section."""
+"""The text and shapes that a figure shows, and the HTML of one section."""
 
 import xml.etree.ElementTree as ElementTree
 
