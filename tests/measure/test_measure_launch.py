@@ -269,6 +269,18 @@ def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_per_process(spec("ddp", devices_per_node=2)) == 2
 
 
+def test_threads_beside_other_jobs_sleep_where_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as many threads: a certificate counts for those that are timed."""
+    monkeypatch.setattr(launch, "usable_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    name, made = "OMP_WAIT_POLICY", launch.worker_environment
+    alone, beside = made(spec("single"), {}), made(spec("single"), {}, shares_cores=True)
+    assert name not in alone
+    assert beside == alone | {name: "passive"}
+    assert made(spec("single"), {name: "active"}, shares_cores=True)[name] == "active"
+    assert name not in made(spec("ddp", devices_per_node=2), {}, shares_cores=True)
+
+
 def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise() -> None:
     made = launch.worker_environment
     name = "PYTORCH_ALLOC_CONF"

@@ -36,6 +36,7 @@ class ShortRunOrder(TrainingOrder):
     """Trains a few steps with each of several seeds, and records what every step computed."""
 
     work = "transformer_core.certify.short_run_worker"
+    shares_cores = True
 
     seeds: int = 1
     """Number of trainings; the first uses the seed of the spec, the others consecutive ones."""

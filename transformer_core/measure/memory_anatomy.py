@@ -32,6 +32,7 @@ class AnatomyOrder(TrainingOrder):
     """Order to train a few steps on the heaviest batch, and to track their memory."""
 
     work = "transformer_core.measure.memory_anatomy_worker"
+    shares_cores = True
 
     steps: int
 

@@ -126,9 +126,18 @@ _QUIET = {"KINETO_LOG_LEVEL": "6"}
 this, so that those that are profiled are forked from the same process as the others."""
 
 
-def worker_environment(spec: RunSpec, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the workers of ``spec``, from what was ``given`` to their job; the user's
-    own settings of an allocator come first. Unsupported where this host lacks the allocator."""
+_PASSIVE = {"OMP_WAIT_POLICY": "passive"}
+"""For OpenMP: threads that wait for others sleep. By default they spin, and if another process runs
+on the core of a thread that is waited for, every barrier lasts until the kernel takes turns. How
+many threads there are, and what each computes, stays the same."""
+
+
+def worker_environment(
+    spec: RunSpec, given: Mapping[str, str], shares_cores: bool = False
+) -> dict[str, str]:
+    """The environment of the workers of ``spec``, from what was ``given`` to their job, if they are
+    alone on their cores or ``shares_cores`` with others; the user's own settings of an allocator and
+    of OpenMP come first. Unsupported where this host lacks the allocator."""
     allocator = allocator_environment(spec.machine.allocator)
     threads = str(threads_per_process(spec))
     # Processes of several hosts choose the interface on each of them.
@@ -138,7 +147,9 @@ def worker_environment(spec: RunSpec, given: Mapping[str, str]) -> dict[str, str
     kept = spec.machine.kept_kernels
     kernels = dict.fromkeys(KEPT_KERNELS, str(kept)) if kept is not None else {}
     counts = dict.fromkeys(THREADS, threads)
-    return {**cuda, **_QUIET, **allocator, **given, **within, **kernels, **counts}
+    # A single thread waits for none: such workers are forked from the same process as timed ones.
+    waiting = _PASSIVE if shares_cores and threads != "1" else {}
+    return {**cuda, **_QUIET, **allocator, **waiting, **given, **within, **kernels, **counts}
 
 
 def threads_per_process(spec: RunSpec) -> int:

@@ -27,6 +27,7 @@ class Order(Schema):
     work: ClassVar[str] = ""
     """Module whose ``work`` does what is ordered; by default that of the order's class."""
     worker: ClassVar[str] = "transformer_core.run.worker"  # program of the processes
+    shares_cores: ClassVar[bool] = False  # whether other jobs may run on the same cores meanwhile
 
     spec: RunSpec  # the run spec to execute
     output: Path  # folder of the results, of this order, and of the reports of unfinished workers

@@ -117,7 +117,7 @@ def start_workers(
     Raises Unsupported where they cannot be started here.
     """
     command = [*launcher(order.spec, order.worker, place), str(write_order(order))]
-    environment = worker_environment(order.spec, os.environ)
+    environment = worker_environment(order.spec, os.environ, order.shares_cores)
     return subprocess.Popen(
         command,
         env=environment | ({GROUP: group} if group else {}),
