@@ -74,12 +74,13 @@ def test_more_than_there_are_is_refused(tmp_path: Path) -> None:
 COMMAND = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
 
 
-LEASED = [sys.executable, "-m", gpu_leases.__name__]
+def leased(count: int, command: str) -> str:
+    return f"from {gpu_leases.__name__} import lease_here\nlease_here({count})\n{command}"
 
 
 def run(count: int, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*LEASED, f"--count={count}", "--", sys.executable, "-c", command],
+        [sys.executable, "-c", leased(count, command)],
         env=os.environ | {"XDG_RUNTIME_DIR": ""} | environment,
         capture_output=True,
         text=True,
@@ -87,25 +88,25 @@ def run(count: int, command: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_the_command_sees_its_own_gpus_by_uuid(tmp_path: Path) -> None:
+def test_a_job_sees_its_own_gpus_by_uuid(tmp_path: Path) -> None:
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(ALL), "XDG_CACHE_HOME": str(tmp_path)}
     assert run(2, COMMAND, **visible).stdout.strip() == "GPU-a,GPU-b"
-    nested = f"""import subprocess, sys
-inner = [sys.executable, "-m", "{gpu_leases.__name__}", "--count=1", "--", sys.executable, "-c"]
-environment = {{**__import__("os").environ, "CUDA_VISIBLE_DEVICES": "{",".join(ALL)}"}}
-print(subprocess.run([*inner, {COMMAND!r}], env=environment, text=True, capture_output=True).stdout)
+    nested = f"""import os, subprocess, sys
+environment = os.environ | {{"CUDA_VISIBLE_DEVICES": "{",".join(ALL)}"}}
+inner = [sys.executable, "-c", {leased(1, COMMAND)!r}]
+print(subprocess.run(inner, env=environment, text=True, capture_output=True).stdout)
 """
     order = run(1, "import os; print(os.environ['CUDA_DEVICE_ORDER'])", **visible)
     assert order.stdout.strip() == "PCI_BUS_ID", "CUDA numbers the GPUs otherwise than NVML"
-    assert run(2, nested, **visible).stdout.strip() == "GPU-c", "the command let go of its lease"
+    assert run(2, nested, **visible).stdout.strip() == "GPU-c", "the job let go of its lease"
 
 
-def test_without_a_gpu_the_command_runs_as_it_stands() -> None:
+def test_without_a_gpu_there_is_no_lease() -> None:
     done = run(1, COMMAND, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout.strip()) == (0, "")
 
 
-def test_with_too_few_gpus_the_command_sees_what_there_is(tmp_path: Path) -> None:
+def test_with_too_few_gpus_a_job_sees_what_there_is(tmp_path: Path) -> None:
     done = run(2, COMMAND, CUDA_VISIBLE_DEVICES="GPU-a", XDG_CACHE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout.strip()) == (0, "GPU-a")
 

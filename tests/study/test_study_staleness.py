@@ -41,15 +41,15 @@ WRITES_TEXTS = "transformer_core.common.digests"
 FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.(tune\.side|tune\.factory|audit\.side|training\.__main__)$"
 
 
-LEASE, ORDERED = "transformer_core.run.gpu_leases", "transformer_core.run.job"
+ORDERED = "transformer_core.run.job"
 
 
 def test_the_table_names_the_programs_that_the_rules_start() -> None:
     started = {}
     for name, body in written_rules().items():
         found = re.findall(r"(?<=[ \"])(transformer_core\.[\w.]+)(?=[ \"])", body)
-        if command := re.search(r"^ +(?:QUICK_)?(GPU_)?JOB$", body, re.M):
-            found = [LEASE] * bool(command[1]) + [ORDERED]
+        if re.search(r"^ .*JOB}?\"?$", body, re.M):
+            found = [ORDERED]
         if ordered := re.search(r'job\(\s*"(\w+)"(?:,\s*"(\w+)")?', body):
             assert ordered[1] == name
             found.append(JOBS[ordered[2] or name].rpartition(".")[0])

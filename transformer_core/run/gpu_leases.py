@@ -1,10 +1,5 @@
-"""GPUs for a job: those it may see, and a lease on some of them.
+"""GPUs for a job: those it may see, and a lease on some of them."""
 
-``python -m transformer_core.run.gpu_leases --count 1 -- COMMAND`` runs a command
-that sees GPUs which no other leased command on this host sees.
-"""
-
-import argparse
 import fcntl
 import os
 import stat
@@ -13,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from transformer_core.common.endings import program
 from transformer_core.parallel import nvml
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -119,27 +113,15 @@ def _is_own(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and private
 
 
-@program
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_core.run.gpu_leases",
-        description="Run a command that sees GPUs which no other such command on this host sees. "
-        "Without a GPU it runs unchanged.",
-    )
-    parser.add_argument("--count", type=int, required=True, help="GPUs that the command needs")
-    parser.add_argument("command", nargs="+", help="the command, after --")
-    arguments = parser.parse_args()
+_HELD: dict[str, IO[str]] = {}
+
+
+def lease_here(count: int) -> None:
+    """Until this process ends, it and those that it starts see ``count`` GPUs which nobody else
+    who leased any sees. Does nothing without a GPU."""
     found = visible_gpus()
-    if found and arguments.count:
-        # With too few GPUs the command itself reports what it cannot do.
-        held = lease(found, min(arguments.count, len(found)), lease_folder())
-        for file in held.values():
-            # The command holds them from here on.
-            os.set_inheritable(file.fileno(), True)
+    if found and count:
+        # With too few GPUs the job itself reports what it cannot do.
+        _HELD.update(lease(found, min(count, len(found)), lease_folder()))
         # CUDA would number them by speed; NVML and this module number them by bus position.
-        os.environ.update({_VARIABLE: ",".join(held), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    os.execvp(arguments.command[0], arguments.command)
-
-
-if __name__ == "__main__":
-    main()
+        os.environ.update({_VARIABLE: ",".join(_HELD), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})

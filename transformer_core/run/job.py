@@ -47,12 +47,19 @@ def main() -> int:
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--order", help="the order as JSON, or a file that holds it")
     asked.add_argument("--describe", metavar="KIND", help="list the fields of a kind of order")
+    parser.add_argument(
+        "--gpus", type=int, default=0, help="lease so many GPUs, which no other leased job sees"
+    )
     parser.add_argument("--log-file", type=Path, help="file for plain log lines")
     given = parser.parse_args()
     if given.describe is not None:
         print(describe(given.describe))
         return 0
     log_to(given.log_file)
+    if given.gpus:
+        from transformer_core.run.gpu_leases import lease_here  # as slow as many jobs are short
+
+        lease_here(given.gpus)
     return read_job(given.order).run(given.log_file) or 0
 
 

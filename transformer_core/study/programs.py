@@ -3,7 +3,6 @@
 from pathlib import Path
 from types import MappingProxyType
 
-_LEASE = "transformer_core.run.gpu_leases"
 _JOB = "transformer_core.run.job"
 
 
@@ -27,16 +26,16 @@ PROGRAMS = MappingProxyType(
         "roofline": (_JOB, "transformer_core.measure.roofline"),
         "collectives": (_JOB, "transformer_core.measure.collectives"),
         "utilisation": (_JOB, "transformer_core.decide.utilisation"),
-        "predict_memory": (_LEASE, _JOB, "transformer_core.measure.predicted_memory"),
-        "memory": (_LEASE, _JOB, "transformer_core.measure.memory_anatomy"),
-        "largest_batch": (_LEASE, _JOB, "transformer_core.measure.largest_batch"),
+        "predict_memory": (_JOB, "transformer_core.measure.predicted_memory"),
+        "memory": (_JOB, "transformer_core.measure.memory_anatomy"),
+        "largest_batch": (_JOB, "transformer_core.measure.largest_batch"),
         "train": (_JOB, "transformer_core.measure.timed_run"),
         "train_again": (_JOB, "transformer_core.measure.timed_run"),
-        "evaluate": (_LEASE, _JOB, "transformer_core.measure.evaluation"),
+        "evaluate": (_JOB, "transformer_core.measure.evaluation"),
         "combine": (_JOB, "transformer_core.decide.combine"),
-        "short_run": (_LEASE, _JOB, "transformer_core.certify.short_run"),
+        "short_run": (_JOB, "transformer_core.certify.short_run"),
         "audit": (
-            *(_LEASE, _JOB, "transformer_core.audit.job", "transformer_core.audit.side"),
+            *(_JOB, "transformer_core.audit.job", "transformer_core.audit.side"),
             "transformer_core.training.__main__",
         ),
         "certificates": (_JOB, "transformer_core.certify.certificate_table"),
