@@ -23,8 +23,8 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.study_clock import Clock, JobTimes
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
-from transformer_core.report.brief import brief, cell
 from transformer_core.report.kit.formats import exact
+from transformer_core.report.page import brief, cell
 from transformer_core.report.sections.answer import read_answer, training_command
 from transformer_core.report.sections.tried import changed_settings, changes
 from transformer_core.study.resolve import resolve_all

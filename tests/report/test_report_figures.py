@@ -12,9 +12,9 @@ from test_report_page import Page, page_of
 from schemas.errors import ConfigError
 from transformer_core.common.digests import NAME
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.figures import FIGURES, draw, draw_all
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import legend_below
+from transformer_core.report.page import FIGURES, draw, draw_all
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_job_names_missing_steps(
     folder = copied
     (folder / "runs" / "single" / "repeat-1" / "steps.parquet").unlink()
     only = {"training_loss": FIGURES["training_loss"]}
-    monkeypatch.setattr("transformer_core.report.figures.FIGURES", only)
+    monkeypatch.setattr("transformer_core.report.page.FIGURES", only)
     with pytest.raises(ConfigError, match=r"single/repeat-1/steps\.parquet"):
         draw_all(StudyResults(folder), folder / "figures", processes)
 

@@ -269,10 +269,10 @@ def test_nothing_is_faster_after_one_session(written: Path) -> None:
 
 def test_translations_that_agree_stand_together(study_folder: Path) -> None:
     results = StudyResults(study_folder)
-    first, second = translations(results)
+    first, second = translations(results).values()
     everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync", "sgd", "forgetful"]
-    assert first.hypotheses == {"Ein Hund .": everybody}
-    assert second.hypotheses["Der Lehrer sieht ein Haus."] == ["amp_bf16"]
+    assert first == {"Ein Hund .": everybody}
+    assert second["Der Lehrer sieht ein Haus."] == ["amp_bf16"]
 
 
 def test_study_without_a_number_has_a_page(

@@ -1,55 +1,81 @@
-"""The report of a study: figures, tables, and one self-contained page.
+"""The report of a study: figures, tables, one self-contained page, and the answer for a pull request
+(report.md) and for programs (summary.json).
 
 The page needs no script, no network and no other file. Its sections are in
-:mod:`transformer_core.report.contents`. Beside it lie the same answer on one page of Markdown, and
-for programs: report.md and summary.json, from the same reading.
+:mod:`transformer_core.report.contents`.
 """
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+import matplotlib as mpl
+import seaborn as sns
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from schemas.config.variants import Variant
+from schemas.results import Answer, AnswerVariant
+from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.brief import as_yaml, brief, templates
 from transformer_core.report.contents import FIGURES, SECTIONS
-from transformer_core.report.figures import draw_all
 from transformer_core.report.kit import language, palette, svg
-from transformer_core.report.kit.formats import FILTERS, Numbers, technique
+from transformer_core.report.kit.formats import (
+    FILTERS,
+    Numbers,
+    plain_duration,
+    plain_ratio_interval,
+    technique,
+)
 from transformer_core.report.sections.answer import read_answer
 from transformer_core.report.tables import write_tables
 
 
+def as_yaml(settings: dict[str, Any]) -> str:
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+
+
+def _templates(**options: Any) -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        **options,
+    )
+    made.filters |= {"yaml": as_yaml, "technique": technique}
+    return made
+
+
 def environment() -> Environment:
     """The templates, in which every text from a configuration or a corpus is escaped."""
-    made = templates(autoescape=True, extensions=["jinja2.ext.i18n"])
+    made = _templates(autoescape=True, extensions=["jinja2.ext.i18n"])
     made.policies["ext.i18n.trimmed"] = True
     made.install_gettext_callables(  # type: ignore[attr-defined]
         language.gettext, language.ngettext, newstyle=True
     )
-    made.filters.update(FILTERS)
-    made.globals["shades"] = palette.declarations
-    made.filters |= {
-        "compact": compact,
+    made.globals |= {"shades": palette.declarations, "words": WORDS, "nearest": nearest}
+    made.filters |= FILTERS | {
+        "compact": partial(json.dumps, ensure_ascii=False, default=str),
         "numbers": Numbers,
-        "yaml": as_yaml,
-        "technique": technique,
     }
     return made
 
 
-def render(
-    results: StudyResults, variants: dict[str, Variant], pictures: Sequence[svg.Picture]
-) -> str:
+def render(results: StudyResults, answer: Answer, pictures: Sequence[svg.Picture]) -> str:
     by_name = {picture.name: picture for picture in pictures}
-    task = results.study.task.kind
-    shared = {"study": results.study, "results": results, "variants": variants}
+    shared = {
+        "study": results.study,
+        "results": results,
+        "variants": results.definitions,
+        "answer": answer,
+    }
     found = environment()
     bodies = {
         section: Markup(
@@ -60,29 +86,96 @@ def render(
             )
         )
         for section in SECTIONS
-        if section.task in (None, task)
+        if section.task in (None, results.study.task.kind)
     }
     return found.get_template("kit/page.html").render(**shared, sections=bodies)
 
 
-def compact(value: Any) -> str:
-    """JSON text on one line."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+VERDICTS = {
+    "REPRODUCED": "hold here",
+    "PARTLY": "hold partly",
+    "REFUTED": "do not hold here",
+    "UNDECIDED": "undecided",
+    "NOT_TESTABLE": "not testable here",
+}
+"""Verdicts on claims in words."""
+
+
+def brief(answer: Answer) -> str:
+    """The answer as Markdown of one page."""
+    # Markdown is not HTML: foreign texts go through the filter cell.
+    made = _templates(autoescape=False, keep_trailing_newline=True)
+    made.filters |= {
+        "cell": cell,
+        "ratio_interval": plain_ratio_interval,
+        "duration": plain_duration,
+        "minutes": lambda seconds: f"{seconds / 60:.0f}min",
+        "words": lambda status: status.replace("_", " "),
+    }
+    ordered = sorted(answer.variants, key=lambda v: -(v.speedup.median if v.speedup else 0.0))
+    return made.get_template("brief.md").render(
+        answer=answer,
+        names={variant.variant for variant in answer.variants},
+        variants=[(variant, _said(variant, answer.baseline)) for variant in ordered],
+        claims={
+            words: [c.claim for c in answer.claims if c.verdict == verdict]
+            for verdict, words in VERDICTS.items()
+        },
+    )
+
+
+def _said(variant: AnswerVariant, baseline: str) -> str:
+    """The verdict on a variant in a word or two."""
+    if variant.variant == baseline:
+        return "baseline"
+    if variant.status != "ok":
+        return variant.status
+    if variant.speedup is None:
+        return "not compared"
+    return str(variant.verdict) if variant.counts else "not counted"
+
+
+def cell(text: str) -> str:
+    """Foreign text on one line, escaped for Markdown and HTML."""
+    line = " ".join(text.split())
+    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#&" else sign for sign in line)
 
 
 def write_page(results: StudyResults) -> None:
     """Write report.html with the figures that lie beside it, report.md and summary.json."""
-    folder = results.folder
+    folder, answer = results.folder, read_answer(results)
     pictures = [svg.read(folder / f"figures/{name}.svg") for name in FIGURES]
-    page = render(results, results.definitions, pictures)
-    answer = read_answer(results)
     texts = {
         "summary.json": answer.model_dump_json(indent=1) + "\n",
         "report.md": brief(answer),
-        "report.html": page,
+        "report.html": render(results, answer, pictures),
     }
     for name, text in texts.items():
         write_result(folder / name, text, made_from=None)
+
+
+def draw(name: str, results: StudyResults) -> str:
+    """The SVG text of a figure."""
+    with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
+        drawing = FIGURES[name].draw(name, results)
+        return svg.render(drawing.figure, name, drawing.title, drawing.description)
+
+
+def draw_all(results: StudyResults, folder: Path, processes: int = 1) -> None:
+    """Write every figure into ``folder``. Layout takes most of the time, so processes share the
+    figures: forks of this one, which has imported the drawing libraries and has read nothing."""
+    shares = [[*FIGURES][first::processes] for first in range(processes)]
+    write = partial(_write, results, folder)
+    if processes == 1:
+        write(shares[0])
+        return
+    with ProcessPoolExecutor(processes, get_context("fork")) as workers:
+        list(workers.map(write, shares))
+
+
+def _write(results: StudyResults, folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        write_result(folder / f"{name}.svg", draw(name, results), made_from=None)
 
 
 class ReportJob(Job):

@@ -15,7 +15,7 @@ from transformer_core.decide.bytes_per_parameter import formula
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import epoch_seconds, throughputs
 from transformer_core.report.contents import TABLES
-from transformer_core.report.sections.memory import read_memory
+from transformer_core.report.sections.memory import expected, measured
 from transformer_core.report.sections.profiles import measured_roofline, shown
 from transformer_core.report.sections.why import reasons
 from transformer_core.trace.breakdown.summary import roofline_share
@@ -189,11 +189,10 @@ def _shapes(results: StudyResults) -> Iterator[Row]:
 
 def _memory(results: StudyResults) -> Iterator[Row]:
     """A row per device: the parts at the peak, bytes per parameter, the prediction."""
-    memory = read_memory(results)
-    for name, result in memory.measured.items():
-        expected = memory.expected(name)
+    for name, result in results.memory.items():
+        predicted = expected(results, name)
         for place, rank in enumerate(result.ranks or [None]):
-            prediction = expected[min(place, len(expected) - 1)] if expected else None
+            prediction = predicted[min(place, len(predicted) - 1)] if predicted else None
             by_formula = formula(results.specs[name]) if place == 0 else None
             found = rank.bytes_per_parameter if rank else None
             yield (
@@ -210,7 +209,7 @@ def _memory(results: StudyResults) -> Iterator[Row]:
 
 
 def _memory_milestones(results: StudyResults) -> Iterator[Row]:
-    for result in read_memory(results).ok.values():
+    for result in measured(results).values():
         for rank in result.ranks:
             for milestone in rank.milestones:
                 head = {"variant": result.variant} | pick(rank, "rank device")
@@ -220,7 +219,7 @@ def _memory_milestones(results: StudyResults) -> Iterator[Row]:
 
 def _largest_batch(results: StudyResults) -> Iterator[Row]:
     answer = "variant limit_kind limit_bytes margin largest_pairs largest_tokens step_pairs"
-    for search in read_memory(results).largest.values():
+    for search in results.largest_batches.values():
         for trial in search.trials:
             yield pick(search, f"{answer} confirmed") | trial.model_dump()
 

@@ -6,6 +6,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit.svg import Picture
 from transformer_core.report.page import environment
+from transformer_core.report.sections.answer import read_answer
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -24,7 +25,6 @@ def section(name: str, results: StudyResults) -> str:
     own = next(section for section in SECTIONS if section.name == name)
     pictures = [Picture(name=one, title=one, description="", markup="") for one in own.figures]
     template = environment().get_template(own.template)
-    html: str = template.render(
-        study=results.study, results=results, pictures=pictures, **own.context(results)
-    )
+    shared = {"study": results.study, "results": results, "answer": read_answer(results)}
+    html: str = template.render(**shared, pictures=pictures, **own.context(results))
     return html

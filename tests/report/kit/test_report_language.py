@@ -33,7 +33,7 @@ def texts() -> dict[str, str]:
                 found |= {text: path.name for text in parts if isinstance(text, str)}
     for path in sorted(PACKAGE.rglob("*.py")):
         with path.open("rb") as file:
-            for _, _, messages, _ in extract_python(file, ("say",), (), {}):
+            for _, _, messages, _ in extract_python(file, ("say", "also"), (), {}):
                 text = messages[0] if isinstance(messages, tuple) else messages
                 found |= {text: path.name} if isinstance(text, str) else {}
     found |= {section.heading: "contents.py" for section in SECTIONS}

@@ -13,8 +13,7 @@ from test_report_tables import rows
 from schemas.errors import ConfigError
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import tables
-from transformer_core.report.figures import draw
-from transformer_core.report.page import write_page
+from transformer_core.report.page import draw, write_page
 
 
 @pytest.fixture(scope="module")

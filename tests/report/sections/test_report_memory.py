@@ -11,12 +11,11 @@ from memory_builders import CONTEXT, MIB
 
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
-from transformer_core.report.figures import draw
+from transformer_core.report.page import draw
 from transformer_core.report.sections.memory import (
     Check,
     context,
     errors,
-    read_memory,
     run_checks,
     schemes,
     telling,
@@ -34,7 +33,7 @@ def said(results: StudyResults) -> str:
 
 
 def test_errors_are_against_what_was_measured(results: StudyResults) -> None:
-    checks = tensor_checks(read_memory(results))
+    checks = tensor_checks(results)
     assert {check.variant for check in checks} == {
         "single", "amp_bf16", "accum4_sync", "sgd", "forgetful",
     }  # fmt: skip
@@ -49,7 +48,7 @@ def test_errors_are_against_what_was_measured(results: StudyResults) -> None:
 
 
 def test_timed_runs_have_the_context_too(results: StudyResults) -> None:
-    checks = run_checks(results, read_memory(results))
+    checks = run_checks(results)
     single = [check for check in checks if check.variant == "single"]
     assert [check.place for check in single] == ["repeat 1, rank 0", "repeat 2, rank 0"]
     assert single[0].predicted == CONTEXT + 61 * MIB
@@ -57,11 +56,11 @@ def test_timed_runs_have_the_context_too(results: StudyResults) -> None:
 
 
 def test_variants_that_are_told_of_in_detail(results: StudyResults) -> None:
-    memory = read_memory(results)
-    assert telling(results, memory) == ["single", "accum4_sync"]
-    assert list(schemes(results, memory)) == ["accum4_sync"]
-    (scheme,) = context(results)["schemes"]
-    assert scheme.imbalance == pytest.approx(58 / 38)
+    assert telling(results) == ["single", "accum4_sync"]
+    assert list(schemes(results)) == ["accum4_sync"]
+    found = context(results)
+    (peaks,) = found["schemes"].values()
+    assert found["imbalance"](peaks) == pytest.approx(58 / 38)
 
 
 def test_the_section_shows_numbers_and_reasons(results: StudyResults) -> None:

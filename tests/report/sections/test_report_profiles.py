@@ -12,7 +12,7 @@ from traces import event_table, mark, work
 
 from schemas.results import Breakdown
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.figures import draw
+from transformer_core.report.page import draw
 from transformer_core.report.sections.profiles import context, shown, telling
 from transformer_core.report.tables import rows_of
 from transformer_core.trace.breakdown.devices import break_down

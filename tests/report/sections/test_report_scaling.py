@@ -10,8 +10,8 @@ from report_builders import EVIL
 from schemas.config.parallel import Link
 from schemas.results import LinkUse
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.figures import draw
 from transformer_core.report.kit.formats import exact
+from transformer_core.report.page import draw
 from transformer_core.report.sections.scaling import (
     MOST_ERROR,
     STRATEGIES,

@@ -16,8 +16,8 @@ from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.evaluation import alone
 from transformer_core.report import page
-from transformer_core.report.figures import draw
 from transformer_core.report.kit import svg
+from transformer_core.report.page import draw
 from transformer_core.report.sections.equivalence import MARKERS
 from transformer_core.report.sections.headroom import context
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit.language import NOTHING, Said, fill, say
+from transformer_core.report.kit.language import NOTHING, Said, also, fill
 from transformer_core.report.kit.palette import SERIES, VARIANT
 from transformer_core.report.kit.svg import INK
 
@@ -139,11 +139,7 @@ def left_out(results: StudyResults, names: Sequence[str]) -> Said:
         for result in results.ordered
         if result.variant not in names
     ]
-    return (
-        Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))
-        if missing
-        else NOTHING
-    )
+    return also("Left out: %(names)s.", names=", ".join(missing)) if missing else NOTHING
 
 
 def legend_once(axes: Axes, order: Iterable[str]) -> None:

@@ -86,6 +86,11 @@ def say(message: str, **values: object) -> Said:
     return fill(message, korean().get(message, message), **values)
 
 
+def also(message: str, **values: object) -> Said:
+    """A sentence that follows others."""
+    return Said(" ", " ") + say(message, **values)
+
+
 def fill(english: str, korean_text: str, /, **values: object) -> Said:
     """A text in both languages, with ``values`` at its places."""
     return Said(

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import (
@@ -35,7 +34,7 @@ from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfa
 from transformer_core.report.kit.formats import combination, technique
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
-from transformer_core.report.sections.tried import changed_settings, changes, summarise
+from transformer_core.report.sections.tried import changed_settings, changes
 from transformer_core.study.resolve import combine
 
 
@@ -345,20 +344,6 @@ def training_command(spec: RunSpec, path: str = "results/recommended.yaml") -> s
         f"{program} transformer_core.training --spec {path}"
         f" --data results/data/{spec.corpus.name} --output trained"
     )
-
-
-def context(results: StudyResults) -> dict[str, Any]:
-    """The answer and the comparisons that it names."""
-    answer = read_answer(results)
-    undecided = [c for c in summarise(results).undecided if c.variant in answer.undecided]
-    trained = answer.quality.trainings if answer.quality else []
-    others = [
-        t
-        for t in trained
-        if t.time_ratio is not None and t.name in results.variants and t.name != answer.baseline
-    ]
-    soonest = sorted(others, key=lambda t: t.time_ratio or 0.0) if len(others) > 1 else []
-    return {"answer": answer, "undecided": undecided, "soonest": soonest}
 
 
 def _together(names: Sequence[str], baseline: str) -> str:

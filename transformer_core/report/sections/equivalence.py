@@ -26,16 +26,16 @@ from transformer_core.report.kit.drawing import (
     rows,
     series,
 )
-from transformer_core.report.kit.language import NOTHING, Said, say
+from transformer_core.report.kit.language import NOTHING, Said, also, say
 from transformer_core.report.kit.palette import REFERENCE, SERIES
 from transformer_core.report.sections.answer import choose
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Quantities in words, and the certificate of the recommendation."""
+    """The certificate of the recommendation, and the audit."""
     choice, _ = choose(results)
     own = results.search.certificate if choice.searched else results.certificates[choice.parts[0]]
-    return {"words": WORDS, "own": own if choice.parts else None, "audit": audited(results)}
+    return {"own": own if choice.parts else None, "audit": audited(results)}
 
 
 def audited(results: StudyResults) -> dict[str, Any] | None:
@@ -107,9 +107,7 @@ def _left_out(results: StudyResults) -> Said:
         for certificate in results.certificates.values()
         if not certificate.deviations
     ]
-    if not silent:
-        return NOTHING
-    return Said(" ", " ") + say("Nothing to compare: %(names)s.", names=", ".join(silent))
+    return also("Nothing to compare: %(names)s.", names=", ".join(silent)) if silent else NOTHING
 
 
 def draw_training_loss(results: StudyResults) -> Drawing:

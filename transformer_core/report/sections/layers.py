@@ -61,16 +61,6 @@ class Tree(PerStep):
         """Of the device time in all modules."""
         return layer.time_ns / self.whole_ns if self.whole_ns else None
 
-    @staticmethod
-    def depth(layer: LayerUse) -> int:
-        """How many modules are around it."""
-        return depth(layer)
-
-    @staticmethod
-    def short(layer: LayerUse) -> str:
-        """Its own name."""
-        return layer.path.rpartition(SEPARATOR)[2]
-
 
 def context(results: StudyResults) -> dict[str, Any]:
     """The trees of the profiles that are shown in detail."""

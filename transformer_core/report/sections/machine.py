@@ -23,7 +23,7 @@ from transformer_core.report.kit.drawing import (
     whisker,
 )
 from transformer_core.report.kit.formats import plain_size
-from transformer_core.report.kit.language import NOTHING, Said, say
+from transformer_core.report.kit.language import NOTHING, also, say
 from transformer_core.report.kit.palette import VARIANT
 
 
@@ -109,9 +109,7 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     legend_below(axes, None)
     marked = ", ".join(plain_size(size) for size in sizes)
-    dotted = Said(" ", " ") + say(
-        "Dotted: gradient buckets of the variants (%(sizes)s).", sizes=marked
-    )
+    dotted = also("Dotted: gradient buckets of the variants (%(sizes)s).", sizes=marked)
     return captioned(
         "collective_bandwidth",
         figure,
@@ -137,7 +135,8 @@ def _curves(axes: Axes, table: DataFrame) -> None:
 
 def draw_utilisation(results: StudyResults) -> Drawing:
     """Share of the measured ceiling that every variant's arithmetic reaches."""
-    found = [record for record in utilisation_in_turns(results) if record.of_ceiling]
+    records = utilisation_in_turns(results)
+    found = [record for record in records if record.of_ceiling]
     figure, axes = rows([f"{record.variant} ({record.format})" for record in found])
     for row, record in enumerate(found):
         useful, whole = record.of_ceiling, record.padded_of_ceiling
@@ -149,11 +148,6 @@ def draw_utilisation(results: StudyResults) -> Drawing:
     if found:
         axes.set(xlabel="share of the measured matrix rate", xlim=(0, None))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    missing = [r.variant for r in utilisation_in_turns(results) if r.of_ceiling is None]
-    return captioned(
-        "utilisation",
-        figure,
-        Said(" ", " ") + say("Left out: %(names)s.", names=", ".join(missing))
-        if missing
-        else NOTHING,
-    )
+    missing = [record.variant for record in records if record.of_ceiling is None]
+    left_out = also("Left out: %(names)s.", names=", ".join(missing)) if missing else NOTHING
+    return captioned("utilisation", figure, left_out)

@@ -1,4 +1,4 @@
-"""Figures of memory: by rank of every run, by purpose, predicted; see also ``life.py``."""
+"""Figures of memory: by rank of every run, by purpose, predicted."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,12 +28,12 @@ from transformer_core.report.kit.drawing import (
     stack,
     title_of,
 )
-from transformer_core.report.kit.language import Said, say
+from transformer_core.report.kit.language import Said, also, say
 from transformer_core.report.kit.palette import SERIES, colour_of
 from transformer_core.report.sections.memory import (
-    Memory,
+    expected,
+    followed,
     label,
-    read_memory,
     schemes,
     telling,
     tensor_checks,
@@ -68,17 +68,16 @@ def draw_memory(results: StudyResults) -> Drawing:
 
 def draw_memory_anatomy(results: StudyResults) -> Drawing:
     """The parts at the peak of every variant, with the formulas and the prediction beside."""
-    memory = read_memory(results)
-    found = memory.followed
+    found = followed(results)
     figure, axes = rows(list(found))
     for row, (name, rank) in enumerate(found.items()):
         _draw_parts(axes, row, rank)
-        parameters = memory.ok[name].parameters
+        parameters = results.memory[name].parameters
         if parameters:
             state = formula(results.specs[name]).model_state * parameters / MEBI
             axes.plot([state, state], [row - 0.45, row + 0.45], color=svg.INK, lw=1.6)
-        for expected in memory.expected(name)[:1]:
-            axes.plot(expected.training_bytes / MEBI, row, "D", ms=5, mfc="none", mec=svg.INK)
+        for predicted in expected(results, name)[:1]:
+            axes.plot(predicted.training_bytes / MEBI, row, "D", ms=5, mfc="none", mec=svg.INK)
     if found:
         axes.set(xlabel="tensors at the peak of a step, first rank (MiB)", xlim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -86,7 +85,7 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         axes.plot([], [], color=svg.INK, lw=1.6, label="state by the formulas")
         axes.plot([], [], "D", ms=5, mfc="none", mec=svg.INK, ls="", label="predicted peak")
         parts_legend(figure, used, axes)
-    return captioned("memory_anatomy", figure, _missing(results, memory, list(found)))
+    return captioned("memory_anatomy", figure, _missing(results, list(found)))
 
 
 def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
@@ -100,8 +99,7 @@ def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
 def draw_memory_imbalance(results: StudyResults) -> Drawing:
     """The peak of every device, side by side, of each way of dividing the work."""
     title = title_of("memory_imbalance")
-    memory = read_memory(results)
-    found = schemes(results, memory)
+    found = schemes(results)
     if not found:
         return nothing_measured(title)
     most = max(len(result.ranks) for result in found.values())
@@ -124,8 +122,7 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
 
 
 def draw_memory_prediction(results: StudyResults) -> Drawing:
-    memory = read_memory(results)
-    checks = tensor_checks(memory)
+    checks = tensor_checks(results)
     names = list(dict.fromkeys(check.variant for check in checks))
     figure, axes = rows(names)
     if names:
@@ -148,13 +145,11 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         legend_below(axes, None)
-    return captioned("memory_prediction", figure, _missing(results, memory, names))
+    return captioned("memory_prediction", figure, _missing(results, names))
 
 
-def _missing(results: StudyResults, memory: Memory, names: Sequence[str]) -> Said:
-    if memory.measured:
-        return left_out(results, names)
-    return Said(" ", " ") + say("The study does not measure it.")
+def _missing(results: StudyResults, names: Sequence[str]) -> Said:
+    return left_out(results, names) if results.memory else also("The study does not measure it.")
 
 
 def _of(parts: Parts | None, part: str) -> int:
@@ -185,11 +180,10 @@ _SOURCES = {
 def draw_memory_milestones(results: StudyResults) -> Drawing:
     """Memory at the moments of a run, a panel for each device of two variants."""
     title = title_of("memory_milestones")
-    memory = read_memory(results)
     found = [
-        (f"{name}, {label(memory.ok[name], rank)}", rank)
-        for name in telling(results, memory)
-        for rank in memory.ok[name].ranks[:2]
+        (f"{name}, {label(results.memory[name], rank)}", rank)
+        for name in telling(results)
+        for rank in results.memory[name].ranks[:2]
     ]
     if not found:
         return nothing_measured(title)
@@ -224,14 +218,12 @@ def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> 
 def draw_memory_step(results: StudyResults) -> Drawing:
     """Tensors alive over one training step, by purpose."""
     title = title_of("memory_step")
-    memory = read_memory(results)
-    found = {
-        name: rank for name in telling(results, memory) if (rank := memory.followed[name]).timeline
-    }
+    ranks = followed(results)
+    found = {name: ranks[name] for name in telling(results) if ranks[name].timeline}
     if not found:
         return nothing_measured(title)
     figure, shown = panels(
-        [f"{name}, {label(memory.ok[name], rank)}" for name, rank in found.items()], 2.3
+        [f"{name}, {label(results.memory[name], rank)}" for name, rank in found.items()], 2.3
     )
     used = {
         part

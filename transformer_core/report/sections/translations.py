@@ -1,7 +1,6 @@
 """The sampled translations."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
 from transformer_core.decide.study_results import StudyResults
@@ -9,15 +8,7 @@ from transformer_core.decide.study_results import StudyResults
 FEWEST_BLEU = 5.0
 """Below this, matches are chance: such translations say nothing about the variants."""
 
-
-@dataclass(frozen=True)
-class Sample:
-    """A sentence with the translations of all variants."""
-
-    source: str
-    reference: str
-    hypotheses: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """The variants that gave each translation."""
+ByText = defaultdict[str, list[str]]  # the variants that gave each text
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -27,19 +18,16 @@ def context(results: StudyResults) -> dict[str, Any]:
     return {
         "asked": results.study.evaluation.max_pairs > 0,
         "translates_best": by_bleu.variant,
-        "samples": translations(results) if best >= FEWEST_BLEU else [],
+        "samples": translations(results) if best >= FEWEST_BLEU else {},
         "best": best,
         "fewest": FEWEST_BLEU,
     }
 
 
-def translations(results: StudyResults) -> list[Sample]:
-    """The sampled test sentences; variants that agree on a translation stand together."""
-    found: dict[tuple[str, str], Sample] = {}
+def translations(results: StudyResults) -> dict[tuple[str, str], ByText]:
+    """By source and reference; variants that agree on a translation stand together."""
+    found: defaultdict[tuple[str, str], ByText] = defaultdict(lambda: defaultdict(list))
     for result in results.ordered:
         for one in result.evaluation.samples:
-            sample = found.setdefault(
-                (one.source, one.reference), Sample(one.source, one.reference)
-            )
-            sample.hypotheses[one.hypothesis].append(result.variant)
-    return list(found.values())
+            found[one.source, one.reference][one.hypothesis].append(result.variant)
+    return found

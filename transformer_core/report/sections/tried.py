@@ -1,56 +1,32 @@
 """The variants by verdict, and the settings that each changes; worded in the template."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from schemas.config.run_spec import RunSpec
-from schemas.results import Certificate, Comparison, VariantResult
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.drawing import Drawing, RatioRow, captioned, left_out, ratio_points
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The variants, sorted by what can be said of their throughput.
+def summarise(results: StudyResults) -> dict[str, list[Any]]:
+    """The variants by what can be said of their throughput, the largest ratio first.
 
     Only variants that train the same model, against a baseline that does, are faster or slower, and
-    only if the verdict says so.
+    only if the verdict says so. ``uncounted`` ones were timed, but without a certificate on both
+    sides; ``not_equivalent`` ones were meant to train the same model, and shown not to.
     """
-
-    ok: int
-    faster: list[Comparison]  # verdict FASTER; largest ratio first, likewise below
-    slower: list[Comparison]  # verdict SLOWER
-    same: list[Comparison]  # verdict SAME: no difference that matters
-    undecided: list[Comparison]  # verdict UNDECIDED: the interval is too wide for any of the others
-    uncounted: list[Comparison]
-    """Timed, but without a certificate on both sides: no speed-up of the same training."""
-    not_equivalent: list[Certificate]  # meant to train the same model, and shown not to
-    ended_otherwise: list[VariantResult]
-
-
-def summarise(results: StudyResults) -> Summary:
-    """Sort the comparisons with the baseline."""
     compared = sorted(
         (item for item in results.comparisons.values() if item.speedup is not None),
         key=lambda item: -item.speedup.median if item.speedup else 0.0,
     )
-    counted = [item for item in compared if item.counts]
-    said = {
-        verdict: [item for item in counted if item.verdict == verdict]
+    found: dict[str, list[Any]] = {
+        verdict.lower(): [item for item in compared if item.counts and item.verdict == verdict]
         for verdict in ("FASTER", "SLOWER", "SAME", "UNDECIDED")
     }
-    return Summary(
-        ok=len(results.variants) - len(results.ended_otherwise),
-        faster=said["FASTER"],
-        slower=said["SLOWER"],
-        same=said["SAME"],
-        undecided=said["UNDECIDED"],
-        uncounted=[item for item in compared if not item.counts],
-        not_equivalent=[
-            item for item in results.certificates.values() if item.status == "not_equivalent"
-        ],
-        ended_otherwise=results.ended_otherwise,
-    )
+    certificates = results.certificates.values()
+    return found | {
+        "uncounted": [item for item in compared if not item.counts],
+        "not_equivalent": [item for item in certificates if item.status == "not_equivalent"],
+    }
 
 
 def changes(results: StudyResults, variant: str, reference: str) -> list[str]:

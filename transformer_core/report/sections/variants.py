@@ -19,7 +19,7 @@ from transformer_core.report.kit.drawing import (
     title_of,
     whisker,
 )
-from transformer_core.report.kit.language import NOTHING, Said, say
+from transformer_core.report.kit.language import NOTHING, also
 from transformer_core.report.kit.palette import VARIANT
 from transformer_core.report.sections.tried import changes
 
@@ -85,9 +85,5 @@ def draw_drift(results: StudyResults) -> Drawing:
         axes.set_visible(False)
     figure.supxlabel("round; a gap is a new session in fresh processes", fontsize=11)
     figure.supylabel("over the median", fontsize=11)
-    left = NOTHING
-    if len(runs) > len(shown):
-        left = Said(" ", " ") + say(
-            "The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs)
-        )
-    return captioned("drift", figure, left, missing)
+    cut = also("The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs))
+    return captioned("drift", figure, cut if len(runs) > len(shown) else NOTHING, missing)

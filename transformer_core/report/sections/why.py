@@ -1,11 +1,10 @@
 """Why is it faster? Differences of profiled steps, limits of steps, critical paths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from schemas.results import Breakdown, Comparison, LaunchUse, PathPart, StepBound
+from schemas.results import Breakdown, Comparison, PathPart, StepBound
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows
@@ -15,8 +14,7 @@ from transformer_core.report.sections.profiles import shown, telling
 from transformer_core.trace.compare import Difference, difference
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """A comparison, and how the profiled steps of its two sides differ."""
 
     comparison: Comparison
@@ -43,44 +41,27 @@ def of_recommendation(results: StudyResults) -> Difference | None:
     return difference(baseline, profile) if choice.searched and choice.parts else None
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """The causes that the steps of a variant wait for."""
 
     name: str
     parts: StepBound
-    launches: Sequence[LaunchUse]  # of the devices where launches are known
+    delay_ms: float | None  # from launch to begin, median over devices of their medians
+    queue: float | None  # launched events that have not begun, likewise
 
     def share(self, part: str) -> float | None:
         """Of the wall time of the steps."""
         time: int = getattr(self.parts, f"{part}_ns")
         return time / self.parts.window_ns if self.parts.window_ns else None
 
-    @property
-    def delay_ms(self) -> float | None:
-        """Median over devices of the median delay from launch to begin."""
-        delays = [use.delay_median_ns for use in self.launches]
-        return median(delays) / 1e6 if delays else None
 
-    @property
-    def queue(self) -> float | None:
-        """Median over devices of the median number of launched events that have not begun."""
-        queues = [use.queue_median for use in self.launches]
-        return median(queues) if queues else None
-
-
-@dataclass(frozen=True)
-class Path:
+class Path(NamedTuple):
     """The critical path of one step of one device."""
 
     name: str
     rank: int
     parts: Sequence[PathPart]
     window_ns: int
-
-    def share(self, part: PathPart) -> float:
-        """Of the step."""
-        return part.time_ns / self.window_ns
 
 
 def context(results: StudyResults) -> dict[str, Any]:
@@ -109,20 +90,21 @@ def context(results: StudyResults) -> dict[str, Any]:
 def _best(found: Sequence[Reason], baseline: str) -> Reason | None:
     """The comparison with the baseline that counts and is fastest; null if none is faster."""
     faster = [
-        (reason.comparison.speedup.median, reason)
+        (c.speedup.median, reason)
         for reason in found
-        if reason.comparison.reference == baseline
-        and reason.comparison.counts
-        and reason.comparison.verdict == "FASTER"
-        and reason.comparison.speedup is not None
+        if (c := reason.comparison).reference == baseline and c.counts and c.speedup
+        if c.verdict == "FASTER"
     ]
     return max(faster, key=lambda item: item[0])[1] if faster else None
 
 
 def _bound(name: str, breakdown: Breakdown) -> Bound | None:
-    parts = breakdown.summary.bound if breakdown.summary else None
+    if not breakdown.summary or not breakdown.summary.bound:
+        return None
     launches = [device.launches for device in breakdown.devices if device.launches]
-    return Bound(name, parts, launches) if parts else None
+    delay = median(use.delay_median_ns for use in launches) / 1e6 if launches else None
+    queue = median(use.queue_median for use in launches) if launches else None
+    return Bound(name, breakdown.summary.bound, delay, queue)
 
 
 def _path(name: str, breakdown: Breakdown) -> Path | None:
