@@ -19,7 +19,12 @@ from schemas.config.data import PaddedRows
 from schemas.config.measurement import Tolerance
 from schemas.config.model import DecoderOnly, TorchTransformer, Transformer
 from schemas.config.run_spec import LanguageModel, RunSpec
-from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
+from schemas.results.certificates import (
+    CheckedPoint,
+    CheckedValidation,
+    Checks,
+    TensorDistance,
+)
 from transformer_core.certify.bounds import determined
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
 from transformer_core.certify.floors import (
@@ -55,9 +60,10 @@ from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
 from transformer_core.training.precision import build_precision
 
-POINTS, POINTS_OF_MEAN = 3, 6
+POINTS, POINTS_FOLLOWED, POINTS_OF_MEAN = 3, 2, 6
 """Number of steps whose gradients are compared: the first, the last, and evenly spaced ones
-between; and with fewer than 32 bits, where rounding must cancel in their mean."""
+between; the same if steps with dropout follow; and with fewer than 32 bits, where rounding must
+cancel in their mean."""
 NEAR_SINGLE = 16.0
 """In 32 bits, where only sums round, ReLU inputs within this many unit round-offs of 0, relative to
 their size, may fall on either side. Adding n products of any sign one by one gives an error of
@@ -108,7 +114,7 @@ class Checker:
 
     With a ``replay``, dropout is on, and ``replayed`` steps are compared: those after step ``done``,
     beginning with the batch after ``last`` (epoch and index). ``floors`` of the same initial weights
-    are not measured again.
+    are not measured again. If such a replay ``follows``, validation is left to it.
     """
 
     def __init__(
@@ -122,10 +128,12 @@ class Checker:
         last: tuple[int, int] | None = None,
         replayed: int = 0,
         floors: Floors | None = None,
+        follows: bool = False,
     ) -> None:
         spec = setup.spec
         self.folder = folder
         self.spec, self.setup = spec, setup
+        self.follows = follows
         self.tensors = tensors
         self.weights = self.tensors.weights()
         published = spec.training.loss.smooths_other_tokens_only
@@ -139,11 +147,14 @@ class Checker:
         steps = spec.training.steps
         self.form = format_of(spec)
         self.ceiling = CEILINGS.gradient if self.form is SINGLE else WIDEST
-        many = POINTS if self.form is SINGLE else POINTS_OF_MEAN
+        few = POINTS_FOLLOWED if follows else POINTS
+        many = few if self.form is SINGLE else POINTS_OF_MEAN
         points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
-        self.waiting = (
-            sorted(points) if replay is None else list(range(done + 1, done + 1 + replayed))
-        )
+        if replay is not None:
+            # With fewer bits the last, a whole batch: what a small one gives is mostly rounding.
+            first = 1 if self.form is SINGLE else replayed
+            points = set(range(done + first, done + replayed + 1))
+        self.waiting = sorted(points)
         unit = unit_of(setup, own=isinstance(self.exact, Plain))
         self.updates = (
             CheckedUpdates(spec, self.weights, self.tensors.trained, unit) if self.weights else None
@@ -290,7 +301,7 @@ class Checker:
 
     def _beside(self, kept: Tensors, tokens: Tokens, numbers: Format, drops: Drops) -> Floors:
         """The errors of the format once more, from weights that are rounded to other numbers."""
-        weights = self.form.weights_used(moved(kept, 2 * self.form.unit))
+        weights = self.form.weights_used(moved(kept, self.form.unit))
         rounded = self._passed(weights, tokens, self.form, drops)
         return self._apart(rounded, self._passed(weights, tokens, numbers, drops))
 
@@ -374,9 +385,13 @@ class Checker:
                 mine = found[name] + held_back[name].double()
                 self.gradients.append(distance(name, step, mine, total, rounding))
 
+    def validation(self) -> CheckedValidation | None:
+        """A validation with the last weights; null on ranks other than the main one."""
+        return checked_validation(self.setup, self.unsmoothed, self.weights)
+
     def read(self) -> Checks | None:
         """The results; null on ranks other than the main one."""
-        validation = checked_validation(self.setup, self.unsmoothed, self.weights)
+        validation = None if self.follows else self.validation()
         if self.updates is None:
             return None
         self.batches.close()

@@ -68,12 +68,7 @@ class Format:
         """The matrix product ``a @ b``."""
         if self.rounding is None:
             return a @ b
-        if self.results:
-            both = [_Rounded.apply(x, self.rounding, self.rounding) for x in (a, b)]
-            result: Tensor = _Rounded.apply(both[0] @ both[1], self.rounding, self.rounding)
-            return result
-        forward = [_Rounded.apply(x, self.rounding, None) for x in (a, b)]
-        result = _Rounded.apply(forward[0] @ forward[1], None, self.rounding)
+        result: Tensor = _Product.apply(a, b, self)
         return result
 
     def weights_used(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -87,7 +82,7 @@ class Format:
         """A weight as used in a step; its gradient has as many bits."""
         if self.rounding is None or not self.weights:
             return x
-        result: Tensor = _Rounded.apply(x, self.rounding, self.rounding)
+        result: Tensor = _Rounded.apply(x, self.rounding)
         return result
 
     def rounded(self, x: Tensor, result: bool = False) -> Tensor:
@@ -100,21 +95,42 @@ class Format:
         """Rounds a result of any other operation."""
         if self.rounding is None or not self.everything:
             return x
-        result: Tensor = _Rounded.apply(x, self.rounding, self.rounding)
+        result: Tensor = _Rounded.apply(x, self.rounding)
         return result
+
+
+class _Product(torch.autograd.Function):
+    """A matrix product whose operands are rounded, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, form: Format) -> Tensor:
+        a, b = form.rounded(a), form.rounded(b)
+        ctx.save_for_backward(a, b)
+        ctx.form = form
+        return form.rounded(a @ b, result=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
+        form, grad = ctx.form, ctx.form.rounded(grad)
+        of_a = grad @ b.transpose(-1, -2)
+        if b.dim() < a.dim():  # a weight, shared by all rows
+            a, grad = a.flatten(0, -2), grad.flatten(0, -2)
+        of_b = a.transpose(-1, -2) @ grad
+        return form.rounded(of_a, result=True), form.rounded(of_b, result=True), None
 
 
 class _Rounded(torch.autograd.Function):
     """Rounds x in the forward pass, and its gradient in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forth: Rounding | None, back: Rounding | None) -> Tensor:
-        ctx.back = back
-        return x.clone() if forth is None else forth(x)
+    def forward(ctx: Any, x: Tensor, rounding: Rounding) -> Tensor:
+        ctx.rounding = rounding
+        return rounding(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return (grad if ctx.back is None else ctx.back(grad)), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.rounding(grad), None
 
 
 EXACT = Format(torch.float64)
@@ -138,7 +154,7 @@ def single_is_independent(spec: RunSpec) -> bool:
 
 ROUNDINGS: Mapping[NumberFormat, tuple[Rounding, float]] = MappingProxyType(
     {
-        "bf16": (to_bf16, 2.0**-9),
+        "bf16": (to_bf16, 2.0**-8),
         "fp16": (to_fp16, 2.0**-11),
         "tf32": (to_tf32, 2.0**-11),
         "fp8": (to_fp8, 2.0**-4),

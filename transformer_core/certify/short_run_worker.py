@@ -169,7 +169,9 @@ def record(
     dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"dropout": dropout})})
     unread = obstacle(dropping, process.device) if dropout else "nothing is dropped"
     tensors = CanonicalTensors(setup, vocabulary, dropout)
-    checker = Checker(setup, tensors, vocabulary, output / "resumed") if looks else None
+    checker = None
+    if looks:
+        checker = Checker(setup, tensors, vocabulary, output / "resumed", follows=not unread)
     initial = checker.weights if checker else tensors.weights()
     with FirstStep() as kernels:
         watched = kernels if save_weights else None
@@ -200,6 +202,9 @@ def record(
                 )
             except NotReplayed as error:
                 unread = str(error)
+                validation = checker.validation()
+                if trajectory.checks is not None:
+                    trajectory.checks.validation = validation
         if checker and unread:
             known["not_replayed"] = unread
         if not checker or unread:
