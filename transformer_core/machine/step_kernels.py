@@ -83,7 +83,9 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        first = next((a for a in _flat(args) if isinstance(a, torch.Tensor)), None)
+        first = args[0] if args else None
+        if not isinstance(first, torch.Tensor):
+            first = next((a for a in _flat(args) if isinstance(a, torch.Tensor)), None)
         self.seen.add((func.overloadpacket, None if first is None else first.dtype))
         return func(*args, **(kwargs or {}))
 
