@@ -16,7 +16,7 @@ from schemas.config.model import DecoderOnly, HuggingFaceCausal
 from schemas.config.training import AdamW, Training
 from transformer_core.data.tokenizing.special_tokens import UNK
 from transformer_core.models.loss import one_pass_loss_sum, whole_head_loss
-from transformer_core.models.registry import build_language_model
+from transformer_core.models.registry import build_model
 from transformer_core.training.optimizer import build_optimizer
 from transformer_core.training.precision import build_precision
 
@@ -92,7 +92,7 @@ def language_flops(options: argparse.Namespace, name: str, batch: Batch) -> floa
     backward of all matrix products, attention of all keys of a row."""
     spec = own_spec(options, LANGUAGE_CONTENDERS[name].like)
     with torch.device("meta"):
-        layers = build_language_model(spec, options.vocabulary).layers
+        layers = build_model(spec, options.vocabulary).layers
     weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
     weights += spec.d_model * options.vocabulary
     tokens = batch[0]
@@ -142,10 +142,10 @@ def _network(contender: LanguageContender, options: argparse.Namespace) -> nn.Mo
     spec = HuggingFaceCausal.model_validate(
         _sizes(options, contender.like) | kind | {"tied_embeddings": gpt2}
     )
-    theirs: Any = build_language_model(spec, options.vocabulary)
+    theirs: Any = build_model(spec, options.vocabulary)
     if contender.library:
         return theirs
-    own = build_language_model(own_spec(options, contender.like), options.vocabulary)
+    own = build_model(own_spec(options, contender.like), options.vocabulary)
     translate = gpt2_weights if gpt2 else llama_weights
     own.load_state_dict(translate(theirs.causal.state_dict(), options.layers))
     return own

@@ -50,7 +50,7 @@ from transformer_core.data.batching.collate import Batch
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.machine.batch_flops import Lengths, training_flops
+from transformer_core.decide.utilisation import Lengths, training_flops
 from transformer_core.run.launcher import allocator_environment
 from transformer_core.training.precision import set_matmul
 

@@ -155,6 +155,12 @@ def merge(
     return merged
 
 
+def omitted(default: Any, **more: Any) -> Any:
+    """A field that is left out of files where it has its default, so that run specs that are older
+    than it keep their hashes."""
+    return Field(default=default, exclude_if=lambda value: value == default, **more)
+
+
 FACTORY_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # package.module:function
 LINE_PATTERN = r"^[^\x00-\x1f\x7f]*$"  # no control characters: neither NUL nor an end of line
 

@@ -39,7 +39,6 @@ def generated() -> dict[str, str]:
 
 
 def describe_fields() -> None:
-    """Use the text of each field as its description."""
     every = list(_descendants(Schema))
     for schema in every:
         for name, text in field_texts(schema).items():
@@ -82,7 +81,6 @@ def _descendants(schema: type[Schema]) -> Iterator[type[Schema]]:
 
 
 def drifted() -> list[str]:
-    """The files that differ from the models."""
     return [
         name
         for name, text in generated().items()

@@ -105,7 +105,6 @@ def table(schema: type[Schema], path: str = "") -> list[str]:
 
 
 def row(name: str, field: FieldInfo, path: str) -> str:
-    """One setting."""
     value = value_text(field.annotation, field.metadata)
     if list(schemas_in(field.annotation)):
         # Markdown heading anchors contain no full stops.
@@ -164,7 +163,6 @@ def parts_of(item: Any) -> Iterator[Any]:
 
 
 def schemas_in(annotation: Any) -> Iterator[type[Schema]]:
-    """The schemas that an annotation allows."""
     for part in parts_of(annotation):
         if isinstance(part, type) and issubclass(part, Schema):
             yield part
@@ -216,7 +214,6 @@ def kind_of(schema: type[Schema]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A default as plain YAML data."""
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value

@@ -24,8 +24,8 @@ import torch
 import torch._dynamo  # Optimizers import it when they are first used, in every fork.
 import torch.utils.checkpoint
 
-from transformer_core.audit.relations import Finding, Notes
-from transformer_core.audit.side import OWN, TWIN, Audited
+from transformer_core.audit.relations import OWN, TWIN, Finding, Notes
+from transformer_core.audit.side import Audited
 from transformer_core.common.files import write_text
 from transformer_core.tune import side
 from transformer_core.tune.order import Order

@@ -101,7 +101,6 @@ class Number(Schema):
 
     @property
     def target(self) -> str:
-        """The file, with the variant filled in."""
         return self.file.replace(_PLACE, self.variant or "")
 
 

@@ -15,6 +15,7 @@ from schemas.base import (
     Seed,
     Size,
     Tokens,
+    omitted,
 )
 
 SPLITS = ("train", "validation", "test")
@@ -291,10 +292,7 @@ class Rows(Schema):
     width_multiple: Annotated[int, Unit("tokens")] = Field(default=1, ge=1, le=65_536)
     """Micro-batch widths are rounded up to a multiple of this, in tokens. Fewer distinct shapes
     mean that kernels built for one shape are built once, at the cost of padding."""
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    row_multiple: Annotated[int, Unit("rows")] = Field(
-        default=1, ge=1, le=65_536, exclude_if=lambda rows: rows == 1
-    )
+    row_multiple: Annotated[int, Unit("rows")] = omitted(1, ge=1, le=65_536)
     """Rows of a micro-batch are rounded up to a multiple of this; rows that are added have no
     label. Together with width_multiple this bounds the number of shapes."""
 
@@ -332,7 +330,6 @@ class TokenBudget(Schema):
 
     @property
     def scaled_tokens(self) -> int:
-        """Maximum tokens in a global batch."""
         return max(1, round(self.tokens * self.scale))
 
 
@@ -350,7 +347,6 @@ class FixedSize(Schema):
 
     @property
     def scaled_pairs(self) -> int:
-        """Sentence pairs in a global batch."""
         return max(1, round(self.pairs * self.scale))
 
 

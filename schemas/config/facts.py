@@ -94,8 +94,6 @@ class OptimizerState:
 
 
 class LossFacts:
-    """Facts of a loss."""
-
     of_hidden: ClassVar[bool] = False
     """Whether it takes the decoder's output and the output map, and never holds all logits."""
     computed_twice: ClassVar[bool] = False
@@ -106,8 +104,6 @@ class LossFacts:
 
 
 class StrategyFacts:
-    """Facts of a parallel strategy."""
-
     one_process: ClassVar[bool] = False  # whether a single process does everything
     central: ClassVar[bool] = False
     """Whether one process reads each batch and updates the weights for all devices."""
@@ -127,8 +123,6 @@ class StrategyFacts:
 
 
 class HookFacts:
-    """Facts of a communication hook."""
-
     payload: ClassVar[float | None] = 1.0
     """Bytes on the wire per byte of gradients; null if not constant."""
     by_backend: ClassVar[bool] = False

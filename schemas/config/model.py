@@ -5,7 +5,17 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Unit
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from schemas.base import FACTORY_PATTERN, Count, Decimal, Fraction, Schema, Seed, Whole, refusal
+from schemas.base import (
+    FACTORY_PATTERN,
+    Count,
+    Decimal,
+    Fraction,
+    Schema,
+    Seed,
+    Whole,
+    omitted,
+    refusal,
+)
 from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import Recomputed
 from transformer_core.techniques.residual_norm import ResidualNorm
@@ -201,8 +211,7 @@ class Transformer(SizedModel):
     """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
     pass does not keep. With layers only the input of each layer is kept, with alternate that of
     every second one, with products also the results of matrix products and fused attention."""
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    kept_share: KeptShare = Field(default=1.0, exclude_if=lambda share: share == 1.0)
+    kept_share: KeptShare = omitted(1.0)
     """Share of the activations of compiled layers that is kept (torch's
     activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""
 
@@ -348,15 +357,11 @@ class DecoderOnly(Schema):
     qkv: Annotated[SeparateQkv | FusedQkv | StreamsQkv, Field(discriminator="kind")] = FusedQkv()
     """How queries, keys and values are projected."""
     dropout_method: AnyDropout = SharedDraws()  # how activations are dropped
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    tokens: AnyTokens = Field(
-        default=PaddedTokens(), exclude_if=lambda tokens: tokens == PaddedTokens()
-    )
+    tokens: AnyTokens = omitted(PaddedTokens())
     """Rows of texts with a mask (padded), or the texts one after the other in a list (unpadded):
     attention then takes each text by itself, in blocks of similar lengths or, with the flash
     backend on a GPU, at its own length. Nothing is computed between texts."""
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    kernels: Kernels = Field(default="torch", exclude_if=lambda kernels: kernels == "torch")
+    kernels: Kernels = omitted("torch")
     """Kernels of RMS normalization, SwiGLU and rotary positions: torch's operations, or the fused
     kernels of the library Liger, on a GPU."""
     residual: ResidualFormat = "as_computed"
@@ -374,8 +379,7 @@ class DecoderOnly(Schema):
     """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
     pass does not keep. With layers only the input of each layer is kept, with alternate that of
     every second one, with products also the results of matrix products and fused attention."""
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    kept_share: KeptShare = Field(default=1.0, exclude_if=lambda share: share == 1.0)
+    kept_share: KeptShare = omitted(1.0)
     """Share of the activations of compiled layers that is kept (torch's
     activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""
 

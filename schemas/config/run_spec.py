@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 from annotated_types import Unit
 from pydantic import BeforeValidator, Field, model_validator
 
-from schemas.base import FACTORY_PATTERN, NAME_PATTERN, Decimal, Name, PathText, Schema, Whole
+from schemas.base import (
+    FACTORY_PATTERN,
+    NAME_PATTERN,
+    Decimal,
+    Name,
+    PathText,
+    Schema,
+    Whole,
+    omitted,
+)
 from schemas.config.data import (
     AnyBatching,
     AnyCorpus,
@@ -183,8 +192,7 @@ AnyTrained = Annotated[AnyModel | AnyLanguageModel, Field(discriminator="kind")]
 class Sections(Schema):
     """Sections that a study sets for all its variants, and a run spec for one."""
 
-    # Omitted if it is the default, so that run specs older than tasks keep their hashes.
-    task: AnyTask = Field(default=Translation(), exclude_if=lambda task: task == Translation())
+    task: AnyTask = omitted(Translation())
     """The task: translation of sentence pairs, or a language model of texts."""
     corpus: AnyCorpus = GrammarCorpus()  # the sentence pairs, or the texts of a language model
     filter: Filter = Filter()  # how unusable pairs or texts are handled
@@ -222,8 +230,7 @@ class RunSpec(Sections):
 
     variant: Name  # name of the variant
     parallel: AnyParallel = Single()  # how the work is distributed over devices
-    # Omitted if there is none, so that older run specs keep their hashes.
-    no_meaning: str | None = Field(default=None, exclude_if=lambda reason: reason is None)
+    no_meaning: str | None = omitted(None)
     """Why the variant's change does not apply to the task. It is then not trained: everything
     that would run it is unsupported, for this reason."""
 
@@ -252,7 +259,6 @@ class RunSpec(Sections):
 
     @property
     def world_size(self) -> int:
-        """Processes of a run."""
         return self.machine.nodes * self.processes_per_node
 
     @property

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Unit
 from pydantic import Field
 
-from schemas.base import Count, Fraction, Rate, Schema, Seed, Steps, StepsOrNone
+from schemas.base import Count, Fraction, Rate, Schema, Seed, Steps, StepsOrNone, omitted
 from schemas.config.facts import (
     DecayedMoments,
     LossFacts,
@@ -257,10 +257,7 @@ class Training(Schema):
     precision: AnyPrecision = Fp32()  # number format of the matrix products and activations
     optimizer: AnyOptimizer = AdamW()  # update rule
     schedule: AnySchedule = Noam()  # learning rate over the steps
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    rate_follows_batch: Literal["none", "square_root", "linear"] = Field(
-        default="none", exclude_if=lambda how: how == "none"
-    )
+    rate_follows_batch: Literal["none", "square_root", "linear"] = omitted("none")
     """Whether the learning rate grows with batching.scale: by its square root (arXiv 2205.10287,
     for Adam) or in proportion (arXiv 1706.02677, for SGD)."""
     accumulation: Accumulation = Accumulation()  # micro-batches per step
@@ -276,10 +273,7 @@ class Training(Schema):
     log_every: Steps = 10  # steps between two readings of the loss on the host
     validate_every: StepsOrNone = 100
     """Steps between two validation losses; 0 validates at the end only."""
-    # Omitted if it is the default, so that older run specs keep their hashes.
-    checkpoint_writing: Literal["waiting", "behind"] = Field(
-        default="waiting", exclude_if=lambda how: how == "waiting"
-    )
+    checkpoint_writing: Literal["waiting", "behind"] = omitted("waiting")
     """Whether training waits until a checkpoint is on disk, or only until it is copied to host
     memory, and goes on while a thread writes it (behind)."""
     checkpoint_every: StepsOrNone = 0

@@ -212,7 +212,6 @@ class Deviation(Schema):
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is within its bound."""
         return self.measured <= self.bound
 
 

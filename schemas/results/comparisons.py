@@ -208,12 +208,10 @@ class PairedRun(Ending):
 
     @property
     def pair(self) -> Pair:
-        """Variant and reference."""
         return Pair(self.variant, self.reference)
 
     @property
     def ratios(self) -> list[LogRatio]:
-        """Throughput ratio of each session."""
         return [session.ratio(self.pair) for session in self.sessions]
 
 
@@ -243,11 +241,9 @@ class Comparison(Schema):
 
     @property
     def pair(self) -> Pair:
-        """Variant and reference."""
         return Pair(self.variant, self.reference)
 
     def effect(self, quantity: Quantity) -> Effect:
-        """Returns the effect on one quantity."""
         return next(effect for effect in self.effects if effect.quantity == quantity)
 
     @property
@@ -257,7 +253,6 @@ class Comparison(Schema):
 
     @property
     def verdict(self) -> Verdict | None:
-        """Verdict on the throughput."""
         return self.effect("throughput").verdict
 
 

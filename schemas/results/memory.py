@@ -78,7 +78,6 @@ class Parts(Schema):
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all parts."""
         return sum(getattr(self, part) for part in PARTS)
 
 
@@ -178,7 +177,6 @@ class PredictedRank(Schema):
 
     @property
     def peak_bytes(self) -> int:
-        """Tensor bytes at the peak of the run."""
         return max(self.training_bytes, self.validation_bytes)
 
 
@@ -252,7 +250,6 @@ class LargestBatchResult(Ending):
 
     @property
     def largest_tokens(self) -> int | None:
-        """Source and target tokens of the largest global batch."""
         if self.largest_pairs is None:
             return None
         return self.largest_pairs * (self.source_tokens + self.target_tokens)

@@ -95,7 +95,6 @@ class LayerUse(Schema):
 
     @property
     def time_ns(self) -> int:
-        """Device time in all phases."""
         return self.forward_ns + self.backward_ns + self.other_ns
 
 

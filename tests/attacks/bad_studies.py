@@ -28,11 +28,10 @@ from schemas.errors import ConfigError
 from tests.attacks.tally import Tally, Verdict
 from transformer_core.common.files import write_text
 from transformer_core.common.yaml_files import read_yaml
-from transformer_core.study.compared_pairs import turn_groups
+from transformer_core.study.compared_pairs import known_targets, turn_groups
 from transformer_core.study.plan import PlannedStudy, plan_study
 from transformer_core.study.reservations import reservation
 from transformer_core.study.study_files import read_claims, study_settings
-from transformer_core.study.targets import known_targets
 from transformer_core.study.variants import Declared, read_variants
 
 LONGEST = 10.0

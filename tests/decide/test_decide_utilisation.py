@@ -16,11 +16,12 @@ from schemas.results import MatrixRate, Roofline, Topology, VendorPeak
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.decide.utilisation import (
+    Lengths,
     ceiling,
     rates,
     step_flops,
+    training_flops,
 )
-from transformer_core.machine.batch_flops import Lengths, training_flops
 
 STEPS = 9
 

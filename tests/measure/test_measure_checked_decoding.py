@@ -11,8 +11,8 @@ from tests.attacks.planted.planting import Patch, arguments, swap
 from transformer_core.certify.checker import plain_function
 from transformer_core.certify.evaluation import checked_decoding
 from transformer_core.models import language_model as decoder
-from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.language_model import Decoder
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 
 VOCABULARY = 30

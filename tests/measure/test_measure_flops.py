@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from schemas.config.model import AnyModel, HuggingFace, ImportedModel, TorchTransformer, Transformer
 from transformer_core.data.tokenizing.special_tokens import EOS
-from transformer_core.machine.batch_flops import Lengths, forward_flops, training_flops
+from transformer_core.decide.utilisation import Lengths, forward_flops, training_flops
 from transformer_core.models.objective import Objective
 from transformer_core.models.registry import build_model
 

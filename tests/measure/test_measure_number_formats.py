@@ -14,7 +14,7 @@ from transformer_core.certify.number_formats import (
     to_bf16,
 )
 from transformer_core.certify.plain_models import PlainDecoder
-from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 
 FSDP = {"parallel": {"kind": "fsdp", "bf16": True}}

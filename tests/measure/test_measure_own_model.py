@@ -13,8 +13,8 @@ from tests.training.small_training import small_spec
 from transformer_core.certify.number_formats import EXACT
 from transformer_core.certify.plain_models import OwnModel
 from transformer_core.data.tokenizing.special_tokens import BOS
-from transformer_core.models.canonical_weights import canonical_state_dict
-from transformer_core.models.registry import build_language_model, build_model
+from transformer_core.models.qkv_projection import canonical_state_dict
+from transformer_core.models.registry import build_model
 
 pytest.importorskip("transformers")
 
@@ -32,7 +32,7 @@ def language_model(architecture: str, tied: bool) -> HuggingFaceCausal:
 def test_the_norm_of_all_gradients_is_that_of_the_model(architecture: str, tied: bool) -> None:
     spec = language_model(architecture, tied)
     torch.manual_seed(1)
-    model = build_language_model(spec, VOCABULARY)
+    model = build_model(spec, VOCABULARY)
     weights = {name: w.clone() for name, w in canonical_state_dict(model).items()}
     inputs, labels = torch.randint(4, VOCABULARY, (2, 3, 10)).unbind()
     inputs[:, 0] = BOS

@@ -8,7 +8,7 @@ from schemas.config.run_spec import LanguageModel
 from transformer_core.certify.number_formats import EXACT
 from transformer_core.certify.plain_models import OwnModel, PlainDecoder
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
-from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 
 VOCABULARY, SMOOTHING = 30, 0.1

@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from schemas.config.model import DecoderOnly
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.loss import one_pass_loss_sum
-from transformer_core.models.registry import build_language_model
+from transformer_core.models.qkv_projection import canonical_state_dict
+from transformer_core.models.registry import build_model
 
 V, SIZES = 37, {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
 OPTIONS = [
@@ -26,7 +26,7 @@ OPTIONS = [
 
 def build(seed=1, **fields):
     torch.manual_seed(seed)
-    return build_language_model(DecoderOnly(**SIZES, **fields), V)
+    return build_model(DecoderOnly(**SIZES, **fields), V)
 
 
 def batch():

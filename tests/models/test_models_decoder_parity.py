@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from benchmarks._copied_weights import gpt2_weights, llama_weights
 from schemas.config.model import DecoderOnly, HuggingFaceCausal
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.registry import build_language_model
+from transformer_core.models.registry import build_model
 
 pytest.importorskip("transformers")
 
@@ -23,7 +23,7 @@ LLAMA = {"kv_heads": 2, "tied_embeddings": False}
 
 def ours(**fields):
     torch.manual_seed(3)
-    return build_language_model(DecoderOnly(**SIZES, **fields), V)
+    return build_model(DecoderOnly(**SIZES, **fields), V)
 
 
 def theirs(architecture, tied, **options):
@@ -35,7 +35,7 @@ def theirs(architecture, tied, **options):
         **SIZES,
     )
     torch.manual_seed(4)
-    model = build_language_model(spec, V)
+    model = build_model(spec, V)
     with torch.no_grad():
         for p in model.parameters():  # biases that are zero would hide that they are mixed up
             p.add_(torch.randn_like(p) * 0.05)

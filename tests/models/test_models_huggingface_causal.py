@@ -6,7 +6,7 @@ import torch
 from schemas.config.model import HuggingFaceCausal
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.loss import one_pass_loss_sum
-from transformer_core.models.registry import build_language_model
+from transformer_core.models.registry import build_model
 
 pytest.importorskip("transformers")
 
@@ -18,7 +18,7 @@ def build(architecture="gpt2", **fields):
     spec = HuggingFaceCausal(
         kind="huggingface_causal", architecture=architecture, **{**SIZES, **fields}
     )
-    return build_language_model(spec, V)
+    return build_model(spec, V)
 
 
 def one_pass(hidden, output, targets):

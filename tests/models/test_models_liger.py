@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from schemas.config.model import DecoderOnly
 from schemas.errors import Unsupported
-from transformer_core.models.registry import build_language_model
+from transformer_core.models.registry import build_model
 from transformer_core.techniques import liger
 
 SIZES = {"layers": 2, "d_model": 16, "d_ff": 24, "heads": 2}
@@ -39,7 +39,7 @@ def test_a_model_of_its_kernels_is_the_same_model(monkeypatch):
     found = []
     for kernels in ("torch", "liger"):
         torch.manual_seed(1)
-        model = build_language_model(DecoderOnly(**SIZES, kv_heads=1, kernels=kernels), 31)
+        model = build_model(DecoderOnly(**SIZES, kv_heads=1, kernels=kernels), 31)
         found.append([model.logits(tokens, segments), model.logits(tokens)])
     torch.testing.assert_close(found[1], found[0])
 
@@ -66,7 +66,7 @@ def test_its_kernels_compute_what_torch_does():
     for kernels in ("torch", "liger"):
         torch.manual_seed(1)
         spec = DecoderOnly(**(SIZES | {"d_model": 64, "d_ff": 128}), kernels=kernels)
-        model = build_language_model(spec, 31).cuda()
+        model = build_model(spec, 31).cuda()
         loss = model(tokens, tokens.roll(-1))
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])

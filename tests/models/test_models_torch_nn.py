@@ -6,8 +6,8 @@ import torch
 from schemas.config.model import TorchTransformer, Transformer
 from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 
 V = 37

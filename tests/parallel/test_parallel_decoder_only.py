@@ -16,7 +16,7 @@ from schemas.errors import Unsupported
 from tests.distributed import run_ranks
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.objective import objective
-from transformer_core.models.registry import build_language_model
+from transformer_core.models.registry import build_model
 from transformer_core.parallel.registry import build_strategy
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.strategy import Strategy
@@ -79,7 +79,7 @@ def train(case: Case, strategy: Strategy) -> tuple[list[float], dict[str, Tensor
     """Losses and norms of two steps with clipping, then weights and the difference of replicas."""
     torch.manual_seed(1)
     spec = DecoderOnly(layers=2, d_model=24, d_ff=40, heads=4, **case.model)
-    model = build_language_model(spec, V)
+    model = build_model(spec, V)
     task = LanguageModel(kind="language_model", context=16, prompt=4, continuation=4)
     module = strategy.wrap(objective(task, model, loss=case.loss))
     module.train()
@@ -183,7 +183,7 @@ def test_replicas_meet_at_the_average_of_their_changes() -> None:
     ranks = run_ranks(local_steps, 2)
     (apart, other) = ranks[0][2][0], ranks[1][2][0]
     torch.manual_seed(1)
-    model = build_language_model(DecoderOnly(layers=2, d_model=24, d_ff=40, heads=4), V)
+    model = build_model(DecoderOnly(layers=2, d_model=24, d_ff=40, heads=4), V)
     begin = whole_weights(model, True)
     for name in begin:
         mean = (apart[name] + other[name]) / 2

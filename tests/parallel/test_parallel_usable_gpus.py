@@ -14,10 +14,14 @@ from schemas.errors import Unsupported
 from schemas.results import Gpu
 from transformer_core.measure import evaluation as evaluation_job
 from transformer_core.measure.evaluation import EvaluationOrder
-from transformer_core.parallel import nvml, settling, shared_gpus, usable_gpus
-from transformer_core.parallel.shared_gpus import require_shared_gpus
-from transformer_core.parallel.topology import Process, this_process
-from transformer_core.parallel.usable_gpus import has_kernels, require_usable_gpus
+from transformer_core.parallel import nvml, settling
+from transformer_core.parallel.nvml import require_shared_gpus
+from transformer_core.parallel.topology import (
+    Process,
+    has_kernels,
+    require_usable_gpus,
+    this_process,
+)
 from transformer_core.run import worker as program
 from transformer_core.run.order import Order
 from transformer_core.run.statuses import classify
@@ -41,7 +45,7 @@ def host(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], **cuda: Any) -> None:
     monkeypatch.setattr(nvml, "gpus", lambda: (gpus, None))
     monkeypatch.setattr(torch.version, "cuda", said.get("version"))
     monkeypatch.setattr(
-        usable_gpus.torch,
+        torch,
         "cuda",
         SimpleNamespace(
             is_available=lambda: said["is_available"],
@@ -237,4 +241,4 @@ def test_a_gpu_that_lets_nobody_in(
     status, reason = classify(RuntimeError(BUSY))
     assert status == "unsupported"
     assert words in reason
-    assert shared_gpus.busy(RuntimeError("CUDA error: out of memory")) is None
+    assert nvml.busy(RuntimeError("CUDA error: out of memory")) is None

@@ -72,9 +72,9 @@ def test_a_scale_that_leaves_a_device_without_work_is_refused(
     base: Study, variants: dict[str, Variant], message: str, remedy: str, other: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(base, "v", variants, "study.yaml", "variants.yaml")
+        resolve(base, "v", variants, "study.yaml")
     (problem,) = caught.value.problems
-    assert (problem.file, problem.field) == ("variants.yaml", "v.change.batching.scale")
+    assert (problem.file, problem.field) == ("config/variants.yaml", "v.change.batching.scale")
     assert problem.value == variants["v"].change["batching"]["scale"]
     assert message in problem.message
     assert problem.remedy.startswith(remedy)

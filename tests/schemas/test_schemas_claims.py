@@ -43,7 +43,7 @@ def claims(tmp_path: Path, *tests: Any, **more: Any) -> dict[str, Any]:
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump(content))
     families = {"buckets": Family.model_validate(FAMILY)}
-    return read_claims(path, VARIANTS, families, "v.yaml")
+    return read_claims(path, VARIANTS, families)
 
 
 def problems_of(tmp_path: Path, *tests: Any, **more: Any) -> tuple[ConfigProblem, ...]:

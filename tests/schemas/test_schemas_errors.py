@@ -157,9 +157,9 @@ def test_changes(change: dict[str, Any], field: str, value: Any, remedy: str) ->
         "child": Variant(parent="parent", equivalence="tolerance", summary="s"),
     }
     with pytest.raises(ConfigError) as caught:
-        resolve(study, "child", variants, "study.yaml", "variants.yaml")
+        resolve(study, "child", variants, "study.yaml")
     (problem,) = caught.value.problems
-    assert problem.file == "variants.yaml"
+    assert problem.file == "config/variants.yaml"
     assert (problem.field, problem.value) == (f"parent.change.{field}", value)
     assert remedy in problem.remedy
 

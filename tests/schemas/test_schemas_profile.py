@@ -3,8 +3,8 @@
 import pytest
 
 from schemas.errors import ConfigError
+from transformer_core.study.compared_pairs import check_targets, known_targets
 from transformer_core.study.resolve import check_study
-from transformer_core.study.targets import check_targets, known_targets
 
 STUDY = {"name": "mine", "variants": ["single"]}
 

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from schemas.config.study import Study
 from schemas.errors import from_validation
-from transformer_core.study.link_trials import LINK_CHECKS, link_trials
-from transformer_core.study.targets import known_targets
+from transformer_core.study.compared_pairs import known_targets
+from transformer_core.study.plan import LINK_CHECKS, link_trials
 
 
 def study(**sections: Any) -> Study:

@@ -31,8 +31,7 @@ def test_the_quick_stage_is_a_part_of_the_study(study: Study) -> None:
 def test_its_runs_are_those_of_the_whole_study(study: Study) -> None:
     variants = read_variants(ROOT / "config/variants.yaml").variants
     quick, whole = (
-        resolve_all(part, variants, "study", "variants")
-        for part in (at_stage(study, "quick"), study)
+        resolve_all(part, variants, "study") for part in (at_stage(study, "quick"), study)
     )
     assert quick == {name: whole[name] for name in quick}
 

@@ -126,7 +126,7 @@ def test_single_takes_one_device_however_it_is_built() -> None:
 
 def problems(study: Study, variants: dict[str, Variant]) -> list[tuple[str, str, Any, str]]:
     with pytest.raises(ConfigError) as caught:
-        resolve_all(study, variants, "study.yaml", "variants.yaml")
+        resolve_all(study, variants, "study.yaml")
     return [(p.file, p.field, p.value, p.remedy) for p in caught.value.problems]
 
 
@@ -148,7 +148,9 @@ def test_a_mistake_in_a_parent_is_said_once_and_there() -> None:
     }
     base = study(variants=list(variants))
     found = problems(base, variants)
-    assert found == [("variants.yaml", "single.change.model.headz", 2, "did you mean heads?")]
+    assert found == [
+        ("config/variants.yaml", "single.change.model.headz", 2, "did you mean heads?")
+    ]
 
 
 @pytest.mark.parametrize("heads", [0, 3])
@@ -190,7 +192,7 @@ def test_streams_on_a_cpu_are_laid_to_the_variant_once() -> None:
     }
     base = study(variants=list(variants), machine={"device": "cpu"})
     (found,) = problems(base, variants)
-    assert found[:3] == ("variants.yaml", "streams.change.model.qkv.kind", "streams")
+    assert found[:3] == ("config/variants.yaml", "streams.change.model.qkv.kind", "streams")
 
 
 def write(path: Path, text: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from transformer_core.common.sources import CACHE, PACKAGES, ROOT, Sources
 from transformer_core.run.kinds import JOBS
 from transformer_core.study import staleness
-from transformer_core.study.programs import PROGRAMS
+from transformer_core.study.staleness import PROGRAMS
 
 pytestmark = pytest.mark.slow
 

@@ -157,8 +157,8 @@ def test_a_value_that_no_run_can_have_is_named(
     variants = read(tmp_path, links=DDP, **buckets(curves={}, **change)).variants
     name = next(name for name in ("ddp_less", "ddp_5") if name in variants)
     with pytest.raises(ConfigError) as caught:
-        resolve(study, name, variants, "study.yaml", "variants.yaml")
-    assert str(caught.value).startswith(f"variants.yaml: {place}")
+        resolve(study, name, variants, "study.yaml")
+    assert str(caught.value).startswith(f"config/variants.yaml: {place}")
 
 
 def test_the_table_names_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

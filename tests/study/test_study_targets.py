@@ -4,7 +4,7 @@ import pytest
 
 from schemas.config.study import Study
 from schemas.errors import ConfigError
-from transformer_core.study.targets import check_targets, known_targets
+from transformer_core.study.compared_pairs import check_targets, known_targets
 
 STUDY = Study.model_validate({"name": "mine", "variants": ["single", "ddp"], "repeats": 2})
 

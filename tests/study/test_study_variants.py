@@ -105,8 +105,8 @@ def test_a_value_that_no_run_can_have_names_its_part(tmp_path: Path) -> None:
     part = {"parent": "single", "change": {"training": {"steps": -1}}}
     variants = read(tmp_path, never=part, wrong={"with": ["ddp", "bf16", "never"]})
     with pytest.raises(ConfigError) as caught:
-        resolve(Study(name="s", variants=["ddp"]), "wrong", variants, variants_file="v.yaml")
-    assert str(caught.value).startswith("v.yaml: wrong.with[2] = -1")
+        resolve(Study(name="s", variants=["ddp"]), "wrong", variants)
+    assert str(caught.value).startswith("config/variants.yaml: wrong.with[2] = -1")
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def certificate(device: torch.device) -> str:
     from schemas.config.model import Transformer
     from transformer_core.certify.number_formats import EXACT
     from transformer_core.certify.plain_models import PlainModel
-    from transformer_core.models.canonical_weights import canonical_state_dict
+    from transformer_core.models.qkv_projection import canonical_state_dict
     from transformer_core.models.registry import build_model
 
     spec = Transformer(d_model=16, d_ff=32, heads=2)

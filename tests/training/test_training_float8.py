@@ -8,7 +8,7 @@ import torch
 from schemas.config.model import DecoderOnly
 from schemas.errors import Unsupported
 from transformer_core.certify.number_formats import to_fp8
-from transformer_core.models.registry import build_language_model
+from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import named_tensors
 from transformer_core.techniques.float8 import Float8
 from transformer_core.training.precision import build_precision
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def loss_and_gradients(spec):
     torch.manual_seed(1)
-    model = build_language_model(DecoderOnly(layers=1, d_model=32, d_ff=64, heads=2), 37)
+    model = build_model(DecoderOnly(layers=1, d_model=32, d_ff=64, heads=2), 37)
     names = set(named_tensors(model))
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(4, 37, (3, 7), generator=generator)

@@ -13,7 +13,7 @@ from project import ROOT, TINY, Project, know_sources
 
 from schemas.config.study import Study
 from transformer_core.report.contents import FIGURES, TABLES
-from transformer_core.study.targets import known_targets
+from transformer_core.study.compared_pairs import known_targets
 
 
 @pytest.fixture(scope="module")

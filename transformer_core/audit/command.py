@@ -33,7 +33,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def headline(found: Answer) -> str:
-    """The answer in one sentence."""
     if found.status == "failed":
         return f"{found.command} cannot be audited: {found.reason}"
     tested = sum(r["status"] != "untested" for r in found.relations.values())
@@ -44,7 +43,6 @@ def headline(found: Answer) -> str:
 
 
 def text(found: Answer) -> str:
-    """The answer for a terminal."""
     lines = [headline(found)]
     for finding in found.findings:
         word = "WRONG" if finding.sure else "LOOK"
@@ -65,7 +63,6 @@ def text(found: Answer) -> str:
 
 
 def markdown(found: Answer) -> str:
-    """The answer on one page of Markdown."""
     lines = [f"# `{found.command}`", "", headline(found), ""]
     for finding in found.findings:
         lines += [
@@ -80,7 +77,6 @@ def markdown(found: Answer) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Audit a script; the exit status."""
     given = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as place:
         try:

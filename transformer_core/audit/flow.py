@@ -15,14 +15,22 @@ from typing import Any
 import numpy as np
 
 from transformer_core.audit.losses import uneven
-from transformer_core.audit.relations import RELATIONS, Finding, Notes
+from transformer_core.audit.relations import (
+    EAGER,
+    FLOOR,
+    KEPT,
+    OWN,
+    RELATIONS,
+    TWIN,
+    Finding,
+    Notes,
+)
 from transformer_core.tune.certificate import Record, certify, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn
 from transformer_core.tune.techniques.technique import NOISE
 
 MODULE = "transformer_core.audit.side"
-OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
 MOST_RECORDED = 6
 LEAST_STEPS = 2
 SECONDS = 150.0  # about as long an audit may take
@@ -30,8 +38,6 @@ SECONDS = 150.0  # about as long an audit may take
 
 @dataclass
 class Answer:
-    """The result of an audit."""
-
     command: str
     status: str = "clean"  # clean, wrong, or failed where the script cannot be observed
     reason: str = ""
@@ -120,7 +126,6 @@ class Audit:
             return watched
 
     def _on(self, run: Any, seconds: float) -> dict[str, Any] | None:
-        """Lets the watched copy train on; its last words if the script ends."""
         end = time.monotonic() + min(0.1 * self.budget, max(1.0, self._left() - 5))
         turn = max(1, min(50, int(2 / max(seconds, 1e-3))))
         while time.monotonic() < end:
@@ -135,14 +140,12 @@ class Audit:
         notes.holds("repeat", words)
         if not same:
             notes.found(
-                Finding(
-                    "repeat",
-                    "the script",
-                    words,
-                    "seed every source of random numbers, and look for memory that is never "
-                    "written or sums without an order",
-                    sure=False,
-                )
+                "repeat",
+                "the script",
+                words,
+                "seed every source of random numbers, and look for memory that is never "
+                "written or sums without an order",
+                sure=False,
             )
         self._notes.append(notes)
 
@@ -162,45 +165,37 @@ class Audit:
                 continue
             notes.holds("ranks", f"rows, random numbers and weights of {len(facts)} ranks")
             for number, (kind, place) in enumerate(places):
-                finding = uneven(f"{kind} at {place}", [c[number] for c in calls], "ranks")
-                if finding is not None:
-                    notes.found(finding)
+                uneven(f"{kind} at {place}", [c[number] for c in calls], "ranks", notes)
         apart = _apart(own)
         if apart:
             more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
             notes.found(
-                Finding(
-                    "ranks",
-                    apart[0] + more,
-                    "all ranks begin with the same values of it and then train it apart: its "
-                    "gradient is not averaged over them",
-                    "wrap the model in DistributedDataParallel over all ranks, or average every "
-                    "gradient before the step",
-                )
+                "ranks",
+                apart[0] + more,
+                "all ranks begin with the same values of it and then train it apart: its "
+                "gradient is not averaged over them",
+                "wrap the model in DistributedDataParallel over all ranks, or average every "
+                "gradient before the step",
             )
         passes = zip(*(a["shares"] for a in audits), strict=False)
         for shares in passes:
             drawn = {(seed, epoch) for _, seed, epoch in shares}
             if len(drawn) > 1 or len({rank for rank, _, _ in shares}) < len(shares):
                 notes.found(
-                    Finding(
-                        "ranks",
-                        "DistributedSampler",
-                        f"the ranks' shares of the data overlap: seeds {[s[1] for s in shares]}, epochs "
-                        f"{[s[2] for s in shares]}, ranks {[s[0] for s in shares]}",
-                        "give all ranks one seed and epoch, and each its own number",
-                    )
+                    "ranks",
+                    "DistributedSampler",
+                    f"the ranks' shares of the data overlap: seeds {[s[1] for s in shares]}, epochs "
+                    f"{[s[2] for s in shares]}, ranks {[s[0] for s in shares]}",
+                    "give all ranks one seed and epoch, and each its own number",
                 )
         digests = [a["random"] for a in audits]
         if audits[0]["dropout"] and digests[0] and all(d == digests[0] for d in digests):
             notes.found(
-                Finding(
-                    "ranks",
-                    "the random numbers",
-                    "all ranks begin with the same random numbers, so dropout drops the same "
-                    "elements of all their samples",
-                    "add the rank to the seed once the model is made",
-                )
+                "ranks",
+                "the random numbers",
+                "all ranks begin with the same random numbers, so dropout drops the same "
+                "elements of all their samples",
+                "add the rank to the seed once the model is made",
             )
 
     def _without(self, relation: str, side: str, what: str, remedy: str) -> None:
@@ -223,14 +218,12 @@ class Audit:
         notes.holds(relation, f"gradients and updates of 3 steps without {what}")
         if found.word == "different":
             notes.found(
-                Finding(
-                    relation,
-                    found.worst or "the model",
-                    f"the training is another one than without {what}: {found.reason}",
-                    remedy,
-                    found.gradient,
-                    found.floor,
-                )
+                relation,
+                found.worst or "the model",
+                f"the training is another one than without {what}: {found.reason}",
+                remedy,
+                found.gradient,
+                found.floor,
             )
 
     def _answer(self, facts: list[dict[str, Any]]) -> Answer:

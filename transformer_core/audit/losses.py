@@ -3,14 +3,13 @@ formula expects."""
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from transformer_core.audit.relations import Finding, Notes, user_line
+from transformer_core.audit.relations import Notes, replacing, user_line
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
@@ -54,7 +53,7 @@ class Losses:
     """Watches torch's losses and ``log_softmax`` in one process."""
 
     def __init__(self, watch: "Watcher") -> None:
-        self.watch = watch
+        self.watch, self.notes = watch, watch.found
         self.rows: list[Rows] = []
         """Losses of the current step."""
         self.history: list[list[Rows]] = []
@@ -67,16 +66,12 @@ class Losses:
         """Targets that losses leave out."""
 
     def install(self) -> None:
-        """Put the watched losses in place of torch's."""
-        functional: Any = nn.functional
         for name in MEAN_LOSSES:
-            setattr(functional, name, self._loss(getattr(functional, name), name))
-        owners: list[Any] = [functional, torch, Tensor]
-        for owner in owners:
-            owner.log_softmax = self._log_softmax(owner.log_softmax)
+            replacing(nn.functional, name)(functools.partial(self._loss, name))
+        for owner in (nn.functional, torch, Tensor):
+            replacing(owner, "log_softmax")(self._log_softmax)
 
     def boundary(self) -> None:
-        """Called at the end of each step."""
         if self.watch.steps < FOLLOWED_STEPS:
             self._judge()
             self.history.append([r for r in self.rows if r.seen])
@@ -87,41 +82,35 @@ class Losses:
         for place, counts in self._means.items():
             if len(counts) > 1:
                 found.found(
-                    Finding(
-                        "evaluation",
-                        place,
-                        f"losses without gradients are means over {min(counts)} to {max(counts)} "
-                        "targets: in a mean of these means, targets of short batches count more",
-                        "add up the losses of all targets, and divide by their number",
-                        sure=False,
-                    )
+                    "evaluation",
+                    place,
+                    f"losses without gradients are means over {min(counts)} to {max(counts)} "
+                    "targets: in a mean of these means, targets of short batches count more",
+                    "add up the losses of all targets, and divide by their number",
+                    sure=False,
                 )
 
-    def _loss(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(input, target, *args, **kwargs)
-            if torch.compiler.is_compiling() or not isinstance(input, Tensor):
-                return found
-            if self.watch.listening is not None:
-                self.watch.listening.append((name, input, target))
-                return found
-            if self.watch.outside is not None and not self.watch.forwards:
-                self.watch.outside.append((name, *kept(input, target)))
-            self._expectation(name, input, target)
-            if not torch.is_grad_enabled():
-                self.watch.evaluating()
-                if kwargs.get("reduction", "mean") == "mean":
-                    counted = self._counted(name, input, target, args, kwargs)
-                    self._means[f"{name} at {user_line()}"].add(int(counted.sum()))
-            elif (
-                isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth
-            ):
-                counted = self._counted(name, input, target, args, kwargs)
-                self._weigh(found, name, counted, kwargs.get("reduction", "mean"))
+    def _loss(
+        self, name: str, original: Any, input: Any, target: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        found = original(input, target, *args, **kwargs)
+        if torch.compiler.is_compiling() or not isinstance(input, Tensor):
             return found
-
-        return loss
+        if self.watch.listening is not None:
+            self.watch.listening.append((name, input, target))
+            return found
+        if self.watch.outside is not None and not self.watch.forwards:
+            self.watch.outside.append((name, *kept(input, target)))
+        self._expectation(name, input, target)
+        if not torch.is_grad_enabled():
+            self.watch.evaluating()
+            if kwargs.get("reduction", "mean") == "mean":
+                counted = self._counted(name, input, target, args, kwargs)
+                self._means[f"{name} at {user_line()}"].add(int(counted.sum()))
+        elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
+            counted = self._counted(name, input, target, args, kwargs)
+            self._weigh(found, name, counted, kwargs.get("reduction", "mean"))
+        return found
 
     def _counted(self, name: str, input: Tensor, target: Any, args: Any, kwargs: Any) -> Tensor:
         """Which rows of a loss count: bool, one for each."""
@@ -150,36 +139,31 @@ class Losses:
 
         found.register_hook(weigh)
 
-    def _log_softmax(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         """Weights of rows where the script picks log-probabilities itself."""
-
-        @functools.wraps(original)
-        def log_softmax(input: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(input, *args, **kwargs)
-            quiet = self.watch.listening is not None or self.watch.backward_depth
-            if quiet or torch.compiler.is_compiling():
-                return found
-            if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
-                return found
-            if "SoftmaxBackward" in type(input.grad_fn).__name__:
-                self._expectation("cross_entropy", input.flatten(0, -2), None)
-            rows = Rows(user_line(), "log_softmax", 0, bool(self.watch.forwards))
-            self.rows.append(rows)
-
-            def weigh(gradient: Tensor) -> None:
-                rows.weigh(-gradient.detach().double().sum(-1).reshape(-1))
-                rows.seen = rows.seen or rows.count > 0
-
-            found.register_hook(weigh)
+        found = original(input, *args, **kwargs)
+        quiet = self.watch.listening is not None or self.watch.backward_depth
+        if quiet or torch.compiler.is_compiling():
             return found
+        if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
+            return found
+        if "SoftmaxBackward" in type(input.grad_fn).__name__:
+            self._expectation("cross_entropy", input.flatten(0, -2), None)
+        rows = Rows(user_line(), "log_softmax", 0, bool(self.watch.forwards))
+        self.rows.append(rows)
 
-        return log_softmax
+        def weigh(gradient: Tensor) -> None:
+            rows.weigh(-gradient.detach().double().sum(-1).reshape(-1))
+            rows.seen = rows.seen or rows.count > 0
+
+        found.register_hook(weigh)
+        return found
 
     def _expectation(self, name: str, input: Tensor, target: Any) -> None:
         """Whether a loss gets logits where it takes logits."""
         if self.watch.steps >= FOLLOWED_STEPS or input.numel() == 0:
             return
-        self.watch.found.holds("loss", "the arguments of the script's loss functions")
+        self.notes.holds("loss", "the arguments of the script's loss functions")
         with torch.no_grad():
             if name == "cross_entropy" and input.dim() > 1 and input.shape[1] > 1:
                 rows = input.detach().float()
@@ -206,7 +190,7 @@ class Losses:
                 )
 
     def _wrong_loss(self, cause: str, remedy: str) -> None:
-        self.watch.found.found(Finding("loss", user_line(), cause, remedy))
+        self.notes.found("loss", user_line(), cause, remedy)
 
     def _judge(self) -> None:
         """Rows of one step that come from one line have one weight; where they do not, and each
@@ -218,60 +202,52 @@ class Losses:
         for place, calls in places.items():
             if len(calls) < 2:
                 continue
-            self.watch.found.holds("parts", "weights of the rows of all parts of a step")
-            finding = uneven(place, [(r.count, r.share) for r in calls], "parts")
-            if finding is not None:
-                self.watch.found.found(finding)
+            self.notes.holds("parts", "weights of the rows of all parts of a step")
+            uneven(place, [(r.count, r.share) for r in calls], "parts", self.notes)
             total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
             even = all(r.even for r in calls)
             number = len(calls)
             if number != self._parts() or not even or abs(total - 1) < 1e-3:
                 continue
             if abs(total / number - 1) < 1e-3:
-                self.watch.found.found(
-                    Finding(
-                        "parts",
-                        place,
-                        f"each of the {number} parts of a step counts as a whole batch: the "
-                        "gradient is their sum instead of their mean",
-                        f"divide the loss by {number}, or by the rows of the whole step",
-                        total,
-                        1.0,
-                    )
+                self.notes.found(
+                    "parts",
+                    place,
+                    f"each of the {number} parts of a step counts as a whole batch: the "
+                    "gradient is their sum instead of their mean",
+                    f"divide the loss by {number}, or by the rows of the whole step",
+                    total,
+                    1.0,
                 )
             elif abs(total * number - 1) < 1e-3:
-                self.watch.found.found(
-                    Finding(
-                        "parts",
-                        place,
-                        f"the loss of each of the {number} parts is divided by the parts twice: "
-                        "the gradient is a fraction of their mean",
-                        "divide by the rows of the whole step, or by the parts, not by both",
-                        total,
-                        1.0,
-                    )
+                self.notes.found(
+                    "parts",
+                    place,
+                    f"the loss of each of the {number} parts is divided by the parts twice: "
+                    "the gradient is a fraction of their mean",
+                    "divide by the rows of the whole step, or by the parts, not by both",
+                    total,
+                    1.0,
                 )
 
     def _parts(self) -> int:
         """Backward passes since the last step of the optimizer that steps now."""
         return len(self.watch.boundaries.losses)
 
-    # -- afterwards ----------------------------------------------------------------------------
 
-
-def uneven(place: str, calls: list[tuple[int, float]], relation: str) -> Finding | None:
-    """A finding where rows count differently only because their calls have other numbers of rows:
+def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Notes) -> None:
+    """Notes where rows count differently only because their calls have other numbers of rows:
     (rows, weight of a row) of each call."""
     shares = [share for _, share in calls]
     sums = [count * share for count, share in calls]
     largest = max(abs(s) for s in shares)
     if not largest or max(shares) - min(shares) <= SAME * largest:
-        return None
+        return
     if max(sums) - min(sums) > SAME * max(abs(s) for s in sums):
-        return None
+        return
     low, high = min(count for count, _ in calls), max(count for count, _ in calls)
     who = "ranks" if relation == "ranks" else "parts"
-    return Finding(
+    notes.found(
         relation,
         place,
         f"a mean of means: the {len(calls)} {who} of a step have {low} to {high} rows and count "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_core.audit.relations import Finding, Notes
+from transformer_core.audit.relations import OF_CALLS, Notes
 from transformer_core.audit.replay import Call, Result, State, again, gap, mapped, refused, tensors
 from transformer_core.audit.watcher import Watcher
 
@@ -45,8 +45,7 @@ class Probes:
             try:
                 self._base = self._again()
             except Exception as error:
-                self.notes.cannot("samples", refused(error))
-                for relation in ("later", "shift", "padding", "documents", "precision"):
+                for relation in OF_CALLS:
                     self.notes.cannot(relation, refused(error))
                 return
         for probe in (self.samples, self.tokens, self.padding, self.documents, self.precision):
@@ -65,7 +64,6 @@ class Probes:
 
     @property
     def base(self) -> Result:
-        """The call made again, unchanged."""
         assert self._base is not None
         return self._base
 
@@ -112,15 +110,13 @@ class Probes:
             return
         if results[0][1] == 0:
             self.notes.found(
-                Finding(
-                    "samples",
-                    self._first_mixed(lead),
-                    "a sample's result changes when another sample of the batch is replaced",
-                    "look for an operation over the wrong axis: a softmax, a mean, a view that "
-                    "does not transpose, a normalization over the batch",
-                    results[0][0],
-                    self.still,
-                )
+                "samples",
+                self._first_mixed(lead),
+                "a sample's result changes when another sample of the batch is replaced",
+                "look for an operation over the wrong axis: a softmax, a mean, a view that "
+                "does not transpose, a normalization over the batch",
+                results[0][0],
+                self.still,
             )
 
     def _replaced(self, lead: Tensor, axis: int) -> Any:
@@ -241,7 +237,7 @@ class Probes:
                 + (", and later ones" if offset < 0 else ""),
                 "mask all later places in attention (is_causal=True)",
             )
-        self.notes.found(Finding(relation, self.name, cause, remedy, float(offset), 1.0))
+        self.notes.found(relation, self.name, cause, remedy, float(offset), 1.0)
 
     def _aligned(self, tokens: Tensor, number: int, axis: int) -> tuple[int, int] | None:
         """How far a target lies after the last token that its prediction sees, and after the
@@ -322,14 +318,12 @@ class Probes:
                 compared = True
                 if gap(now[real], old[real]) > self.still:
                     self.notes.found(
-                        Finding(
-                            "padding",
-                            self.name,
-                            "predictions of real tokens change with the tokens under the padding",
-                            "hand the padding mask to attention, and leave padding out of means",
-                            gap(now[real], old[real]),
-                            self.still,
-                        )
+                        "padding",
+                        self.name,
+                        "predictions of real tokens change with the tokens under the padding",
+                        "hand the padding mask to attention, and leave padding out of means",
+                        gap(now[real], old[real]),
+                        self.still,
                     )
                 self._counted_padding(tokens, hidden, target)
             if compared:
@@ -349,14 +343,12 @@ class Probes:
         counted &= ~torch.isin(wanted[:, :length][under], torch.tensor(list(ignored) or [-100]))
         if counted.numel() and bool(counted.any()):
             self.notes.found(
-                Finding(
-                    "padding",
-                    f"the targets of {self.name}",
-                    f"{int(counted.sum())} places under the padding count in the loss",
-                    "set the targets under the padding to -100 (ignore_index)",
-                    float(counted.sum()),
-                    0.0,
-                )
+                "padding",
+                f"the targets of {self.name}",
+                f"{int(counted.sum())} places under the padding count in the loss",
+                "set the targets under the padding to -100 (ignore_index)",
+                float(counted.sum()),
+                0.0,
             )
 
     def documents(self) -> None:
@@ -381,15 +373,13 @@ class Probes:
             self.notes.holds("documents", "the first document of each packed row changed")
             if gap(now[others], old[others]) > self.still:
                 self.notes.found(
-                    Finding(
-                        "documents",
-                        self.name,
-                        "predictions of one document change with another document of its row",
-                        "let attention see only the tokens of its own document: a block mask, or "
-                        "variable lengths",
-                        gap(now[others], old[others]),
-                        self.still,
-                    )
+                    "documents",
+                    self.name,
+                    "predictions of one document change with another document of its row",
+                    "let attention see only the tokens of its own document: a block mask, or "
+                    "variable lengths",
+                    gap(now[others], old[others]),
+                    self.still,
                 )
 
     # -- 64 bits -------------------------------------------------------------------------------
@@ -421,15 +411,13 @@ class Probes:
                 allowed = max(limit, MARGIN * floor, MARGIN * entering)
                 if size > allowed and torch.isfinite(torch.tensor(floor)):
                     self.notes.found(
-                        Finding(
-                            "precision",
-                            self.watcher.name_of(parts[name]),
-                            f"its result is {size:.1e} off what the same code gives in 64 bits, "
-                            f"and {_words(coarse)} explains {allowed:.1e}",
-                            "compute angles, normalizations, softmax and sums in float32",
-                            size,
-                            allowed,
-                        )
+                        "precision",
+                        self.watcher.name_of(parts[name]),
+                        f"its result is {size:.1e} off what the same code gives in 64 bits, "
+                        f"and {_words(coarse)} explains {allowed:.1e}",
+                        "compute angles, normalizations, softmax and sums in float32",
+                        size,
+                        allowed,
                     )
                     return
 
@@ -458,14 +446,12 @@ def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], note
     for names in _by_module(wrong).values():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         notes.found(
-            Finding(
-                "trained",
-                names[0] + more,
-                "it changes the result of the model, and gets no gradient: its part is detached "
-                "from the loss",
-                "look for detach(), .data, no_grad() or a checkpoint without an input that "
-                "requires gradients; or set requires_grad to False",
-            )
+            "trained",
+            names[0] + more,
+            "it changes the result of the model, and gets no gradient: its part is detached "
+            "from the loss",
+            "look for detach(), .data, no_grad() or a checkpoint without an input that "
+            "requires gradients; or set requires_grad to False",
         )
 
 
@@ -479,7 +465,6 @@ def _by_module(names: list[str]) -> dict[str, list[str]]:
 
 
 def _bound(call: Call) -> dict[str, Any]:
-    """The arguments of a call by their names."""
     try:
         bound = inspect.signature(call.inner.forward).bind(*call.args, **call.kwargs)
     except (TypeError, ValueError):
@@ -505,7 +490,6 @@ def _integers(call: Call) -> list[tuple[str, Tensor]]:
 
 
 def _padded(call: Call, tokens: Tensor) -> Tensor | None:
-    """Where tokens are padding; None if that is not known."""
     for name, value in _bound(call).items():
         if (
             not isinstance(value, Tensor)
@@ -540,7 +524,6 @@ def _documents(given: dict[str, Any]) -> Tensor | None:
 
 
 def _swapped(call: Call, old: Tensor, new: Tensor) -> Any:
-    """The arguments with one tensor in place of another."""
     return mapped((call.args, call.kwargs), lambda t: new if t is old else t)
 
 

@@ -1,11 +1,12 @@
 """The relations of a training to itself, and what an audit says of each."""
 
+import functools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 RELATIONS = {
     "repeat": "The same run twice is the same",
@@ -30,7 +31,11 @@ RELATIONS = {
 }
 """Every relation with its words, in the order of the report."""
 
-Status = Literal["broken", "look", "holds", "untested"]
+OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
+"""Names of the copies of a script: watched, left alone and then probed, without its compiler, without
+recomputation, with disturbed numbers."""
+OF_CALLS = ("samples", "later", "shift", "padding", "documents", "precision")
+"""Relations that are tested by calls of the model made again."""
 
 PACKAGES = ("site-packages", "dist-packages", f"{os.sep}transformer_core{os.sep}", "/lib/python3")
 
@@ -57,21 +62,26 @@ class Notes:
     tested: dict[str, str] = field(default_factory=dict)  # how each relation was tested, if it was
     untested: dict[str, str] = field(default_factory=dict)  # why a relation could not be tested
 
-    def found(self, finding: Finding) -> None:
-        """Keep a finding; the first one of a relation at a place is enough."""
-        same = any(
-            f.relation == finding.relation and f.where == finding.where for f in self.findings
-        )
-        if not same:
-            self.findings.append(finding)
-        self.tested.setdefault(finding.relation, "")
+    def found(
+        self,
+        relation: str,
+        where: str,
+        cause: str,
+        remedy: str,
+        measured: float | None = None,
+        allowed: float | None = None,
+        sure: bool = True,
+    ) -> None:
+        """Keep a :class:`Finding`; the first one of a relation at a place is enough."""
+        if not any((f.relation, f.where) == (relation, where) for f in self.findings):
+            found = Finding(relation, where, cause, remedy, measured, allowed, sure)
+            self.findings.append(found)
+        self.tested.setdefault(relation, "")
 
     def holds(self, relation: str, how: str) -> None:
-        """Note that a relation was tested."""
         self.tested[relation] = how
 
     def cannot(self, relation: str, why: str) -> None:
-        """Note that a relation could not be tested."""
         self.untested.setdefault(relation, why)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,7 +97,7 @@ class Notes:
         whole = cls()
         for each in several:
             for finding in each.findings:
-                whole.found(finding)
+                whole.found(**asdict(finding))
             whole.tested |= {k: v for k, v in each.tested.items() if v or k not in whole.tested}
             for relation, why in each.untested.items():
                 whole.cannot(relation, why)
@@ -103,3 +113,17 @@ def user_line() -> str:
             return f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "the script"
+
+
+def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Puts the decorated function in place of ``owner.name``, which it gets before the arguments."""
+    original = getattr(owner, name)
+
+    def put(function: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, replaced)
+
+    return put

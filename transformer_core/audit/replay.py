@@ -3,7 +3,7 @@ with nothing left changed."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,8 +40,6 @@ class Call:
 
 @dataclass
 class Result:
-    """The outcome of a call made again."""
-
     outputs: list[Tensor]
     losses: list[tuple[str, Tensor, Any]]  # name, logits and targets of each loss inside the call
     modules: dict[str, list[Tensor]]
@@ -50,15 +48,12 @@ class Result:
 
 
 class State:
-    """The random numbers of this process."""
-
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         self._others = random.getstate(), np.random.get_state()
 
     def restore(self) -> None:
-        """Go back to this state."""
         torch.set_rng_state(self._torch)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
@@ -128,12 +123,8 @@ def again(
             cast = torch.autocast(
                 device, call.autocast or torch.bfloat16, call.autocast is not None and not double
             )
-            with cast:
-                if double:
-                    with _Widen():
-                        output = module._call_impl(*wide[0], **wide[1])
-                else:
-                    output = module._call_impl(*wide[0], **wide[1])
+            with cast, _Widen() if double else nullcontext():
+                output = module._call_impl(*wide[0], **wide[1])
             outputs = [t.detach() for t in tensors(output)]
     finally:
         losses(None)
@@ -189,7 +180,6 @@ def _unchanged(
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a structure with all tensors changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -229,9 +219,5 @@ def gap(one: Tensor, two: Tensor) -> float:
 
 
 def refused(error: Exception) -> str:
-    """Why a call could not be made again."""
-    return (
-        f"a call made again fails: {type(error).__name__}: {str(error).splitlines()[0][:100]}"
-        if str(error)
-        else f"a call made again fails: {type(error).__name__}"
-    )
+    said = f": {str(error).splitlines()[0][:100]}" if str(error) else ""
+    return f"a call made again fails: {type(error).__name__}{said}"

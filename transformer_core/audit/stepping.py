@@ -1,6 +1,5 @@
 """The steps of optimizers as they come: gradients, clipping, scaling, schedules, updates."""
 
-import functools
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from torch.optim.optimizer import (
 )
 
 from transformer_core.audit.losses import FOLLOWED_STEPS
-from transformer_core.audit.relations import Finding, Notes, user_line
+from transformer_core.audit.relations import Notes, replacing, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.sketches import Sketch, distance, sketch
 
@@ -44,7 +43,7 @@ class Stepping:
     """Watches the optimizers of one process."""
 
     def __init__(self, watch: "Watcher") -> None:
-        self.watch = watch
+        self.watch, self.notes = watch, watch.found
         self.made: list[weakref.ref[Optimizer]] = []
         self.backwards = 0
         self.scale = 1.0
@@ -58,7 +57,6 @@ class Stepping:
         """Lines that save the state of an optimizer, with and without that of a schedule."""
 
     def install(self) -> None:
-        """Hook torch's optimizers, schedules and backward passes."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self._backward()
@@ -74,9 +72,8 @@ class Stepping:
         return {id(p) for o in kept for g in o.param_groups for p in g["params"]}
 
     def _backward(self) -> None:
-        original = torch.autograd.backward
-
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        @replacing(torch.autograd, "backward")
+        def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.watch.backward_depth:
                 self._begin_backward()
             self.watch.backward_depth += 1
@@ -88,8 +85,6 @@ class Stepping:
                 self.watch.backward_depth -= 1
                 if not self.watch.backward_depth:
                     self.watch.outputs.clear()
-
-        torch.autograd.backward = backward
 
     def _begin_backward(self) -> None:
         self.backwards += 1
@@ -105,78 +100,55 @@ class Stepping:
             each.places = places
 
     def _optimizers(self) -> None:
-        optimizer: Any = Optimizer
-        original = optimizer.__init__
-
-        @functools.wraps(original)
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+        @replacing(Optimizer, "__init__")
+        def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             original(made, *args, **kwargs)
             self.made.append(weakref.ref(made))
 
-        optimizer.__init__ = init
-
     def _clipping(self) -> None:
-        utils: Any = nn.utils
-        original = utils.clip_grad_norm_
-
-        @functools.wraps(original)
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        @replacing(nn.utils, "clip_grad_norm_")
+        def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
             given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             empty = given and all(p.grad is None for p in given)
             found = original(given, *args, **kwargs)
             scaled = self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1
             if scaled and self.watch.steps < FOLLOWED_STEPS:
-                self.watch.found.found(
-                    Finding(
-                        "zero",
-                        f"clip_grad_norm_ at {user_line()}",
-                        f"gradients are clipped while they are still {self.scale:g} times too "
-                        "large, so nearly all of each is lost",
-                        "call scaler.unscale_(optimizer) before gradients are clipped",
-                        self.scale,
-                        1.0,
-                    )
+                self.notes.found(
+                    "zero",
+                    f"clip_grad_norm_ at {user_line()}",
+                    f"gradients are clipped while they are still {self.scale:g} times too "
+                    "large, so nearly all of each is lost",
+                    "call scaler.unscale_(optimizer) before gradients are clipped",
+                    self.scale,
+                    1.0,
                 )
             if empty and self.watch.steps < FOLLOWED_STEPS:
-                self.watch.found.found(
-                    Finding(
-                        "zero",
-                        f"clip_grad_norm_ at {user_line()}",
-                        "no tensor has a gradient where gradients are clipped, so clipping has no "
-                        "effect",
-                        "clip after the backward pass and before the optimizer's step",
-                    )
+                self.notes.found(
+                    "zero",
+                    f"clip_grad_norm_ at {user_line()}",
+                    "no tensor has a gradient where gradients are clipped, so clipping has no "
+                    "effect",
+                    "clip after the backward pass and before the optimizer's step",
                 )
             return found
 
-        utils.clip_grad_norm_ = clip
-        utils.clip_grad.clip_grad_norm_ = clip
+        nn.utils.clip_grad.clip_grad_norm_ = nn.utils.clip_grad_norm_
 
     def _scaling(self) -> None:
-        scaler: Any = torch.amp.GradScaler
-        original = scaler.scale
-
-        @functools.wraps(original)
-        def scale(made: Any, outputs: Any) -> Any:
+        @replacing(torch.amp.GradScaler, "scale")
+        def scale(original: Any, made: Any, outputs: Any) -> Any:
             if made.is_enabled():
                 self.scale, self._scaled = float(made.get_scale()), self.backwards
             return original(made, outputs)
 
-        unscaling = scaler.unscale_
-
-        @functools.wraps(unscaling)
-        def unscale(made: Any, optimizer: Any) -> Any:
+        @replacing(torch.amp.GradScaler, "unscale_")
+        def unscale(original: Any, made: Any, optimizer: Any) -> Any:
             self._unscaled = self.backwards
-            return unscaling(made, optimizer)
-
-        scaler.scale, scaler.unscale_ = scale, unscale
+            return original(made, optimizer)
 
     def _schedules(self) -> None:
-        schedule: Any = torch.optim.lr_scheduler.LRScheduler
-        original = schedule.step
-
-        @functools.wraps(original)
-        def step(made: Any, *args: Any, **kwargs: Any) -> Any:
+        @replacing(torch.optim.lr_scheduler.LRScheduler, "step")
+        def step(original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
             found = original(made, *args, **kwargs)
             stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
             if stepped is not None:
@@ -184,21 +156,15 @@ class Stepping:
                 stepped.schedules[id(made)] += 1
             return found
 
-        schedule.step = step
-
     def _saving(self) -> None:
-        original = torch.save
-
-        @functools.wraps(original)
-        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        @replacing(torch, "save")
+        def save(original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
             keys = _keys(obj)
             if "param_groups" in keys and self._scheduled:
                 self._saved.setdefault("last_epoch" in keys, user_line())
             elif "last_epoch" in keys:
                 self._saved.setdefault(True, user_line())
             return original(obj, *args, **kwargs)
-
-        torch.save = save
 
     def saved(self, found: Notes) -> None:
         """Whether checkpoints hold the schedule of the optimizer that they hold."""
@@ -207,14 +173,12 @@ class Stepping:
         found.holds("state", "schedules in the checkpoints that the script writes")
         if True not in self._saved:
             found.found(
-                Finding(
-                    "state",
-                    f"torch.save at {self._saved[False]}",
-                    "it saves the optimizer without its schedule: unless the script works the step "
-                    "out again, a resumed training begins with the first rate",
-                    "save and load scheduler.state_dict() too",
-                    sure=False,
-                )
+                "state",
+                f"torch.save at {self._saved[False]}",
+                "it saves the optimizer without its schedule: unless the script works the step "
+                "out again, a resumed training begins with the first rate",
+                "save and load scheduler.state_dict() too",
+                sure=False,
             )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -245,44 +209,36 @@ class Stepping:
             if not p.requires_grad
         }
         if known.wiped & known.places:
-            self.watch.found.found(
-                Finding(
-                    "zero",
-                    sorted(known.wiped & known.places)[0],
-                    "gradients of earlier parts of the step are set to zero before the optimizer "
-                    "uses them: only later parts count",
-                    "call zero_grad() once a step, after step()",
-                )
+            self.notes.found(
+                "zero",
+                sorted(known.wiped & known.places)[0],
+                "gradients of earlier parts of the step are set to zero before the optimizer "
+                "uses them: only later parts count",
+                "call zero_grad() once a step, after step()",
             )
         closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure")
         if known.updates.usable and not closure:
             known.updates.before()
         self._begun_at_zero(known, bool(closure))
         if known.steps and known.backwards and _no_gradients(optimizer) and not closure:
-            self.watch.found.found(
-                Finding(
-                    "zero",
-                    type(optimizer).__name__,
-                    "all gradients are zero when the optimizer steps, although a backward pass ran",
-                    "call zero_grad() before the backward pass, not between it and step()",
-                )
+            self.notes.found(
+                "zero",
+                type(optimizer).__name__,
+                "all gradients are zero when the optimizer steps, although a backward pass ran",
+                "call zero_grad() before the backward pass, not between it and step()",
             )
 
     def _begun_at_zero(self, known: Stepped, closure: bool) -> None:
         if not known.steps or closure or not known.backwards:
             return
-        self.watch.found.holds(
-            "zero", "gradients at the beginning of the first backward pass of a step"
-        )
+        self.notes.holds("zero", "gradients at the beginning of the first backward pass of a step")
         if not known.clean:
-            self.watch.found.found(
-                Finding(
-                    "zero",
-                    type(known.optimizer).__name__,
-                    "the gradients of the step before are still there when the next backward pass "
-                    "begins, and are added to it",
-                    "call optimizer.zero_grad() once a step",
-                )
+            self.notes.found(
+                "zero",
+                type(known.optimizer).__name__,
+                "the gradients of the step before are still there when the next backward pass "
+                "begins, and are added to it",
+                "call optimizer.zero_grad() once a step",
             )
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -293,31 +249,27 @@ class Stepping:
             self._judge_updates(known)
             for parameter, before in self._frozen.values():
                 if distance(sketch(parameter), before) > 0:
-                    self.watch.found.found(
-                        Finding(
-                            "trained",
-                            self.watch.parameter_name(parameter),
-                            "it does not require gradients, and the optimizer's step changes it all "
-                            "the same: an old gradient, momentum or weight decay acts on",
-                            "remove it from the optimizer, or set its gradient to None",
-                        )
+                    self.notes.found(
+                        "trained",
+                        self.watch.parameter_name(parameter),
+                        "it does not require gradients, and the optimizer's step changes it all "
+                        "the same: an old gradient, momentum or weight decay acts on",
+                        "remove it from the optimizer, or set its gradient to None",
                     )
         for schedule, count in known.schedules.items():
             if count > 1 and known.steps > 1:
                 known.schedules[schedule] = 0
-                self.watch.found.found(
-                    Finding(
-                        "schedule",
-                        type(optimizer).__name__,
-                        f"the schedule of its rate moves {count} times between two steps of the "
-                        "optimizer, so the rate falls that many times too fast",
-                        "call scheduler.step() once after each optimizer.step()",
-                        float(count),
-                        1.0,
-                    )
+                self.notes.found(
+                    "schedule",
+                    type(optimizer).__name__,
+                    f"the schedule of its rate moves {count} times between two steps of the "
+                    "optimizer, so the rate falls that many times too fast",
+                    "call scheduler.step() once after each optimizer.step()",
+                    float(count),
+                    1.0,
                 )
         if known.schedules:
-            self.watch.found.holds("schedule", "schedules between two steps of the optimizer")
+            self.notes.holds("schedule", "schedules between two steps of the optimizer")
         known.schedules.clear()
         known.steps += 1
         known.clean, known.backwards = False, 0
@@ -326,31 +278,28 @@ class Stepping:
     def _judge_updates(self, known: Stepped) -> None:
         name = type(known.optimizer).__name__
         if not known.updates.usable:
-            self.watch.found.cannot(
+            self.notes.cannot(
                 "update", f"the formula of {name} with these options is not known here"
             )
             return
         for tensor, cause, measured, allowed in known.updates.after():
             lost = "rounding" in cause
-            self.watch.found.found(
-                Finding(
-                    "update",
-                    f"{tensor} ({name})",
-                    cause,
-                    "keep master weights in float32"
-                    if lost
-                    else "compare the optimizer with torch.optim's of the same name",
-                    measured,
-                    allowed,
-                    sure=not lost,  # some train in 16 bits on purpose
-                )
+            self.notes.found(
+                "update",
+                f"{tensor} ({name})",
+                cause,
+                "keep master weights in float32"
+                if lost
+                else "compare the optimizer with torch.optim's of the same name",
+                measured,
+                allowed,
+                sure=not lost,  # some train in 16 bits on purpose
             )
         if known.updates.steps:
-            self.watch.found.holds("update", f"{known.updates.steps} steps of {name}")
+            self.notes.holds("update", f"{known.updates.steps} steps of {name}")
 
 
 def _keys(value: Any) -> set[str]:
-    """All keys of nested dictionaries."""
     if not isinstance(value, dict):
         return set()
     own = {key for key in value if isinstance(key, str)}

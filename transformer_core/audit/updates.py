@@ -46,14 +46,12 @@ class Updates:
 
     @property
     def usable(self) -> bool:
-        """Whether the formula is known."""
         groups = self.optimizer.param_groups
         options = ("amsgrad", "nesterov", "centered")
         return self.kind is not None and not any(g.get(o) for g in groups for o in options)
 
     @torch.no_grad()
     def before(self) -> None:
-        """Called before a step: keeps weights and gradients."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad

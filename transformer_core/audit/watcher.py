@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
-from transformer_core.audit.relations import Finding, Notes, user_line
+from transformer_core.audit.relations import Notes, replacing, user_line
+from transformer_core.audit.replay import tensors
 from transformer_core.audit.stepping import Stepping
 from transformer_core.tune.boundaries import Boundaries, plain_name
 from transformer_core.tune.sketches import Sketch, distance, norm, sketch
@@ -93,22 +94,18 @@ class Watcher:
         if self.backward_depth:
             self._recomputed(module, output)
         elif self.recomputes and torch.is_grad_enabled() and self.steps < FOLLOWED_STEPS:
-            for each in _tensors(output):
+            for each in tensors(output):
                 self.outputs.setdefault(id(module), []).append(sketch(each))
         elif self.recomputes and self.steps < FOLLOWED_STEPS and isinstance(output, Tensor):
             # A checkpoint written by hand runs its first pass without gradients.
             self.outputs.setdefault(id(module), []).append(sketch(output))
 
     def _samplers(self) -> None:
-        sampler: Any = DistributedSampler
-        original = sampler.__iter__
-
-        def iterate(made: Any) -> Any:
+        @replacing(DistributedSampler, "__iter__")
+        def iterate(original: Any, made: Any) -> Any:
             if made.shuffle and len(self.shares) < MODES_KEPT:
                 self.shares.append((made.rank, made.seed, made.epoch))
             return original(made)
-
-        sampler.__iter__ = iterate
 
     def _recomputed(self, module: nn.Module, output: Any) -> None:
         """Compares a module that runs inside a backward pass with what it gave before."""
@@ -116,7 +113,7 @@ class Watcher:
         before = self.outputs.get(id(module))
         if not before:
             return
-        for each in _tensors(output):
+        for each in tensors(output):
             new = sketch(each)
             size = max(norm(new), 1e-30)
             gap = min((distance(new, old) / size for old in before), default=0.0)
@@ -124,17 +121,15 @@ class Watcher:
             self.found.holds("recomputed", "modules that run again in the backward pass")
             if gap > allowed:
                 self.found.found(
-                    Finding(
-                        "recomputed",
-                        self.name_of(module),
-                        "computed again in the backward pass, it gives another result than in the "
-                        "forward pass, so its gradient belongs to another function: dropout draws "
-                        "other elements, or a mode or a format changed",
-                        "let the recomputation restore the state of the random numbers "
-                        "(preserve_rng_state=True) and the autocast of the forward pass",
-                        gap,
-                        allowed,
-                    )
+                    "recomputed",
+                    self.name_of(module),
+                    "computed again in the backward pass, it gives another result than in the "
+                    "forward pass, so its gradient belongs to another function: dropout draws "
+                    "other elements, or a mode or a format changed",
+                    "let the recomputation restore the state of the random numbers "
+                    "(preserve_rng_state=True) and the autocast of the forward pass",
+                    gap,
+                    allowed,
                 )
 
     def evaluating(self) -> None:
@@ -148,22 +143,18 @@ class Watcher:
             active = _active(module)
             if active and module.training:
                 self.found.found(
-                    Finding(
-                        "evaluation",
-                        f"{self.name_of(module)} at {user_line()}",
-                        f"the loss is computed without gradients while {active} is in training "
-                        "mode: the validation loss is that of another model",
-                        "call model.eval() before the evaluation, and model.train() after it",
-                    )
+                    "evaluation",
+                    f"{self.name_of(module)} at {user_line()}",
+                    f"the loss is computed without gradients while {active} is in training "
+                    "mode: the validation loss is that of another model",
+                    "call model.eval() before the evaluation, and model.train() after it",
                 )
 
     def boundary(self) -> None:
-        """Called at the end of each step."""
         self.losses.boundary()
         self.steps += 1
 
     def notes(self) -> dict[str, Any]:
-        """Everything found so far, as JSON."""
         found = Notes.together([self.found])
         if self.steps:
             self._trained(found)
@@ -179,12 +170,7 @@ class Watcher:
             "recomputes": self.recomputes,
             "dropout": any(_dropout(m) for m in self.roots.values()),
             "steps": self.steps,
-            "data_parallel": self.data_parallel(),
         }
-
-    def data_parallel(self) -> bool:
-        """Whether a wrapper of torch averages gradients of replicas."""
-        return any("DistributedDataParallel" in type(m).__name__ for m in self.roots.values())
 
     def _trained(self, found: Notes) -> None:
         held = self.stepping.held()
@@ -210,12 +196,10 @@ class Watcher:
                     before = self.first.get(id(parameter))
                     if before is not None and distance(sketch(parameter), before) == 0:
                         found.found(
-                            Finding(
-                                "trained",
-                                plain_name(name),
-                                "it gets a gradient and is in no optimizer: it is never updated",
-                                "give it to the optimizer, or set requires_grad to False",
-                            )
+                            "trained",
+                            plain_name(name),
+                            "it gets a gradient and is in no optimizer: it is never updated",
+                            "give it to the optimizer, or set requires_grad to False",
                         )
             self._tied(module, found)
 
@@ -235,12 +219,10 @@ class Watcher:
                 continue
             if one is not two and one.shape == two.shape:
                 found.found(
-                    Finding(
-                        "trained",
-                        self.parameter_name(two),
-                        "the configuration ties it to the embedding, and they are two tensors",
-                        "call tie_weights() after the model is made, moved or loaded",
-                    )
+                    "trained",
+                    self.parameter_name(two),
+                    "the configuration ties it to the embedding, and they are two tensors",
+                    "call tie_weights() after the model is made, moved or loaded",
                 )
 
     def _modes(self, found: Notes) -> None:
@@ -256,12 +238,10 @@ class Watcher:
                 active = _active(module)
                 if active:
                     found.found(
-                        Finding(
-                            "evaluation",
-                            f"{self.name_of(module)} from step {min(later) + 1} on",
-                            f"training goes on in evaluation mode: {active} does nothing any more",
-                            "call model.train() after each evaluation",
-                        )
+                        "evaluation",
+                        f"{self.name_of(module)} from step {min(later) + 1} on",
+                        f"training goes on in evaluation mode: {active} does nothing any more",
+                        "call model.train() after each evaluation",
                     )
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
@@ -279,7 +259,6 @@ class Watcher:
         return found
 
     def parameter_name(self, parameter: Tensor) -> str:
-        """The name of a parameter in its model."""
         return next((n for n, p in self.named() if p is parameter), "a tensor")
 
     def name_of(self, module: nn.Module) -> str:
@@ -289,16 +268,6 @@ class Watcher:
                 if part is module:
                     return f"{plain_name(name)} ({type(module).__name__})".lstrip()
         return type(module).__name__
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    if isinstance(value, tuple | list):
-        return [t for each in value for t in _tensors(each)]
-    if isinstance(value, dict):
-        return [t for each in value.values() for t in _tensors(each)]
-    return []
 
 
 def _dropout(module: nn.Module) -> bool:

@@ -29,7 +29,7 @@ from transformer_core.certify.number_formats import (
 from transformer_core.certify.plain_models import OwnModel, Plain, Tokens, Weights
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD, UNK
-from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.training import evaluation
 from transformer_core.training.assemble import Setup
 from transformer_core.training.precision import build_precision

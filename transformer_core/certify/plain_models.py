@@ -28,8 +28,8 @@ from schemas.config.run_spec import AnyTask, AnyTrained, Translation
 from transformer_core.certify.number_formats import Format
 from transformer_core.certify.replay import Drops
 from transformer_core.certify.tensors import trained_names
-from transformer_core.models.canonical_weights import canonical_state_dict
 from transformer_core.models.objective import objective
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 
 PADDING = 0

@@ -204,8 +204,7 @@ def record(
                 unread = str(error)
                 validation = checker.validation()
                 if trajectory.checks is not None:
-                    changed = {"validation": validation}
-                    known["checks"] = trajectory.checks.model_copy(update=changed)
+                    trajectory.checks.validation = validation
         if checker and unread:
             known["not_replayed"] = unread
         if not checker or unread:

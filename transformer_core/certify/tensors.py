@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from schemas.results.certificates import TensorDistance
 from transformer_core.certify.floors import FEWEST
-from transformer_core.models.canonical_weights import canonical_state_dict
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import (
     divided_like,

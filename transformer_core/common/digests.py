@@ -40,8 +40,6 @@ NAME = ".digests.json"
 
 
 class Entry(NamedTuple):
-    """The identity of a file's contents."""
-
     xxh3: str  # its digest
     made_from: dict[str, str]
     """Digests of the results that it was made from, by place below results/."""
@@ -160,7 +158,6 @@ def check(path: Path, content: bytes | None = None) -> Entry | None:
 
 
 def check_all(paths: Iterable[Path]) -> None:
-    """Check files that this process does not read itself, and that belong together."""
     for path in paths:
         check(path)
 

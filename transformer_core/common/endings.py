@@ -82,7 +82,6 @@ STUDY_OPTIONS = "STUDY_OPTIONS"
 
 
 def reproducing_command(target: str | Path) -> str:
-    """The command that makes ``target`` again."""
     return f"snakemake --cores all {target} {os.environ.get(STUDY_OPTIONS, '')}".strip()
 
 

@@ -67,7 +67,6 @@ class Progress:
             )
 
     def update(self, count: int) -> None:
-        """Add ``count`` units."""
         self.count(count)
         self.line()
 
@@ -116,7 +115,6 @@ class RunProgress(Progress):
         self.tokens = 0
 
     def start(self, done: int = 0) -> None:
-        """Begin to show a training with ``done`` steps done."""
         super().start(done)
         if self.show:
             how = "goes on after step" if done else "starts, step"

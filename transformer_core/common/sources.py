@@ -38,8 +38,6 @@ _MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+")
 
 
 class Source(NamedTuple):
-    """A source file."""
-
     digest: str  # of its code without docstrings
     imports: list[str]  # dotted names that it imports: modules, or names in modules
     strings: list[str]  # modules and packages of the project that it names as strings

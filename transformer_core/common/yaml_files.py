@@ -129,15 +129,12 @@ def _check_events(text: str, file: str | Path) -> None:
 
 
 class _Values:
-    """Makes values of the nodes of a file."""
-
     def __init__(self, file: str | Path) -> None:
         self.file = file
         self.nodes = 0
         self.above: list[yaml.Node] = []  # the sections and lists around the one that is made
 
     def of(self, node: yaml.Node, path: str) -> Any:
-        """The value of a node, which stands at the field ``path``."""
         self.nodes += 1
         if self.nodes > MOST_NODES:
             message = f"makes more than {MOST_NODES:,} values, with what aliases repeat"

@@ -61,7 +61,7 @@ def lines(results: Path) -> Iterator[Check]:
             yield from list(section())
         except ConfigError as error:
             reason = str(error).split("\n")[0]
-            yield line(name, "Its job has left a result.", "not_run", "", reason, "")
+            yield line(name, "Its job has left a result.", "not_run", "", reason)
 
 
 def sections(results: Path) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
@@ -103,7 +103,6 @@ def sections(results: Path) -> Iterator[tuple[str, Callable[[], Iterable[Check]]
 
 
 def tests(found: GpuTests) -> Check:
-    """All GPU tests pass."""
     outcome, reason = outcome_of(found.status), found.reason
     if found.status == "ok":
         outcome = judged(found.passed > 0 and not found.failed)
@@ -115,7 +114,6 @@ def tests(found: GpuTests) -> Check:
 
 
 def roofline(found: Roofline) -> Check:
-    """The device multiplies faster in 16 bits than in 32."""
     rates = {rate.format: rate.flops_per_second for rate in found.matrix}
     bf16, fp32 = rates.get("bf16"), rates.get("fp32")
     outcome, reason = outcome_of(found.status), found.reason
@@ -159,7 +157,6 @@ def attention(found: AttentionTruths) -> Iterator[Check]:
 
 
 def trained(name: str, run: Repeat) -> Check:
-    """A training in each precision ends with a finite loss."""
     outcome, text = outcome_of(run.status), ""
     if run.validations:
         loss = run.validations[-1].loss
@@ -175,7 +172,6 @@ def trained(name: str, run: Repeat) -> Check:
 
 
 def windows(pairs: dict[str, PairedRun]) -> Check:
-    """Windows are long enough to show the host's overhead."""
     found = [
         (window.steps, window.seconds)
         for run in pairs.values()
@@ -246,7 +242,6 @@ def comparison(
 
 
 def profile(found: Capture) -> Check:
-    """A profile has kernels."""
     expected = f"The profile of {found.variant} has CUDA kernels."
     text = f"{found.profiler}: {found.profiler_reason}" if found.profiler else ""
     file = f"profiles/{found.variant}/capture.json"
@@ -256,7 +251,6 @@ def profile(found: Capture) -> Check:
 
 
 def check(results: Path) -> GpuCheck:
-    """All lines, with the machine and versions that they come from."""
     return GpuCheck(
         checks=list(lines(results)),
         hardware=read_hardware(),
@@ -274,7 +268,7 @@ GIB = 2**30
 
 def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
     """Tensor memory matches the prediction, and NVML's number once the context is included."""
-    files = ["results/memory/predicted.json", f"results/runs/{name}/repeat-1/metrics.json"]
+    files = ["memory/predicted.json", f"runs/{name}/repeat-1/metrics.json"]
     expected = (
         f"The memory of {name} is predicted to {TOLERANCE:.0%} of what torch hands out, and NVML "
         "counts that, what is cached and the context of the process."
@@ -295,14 +289,7 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
             outside = memory.nvml_bytes - (memory.reserved_bytes or 0)
             if outside < 0:
                 outcome, reason = "not_held", "NVML counts less than torch has reserved"
-    return Check(
-        name=f"memory {name}",
-        expected=expected,
-        outcome=outcome,
-        found=found,
-        reason=reason,
-        files=files,
-    )
+    return line(f"memory {name}", expected, outcome, found, reason, *files)
 
 
 def _predicted(prediction: Prediction) -> str:
@@ -314,7 +301,6 @@ def _predicted(prediction: Prediction) -> str:
 
 
 def largest_batch(found: LargestBatchResult) -> Check:
-    """The search ends with a confirmed answer."""
     outcome: Outcome = "unsupported" if found.status == "unsupported" else "failed"
     text = f"{len(found.trials)} trials"
     if found.status == "ok":
@@ -322,40 +308,33 @@ def largest_batch(found: LargestBatchResult) -> Check:
         text = f"{found.largest_pairs} pairs fit, {found.step_pairs} more do not; {text}"
     elif found.status == "oom":
         outcome = "not_held"
-    return Check(
-        name=f"largest batch {found.variant}",
-        expected="The largest batch that fits is found, runs again, and a larger one fails again.",
-        outcome=outcome,
-        found=text,
-        reason=found.reason,
-        files=[f"results/memory/largest_batch/{found.variant}.json"],
-    )
+    expected = "The largest batch that fits is found, runs again, and a larger one fails again."
+    file = f"memory/largest_batch/{found.variant}.json"
+    return line(f"largest batch {found.variant}", expected, outcome, text, found.reason, file)
 
 
 _OUTCOMES: dict[Status, Outcome] = {"unsupported": "unsupported", "ok": "held"}
 
 
 def outcome_of(status: Status) -> Outcome:
-    """Outcome for a job's final status: failed unless it is ok or unsupported."""
     return _OUTCOMES.get(status, "failed")
 
 
 def judged(holds: bool) -> Outcome:
-    """Whether the expectation holds."""
     return "held" if holds else "not_held"
 
 
 def line(
-    name: str, expected: str, outcome: Outcome, found: str, reason: str | None, file: str
+    name: str, expected: str, outcome: Outcome, found: str, reason: str | None, *files: str
 ) -> Check:
-    """A line based on a single file, named relative to the results folder."""
+    """A line based on files, named relative to the results folder."""
     return Check(
         name=name,
         expected=expected,
         outcome=outcome,
         found=found,
         reason=reason,
-        files=[f"results/{file}"] if file else [],
+        files=[f"results/{file}" for file in files],
     )
 
 
@@ -371,7 +350,6 @@ def device(found: DeviceFacts) -> Iterator[Check]:
 
 
 def ends_of_logs(results: Path) -> Iterator[LogEnd]:
-    """Ends of all non-empty job logs."""
     for path in sorted((results / "logs").rglob("*.log")):
         text = path.read_text(errors="replace").strip()
         if text:

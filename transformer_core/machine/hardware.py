@@ -42,7 +42,6 @@ _ROOT = Path("/")
 
 
 def read_hardware() -> Hardware:
-    """The machine as this process may use it."""
     devices, note = nvml.gpus()
     return Hardware(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -133,8 +132,6 @@ def allocator(root: Path = _ROOT) -> str:
 
 
 class _SymbolInfo(ctypes.Structure):
-    """Dl_info of dladdr(3)."""
-
     _fields_ = (
         ("file", ctypes.c_char_p),
         ("base", ctypes.c_void_p),

@@ -39,21 +39,14 @@ def rank_memory(rank: int, device: torch.device) -> "RankMemory":
     from schemas.results import RankMemory
     from transformer_core.parallel import nvml
 
-    if device.type != "cuda":
-        return RankMemory(
-            rank=rank,
-            device=device.type,
-            rss_bytes=peak_rss_bytes(),
-            allocated_bytes=None,
-            reserved_bytes=None,
-            nvml_bytes=None,
-        )
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = None
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
     return RankMemory(
         rank=rank,
-        device=f"cuda:{index}",
+        device=device.type if index is None else f"cuda:{index}",
         rss_bytes=peak_rss_bytes(),
-        allocated_bytes=torch.cuda.max_memory_allocated(index),
-        reserved_bytes=torch.cuda.max_memory_reserved(index),
-        nvml_bytes=nvml.device_memory_used(index),
+        allocated_bytes=None if index is None else torch.cuda.max_memory_allocated(index),
+        reserved_bytes=None if index is None else torch.cuda.max_memory_reserved(index),
+        nvml_bytes=None if index is None else nvml.device_memory_used(index),
     )

@@ -33,7 +33,7 @@ from transformer_core.machine.machine_state import cpu_time, machine_state, prob
 from transformer_core.measure.memory_fit import DoesNotFit, Keeping, keeping_here
 from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.parallel import nvml
-from transformer_core.parallel.shared_gpus import require_shared_gpus
+from transformer_core.parallel.nvml import require_shared_gpus
 from transformer_core.run.coordinator import (
     Coordinator,
     ProbeDevices,

@@ -206,7 +206,6 @@ ATTENTIONS: dict[str, Attention] = {
 
 
 def build_attention(spec: AnyAttention) -> Attention:
-    """The function that ``spec`` names."""
     attend = ATTENTIONS[spec.kind]
     if isinstance(spec, SdpaAttention) and spec.backend != "auto":
         return partial(attend, backend=spec.backend)
@@ -227,8 +226,3 @@ def mask_for_kernels(spec: AnyAttention, mask: Tensor, weight: Tensor) -> Tensor
     device = mask.device.type
     half = torch.is_autocast_enabled(device)
     return additive(mask, torch.get_autocast_dtype(device) if half else weight.dtype)
-
-
-def whole_masks(spec: AnyAttention) -> bool:
-    """Whether the decoder's mask is made for each batch, of padding and of what comes later."""
-    return spec.kind == "published"

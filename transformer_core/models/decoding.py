@@ -123,8 +123,6 @@ def _first_beam(source: Tensor, beam_size: int) -> tuple[Tensor, Tensor, Tensor,
 
 
 class _Found:
-    """The best hypothesis of each sentence so far."""
-
     def __init__(self, source: Tensor, max_length: int, alpha: float) -> None:
         self._alpha = alpha
         self.scores = torch.full((len(source),), -torch.inf, device=source.device)
@@ -179,8 +177,6 @@ KeyValue = tuple[Tensor, Tensor]  # keys and values, each [b, h, n, k]
 
 
 class LayerCache:
-    """Keys and values of one decoder layer."""
-
     def __init__(self) -> None:
         self.prefix: KeyValue | None = None
         self.memory: KeyValue | None = None
@@ -202,17 +198,14 @@ class DecoderCache:
 
     @property
     def length(self) -> int:
-        """Target tokens cached so far."""
         prefix = self.layers[0].prefix
         return 0 if prefix is None else prefix[0].size(2)
 
     def reorder(self, rows: Tensor) -> None:
-        """Let row i continue the prefix of row ``rows[i]``, which has the same source."""
         for layer in self.layers:
             layer.prefix = _take(layer.prefix, rows)
 
     def select(self, rows: Tensor) -> None:
-        """Keep (or repeat) ``rows``, sources and prefixes alike."""
         for layer in self.layers:
             layer.prefix = _take(layer.prefix, rows)
             layer.memory = _take(layer.memory, rows)
@@ -237,11 +230,9 @@ class PrefixCache:
         return self.tokens
 
     def reorder(self, rows: Tensor) -> None:
-        """Let row i continue the prefix of row ``rows[i]``, which has the same source."""
         self.select(rows)
 
     def select(self, rows: Tensor) -> None:
-        """Keeps (or repeats) ``rows``."""
         if self.tokens is not None:
             self.tokens = self.tokens.index_select(0, rows)
 
@@ -337,12 +328,10 @@ class Generating(nn.Module):
     without ``forward``, ``new_cache`` and ``step``."""
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Logits [b, n, v] of the tokens that follow tokens [b, n]."""
         # Through the call, where shards are gathered.
         return self(tokens, None, segments)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
     ) -> list[list[int]]:
-        """See :func:`generate`."""
         return generate(cast(LanguageModel, self), prompts, max_length, sampling)

@@ -43,7 +43,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 def fused(x: Tensor, p: float) -> Tensor:
     """One compiled pass whose mask is made anew in the backward pass, where x is of 32 bits on a
     CPU; else :func:`dropout`."""
-    return fused_dropout(x, p) if _is_fused(x, p) else dropout(x, p)
+    return _Kept.apply(x, p) if _is_fused(x, p) else dropout(x, p)
 
 
 DROPOUTS: dict[str, Drop] = {"torch": torch_dropout, "shared_draws": dropout, "fused": fused}
@@ -66,15 +66,14 @@ class Dropout(nn.Module):
         return self.drop(x, self.p) if self.training else x
 
     def of_relu(self, x: Tensor) -> Tensor:
-        """Dropout of max(x, 0)."""
         if self.fused and self.training and _is_fused(x, self.p):
-            return dropout_of_relu(x, self.p)
+            return _OfRelu.apply(x, self.p)
         return self(F.relu(x))
 
     def added(self, residual: Tensor, x: Tensor) -> Tensor:
         """``residual`` plus dropout of x, both of one shape."""
         if self.fused and self.training and fits(residual) and _is_fused(x, self.p):
-            return dropout_added(residual, x, self.p)
+            return _Added.apply(residual, x, self.p)
         return residual + self(x)
 
     def extra_repr(self) -> str:
@@ -89,21 +88,6 @@ def fits(x: Tensor) -> bool:
     """Whether the compiled loops take x: 32 bits or bfloat16 on a CPU, numbers that are there."""
     plain = type(x) in (Tensor, nn.Parameter)  # a fake tensor has no numbers
     return plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
-
-
-def fused_dropout(x: Tensor, p: float) -> Tensor:
-    """x with each element dropped with probability p, else over 1 - p."""
-    return _Kept.apply(x, p)
-
-
-def dropout_of_relu(x: Tensor, p: float) -> Tensor:
-    """:func:`fused_dropout` of max(x, 0)."""
-    return _OfRelu.apply(x, p)
-
-
-def dropout_added(residual: Tensor, x: Tensor, p: float) -> Tensor:
-    """``residual`` plus :func:`fused_dropout` of x, of its shape, in the format of ``residual``."""
-    return _Added.apply(residual, x, p)
 
 
 def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:

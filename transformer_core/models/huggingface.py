@@ -28,11 +28,9 @@ class LibraryCache:
 
     @property
     def length(self) -> int:
-        """Tokens cached so far, on the target side."""
         return int(self.key_values.get_seq_length())
 
     def select(self, rows: Tensor) -> None:
-        """Keep (or repeat) ``rows``, sources and prefixes alike."""
         # The library's name for it; it also accepts fewer or more rows.
         self.key_values.reorder_cache(rows)
 
@@ -80,11 +78,9 @@ class MarianEncoderDecoder(nn.Module):
         )
 
     def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
-        """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens."""
         return self.decode(self.encode(source), source, target_input)
 
     def encode(self, source: Tensor) -> Tensor:
-        """source [b, s] -> memory [b, s, d]."""
         _check_length("source", source.size(1))
         encoder = self.marian.get_encoder()
         return encoder(source, attention_mask=_mask(source)).last_hidden_state
@@ -96,10 +92,6 @@ class MarianEncoderDecoder(nn.Module):
         target_input: Tensor,
         cache: LibraryCache | None = None,
     ) -> Tensor:
-        """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
-
-        With a cache, target_input holds what follows its prefix.
-        """
         _check_length("target", target_input.size(1) + (cache.length if cache else 0))
         x = self.marian.get_decoder()(
             target_input,
@@ -112,7 +104,6 @@ class MarianEncoderDecoder(nn.Module):
         return self.marian.lm_head(x)
 
     def new_cache(self) -> LibraryCache:
-        """An empty cache for :meth:`decode`."""
         from transformers import DynamicCache, EncoderDecoderCache
 
         return LibraryCache(EncoderDecoderCache(DynamicCache(), DynamicCache()))
@@ -127,24 +118,20 @@ class MarianEncoderDecoder(nn.Module):
         }
 
 
-def _need_transformers(kind: str) -> None:
+def build_huggingface(spec: HuggingFace | HuggingFaceCausal, vocabulary: int) -> nn.Module:
+    """The model of ``spec`` on torch's default device, its weights drawn from torch's seed by the
+    library. Raises Unsupported if that is not installed."""
     try:
         # Here, because the library is optional and takes a while to import.
         import transformers  # noqa: F401
     except ImportError as error:
         raise Unsupported(
-            f"model.kind {kind} needs the transformers library ({error}): "
+            f"model.kind {spec.kind} needs the transformers library ({error}): "
             "pip install -c constraints.txt -e '.[models]'"
         ) from error
-
-
-def build_huggingface(spec: HuggingFace, vocabulary: int) -> MarianEncoderDecoder:
-    """A MarianMT on torch's default device, its weights drawn from torch's seed by the library.
-
-    Raises Unsupported if the library is not installed.
-    """
-    _need_transformers(spec.kind)
-    return MarianEncoderDecoder(spec, vocabulary)
+    if isinstance(spec, HuggingFace):
+        return MarianEncoderDecoder(spec, vocabulary)
+    return HuggingFaceDecoder(spec, vocabulary)
 
 
 def _mask(source: Tensor) -> Any:
@@ -199,7 +186,6 @@ class HuggingFaceDecoder(Generating):
         segments: Tensor | None = None,
         loss: HeadLoss = whole_head_loss,
     ) -> Tensor:
-        """As :class:`~transformer_core.models.interface.LanguageModel` has it."""
         known = self._known(tokens, segments)
         if targets is None or loss is whole_head_loss:
             logits: Tensor = self.causal(tokens, use_cache=False, **known).logits
@@ -213,14 +199,11 @@ class HuggingFaceDecoder(Generating):
         return loss(hidden, self.causal.get_output_embeddings().weight, targets)
 
     def new_cache(self) -> LibraryCache:
-        """An empty cache for :meth:`step`."""
         from transformers import DynamicCache
 
         return LibraryCache(DynamicCache())
 
     def step(self, tokens: Tensor, real: Tensor | None, cache: LibraryCache) -> Tensor:
-        """Logits [b, v] of what comes after tokens [b, n], which follow the cached prefix;
-        ``real`` [b, m] is False at padding, at the start of a row."""
         known: dict[str, Any] = {}
         if real is not None:
             known["attention_mask"] = real.long()
@@ -298,12 +281,3 @@ def _plain_head(causal: Any, vocabulary: int) -> bool:
         same = torch.allclose(F.linear(hidden, head.weight), logits, rtol=1e-4, atol=1e-5)
     causal.train(training)
     return same
-
-
-def build_huggingface_causal(spec: HuggingFaceCausal, vocabulary: int) -> HuggingFaceDecoder:
-    """A model of the library on torch's default device, its weights drawn from torch's seed.
-
-    Raises Unsupported if the library is not installed.
-    """
-    _need_transformers(spec.kind)
-    return HuggingFaceDecoder(spec, vocabulary)

@@ -27,7 +27,7 @@ from transformer_core.models.loss import whole_head_loss
 from transformer_core.models.packed_segments import places_within, together
 from transformer_core.models.positions import Positions, Rotation, rotated, rotation
 from transformer_core.models.qkv_projection import Projection, build_projection
-from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm, in_stream_format
+from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm
 from transformer_core.models.unpadded import Blocks, Counts, documents
 from transformer_core.techniques import liger
 from transformer_core.techniques.liger import Kernels
@@ -61,6 +61,7 @@ class Decoder(Generating):
         self.places = nn.Embedding(length, d_model) if learned else None
         self.positions = Positions(d_model) if fixed else None
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
+        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
         self.layers = nn.ModuleList(CausalLayer(spec) for _ in range(spec.layers))
         self.compile_kind = spec.compile
         compile_layers(spec.compile, *self.layers)
@@ -98,7 +99,6 @@ class Decoder(Generating):
         return F.linear(x, output) if targets is None else loss(x, output, targets)
 
     def new_cache(self) -> DecoderCache:
-        """An empty cache for :meth:`step`."""
         return DecoderCache(len(self.layers))
 
     def step(self, tokens: Tensor, real: Tensor | None, cache: DecoderCache) -> Tensor:
@@ -147,7 +147,7 @@ class Decoder(Generating):
         if isinstance(positions, RotaryPositions):
             # One row for all rows of a batch is broadcast.
             turn = rotation(places, self.spec.d_model // self.spec.heads, positions.base)
-        return self.dropout(in_stream_format(x, self.spec.residual)), turn
+        return self.dropout(x if self.residual is None else x.to(self.residual)), turn
 
     def _check_length(self, tokens: int) -> None:
         places = self.places
@@ -193,15 +193,12 @@ def _initialise(model: Decoder, spec: DecoderOnly) -> None:
 
 
 class LigerRmsNorm(nn.RMSNorm):
-    """Root mean square normalization by Liger's kernel."""
-
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> [..., d], in the format of x."""
         return liger.rms_norm(x, self.weight, self.eps or 0.0)
 
 
 def build_decoder_norm(spec: DecoderOnly) -> nn.Module:
-    """The normalization of ``spec`` over the last dimension."""
     if spec.norm.kind == "layer":
         return FusedNorm(spec.d_model, spec.norm.eps, bias=spec.bias)
     kind = LigerRmsNorm if spec.kernels == "liger" else RmsNorm
@@ -245,7 +242,6 @@ class CausalAttention(Attention):
 
 
 def rotated_pair(q: Tensor, k: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
-    """Queries and keys turned."""
     return rotated(q, turn), rotated(k, turn)
 
 

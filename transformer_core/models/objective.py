@@ -67,7 +67,6 @@ class Objective(nn.Module):
         return self.model(source, target_input, head, **self._known(source, known))
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
-        """Logits [b, t, v] of the next tokens."""
         return self.model(source, target_input, **self._known(source, known))
 
     def _known(self, source: Tensor, known: Known) -> dict[str, Any]:
@@ -109,7 +108,6 @@ class TextObjective(Objective):
         return self.model(target_input, target_output, segments, loss, **self._lengths(known))
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
-        """Logits [b, t, v] of the next tokens."""
         segments = text_segments(target_input) if self.masked else None
         return self.model(target_input, None, segments, **self._lengths(known))
 
@@ -132,7 +130,6 @@ def text_segments(target_input: Tensor) -> Tensor:
 
 
 def objective_of(spec: RunSpec, model: nn.Module) -> Objective:
-    """``model`` and the training loss of ``spec`` as one module."""
     return objective(spec.task, model, spec.training.label_smoothing, spec.training.loss)
 
 

@@ -82,7 +82,6 @@ class SeparateProjection(Projection):
             self.add_module(part, nn.Linear(d_model, rows, self.has_bias))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
         return tuple(self.project(part, x) for part in self.parts)
 
     def project(self, part: str, x: Tensor) -> Tensor:
@@ -90,7 +89,6 @@ class SeparateProjection(Projection):
         return self.get_submodule(part)(x).unflatten(-1, (-1, self.width)).transpose(1, 2)
 
     def blocks(self) -> Iterator[Block]:
-        """Part, weight and bias of each part."""
         for part in self.parts:
             linear = self.get_submodule(part)
             yield part, linear.weight, linear.bias  # type: ignore[misc]
@@ -109,7 +107,6 @@ class StreamsProjection(SeparateProjection):
         self.run = between_synchronisations if spec.device_synchronise else concurrently
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
         if len(self.parts) == 1 or x.is_meta:
             return super().forward(x)
         return tuple(self.run([partial(self.project, part) for part in self.parts], x))
@@ -128,7 +125,6 @@ class FusedProjection(Projection):
         self.linear = nn.Linear(d_model, sum(self.rows_of), self.has_bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
         if len(set(self.heads_of)) == 1:
             together = self.linear(x).unflatten(-1, (len(self.parts), -1, self.width))
             return together.transpose(1, 3).unbind(2)
@@ -136,7 +132,6 @@ class FusedProjection(Projection):
         return together.transpose(1, 2).split(self.heads_of, dim=1)
 
     def blocks(self) -> Iterator[Block]:
-        """Part, weight and bias of each part: views into the fused parameters."""
         weights = self.linear.weight.split(self.rows_of)
         biases = self.linear.bias.split(self.rows_of) if self.has_bias else [None] * len(self.parts)
         yield from zip(self.parts, weights, biases, strict=True)
@@ -164,14 +159,12 @@ class LayoutProjection(Projection):
         self.batch_outermost = spec.outermost == "batch"
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [b, n, d] -> a tensor [b, h, n, k] for each part."""
         together = self.linear(x).unflatten(-1, (self.heads, -1, len(self.parts)))
         if self.batch_outermost:
             return together.permute(0, 4, 2, 1, 3).contiguous().unbind(1)
         return together.permute(4, 0, 2, 1, 3).contiguous().unbind(0)
 
     def blocks(self) -> Iterator[Block]:
-        """Part, weight [d, d] and bias [d] of each part: views into the fused parameters."""
         split = (-1, len(self.parts))
         weights = self.linear.weight.unflatten(0, split).unbind(1)
         biases = self.linear.bias.unflatten(0, split).unbind(1)
@@ -213,13 +206,15 @@ def project_together(projections: Sequence[Projection], x: Tensor) -> list[tuple
 
 
 def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of ``model`` under the names that ``separate`` gives them.
+    """The parameters and buffers of ``model`` by names that do not depend on how it computes: those
+    that ``separate`` gives to projections, or those of the model's own ``canonical_state_dict``.
 
-    Models that differ only in the kind of projection have equal keys and shapes here. The tensors
-    are detached and share memory with the model.
+    One that has several names, as tied matrices of other libraries do, comes once, under the first:
+    sums over all tensors count it once. The tensors are detached and share memory with the model.
     """
-    state = dict(model.state_dict())
-    for name, module in model.named_modules():
+    own = getattr(model, "canonical_state_dict", None)
+    state = dict(model.state_dict() if own is None else own())
+    for name, module in model.named_modules() if own is None else ():
         if isinstance(module, Projection):
             prefix = f"{name}." if name else ""
             for key in module.state_dict():
@@ -228,20 +223,25 @@ def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
                 state[f"{prefix}{part}.weight"] = weight.detach()
                 if bias is not None:
                     state[f"{prefix}{part}.bias"] = bias.detach()
-    return state
+    unique: dict[object, tuple[str, Tensor]] = {}
+    for name, tensor in state.items():
+        # A state dict holds detached tensors, whose identity tells nothing; parts of one parameter
+        # differ in offset or shape.
+        storage = tensor.untyped_storage()._cdata
+        view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        unique.setdefault(view, (name, tensor))
+    return dict(unique.values())
 
 
 Work = Sequence[Callable[[Tensor], Tensor]]  # functions that need nothing of each other
 
 
 def require_cuda() -> None:
-    """Raise Unsupported where there is no CUDA device."""
     if not cuda.is_available():
         raise Unsupported("needs CUDA: the streams are queues of a GPU, and this host has none")
 
 
 def require_on_cuda(x: Tensor) -> None:
-    """Raise Unsupported unless ``x`` lies on a CUDA device."""
     if x.device.type != "cuda":
         raise Unsupported(
             f"needs CUDA: the streams are queues of a GPU, and the input is on the {x.device.type}"

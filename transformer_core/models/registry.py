@@ -3,29 +3,118 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from schemas.config.model import AnyLanguageModel, AnyModel
+from schemas.config.model import (
+    AnyLanguageModel,
+    AnyModel,
+    DecoderOnly,
+    HuggingFaceCausal,
+    ImportedModel,
+)
+from transformer_core.common.factories import function_of, wrong
 from transformer_core.models.attention import leave_out_cudnn
-from transformer_core.models.huggingface import build_huggingface, build_huggingface_causal
+from transformer_core.models.decoding import PrefixCache
+from transformer_core.models.huggingface import build_huggingface
+from transformer_core.models.interface import Cache
 from transformer_core.models.language_model import build_decoder
 from transformer_core.models.torch_nn import build_torch_nn
 from transformer_core.models.transformer import EncoderDecoder, build_transformer
-from transformer_core.models.user_model import build_imported
+
+SETTING = "model.factory"
+_DECODING = ("encode", "decode", "new_cache")
+
+
+class ImportedEncoderDecoder(nn.Module):
+    """A user's module as a :class:`~transformer_core.models.interface.Model`.
+
+    ``forward(source, target_input) -> logits`` is all that the module must offer. Where it also has
+    ``encode``, ``decode`` and ``new_cache``, translation uses them; where not, every decoding step
+    computes the whole prefix by ``forward``.
+    """
+
+    def __init__(self, module: nn.Module, vocabulary: int, factory: str) -> None:
+        super().__init__()
+        self.own: Any = module
+        self.vocabulary = vocabulary
+        self.factory = factory
+        self.decodes = all(hasattr(module, name) for name in _DECODING)
+
+    def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
+        """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens.
+
+        ValueError if the module gives anything else.
+        """
+        logits = self.own(source, target_input)
+        expected = (*target_input.shape, self.vocabulary)
+        if not isinstance(logits, Tensor):
+            raise wrong(
+                SETTING,
+                self.factory,
+                f"forward gives a {type(logits).__name__}, not a tensor",
+                "return the logits [b, t, v] alone",
+            )
+        if logits.shape != expected or not logits.is_floating_point():
+            raise wrong(
+                SETTING,
+                self.factory,
+                f"forward gives {logits.dtype} {list(logits.shape)} for a source "
+                f"{list(source.shape)} and a target_input {list(target_input.shape)}",
+                f"return logits {list(expected)}: sentences, target tokens, vocabulary",
+            )
+        return logits
+
+    def encode(self, source: Tensor) -> Tensor:
+        """source [b, s] -> what :meth:`decode` takes as memory, one row per sentence."""
+        # Without an encoder to call, decode() starts from the source itself.
+        return self.own.encode(source) if self.decodes else source
+
+    def decode(
+        self, memory: Tensor, source: Tensor, target_input: Tensor, cache: Any = None
+    ) -> Tensor:
+        if self.decodes:
+            return self.own.decode(memory, source, target_input, cache)
+        prefix = target_input if cache is None else cache.extend(target_input)
+        return self(source, prefix)[:, -target_input.size(1) :]
+
+    def new_cache(self) -> Cache:
+        return self.own.new_cache() if self.decodes else PrefixCache()
+
+
+def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecoder:
+    """The module that the user's ``factory(spec, vocabulary)`` gives, as a model.
+
+    Raises ValueError if there is no such function, or if it gives no module. What the function
+    itself raises is not caught.
+    """
+    module = function_of(SETTING, spec.factory)(spec, vocabulary)
+    if not isinstance(module, nn.Module):
+        raise wrong(
+            SETTING,
+            spec.factory,
+            f"gives a {type(module).__name__}, not a torch.nn.Module",
+            "return a module with forward(source, target_input) -> logits",
+        )
+    missing = [name for name in _DECODING if not hasattr(module, name)]
+    if 0 < len(missing) < len(_DECODING):
+        raise wrong(
+            SETTING,
+            spec.factory,
+            f"the module has no {' and no '.join(missing)}",
+            f"define all of {', '.join(_DECODING)}, or none of them",
+        )
+    return ImportedEncoderDecoder(module, vocabulary, spec.factory)
+
 
 BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
     "transformer": build_transformer,
     "torch_nn": build_torch_nn,
     "huggingface": build_huggingface,
     "import": build_imported,
+    "decoder_only": build_decoder,
+    "huggingface_causal": build_huggingface,
 }
 """Builder of a model by the ``kind`` of its schema."""
-
-LANGUAGE_BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
-    "decoder_only": build_decoder,
-    "huggingface_causal": build_huggingface_causal,
-}
-"""Builder of a language model by the ``kind`` of its schema."""
 
 
 def build_model(
@@ -34,25 +123,14 @@ def build_model(
     """The model of ``spec`` over ``vocabulary`` tokens, with initial weights.
 
     It lies on torch's default device (``torch.device`` as a context), and its weights depend on
-    torch's seed. It follows :class:`transformer_core.models.interface.Model`; with ``packed``, also
-    where a row holds several pairs. Raises ValueError for a kind of model that cannot do that.
+    torch's seed. It follows :class:`transformer_core.models.interface.Model`, or the LanguageModel
+    there; with ``packed``, also where a row holds several pairs. Raises ValueError for a kind of
+    encoder-decoder that cannot do that.
     """
     leave_out_cudnn()
-    if spec.kind in LANGUAGE_BUILDERS:
-        return build_language_model(spec, vocabulary)  # type: ignore[arg-type]
     model = BUILDERS[spec.kind](spec, vocabulary)
-    if packed:
+    if packed and not isinstance(spec, DecoderOnly | HuggingFaceCausal):
         if not isinstance(model, EncoderDecoder):
             raise ValueError(f"a model of kind {spec.kind} cannot tell the pairs of a row apart")
         model.packed = True
     return model
-
-
-def build_language_model(spec: AnyLanguageModel, vocabulary: int) -> nn.Module:
-    """The model of ``spec`` over ``vocabulary`` tokens, with initial weights.
-
-    It lies on torch's default device, and its weights depend on torch's seed. It follows
-    :class:`transformer_core.models.interface.LanguageModel`.
-    """
-    leave_out_cudnn()
-    return LANGUAGE_BUILDERS[spec.kind](spec, vocabulary)

@@ -56,21 +56,15 @@ class TorchEncoderDecoder(nn.Module):
         )
 
     def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
-        """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens."""
         return self.decode(self.encode(source), source, target_input)
 
     def encode(self, source: Tensor) -> Tensor:
-        """source [b, s] -> memory [b, s, d]."""
         x = self._embed(self.source_embedding, source)
         return self.transformer.encoder(x, src_key_padding_mask=source == PAD)
 
     def decode(
         self, memory: Tensor, source: Tensor, target_input: Tensor, cache: PrefixCache | None = None
     ) -> Tensor:
-        """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
-
-        With a cache, target_input holds what follows its prefix.
-        """
         prefix = target_input if cache is None else cache.extend(target_input)
         t = prefix.size(1)
         hidden = torch.ones(t, t, dtype=torch.bool, device=prefix.device).triu(1)
@@ -86,7 +80,6 @@ class TorchEncoderDecoder(nn.Module):
         return self.output(x)
 
     def new_cache(self) -> PrefixCache:
-        """An empty cache for :meth:`decode`."""
         return PrefixCache()
 
     def canonical_state_dict(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from schemas.config.model import Transformer
 from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.attention import mask_for_kernels, takes_sentences, whole_masks
+from transformer_core.models.attention import mask_for_kernels, takes_sentences
 from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
 from transformer_core.models.decoding import DecoderCache
 from transformer_core.models.dropout import Dropout
@@ -22,13 +22,7 @@ from transformer_core.models.packed_segments import (
 )
 from transformer_core.models.positions import Positions
 from transformer_core.models.qkv_projection import Projection, project_together
-from transformer_core.models.sublayers import (
-    DecoderLayer,
-    EncoderLayer,
-    Memory,
-    build_norm,
-    in_stream_format,
-)
+from transformer_core.models.sublayers import DecoderLayer, EncoderLayer, Memory, build_norm
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
 from transformer_core.techniques.recomputation import recomputing
 
@@ -64,14 +58,15 @@ class EncoderDecoder(nn.Module):
         self.blocks = getattr(spec.tokens, "blocks", 0)
         self.row_multiple = getattr(spec.tokens, "row_multiple", 1)
         self.memory_together = spec.memory_products == "together"
-        self.whole_masks = whole_masks(spec.attention)
+        # Whether the decoder's mask is made for each batch, of padding and of what comes later.
+        self.whole_masks = spec.attention.kind == "published"
         self.attention_spec = spec.attention
         self.source_embedding = nn.Embedding(vocabulary, d_model)
         # None, not the same module once more: a matrix has one name in the state dict.
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
         self.output = None if tied else nn.Linear(d_model, vocabulary, bias=False)
         self.positions = Positions(d_model)
-        self.residual = spec.residual
+        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
         self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
@@ -170,7 +165,6 @@ class EncoderDecoder(nn.Module):
         return head(self.decoder_norm(x), output.weight)
 
     def new_cache(self) -> DecoderCache:
-        """An empty cache for :meth:`decode`."""
         return DecoderCache(len(self.decoder))
 
     def _memories(self, memory: Tensor) -> Sequence[Memory]:
@@ -195,7 +189,7 @@ class EncoderDecoder(nn.Module):
         self, embedding: nn.Embedding, tokens: Tensor, start: int = 0, places: Tensor | None = None
     ) -> Tensor:
         x = self.positions(embedding(tokens) * self.scale, start, places)
-        return self.dropout(in_stream_format(x, self.residual))
+        return self.dropout(x if self.residual is None else x.to(self.residual))
 
 
 def source_mask(source: Tensor) -> Tensor:

@@ -47,7 +47,6 @@ def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Eve
 
 
 def read_capture(path: Path) -> Capture:
-    """A capture.json; ConfigError if it cannot be used."""
     try:
         digests.check(path)
         return Capture.model_validate_json(path.read_text(encoding="utf-8"))

@@ -49,7 +49,6 @@ class WatchedPrecision(Precision):
 
 
 def watched_step(trainer: Trainer, batch: GlobalBatch, watch: Callable[[str], None]) -> None:
-    """One optimizer step that tells ``watch`` of its moments: see :class:`WatchedPrecision`."""
     precision = WatchedPrecision(trainer.precision, watch)
     optimizer_step(replace(trainer, precision=precision), batch, LEARNING_RATE)
 
@@ -242,12 +241,10 @@ class StepMemory:
 
     @property
     def at_peak(self) -> Parts:
-        """The parts at the moment of the largest total."""
         return self._parts(self.by_part[:, int(self.total.argmax())])
 
     @property
     def largest(self) -> Parts:
-        """Each part at its own largest."""
         return self._parts(self.by_part.max(axis=1))
 
     def timeline(self, points: int) -> list[TimelinePoint]:
@@ -318,7 +315,6 @@ def tables(model: nn.Module) -> list[Tensor]:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
-    """The tensors that the optimizer keeps between steps."""
     entries = (value for entry in optimizer.state.values() for value in entry.values())
     return [value for value in entries if isinstance(value, torch.Tensor)]
 

@@ -43,7 +43,6 @@ class Milestones:
             self.found[device] = {"start": start}
 
     def take(self, name: MilestoneName) -> None:
-        """Reads everything now, unless the name was already used."""
         for device, seen in self.found.items():
             if name not in seen:
                 seen[name] = self._read(name, device)
@@ -63,7 +62,6 @@ class Milestones:
             seen["peak"] = Milestone(name="peak", rss_bytes=peak_rss_bytes(), **UNREAD | known)
 
     def foreign(self) -> list[ForeignProcess]:
-        """Other processes with memory on the observed devices."""
         found = []
         for device in self.found:
             identity = _uuid(device)

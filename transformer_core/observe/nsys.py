@@ -119,7 +119,6 @@ def environment() -> dict[str, str]:
 
 
 def export(nsys: Nsys, report: Path) -> None:
-    """Makes the SQLite export of a report without one."""
     _output(
         [
             *(nsys.path, "export", "--type=sqlite", "--force-overwrite=true"),

@@ -90,8 +90,6 @@ NSYS_LOG = "nsys.log"
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen profiler, and the reason."""
-
     profiler: Literal["nsys", "torch"]
     reason: str
     nsys: Nsys | None = None
@@ -131,7 +129,6 @@ def choose(profiling: Profiling, nsys: Nsys | None, cuda: bool, nodes: int = 1) 
 
 
 def capture_with_torch(order: CaptureOrder) -> Outcome | None:
-    """Records with torch.profiler; None if it succeeded, else how it ended."""
     return attempt(order.model_copy(update={"profiler": "torch"}), order.output / rank_file(0))
 
 

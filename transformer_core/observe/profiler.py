@@ -13,8 +13,14 @@ from transformer_core.common.files import write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.observe.profile_job import CaptureOrder, rank_file
-from transformer_core.observe.ranges import allocated_mark, mark_layers, mark_phases, of_phases
-from transformer_core.observe.recording import NsysRecording, Recording, TorchRecording
+from transformer_core.observe.ranges import (
+    NsysRecording,
+    Recording,
+    TorchRecording,
+    allocated_mark,
+    mark_layers,
+    mark_phases,
+)
 from transformer_core.run.statuses import CHECKPOINTS
 from transformer_core.run.worker import Program
 from transformer_core.trace.events.phases import STEP, label
@@ -28,8 +34,6 @@ class Enough(Exception):
 
 
 class Capturing(Observer):
-    """Starts and stops the recording of a profiled run between steps."""
-
     def __init__(self, setup: Setup, recording: Recording, warmup: int, steps: int) -> None:
         self.setup = setup
         self.recording = recording
@@ -80,7 +84,6 @@ def has_slow_timers(setup: Setup) -> bool:
 
 
 def switch_on_timers(setup: Setup) -> None:
-    """Makes DistributedDataParallel time every step from now on."""
     if isinstance(setup.module, DistributedDataParallel):
         setup.module._set_ddp_runtime_logging_sample_rate(1)
 
@@ -123,7 +126,6 @@ def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
 
 
 def work(order: CaptureOrder, program: Program) -> None:
-    """Trains a few steps, records the last of them, and writes rank-<r>.json."""
     process = program.process
     shards = open_training_shards(order.data)
     warmup, steps = order.warmup_steps, order.profiling.steps
@@ -136,7 +138,7 @@ def work(order: CaptureOrder, program: Program) -> None:
     else:
         recording = TorchRecording(order.output, process.rank, process.device)
     mark_layers(setup.model, recording.range_named, allocated_mark(process.device))
-    mark_phases(setup, of_phases(recording.range_named))
+    mark_phases(setup, lambda phase: recording.range_named(label(phase)))
     progress = RunProgress(order.title, warmup + 2 * steps + 1, show=process.is_main)
     observer = Capturing(setup, recording, warmup, steps)
     try:

@@ -1,4 +1,5 @@
-"""The phases of a training step as ranges of a profiler, put around a training from outside.
+"""The phases of a training step as ranges of a profiler, put around a training from outside, and the
+profilers as the profiled process sees them. Light: observers of users' scripts import it.
 
 The training loop calls strategy, module and precision; a capture wraps what they offer. A timed run
 has none of this.
@@ -7,13 +8,16 @@ has none of this.
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from transformer_core.observe.nsys import DOMAIN
+from schemas.errors import Unsupported
+from transformer_core.observe.nsys import CAPTURE_RANGE, DOMAIN
 from transformer_core.trace.events.phases import (
     ALLOCATED_PREFIX,
     BACKWARD,
@@ -23,30 +27,16 @@ from transformer_core.trace.events.phases import (
     LOSS,
     OPTIMIZER,
     SEPARATOR,
-    label,
 )
 
 if TYPE_CHECKING:
     from transformer_core.data.batching.feeding import Feed, GlobalBatch
     from transformer_core.training.assemble import Setup
 
-Mark = Callable[[str], contextlib.AbstractContextManager[Any]]
+Mark = Callable[[str], AbstractContextManager[Any]]
 """Makes a range by its name, or that of a phase, which its :func:`label` names."""
 
-
-def torch_range(name: str) -> contextlib.AbstractContextManager[Any]:
-    return torch.profiler.record_function(name)
-
-
-def nvtx_range(name: str) -> contextlib.AbstractContextManager[Any]:
-    import nvtx  # only where Nsight Systems records
-
-    return nvtx.annotate(name, domain=DOMAIN)
-
-
-def of_phases(range_named: Mark) -> Mark:
-    """Makes the range of a phase with what makes one by its name."""
-    return lambda phase: range_named(label(phase))
+torch_range: Mark = torch.profiler.record_function
 
 
 def mark_phases(setup: "Setup", mark: Mark) -> None:
@@ -59,23 +49,23 @@ def mark_phases(setup: "Setup", mark: Mark) -> None:
     from transformer_core.models.objective import Objective
 
     strategy, precision = setup.strategy, setup.precision
-    replace(strategy, "batches", _in_data(strategy.batches, mark))
-    replace(strategy, "sync_context", leaving_in_backward(strategy.sync_context, mark))
-    replace(precision, "backward", within(precision.backward, BACKWARD, mark))
-    replace(strategy, "reduce_gradients", within(strategy.reduce_gradients, BACKWARD, mark))
-    replace(strategy, "update", within(strategy.update, OPTIMIZER, mark))
+    # Of these very objects: a run has one of each.
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (strategy, "batches", _in_data(strategy.batches, mark)),
+        (strategy, "sync_context", _leaving_in_backward(strategy.sync_context, mark)),
+        (precision, "backward", _within(precision.backward, BACKWARD, mark)),
+        (strategy, "reduce_gradients", _within(strategy.reduce_gradients, BACKWARD, mark)),
+        (strategy, "update", _within(strategy.update, OPTIMIZER, mark)),
+    ]
     for module in setup.module.modules():
         if isinstance(module, Objective):
-            replace(module, "loss", within(module.loss, LOSS, mark))
+            replaced.append((module, "loss", _within(module.loss, LOSS, mark)))
+    for owner, name, function in replaced:
+        setattr(owner, name, function)
     mark_forward(setup.module, mark)
 
 
-def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replaces a method of this one object with ``function``."""
-    setattr(owner, name, function)
-
-
-def within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[..., Any]:
+def _within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[..., Any]:
     """``function``, every call of which lies in the range of a phase."""
 
     @wraps(function)
@@ -86,9 +76,10 @@ def within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[...
     return wrapped
 
 
-def _in_data(
-    batches: "Callable[[Feed, int, int], Generator[GlobalBatch, None, None]]", mark: Mark
-) -> "Callable[[Feed, int, int], Generator[GlobalBatch, None, None]]":
+Batches = Callable[["Feed", int, int], "Generator[GlobalBatch, None, None]"]
+
+
+def _in_data(batches: Batches, mark: Mark) -> Batches:
     def wrapped(feed: "Feed", epoch: int, batch: int) -> "Generator[GlobalBatch, None, None]":
         with contextlib.closing(batches(feed, epoch, batch)) as endless:
             while True:
@@ -99,9 +90,10 @@ def _in_data(
     return wrapped
 
 
-def leaving_in_backward(
-    sync_context: Callable[[bool], contextlib.AbstractContextManager[Any]], mark: Mark
-) -> Callable[[bool], contextlib.AbstractContextManager[Any]]:
+Context = Callable[[bool], AbstractContextManager[Any]]
+
+
+def _leaving_in_backward(sync_context: Context, mark: Mark) -> Context:
     """A strategy's context of a micro-batch, whose end lies in the range of the backward phase."""
 
     @contextlib.contextmanager
@@ -116,32 +108,9 @@ def leaving_in_backward(
     return wrapped
 
 
-def mark_forward(module: torch.nn.Module, mark: Mark, phase: str = FORWARD) -> None:
-    """Let every call of ``module`` lie in the range of a phase."""
-    # Hooks, not a wrapped method: a strategy may need to find the very module it made.
-    ranges: list[contextlib.AbstractContextManager[Any]] = []
-
-    def enter(*_: Any) -> None:
-        ranges.append(mark(phase))
-        ranges[-1].__enter__()
-
-    def leave(*_: Any) -> None:
-        ranges.pop().__exit__(None, None, None)
-
-    module.register_forward_pre_hook(enter)
-    module.register_forward_hook(leave)
-
-
-ROOT = "model"  # the path of the whole model
-
-Range = contextlib.AbstractContextManager[Any]
-
-
-class _Open(threading.local):
-    """The ranges that a thread is in: replicas run the same modules at the same time."""
-
-    def __init__(self) -> None:
-        self.ranges: list[Range] = []
+def mark_forward(module: nn.Module, mark: Mark) -> None:
+    """Let every call of ``module`` lie in the range of the forward phase."""
+    _mark(module, FORWARD, mark)
 
 
 def allocated_mark(device: torch.device) -> Callable[[], str] | None:
@@ -167,7 +136,7 @@ def mark_layers(model: nn.Module, mark: Mark, allocated: Callable[[], str] | Non
             with mark(allocated()):
                 pass
 
-    for path, module in _modules(model, ROOT):
+    for path, module in _modules(model, "model"):
         _mark(module, LAYER_PREFIX + path, mark, told)
 
 
@@ -181,12 +150,16 @@ def _modules(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         yield from _modules(child, f"{path}{SEPARATOR}{name}")
 
 
-def _mark(module: nn.Module, name: str, mark: Mark, told: Callable[[], None]) -> None:
-    opened = _Open()
+def _mark(
+    module: nn.Module, name: str, mark: Mark, told: Callable[[], None] = lambda: None
+) -> None:
+    """Lets every call lie in a range; by hooks, not a wrapped method, as a strategy may need to find
+    the very module it made."""
+    opened = threading.local()  # replicas run the same modules at the same time
 
     def enter(*_: Any) -> None:
         told()
-        opened.ranges.append(mark(name))
+        opened.__dict__.setdefault("ranges", []).append(mark(name))
         opened.ranges[-1].__enter__()
 
     def leave(*_: Any) -> None:
@@ -196,3 +169,70 @@ def _mark(module: nn.Module, name: str, mark: Mark, told: Callable[[], None]) ->
     module.register_forward_pre_hook(enter)
     # Recomputing a checkpoint ends with an exception as soon as it has what it needs.
     module.register_forward_hook(leave, always_call=True)
+
+
+class TorchRecording:
+    """torch.profiler, with the shapes of the operators' inputs."""
+
+    range_named = staticmethod(torch_range)
+
+    def __init__(self, output: Path, rank: int, device: torch.device) -> None:
+        self.output = output
+        self.name = f"rank-{rank}.pt.trace.json.gz"
+        self.cuda = device.type == "cuda"
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.cuda:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # All threads: some techniques communicate on threads of their own.
+        every = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+        self.profiler = torch.profiler.profile(
+            activities=activities, record_shapes=True, experimental_config=every
+        )
+        self.prepare, self.start = self.profiler.prepare_trace, self.profiler.start_trace
+        self.stop = self.profiler.stop_trace
+
+    def save(self) -> list[str]:
+        if self.cuda and not self._kernels():
+            raise Unsupported(
+                "torch.profiler recorded no CUDA kernel: CUPTI may be missing, in use by another "
+                "profiler, or not permitted here (NVreg_RestrictProfilingToAdminUsers)"
+            )
+        self.profiler.export_chrome_trace(str(self.output / self.name))
+        return [self.name]
+
+    def _kernels(self) -> bool:
+        results: Any = self.profiler.profiler.kineto_results  # type: ignore[union-attr]
+        cuda = torch.autograd.DeviceType.CUDA
+        return any(event.device_type() == cuda for event in results.events())
+
+
+class NsysRecording:
+    """Nsight Systems, which started this process and waits for the range to be captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        import nvtx  # only where Nsight Systems records
+
+        self.nvtx, self.cuda = nvtx, device.type == "cuda"
+        self.range: Any = None
+
+    def range_named(self, name: str) -> AbstractContextManager[Any]:
+        return self.nvtx.annotate(name, domain=DOMAIN)
+
+    def prepare(self) -> None:
+        pass
+
+    def start(self) -> None:
+        if self.cuda:
+            torch.cuda.profiler.start()
+        self.range = self.nvtx.start_range(CAPTURE_RANGE, domain=DOMAIN)
+
+    def stop(self) -> None:
+        self.nvtx.end_range(self.range)
+        if self.cuda:
+            torch.cuda.profiler.stop()
+
+    def save(self) -> list[str]:
+        return []  # nsys writes them when this process has ended
+
+
+Recording = TorchRecording | NsysRecording

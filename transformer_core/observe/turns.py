@@ -51,11 +51,9 @@ class PlantedDelay:
         self._began = now()
 
     def begin(self) -> None:
-        """Marks the begin of a step that does not start where the last one ended."""
         self._began = self._now()
 
     def step_done(self) -> None:
-        """Spend the planted time at the end of a step."""
         self._synchronise()
         done = self._now()
         end = done + self._share * (done - self._began)

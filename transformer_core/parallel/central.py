@@ -240,7 +240,6 @@ class DataParallelObjective(nn.Module):
     def forward(
         self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
-        """Loss sum, a scalar, from source [b, s] and target input and output [b, t]."""
         # Replicas run in threads of their own, of which torch tells whether autocast is on, but
         # not its dtype.
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")

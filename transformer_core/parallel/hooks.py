@@ -41,8 +41,6 @@ class Hook:
         self.traffic = traffic
 
     def register(self, module: DistributedDataParallel) -> None:
-        """Let ``module`` use this hook."""
-
         def average(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
             return self.average(bucket)
 

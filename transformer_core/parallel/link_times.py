@@ -25,7 +25,6 @@ def burst_seconds(bandwidth: float) -> float:
 
 
 def send_seconds(link: LinkModel, size: float) -> float:
-    """Time of one message of ``size`` bytes."""
     return link.latency + 8 * size / link.bandwidth
 
 

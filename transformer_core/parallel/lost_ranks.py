@@ -57,7 +57,6 @@ class RollCall:
         self._last = time.monotonic()
 
     def explain(self, error: Exception) -> Exception:
-        """See :func:`explain`."""
         with contextlib.suppress(RuntimeError):  # lost() reports it
             self.store.set(f"ended/{self.rank}", "")
         lost = self.lost() if _is_about_peers(error) else None
@@ -78,7 +77,6 @@ class RollCall:
             return PeerLost(f"{_name(self.places[0])} does not answer, and nobody else on its host")
 
     def close(self) -> None:
-        """Stops answering."""
         self._closed = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

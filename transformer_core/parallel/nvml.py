@@ -1,4 +1,5 @@
-"""GPUs according to NVML: their names, their memory, and how much of it is in use.
+"""GPUs according to NVML: their names, their memory, how much of it is in use, and whether several
+processes may share one. Nothing here imports torch at once: supervisors use it.
 
 The module ``pynvml`` comes with two distributions: nvidia-ml-py3 returns bytes and lacks newer
 functions, nvidia-ml-py returns str. Both work here, and so does a host without a GPU.
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from schemas.errors import Unsupported
 from schemas.results.comparisons import GpuState, GpuWork
 from schemas.results.machine import Gpu
 
@@ -59,7 +61,6 @@ def memory_by_uuid() -> dict[str, int]:
 
 
 def free_by_uuid() -> dict[str, int]:
-    """Free bytes on every GPU of the host that reports them."""
     return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
 
 
@@ -82,7 +83,6 @@ def states() -> list[GpuState]:
 
 
 def uuids() -> list[str]:
-    """UUIDs of all GPUs of the host in NVML's order; empty where NVML cannot be used."""
     return list(_of_each_device(_uuid).values())
 
 
@@ -110,8 +110,6 @@ class Counters:
 
 
 def counters() -> dict[int, Counters]:
-    """The counts of all GPUs of the host by index; empty where NVML cannot be used."""
-
     def read(nvml: Any, index: int) -> Counters:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         return Counters(_joules(handle), *(_held(handle, policy) for policy in (0, 1)))
@@ -120,7 +118,6 @@ def counters() -> dict[int, Counters]:
 
 
 def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:
-    """The work of each GPU since it was read ``before``."""
     return [
         before[index].until(index, later)
         for index, later in (counters().items() if before else ())
@@ -306,3 +303,40 @@ def _bare_uuid(uuid: str) -> str:
 
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def require_shared_gpus(processes: int) -> None:
+    """Raise Unsupported where ``processes`` processes are to use a GPU that lets in only one."""
+    exclusive = exclusive_gpus() if processes > 1 else []
+    if exclusive:
+        raise Unsupported(
+            f"{processes} processes take turns on a GPU, but GPU {exclusive[0]} is in "
+            f"exclusive-process mode, which refuses the second. {_remedy(str(exclusive[0]))}"
+        )
+
+
+_BUSY = "busy or unavailable"
+"""CUDA's message when a GPU refuses this process (cudaErrorDevicesUnavailable)."""
+
+
+def busy(error: BaseException) -> str | None:
+    """The cause and its remedy, if ``error`` says that a GPU refuses this process."""
+    if not isinstance(error, RuntimeError) or _BUSY not in str(error):
+        return None
+    exclusive = exclusive_gpus()
+    if not exclusive:
+        return (
+            "a GPU is busy or unavailable: another process may have it for itself, or compute "
+            "work is prohibited on it (nvidia-smi -q -d COMPUTE shows its compute mode)"
+        )
+    return (
+        f"GPU {exclusive[0]} is in exclusive-process mode, and another process has it. End that "
+        f"one (nvidia-smi lists it). {_remedy(str(exclusive[0]))}"
+    )
+
+
+def _remedy(index: str) -> str:
+    return (
+        f"Allow more of them (nvidia-smi -i {index} -c DEFAULT, as root), or start the CUDA "
+        "Multi-Process Service (nvidia-cuda-mps-control -d)"
+    )

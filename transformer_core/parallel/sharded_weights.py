@@ -23,7 +23,6 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether ``tensor`` is one rank's view of a DTensor."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -33,7 +32,6 @@ def mesh_of(tensor: object) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 

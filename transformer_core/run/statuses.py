@@ -22,7 +22,7 @@ from schemas.results import Status
 from schemas.results.common import Ending
 from transformer_core.common.endings import REMEDIES
 from transformer_core.common.files import write_text
-from transformer_core.parallel import shared_gpus
+from transformer_core.parallel import nvml
 from transformer_core.run import oom
 
 _SAME_GPU = "Duplicate GPU detected"
@@ -85,7 +85,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
             "NCCL refuses two ranks on one GPU: set machine.devices_per_node to the number of "
             f"GPUs, or machine.device: cpu. It says: {first_line}"
         )
-    if reason := shared_gpus.busy(error):
+    if reason := nvml.busy(error):
         return "unsupported", reason
     match error:
         case Unsupported():

@@ -27,7 +27,7 @@ from schemas.config.training import (
 )
 from schemas.config.variants import Variant
 from transformer_core.study.resolve import spec_of
-from transformer_core.study.variants import VARIANTS_FILE, with_compositions
+from transformer_core.study.variants import with_compositions
 
 NEXT_TO_NONE = 1e-9
 """A dropout rate that drops nothing. With 0, some kernels would differ from the timed ones: torch's
@@ -69,7 +69,6 @@ def short_runs(
     variants: Mapping[str, Variant],
     specs: Mapping[str, RunSpec],
     study_file: str = "study",
-    variants_file: str = VARIANTS_FILE,
 ) -> dict[str, ShortRun]:
     """Every run that the certificates of ``specs`` need, by name, each once.
 
@@ -94,7 +93,7 @@ def short_runs(
         if name == REFERENCE:
             timed = reference_spec(study)
         elif timed is None:
-            timed = spec_of(study, name, variants, study_file, variants_file)
+            timed = spec_of(study, name, variants, study_file)
         runs[name] = ShortRun(
             spec=short_spec(study, timed),
             seeds=needed,

@@ -37,7 +37,6 @@ MOST_TOKENS = 1_000_000_000  # tokens or pairs of a global batch
 
 
 def violations(spec: RunSpec) -> Iterator[Violation]:
-    """Every rule that ``spec`` breaks."""
     yield from of_task(spec)
     yield from of_imported(spec)
     yield from _model(spec)
@@ -442,7 +441,6 @@ def _named_files(study: Study) -> Iterator[tuple[str, str]]:
 
 
 def _unusable(path: str) -> str | None:
-    """The reason why a file cannot be read; null if none can be seen without reading it."""
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError) as error:
@@ -451,7 +449,6 @@ def _unusable(path: str) -> str | None:
 
 
 def of_task(spec: RunSpec) -> Iterator[Violation]:
-    """Every rule about the task of ``spec`` that it breaks."""
     texts = isinstance(spec.task, LanguageModel)
     causal = isinstance(spec.model, DecoderOnly | HuggingFaceCausal)
     if (spec.corpus.kind in TEXT_KINDS) != texts:

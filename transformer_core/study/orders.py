@@ -72,8 +72,6 @@ def _given(field: Any, job: dict[str, Any]) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Settings as one line of JSON."""
-
     def plain(value: Any) -> Any:
         return value.model_dump(mode="json") if isinstance(value, Schema) else str(value)
 

@@ -1,28 +1,84 @@
-"""A study with its run specs, short runs and pairs, and the small stage that may be done first."""
+"""A study with its run specs, short runs, pairs and trials of an emulated link, and the small stage
+that may be done first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from schemas.base import kinds_of, merge
 from schemas.config.claims import Claim
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from schemas.errors import ConfigError, ConfigProblem, nearest
+from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from schemas.results.comparisons import Pair
 from transformer_core.study.certification import ShortRun, short_runs
 from transformer_core.study.checks import contradictions
 from transformer_core.study.compared_pairs import compared_pairs, family_pairs
-from transformer_core.study.link_trials import TrialSpecs, link_trials
 from transformer_core.study.resolve import check_study, resolve_all
 from transformer_core.study.study_files import claim_pairs
-from transformer_core.study.variants import VARIANTS_FILE, Declared, with_compositions
+from transformer_core.study.variants import Declared, with_compositions
+
+LINK_CHECKS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "small_buckets": {"parallel": {"bucket_mb": 0.25}},
+    "fp16_compress": {"parallel": {"hook": {"kind": "compress", "dtype": "fp16"}}},
+    "accumulation_sync": {
+        "training": {"accumulation": {"micro_batches": 4, "synchronise": "every"}}
+    },
+    "accumulation_no_sync": {
+        "training": {"accumulation": {"micro_batches": 4, "synchronise": "last"}}
+    },
+}
+"""Changes to DistributedDataParallel with which the emulated link is checked."""
+
+
+@dataclass(frozen=True)
+class TrialSpecs:
+    """The same work over both links."""
+
+    change: str  # name of the change to DistributedDataParallel
+    bandwidth: float  # bits per second
+    real: RunSpec
+    emulated: RunSpec
+
+
+def link_trials(study: Study, file: str = "study") -> dict[str, TrialSpecs]:
+    """Every change at every bandwidth that the study checks, by name; none if it checks none.
+
+    Raises ConfigError for a study whose sections do not make a run spec.
+    """
+    if study.link_check is None:
+        return {}
+    shared = study.model_dump(mode="json", include=set(RunSpec.model_fields))
+    trials = {}
+    for bandwidth in study.link_check.bandwidths:
+        for change, fields in LINK_CHECKS.items():
+            real, emulated = (
+                _spec(shared, fields, name, {"bandwidth": bandwidth, "emulate": emulate}, file)
+                for name, emulate in (("real_link", False), ("emulated_link", True))
+            )
+            name = f"{change}_{bandwidth / 1e6:g}mbit"
+            trials[name] = TrialSpecs(change, bandwidth, real, emulated)
+    return trials
+
+
+def _spec(
+    shared: dict[str, Any], change: dict[str, Any], name: str, link: dict[str, Any], file: str
+) -> RunSpec:
+    machine = {"nodes": 2, "devices_per_node": 1, "link": link}
+    data = merge(shared, {"parallel": {"kind": "ddp"}, "machine": machine})
+    data = merge(data, change, kinds_of(RunSpec))
+    try:
+        return RunSpec.model_validate(data | {"variant": name})
+    except ValidationError as error:
+        raise from_validation(error, RunSpec, file) from None
 
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study and what follows from it."""
-
     study: Study
     variants: dict[str, Variant]
     """The variants of the file, and the compositions that the study names."""
@@ -39,7 +95,6 @@ def plan_study(
     study_file: str,
     declared: Declared,
     claims: Mapping[str, Claim],
-    variants_file: str = VARIANTS_FILE,
     stage: str = "all",
 ) -> PlannedStudy:
     """The plan of a ``stage`` of the study in ``settings``, which ``study_file`` holds; ConfigError
@@ -50,7 +105,7 @@ def plan_study(
     variants = declared.variants
     try:
         variants = with_compositions(variants, study.variants, study_file)
-        specs = resolve_all(study, variants, study_file, variants_file)
+        specs = resolve_all(study, variants, study_file)
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -60,7 +115,7 @@ def plan_study(
         study,
         variants,
         specs,
-        short_runs(study, variants, specs, study_file, variants_file),
+        short_runs(study, variants, specs, study_file),
         extra,
         compared_pairs(study, extra, study_file),
         link_trials(study, file=study_file),

@@ -137,7 +137,6 @@ def layer_weights(model: AnyLanguageModel) -> int:
 
 
 def layers(spec: RunSpec) -> int:
-    """Layers of the model, those of encoder and decoder together."""
     model = spec.model
     if isinstance(model, DecoderOnly | HuggingFaceCausal):
         return model.layers

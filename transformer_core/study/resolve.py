@@ -29,7 +29,6 @@ _KINDS = kinds_of(RunSpec)
 
 
 def check_study(data: Any, file: str) -> Study:
-    """A study from the contents of ``file``."""
     try:
         return Study.model_validate(data or {})
     except ValidationError as error:
@@ -41,11 +40,10 @@ def resolve(
     variant: str,
     variants: Mapping[str, Variant],
     study_file: str = "study",
-    variants_file: str = VARIANTS_FILE,
 ) -> RunSpec:
     """The complete, checked run spec of ``variant`` in ``study``; ConfigError if there is none."""
     data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
-    line = lineage(variant, variants, variants_file)
+    line = lineage(variant, variants)
     for ancestor in line:
         data = merge(data, variants[ancestor].change, _KINDS)
     data["variant"] = variant
@@ -55,7 +53,7 @@ def resolve(
     except ValidationError as error:
         # The study is valid, so a change is wrong: the latest that sets most of the field's path.
         problems = []
-        for problem in from_validation(error, RunSpec, variants_file).problems:
+        for problem in from_validation(error, RunSpec, VARIANTS_FILE).problems:
             parts = problem.field.split(".")
             author = max(changes, key=lambda name: _depth(changes[name], parts))
             field = place(author, variants[author], f"change.{problem.field}")
@@ -68,7 +66,7 @@ def resolve(
         file, where = study_file, field
         if authors:
             author = authors[0]
-            file, where = variants_file, place(author, variants[author], f"change.{field}")
+            file, where = VARIANTS_FILE, place(author, variants[author], f"change.{field}")
         problems.append(ConfigProblem(file, where, value, f"{message} (variant {variant})", remedy))
     if problems:
         raise ConfigError(problems)
@@ -80,12 +78,11 @@ def spec_of(
     name: str,
     variants: Mapping[str, Variant],
     study_file: str = "study",
-    variants_file: str = VARIANTS_FILE,
 ) -> RunSpec:
     """The run spec of a variant. Where its change means nothing for the study's task, that of the
     study as it stands, with the reason. ConfigError where it is wrong whatever the task."""
     try:
-        return resolve(study, name, variants, study_file, variants_file)
+        return resolve(study, name, variants, study_file)
     except ConfigError as error:
         reason = _without_meaning(study, name, variants, error)
         if reason is None:
@@ -130,7 +127,6 @@ def resolve_all(
     study: Study,
     variants: Mapping[str, Variant],
     study_file: str = "study",
-    variants_file: str = VARIANTS_FILE,
 ) -> dict[str, RunSpec]:
     """The run specs of all variants of the study, by name; all problems in one ConfigError."""
     variants = with_compositions(variants, study.variants, study_file)
@@ -149,7 +145,7 @@ def resolve_all(
             problems.append(ConfigProblem(study_file, field, name, message, remedy))
         else:
             try:
-                specs[name] = spec_of(study, name, variants, study_file, variants_file)
+                specs[name] = spec_of(study, name, variants, study_file)
             except ConfigError as error:
                 problems.extend(error.problems)
     if problems:

@@ -88,11 +88,10 @@ def read_claims(
     path: str | Path,
     variants: Mapping[str, Variant],
     families: Mapping[str, Family],
-    variants_file: str = VARIANTS_FILE,
 ) -> dict[str, Claim]:
     """All claims by id; ConfigError if one names a variant or a family that there is not."""
     claims: dict[str, Claim] = check_entries(read_mapping(path), Claims, str(path))
-    problems = list(_unknown(str(path), claims, variants, families, variants_file))
+    problems = list(_unknown(str(path), claims, variants, families))
     if problems:
         raise ConfigError(problems)
     return claims
@@ -126,7 +125,6 @@ def _unknown(
     claims: Mapping[str, Claim],
     variants: Mapping[str, Variant],
     families: Mapping[str, Family],
-    variants_file: str,
 ) -> Iterator[ConfigProblem]:
     tests = [test for claim in claims.values() for test in claim.tests]
     named = {name for test in tests for name in variants_of(test).values()}
@@ -139,7 +137,7 @@ def _unknown(
                     message, remedy = unknown_variant(variant, variants)
                     yield ConfigProblem(file, f"{place}.{field}", variant, message, remedy)
             if isinstance(test, TrendTest) and test.family not in families:
-                message = f"is not a curve of {variants_file}"
+                message = f"is not a curve of {VARIANTS_FILE}"
                 remedy = nearest(test.family, families)
                 yield ConfigProblem(file, f"{place}.family", test.family, message, remedy)
             if isinstance(test, ComparisonTest) and test.variant == test.reference:

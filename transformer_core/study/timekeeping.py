@@ -59,7 +59,6 @@ class Range(NamedTuple):
     high: float
 
     def times(self, factor: float) -> "Range":
-        """Of so many, or of a share."""
         return Range(self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
@@ -146,7 +145,6 @@ class Forecast:
     """Guesses of the jobs that have ended since this began, by rule."""
 
     def job(self, job: str) -> Range:
-        """Seconds of a job."""
         seconds, error = self._job(job)
         return Range(seconds * (1 - error), seconds * (1 + error))
 
@@ -234,13 +232,11 @@ class Timekeeper(logging.Handler):
             self.todo[job] -= 1
 
     def tell(self) -> None:
-        """Reports the progress of the study, if that is due."""
         if self.now() - self.said >= LINE_SECONDS:
             self.said = self.now()
             self.say(self.line())
 
     def left(self) -> Range:
-        """Seconds that are left, if jobs take as long as they did."""
         found, spent = self.forecast.jobs(self.todo), 0.0
         for job, began, _ in self.running.values():
             # A job that takes longer than expected is not about to end.
@@ -254,7 +250,6 @@ class Timekeeper(logging.Handler):
         return left
 
     def line(self) -> str:
-        """The progress of the study, the time left, and the running job."""
         of = f" of {clock_text(self.asked)}" if self.asked else ""
         left = self.left()
         said = str(left)
@@ -268,7 +263,6 @@ class Timekeeper(logging.Handler):
 
 
 def clock_text(seconds: float) -> str:
-    """Minutes and seconds, or hours and minutes, as on a clock."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
 

@@ -60,8 +60,6 @@ def place(name: str, variant: Variant, field: str) -> str:
 
 
 class Declared(NamedTuple):
-    """The declarations of a variants file."""
-
     variants: dict[str, Variant]  # all variants by name, those of compositions and sweeps included
     families: dict[str, Family]  # the curves of the sweeps by name
 
@@ -354,7 +352,6 @@ class _Swept(NamedTuple):
 
 
 def _swept(sweep: Sweep) -> Iterator[_Swept]:
-    """Every parent with every value, with the name of its variant."""
     for parent_at, parent in enumerate(sweep.parents):
         for value_at, value in enumerate(sweep.values):
             name = sweep.names.format(parent=parent, value=_in_names(value))
@@ -465,12 +462,10 @@ def _off_the_axis(name: str, sweep: Sweep, curve: str, file: str) -> Iterator[Co
 
 
 def _in_names(value: SweepValue) -> str:
-    """A value as the names of variants write it."""
     return value.name if value.name is not None else _number(value.value)
 
 
 def _on_axis(value: SweepValue) -> Any:
-    """Where a value stands on a curve."""
     return value.at if value.at is not None else value.value
 
 
@@ -486,7 +481,6 @@ def _fields() -> frozenset[str]:
 
 
 def table(declared: Declared) -> list[tuple[str, ...]]:
-    """A row for each variant: name, parent, change, class of equivalence, families."""
     families: dict[str, list[str]] = {}
     for name, curve in declared.families.items():
         for member in curve.members:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schemas.base import Schema
 from schemas.config.facts import LossFacts
-from schemas.errors import Unsupported
+from transformer_core.techniques import imported, require_gpu
 from transformer_core.techniques.linear_cross_entropy import smoothing_term
 
 if TYPE_CHECKING:
@@ -43,16 +43,7 @@ class CutCrossEntropy(LossFacts, Schema):
 
 def library(x: "Tensor") -> Any:
     """The library's function. Unsupported where ``x`` is not on a GPU, or it is missing."""
-    import importlib
-
-    if not x.is_cuda:
-        raise Unsupported(
-            "training.loss: cut_cross_entropy is a kernel of Triton for GPUs; "
-            f"this run is on a {x.device.type}"
-        )
-    try:
-        return importlib.import_module("cut_cross_entropy").linear_cross_entropy
-    except ImportError:
-        raise Unsupported(
-            "training.loss: cut_cross_entropy needs its library: pip install cut-cross-entropy"
-        ) from None
+    field = "training.loss: cut_cross_entropy"
+    require_gpu(field, x)
+    found = imported("cut_cross_entropy", f"{field} needs its library", "cut-cross-entropy")
+    return found.linear_cross_entropy

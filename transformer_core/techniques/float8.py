@@ -1,10 +1,11 @@
 """Matrix products of 8 bits, by torchao."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from schemas.base import Schema
 from schemas.config.facts import Numbers
 from schemas.errors import Unsupported
+from transformer_core.techniques import imported
 
 if TYPE_CHECKING:
     from torch import device, nn
@@ -33,17 +34,12 @@ class Float8(Schema):
 
         Raises Unsupported where the device has no such products, or the library is missing.
         """
-        import importlib
         from dataclasses import replace
 
         if not self.emulated:
             self._require(device)
-        try:
-            library: Any = importlib.import_module("torchao.float8")
-        except ImportError:
-            raise Unsupported(
-                "training.precision: float8 needs the library torchao: pip install torchao"
-            ) from None
+        needs = "training.precision: float8 needs the library torchao"
+        library = imported("torchao.float8", needs, "torchao")
         recipe = {"tensor": "tensorwise", "row": "rowwise"}[self.scaling]
         config = library.Float8LinearConfig.from_recipe_name(recipe)
         # Batches have any number of tokens, which products of weights' gradients sum over.

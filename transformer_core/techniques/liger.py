@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schemas.base import Schema
 from schemas.config.facts import LossFacts
-from schemas.errors import Unsupported
+from transformer_core.techniques import imported, require_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,13 +63,6 @@ def rotated(q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]") -> "tuple[T
 
 def library(field: str, x: "Tensor") -> Any:
     """The functions of Liger. Unsupported where ``x`` is not on a GPU, or it is missing."""
-    import importlib
-
-    if not x.is_cuda:
-        raise Unsupported(
-            f"{field} is a kernel of Triton for GPUs; this run is on a {x.device.type}"
-        )
-    try:
-        return importlib.import_module("liger_kernel.transformers.functional")
-    except ImportError:
-        raise Unsupported(f"{field} needs the library Liger: pip install liger-kernel") from None
+    require_gpu(field, x)
+    module = "liger_kernel.transformers.functional"
+    return imported(module, f"{field} needs the library Liger", "liger-kernel")

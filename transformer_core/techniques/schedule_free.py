@@ -1,11 +1,11 @@
 """Schedule-free AdamW, by its authors' library."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from schemas.base import StepsOrNone
 from schemas.config.facts import DecayedMoments, OptimizerState
-from schemas.errors import Unsupported
+from transformer_core.techniques import imported
 
 if TYPE_CHECKING:
     from torch import device, nn
@@ -28,14 +28,8 @@ class ScheduleFreeAdamW(DecayedMoments):
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
     ) -> "Optimizer":
         """The optimizer of these parameters, ready for training."""
-        import importlib
-
-        try:
-            library: Any = importlib.import_module("schedulefree")
-        except ImportError:
-            raise Unsupported(
-                "adamw_schedule_free needs the library schedulefree: pip install schedulefree"
-            ) from None
+        needs = "adamw_schedule_free needs the library schedulefree"
+        library = imported("schedulefree", needs, "schedulefree")
         optimizer = library.AdamWScheduleFree(
             [parameter for _, parameter in named],
             lr=1e-3,  # the loop sets that of the schedule at every step

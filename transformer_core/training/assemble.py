@@ -44,8 +44,6 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Setup(Trainer):
-    """Everything that the loop works with."""
-
     feed: Feed
     train_store: PairStore
     validation_store: PairStore

@@ -16,9 +16,9 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     if setup.spec.training.checkpoint_writing == "behind":
         # Copies: training goes on changing the tensors.
         copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
-        _writing.append(_Thread(setup.process, final, partial, copied, json.dumps(found)))
+        work = (setup.process, final, partial, copied, json.dumps(found))
+        _writing.append(ThreadPoolExecutor(1, "checkpoint").submit(_write_behind, *work))
         return None
     _write(setup.process, final, partial, own)
     setup.strategy.synchronise()
@@ -89,47 +90,29 @@ def wait() -> None:
     """Waits until the checkpoint that is written behind the training is on disk, if there is one.
     Raises what its writing raised."""
     while _writing:
-        _writing.pop().finish()
+        _writing.pop().result()
 
 
-_writing: "list[_Thread]" = []  # the checkpoint that is written now
+_writing: list[Future[None]] = []  # the checkpoint that is written now
 
 
-class _Thread(Thread):
-    """Writes what a rank has of a checkpoint; that of the main rank completes it."""
-
-    def __init__(
-        self, process: Process, final: Path, partial: Path, own: dict[str, Tensor], text: str
-    ) -> None:
-        super().__init__(name="checkpoint")
-        self.process, self.final, self.partial = process, final, partial
-        self.own, self.text = own, text
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            _write(self.process, self.final, self.partial, self.own)
-            # Ranks meet on disk, since a collective here would mix with those of the training.
-            (self.partial / f"{self.process.rank}.done").touch()
-            if self.process.is_main:
-                done = [self.partial / f"{rank}.done" for rank in range(self.process.world_size)]
-                deadline = time.monotonic() + _PATIENCE
-                while not all(path.exists() for path in done):
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"not every rank has written its part of {self.final}")
-                    time.sleep(0.02)
-                for path in done:
-                    path.unlink()
-                _complete_with(self.final, self.partial, self.text)
-        except BaseException as error:
-            self.error = error
-
-    def finish(self) -> None:
-        """Waits for the end, and raises what was raised."""
-        self.join()
-        if self.error is not None:
-            raise self.error
+def _write_behind(
+    process: Process, final: Path, partial: Path, own: dict[str, Tensor], text: str
+) -> None:
+    """Writes what a rank has of a checkpoint, on a thread; that of the main rank completes it."""
+    _write(process, final, partial, own)
+    # Ranks meet on disk, since a collective here would mix with those of the training.
+    (partial / f"{process.rank}.done").touch()
+    if process.is_main:
+        done = [partial / f"{rank}.done" for rank in range(process.world_size)]
+        deadline = time.monotonic() + _PATIENCE
+        while not all(path.exists() for path in done):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not every rank has written its part of {final}")
+            time.sleep(0.02)
+        for path in done:
+            path.unlink()
+        _complete_with(final, partial, text)
 
 
 def _write(process: Process, final: Path, partial: Path, own: dict[str, Tensor]) -> None:
@@ -188,7 +171,6 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _usable(path: Path, setup: Setup) -> bool:
-    """Whether a checkpoint belongs to this run spec and is complete."""
     try:
         check(path / "state.json")
         record = _record(path)
@@ -341,7 +323,6 @@ def _load_random_state(file: Path, devices: Sequence[torch.device]) -> None:
 
 
 def _messages(file: Path) -> dict[str, Tensor]:
-    """The messages that the strategy keeps."""
     with safe_open(file, "pt") as tensors:
         names = [name for name in tensors.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
         return {name.removeprefix(_MESSAGES): tensors.get_tensor(name) for name in names}

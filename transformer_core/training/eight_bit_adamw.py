@@ -24,7 +24,6 @@ class BlockwiseAdamW(AdamW8bit):
     """
 
     def init_state(self, group: dict[str, Any], p: nn.Parameter, gindex: int, pindex: int) -> None:
-        """Creates the state of parameter ``p``; called by the first step."""
         super().init_state(group, p, gindex, pindex)
         state = self.state[p]
         for code_book in state.keys() & {"qmap1", "qmap2"}:

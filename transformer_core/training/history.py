@@ -1,11 +1,12 @@
 """The record of a training, step by step."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from schemas.results import Validation
+from schemas.results import STEP_COLUMNS, Validation
 from transformer_core.common.tables import write_table
 
 if TYPE_CHECKING:  # a supervisor writes histories too, and has no use for torch
@@ -13,21 +14,7 @@ if TYPE_CHECKING:  # a supervisor writes histories too, and has no use for torch
 
     from transformer_core.data.batching.feeding import GlobalBatch
 
-STEPS = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("epoch", pa.int64()),
-        ("batch", pa.int64()),
-        ("learning_rate", pa.float64()),
-        ("loss", pa.float64()),
-        ("grad_norm", pa.float64()),
-        ("pairs", pa.int64()),
-        ("tokens", pa.int64()),
-        ("padded_tokens", pa.int64()),
-        ("input_wait_seconds", pa.float64()),
-    ]
-)
-"""Columns of steps.parquet, as :data:`schemas.results.STEP_COLUMNS` describes them."""
+STEPS = pa.schema([(name, re.split("[:,]", what)[0]) for name, what in STEP_COLUMNS.items()])
 
 
 class History:
@@ -42,7 +29,6 @@ class History:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch and batch of the next global batch."""
         if not self.steps:
             return 0, 0
         return self.steps[-1]["epoch"], self.steps[-1]["batch"] + 1
@@ -73,11 +59,9 @@ class History:
         )
 
     def write(self, path: Path) -> None:
-        """Write steps.parquet."""
         write_table(path, pa.Table.from_pylist(self.steps, schema=STEPS))
 
     def state(self) -> dict[str, Any]:
-        """All of it as JSON, for a checkpoint."""
         return {
             "steps": self.steps,
             "validations": [validation.model_dump() for validation in self.validations],
@@ -86,7 +70,6 @@ class History:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "History":
-        """The history that :meth:`state` saved."""
         history = cls()
         history.steps = state["steps"]
         history.validations = [Validation.model_validate(v) for v in state["validations"]]

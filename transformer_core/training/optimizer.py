@@ -151,7 +151,6 @@ class MasterAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the weights of all parameters that have a gradient."""
         scale = getattr(self, "grad_scale", None)
         for group in self.param_groups:
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]

@@ -36,11 +36,9 @@ class Precision:
         return {}
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Context of the forward pass."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of ``loss`` to the parameters' gradients."""
         loss.backward()
 
     def step(
@@ -74,11 +72,9 @@ class Precision:
         optimizer.step()
 
     def report(self) -> dict[str, Any] | None:
-        """The report after training, as JSON."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, as JSON."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -42,7 +42,6 @@ def load_weights(model: nn.Module, weights: Path) -> None:
 def load_trained(
     spec: RunSpec, weights: Path, vocabulary: int, device: torch.device
 ) -> tuple[nn.Module, Precision]:
-    """The trained model of ``spec`` and its precision on ``device``."""
     model = build_model(spec.model, vocabulary)
     load_weights(model, weights)
     model.to(device).eval()

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_core.machine.peak_memory import peak_rss_bytes
-from transformer_core.observe.ranges import mark_forward, mark_layers, torch_range
-from transformer_core.observe.recording import TorchRecording
+from transformer_core.observe.ranges import TorchRecording, mark_forward, mark_layers, torch_range
 from transformer_core.tune.boundaries import Boundaries
 
 

@@ -40,7 +40,7 @@ from transformer_core.study.reservations import (
     reservation,
 )
 from transformer_core.study.variants import VARIANTS_FILE, lineage
-from transformer_core.study.targets import check_targets, known_targets
+from transformer_core.study.compared_pairs import check_targets, known_targets
 from transformer_core.study.staleness import fingerprints
 from transformer_core.study.users_files import corpus_files, script_files
 from transformer_core.study.variants import read_variants

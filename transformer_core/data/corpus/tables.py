@@ -1,6 +1,10 @@
 """Corpora of tables: rows of Parquet and Arrow files."""
 
+import os
+import resource
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +14,6 @@ import pyarrow.parquet as pq
 
 from schemas.config.data import ReadingLimits
 from schemas.errors import nearest
-from transformer_core.common.memory_limit import at_most
 from transformer_core.data.corpus.lines import check_regular, most_bytes, unreadable
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 
@@ -217,3 +220,27 @@ def _column(batch: pa.RecordBatch, field: str) -> pa.LargeBinaryArray:
 
 def _column_path(schema: pa.Schema, field: str) -> list[str]:
     return [field] if field in schema.names else field.split(".")
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Within the block, this process cannot take more than ``size`` additional bytes: asking for
+    more raises MemoryError before the host runs out. Linux only: elsewhere the system does not
+    count the memory that libraries take."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _taken() + size
+    if before[0] != resource.RLIM_INFINITY:
+        most = min(most, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _taken() -> int:
+    """Bytes of this process that the limit counts, and its stack, which it does not."""
+    return int(Path("/proc/self/statm").read_bytes().split()[5]) * os.sysconf("SC_PAGE_SIZE")

@@ -77,7 +77,6 @@ def padding(device: torch.device, nothing_left: bool = False) -> Tensor:
 
 
 def truth(backend: AttentionBackend, masked: bool, dropout: float) -> AttentionTruth:
-    """One backend in one case, on the first GPU."""
     device, dtype = torch.device("cuda", 0), torch.bfloat16
     attend = build_attention(SdpaAttention(backend=backend))
     known: dict[str, Any] = {"backend": backend, "masked": masked, "dropout": dropout}
@@ -88,17 +87,13 @@ def truth(backend: AttentionBackend, masked: bool, dropout: float) -> AttentionT
         kernels, seconds = _observed(attend, mask, dropout, device, dtype)
         error = None if dropout else relative_error(attend, mask, device, dtype)
         dropped = dropped_share(attend, dropout, device, dtype) if dropout else None
-    except Unsupported as problem:
-        known |= {"status": "unsupported", "reason": str(problem), "kernels": []}
-        return AttentionTruth.model_validate(known | nothing)
     except RuntimeError as problem:
-        known |= {"status": "failed", "reason": str(problem), "kernels": []}
-        return AttentionTruth.model_validate(known | nothing)
-    return AttentionTruth.model_validate(
-        known
-        | {"status": "ok", "reason": None, "kernels": kernels, "dropped": dropped}
-        | {"error": error, "finite": finite, "seconds": seconds}
-    )
+        status = "unsupported" if isinstance(problem, Unsupported) else "failed"
+        known |= {"status": status, "reason": str(problem), "kernels": []} | nothing
+    else:
+        known |= {"status": "ok", "reason": None, "kernels": kernels, "dropped": dropped}
+        known |= {"error": error, "finite": finite, "seconds": seconds}
+    return AttentionTruth.model_validate(known)
 
 
 def _observed(
@@ -135,15 +130,17 @@ def _for_kernel(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def measure() -> AttentionTruths:
-    """Every backend in every case; unsupported without a GPU."""
-    known: dict[str, Any] = {"dtype": "bfloat16", "shape": list(SHAPE)}
-    if reason := no_device():
-        known |= {"status": "unsupported", "reason": reason, "cases": []}
-        return AttentionTruths.model_validate(known)
-    torch.manual_seed(0)
-    leave_out_cudnn()
-    return AttentionTruths.model_validate(
-        known | {"status": "ok", "reason": None, "cases": list(_cases())}
+    reason, cases = no_device(), []
+    if reason is None:
+        torch.manual_seed(0)
+        leave_out_cudnn()
+        cases = list(_cases())
+    return AttentionTruths(
+        status="unsupported" if reason else "ok",
+        reason=reason,
+        dtype="bfloat16",
+        shape=list(SHAPE),
+        cases=cases,
     )
 
 

@@ -27,7 +27,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.models import loss as one_pass_loss
 from transformer_core.parallel import nvml
-from transformer_core.parallel.usable_gpus import cuda_fault, require_usable_gpus
+from transformer_core.parallel.topology import cuda_fault, require_usable_gpus
 from transformer_core.run.statuses import classify
 from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
 
@@ -43,7 +43,6 @@ Look = Callable[[], tuple[bool, str]]
 
 
 def no_device() -> str | None:
-    """The reason why no GPU can be used here; None if one can."""
     try:
         require_usable_gpus(Machine(device="cuda"))
     except Unsupported as error:
@@ -159,7 +158,6 @@ def ranks_of_nccl(count: int) -> list[dict[str, Any]]:
 
 
 def one_rank() -> tuple[bool, str]:
-    """A group of one rank adds up."""
     (found,) = ranks_of_nccl(1)
     return found == {"status": "ok", "sum": 1.0}, json.dumps(found)
 

@@ -11,6 +11,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from schemas.results.gpu_check import GpuTest, GpuTests
 from transformer_core.common.files import write_text
@@ -23,7 +24,6 @@ _TEXT = 4000  # characters kept of a test's output: its end, where the error is
 
 
 def missing() -> str | None:
-    """The reason why the tests cannot run here; None if they can."""
     if reason := no_device():
         return reason
     if importlib.util.find_spec("pytest") is None:
@@ -44,24 +44,15 @@ def run(limit: float, tell: Callable[[GpuTests], None]) -> None:
     """Runs each file in a process of its own, within ``limit`` seconds for each, and tells all that
     is known after every one: an error that breaks the device's context ends one file only."""
     reason = missing()
-    found = GpuTests(
-        status="ok" if reason is None else "unsupported",
-        reason=reason,
-        passed=0,
-        failed=[],
-        skipped=[],
-        seconds=None if reason else 0.0,
-    )
+    found = of_tests(0, [], [], None if reason else 0.0, reason)
     tell(found)
     for path in files() if reason is None else ():
         one = run_file(path, limit)
-        found = found.model_copy(
-            update={
-                "passed": found.passed + one.passed,
-                "failed": [*found.failed, *one.failed],
-                "skipped": [*found.skipped, *one.skipped],
-                "seconds": (found.seconds or 0.0) + (one.seconds or 0.0),
-            }
+        found = of_tests(
+            found.passed + one.passed,
+            found.failed + one.failed,
+            found.skipped + one.skipped,
+            (found.seconds or 0.0) + (one.seconds or 0.0),
         )
         log.info("%s: %d passed, %d failed", path.name, one.passed, len(one.failed))
         tell(found)
@@ -88,8 +79,19 @@ def run_file(path: Path, limit: float) -> GpuTests:
 
 
 def _broken(name: str, text: str, seconds: float | None) -> GpuTests:
-    failed = [GpuTest(name=name, text=text)]
-    return GpuTests(status="ok", reason=None, passed=0, failed=failed, skipped=[], seconds=seconds)
+    return of_tests(0, [GpuTest(name=name, text=text)], [], seconds)
+
+
+def of_tests(
+    passed: int,
+    failed: list[GpuTest],
+    skipped: list[GpuTest],
+    seconds: float | None,
+    reason: str | None = None,
+) -> GpuTests:
+    """The record of tests; unsupported for a ``reason``."""
+    ended: dict[str, Any] = {"status": "unsupported" if reason else "ok", "reason": reason}
+    return GpuTests(passed=passed, failed=failed, skipped=skipped, seconds=seconds, **ended)
 
 
 def read(report: str) -> GpuTests:
@@ -97,14 +99,8 @@ def read(report: str) -> GpuTests:
     cases = list(root.iter("testcase"))
     failed = [*_with(cases, "failure"), *_with(cases, "error")]
     skipped = list(_with(cases, "skipped"))
-    return GpuTests(
-        status="ok",
-        reason=None,
-        passed=len(cases) - len(failed) - len(skipped),
-        failed=failed,
-        skipped=skipped,
-        seconds=sum(float(case.get("time", "0")) for case in cases),
-    )
+    seconds = sum(float(case.get("time", "0")) for case in cases)
+    return of_tests(len(cases) - len(failed) - len(skipped), failed, skipped, seconds)
 
 
 def _with(cases: Sequence[ElementTree.Element], tag: str) -> Iterator[GpuTest]:
@@ -127,7 +123,7 @@ class GpuTestsJob(Job):
     """tests.json, written anew after every file."""
 
     def run(self, log_file: Path | None) -> None:
-        run(
-            self.limit,
-            lambda found: write_text(self.output, found.model_dump_json(indent=1) + "\n"),
-        )
+        def tell(found: GpuTests) -> None:
+            write_text(self.output, found.model_dump_json(indent=1) + "\n")
+
+        run(self.limit, tell)

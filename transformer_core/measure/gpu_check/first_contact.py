@@ -52,10 +52,9 @@ class Probe:
 
 
 def driver(_: str) -> Found:
-    """Versions and devices, as torch, CUDA and the driver tell them without a kernel."""
     import torch
 
-    from transformer_core.parallel.usable_gpus import cuda_fault
+    from transformer_core.parallel.topology import cuda_fault
 
     found: Found = {
         "torch": torch.__version__,
@@ -76,7 +75,6 @@ def driver(_: str) -> Found:
 
 
 def nvml_state(_: str) -> Found:
-    """GPUs, clocks and counters, as NVML tells them."""
     from transformer_core.parallel import nvml
 
     gpus, note = nvml.gpus()
@@ -136,7 +134,6 @@ ATTENTIONS = {
 
 
 def attention(item: str) -> Found:
-    """Kernels of a backend in one case, and their errors."""
     from transformer_core.measure.gpu_check.attention_truth import truth
     from transformer_core.models.attention import leave_out_cudnn
 
@@ -162,14 +159,12 @@ def variant(name: str) -> Found:
 
 
 def nccl(_: str) -> Found:
-    """Whether a group of one rank of NCCL adds up."""
     from transformer_core.measure.gpu_check.device_facts import ranks_of_nccl
 
     return ranks_of_nccl(1)[0]
 
 
 def profile(name: str) -> Found:
-    """Kernels of a step by their share of the device's time."""
     import torch
 
     from transformer_core.measure.gpu_check.random_steps import profiled_step
@@ -178,7 +173,6 @@ def profile(name: str) -> Found:
 
 
 def tuned(_: str) -> Found:
-    """The answer of tune-training on a small language model."""
     left = float(os.environ[_LEFT])
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "transformer_core.tune", "--json", "--no-verify"]

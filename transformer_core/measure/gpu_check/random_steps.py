@@ -50,8 +50,6 @@ def trainer_of(spec: RunSpec, device: torch.device) -> Iterator[Trainer]:
 
 
 def random_batch(trainer: Trainer, rows: int = ROWS, width: int = WIDTH) -> GlobalBatch:
-    """A global batch of sentences that fill their rows."""
-
     def side() -> torch.Tensor:
         return torch.randint(4, VOCABULARY, (rows, width), device=trainer.device)
 

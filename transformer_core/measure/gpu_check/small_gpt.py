@@ -20,7 +20,6 @@ class Block(nn.Module):
         self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [b, n, d] -> [b, n, d]."""
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, -1)).transpose(1, 3)
         q, k, v = qkv.unbind(2)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -38,7 +37,6 @@ class Model(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [b, n] -> logits [b, n, v]."""
         x = self.tokens(tokens) + self.places.weight[: tokens.size(1)]
         for block in self.blocks:
             x = block(x)

@@ -20,6 +20,7 @@ from schemas.results.profiles import (
     NodeUse,
     OperatorClass,
     Partition,
+    PathPart,
     PhaseUse,
     ProfiledStep,
     StreamUse,
@@ -45,7 +46,7 @@ from transformer_core.trace.events.event_table import (
     rows_of,
     total,
 )
-from transformer_core.trace.events.intervals import Union, exposed, innermost, union_of
+from transformer_core.trace.events.intervals import Union, exposed, innermost, union
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -311,15 +312,17 @@ def _device(
         bound=step_bound(rows, ranges, stretches or [((start, end), span)], cpu),
         launches=None if cpu else launch_use(rows),
         graphs=graphs(rows, choice.kernels),
-        critical_path=critical_path(rows, ranges, waits, *median_step(windows)[1:])
-        if windows
-        else [],
+        critical_path=_path(rows, ranges, waits, windows),
     )
 
 
-def median_step(windows: list[tuple[int, int, int]]) -> tuple[int, int, int]:
-    """The step of median length."""
-    return sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
+def _path(
+    rows: Rows, ranges: Rows, waits: Rows, windows: list[tuple[int, int, int]]
+) -> list[PathPart]:
+    if not windows:
+        return []
+    _, begin, end = sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
+    return critical_path(rows, ranges, waits, begin, end)
 
 
 _EXPOSED = (
@@ -336,7 +339,11 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> P
     U(K + C) - U(K), exposed copies U(K + C + M) - U(K + C), exposed graphs likewise, and idle."""
     inside = [layer.clip(start, end) for layer in layers]
     parts = exposed(inside)
-    idle = union_of(inside).gaps(start, end).length
+    busy = union(
+        np.concatenate([layer.t0 for layer in inside]),
+        np.concatenate([layer.t1 for layer in inside]),
+    )
+    idle = busy.gaps(start, end).length
     compute, communication, copies, graphs = parts
     assert sum(parts) + idle == end - start, "the partition does not sum to the window"
     return Partition(
@@ -363,21 +370,23 @@ def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
     some = (step >= 0) & (step < len(begins))
     latest = np.array(ends, np.int64)
     np.maximum.at(latest, step[some], rows["t1_ns"][some])
-    latest[:-1] = np.minimum(latest[:-1], begins[1:])
-    return list(zip(range(len(begins)), begins, latest.tolist(), strict=True))
+    windows = []
+    for number, (begin, end) in enumerate(zip(begins, latest.tolist(), strict=True)):
+        if number + 1 < len(begins):
+            end = min(end, begins[number + 1])
+        windows.append((number, begin, end))
+    return windows
 
 
 def _streams(rows: Rows, span: int) -> list[StreamUse]:
-    streams, counts = np.unique(rows["stream"], return_counts=True)
-    return [
-        StreamUse(
-            stream=stream,
-            events=count,
-            busy_ns=(busy := rows.union(rows["stream"] == stream).length),
-            occupancy=busy / span if span else None,
-        )
-        for stream, count in zip(streams.tolist(), counts.tolist(), strict=True)
-    ]
+    found = []
+    for stream in np.unique(rows["stream"]).tolist():
+        mine = rows["stream"] == stream
+        busy = rows.union(mine).length
+        share = busy / span if span else None
+        count = int(mine.sum())
+        found.append(StreamUse(stream=stream, events=count, busy_ns=busy, occupancy=share))
+    return found
 
 
 def _collectives(rows: Rows, transfers: dict[str, int]) -> list[CollectiveUse]:

@@ -37,7 +37,6 @@ _COMPRESSION = 8
 _SUFFIXES = (".json", ".gz", ".sqlite")
 """How the names of traces end; other files of a folder are none."""
 _MOST = 2048  # devices, streams, threads or processes that are read of a file
-_ONE_EACH = "give one file for each rank of one training"
 _FORMATS = "give traces of torch.profiler (.json, .json.gz) or SQLite exports of Nsight Systems"
 
 
@@ -47,6 +46,14 @@ class ProcessTable:
     rank: int | None
     ranks: int | None
     rows: Events
+
+
+@dataclass
+class FileTables:
+    format: Literal["nsys", "kineto"]
+    version: str | None
+    notes: list[str]
+    processes: list[ProcessTable]
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ def _start(path: Path) -> bytes:
         raise unusable(path, reason, "check its path and permissions") from None
 
 
-def read_source(path: Path) -> Source[ProcessTrace]:
+def read_source(path: Path) -> Source:
     """One file, of whichever format it is; TraceError if it cannot be used, NotATrace if it is
     something else."""
     start = _start(path)
@@ -151,16 +158,22 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
             passed.append(read)
             continue
         if formats and read.format != formats[0][0]:
-            reason = "has a different format from the files before it"
-            raise unusable(path, reason, "give files of one profiler")
+            raise unusable(
+                path,
+                "has a different format from the files before it",
+                "give files of one profiler",
+            )
         formats.append((read.format, read.version))
         notes += [f"{path.name}: {note}" if len(files) > 1 else note for note in read.notes]
         if ranks is not None and len(read.processes) == 1:
             read.processes[0].rank = ranks[number]
         found += read.processes
     if not formats:
-        folder = next(path for path in paths if path.is_dir())
-        raise unusable(folder, f"holds no traces: {passed[0]}", "name the files, or another folder")
+        raise unusable(
+            next(path for path in paths if path.is_dir()),
+            f"holds no traces: {passed[0]}",
+            "name the files, or another folder",
+        )
     notes += [f"{one.path.name} was left out: it {one.reason}" for one in passed]
     notes += _others(paths)
     notes += _settle_ranks(found)
@@ -192,10 +205,10 @@ def _others(paths: Sequence[Path]) -> list[str]:
 
 def _side_by_side(
     paths: Sequence[Path], optional: Sequence[bool]
-) -> Iterator[Source[ProcessTable] | NotATrace]:
+) -> Iterator[FileTables | NotATrace]:
     """Reads the files and yields their contents in order; uses one process per core if that
     pays."""
-    workers = min(len(paths), len(os.sched_getaffinity(0)))
+    workers = min(len(paths), _cores())
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
         yield from map(_read_one, paths, optional)
         return
@@ -213,6 +226,10 @@ def _side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def _text_size(path: Path) -> int:
     """Bytes of a file, roughly as much as they are without compression; 0 if it is not there."""
     try:
@@ -221,7 +238,7 @@ def _text_size(path: Path) -> int:
         return 0  # reported when it is read
 
 
-def _read_one(path: Path, optional: bool) -> Source[ProcessTable] | NotATrace:
+def _read_one(path: Path, optional: bool) -> FileTables | NotATrace:
     try:
         return tables_of(path)
     except NotATrace as error:
@@ -230,17 +247,21 @@ def _read_one(path: Path, optional: bool) -> Source[ProcessTable] | NotATrace:
         return error
 
 
-def tables_of(path: Path) -> Source[ProcessTable]:
+def tables_of(path: Path) -> FileTables:
     """The rows of the processes of a file. Those that ran nothing on a device are left out where
     others did."""
     source = read_source(path)
     busy = [trace for trace in source.processes if len(trace.device)] or source.processes
     _refuse_crowds(path, busy)
     # The rows of the table alone are kept: they are few beside what was read.
-    tables = [
-        ProcessTable(path, trace.rank, trace.ranks, events_of_process(trace)) for trace in busy
-    ]
-    return Source(source.format, source.version, tables, source.notes)
+    return FileTables(
+        format=source.format,
+        version=source.version,
+        notes=source.notes,
+        processes=[
+            ProcessTable(path, trace.rank, trace.ranks, events_of_process(trace)) for trace in busy
+        ],
+    )
 
 
 def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
@@ -270,7 +291,11 @@ def _refuse_doubles(paths: Sequence[Path]) -> None:
                 key = (path.stat().st_size, zlib.crc32(stream.read(1 << 20)))
                 same = seen.get(key)
                 if same and same.read_bytes() == path.read_bytes():
-                    raise unusable(path, f"is the same as {same}", _ONE_EACH)
+                    raise unusable(
+                        path,
+                        f"is the same as {same}",
+                        "give one file for each rank of one training",
+                    )
                 seen[key] = path
         except OSError:
             continue  # reported when it is read
@@ -322,5 +347,5 @@ def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
     raise unusable(
         second.path,
         f"{reason}: these are {len(recordings)} recordings ({told})",
-        _ONE_EACH,
+        "give one file for each rank of one training",
     )
