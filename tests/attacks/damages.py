@@ -322,7 +322,7 @@ def _clear(said: str, file: Path) -> tuple[Verdict, str]:
 
 
 @contextlib.contextmanager
-def _restored(file: Path):  # type: ignore[no-untyped-def]
+def _restored(file: Path):
     """Puts a file and the digests beside it back as they were."""
     files = [path for path in (file, file.with_name(NAME)) if path.exists()]
     kept = {path: (path.read_bytes(), path.stat()) for path in files}

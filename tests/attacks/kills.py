@@ -173,11 +173,7 @@ _MOST = 12
 
 
 def run(
-    moments: int,
-    seed: int,
-    folder: Path,
-    targets: Sequence[str] = TARGETS,
-    longest: float = 20.0,
+    moments: int, seed: int, folder: Path, targets: Sequence[str] = TARGETS, longest: float = 20.0
 ) -> Tally:
     """The verdicts on ``moments`` kills, each at most ``longest`` seconds after a start."""
     tally = Tally("kills", seed)

@@ -109,16 +109,9 @@ def certificate(
 ) -> Certificate:
     """The certificate of ``run``."""
     weights = Weights(run=run[2].run, reference=against[2].run, initial=against[2].initial)
+    ends: dict[str, Any] = {"status": "ok", "reason": None, "traceback": None, "topology": None}
     mine, theirs = (
-        Trajectory(
-            name=name,
-            status="ok",
-            reason=None,
-            traceback=None,
-            topology=None,
-            seeds=seeds,
-            provenance=_provenance(spec),
-        )
+        Trajectory(name=name, seeds=seeds, provenance=_provenance(spec), **ends)
         for name, (spec, seeds, _) in (("run", run), ("reference", against))
     )
     return certify(equivalence, mine, theirs, weights)

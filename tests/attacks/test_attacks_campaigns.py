@@ -25,7 +25,7 @@ from transformer_core.study.variants import read_variants
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 
 
-def test_every_bad_file_is_refused_clearly_or_taken_as_it_is() -> None:
+def test_every_bad_file_is_refused_clearly_or_taken_as_it_is():
     tally = bad_studies.run(360, 7, CONFIG)
     assert tally.failures == []
     assert tally.total.total() == 360
@@ -37,7 +37,7 @@ def verdicts(tally: Tally) -> set[str]:
     return {case["verdict"] for case in tally.failures}
 
 
-def test_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_found(monkeypatch):
     """The campaign must see what it looks for."""
     monkeypatch.setattr(bad_studies, "_use", lambda planned: 1 / 0)
     assert verdicts(bad_studies.run(60, 1, CONFIG)) == {"traceback"}
@@ -47,7 +47,7 @@ def test_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "silent" in verdicts(bad_studies.run(60, 1, CONFIG))
 
 
-def test_a_campaign_fails_with_any_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_fails_with_any_fault(tmp_path, monkeypatch):
     tally = Tally("studies", 1)
     tally.add("bomb", 0, "refused", "")
     monkeypatch.setattr(__main__.bad_studies, "run", lambda *_: tally)
@@ -63,7 +63,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     """Some results of a study."""
     folder = tmp_path_factory.mktemp("study") / "results"
     for split in ("train", "validation"):
@@ -78,29 +78,27 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_damage_is_noticed(results: Path) -> None:
+def test_every_damage_is_noticed(results):
     tally = run(90, 7, results)
     assert set(tally.counts) == set(KINDS)
     assert not tally.faults, tally.failures
     assert tally.total["refused"] >= 60
 
 
-def test_readers_that_check_nothing_are_found(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_that_check_nothing_are_found(results, monkeypatch):
     monkeypatch.setattr(digests, "check", lambda *_: None)
     monkeypatch.setattr(shard_store, "check_shard", lambda *_, **__: None)
     assert run(90, 7, results).faults
 
 
-def test_the_results_themselves_stay_as_they_are(results: Path) -> None:
+def test_the_results_themselves_stay_as_they_are(results):
     before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
     run(18, 3, results)
     assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> harness.Job:
+def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     order = order_text(
         "shards",
@@ -113,7 +111,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> harness.Job:
     return harness.Job("shards", run_order, order, folder / "shards/manifest.json", ("seconds",))
 
 
-def test_every_failing_call_is_told(shards: harness.Job) -> None:
+def test_every_failing_call_is_told(shards):
     folder = shards.output.parents[1]
     calls = Calls(folder)
     with failing(calls):
@@ -126,7 +124,7 @@ def test_every_failing_call_is_told(shards: harness.Job) -> None:
         assert verdict in ("refused", "same"), f"call {place}: {verdict}, {said}"
 
 
-def test_a_job_that_lets_an_exception_through_is_found(tmp_path: Path) -> None:
+def test_a_job_that_lets_an_exception_through_is_found(tmp_path):
     def careless(options: list[str]) -> int:
         (tmp_path / "result.json").write_text("{}")
         return 0
@@ -171,7 +169,7 @@ def found(folder: Path, moments: int = 3) -> Tally:
     return kills.run(moments, 1, folder, ["x"], 1.0)
 
 
-def test_a_study_that_goes_on_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_goes_on_is_the_same(tmp_path, monkeypatch):
     ways = stand_in(monkeypatch, [0, None, None, None, 0], [2.5] * 5)
     assert found(tmp_path).counts == {"during Train single, repeat 1": {"same": 3}}
     assert ways == ["snakemake", "group", "all"]
@@ -186,24 +184,18 @@ def test_a_study_that_goes_on_is_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=["another number", "the command does not go on", "no end"],
 )
-def test_kills_faults_are_found(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ends: Ends,
-    losses: Sequence[float],
-    verdicts: dict[str, int],
-) -> None:
+def test_kills_faults_are_found(tmp_path, monkeypatch, ends, losses, verdicts):
     stand_in(monkeypatch, ends, losses)
     assert found(tmp_path).total == verdicts
 
 
-def test_the_jobs_at_work_are_found() -> None:
+def test_the_jobs_at_work_are_found():
     assert at_work(SAID) == "Train single, repeat 1"
     assert at_work(SAID + "Finished jobid: 2 (Rule: train)\n") == "between jobs"
     assert at_work("Building DAG of jobs...\n") == "starting"
 
 
-def test_times_count_from_the_first_job(tmp_path: Path) -> None:
+def test_times_count_from_the_first_job(tmp_path):
     said = tmp_path / "said.log"
     said.touch()
     command = f"sleep 0.3; echo 'Job 2: Train single, repeat 1' > {said}; sleep 60"

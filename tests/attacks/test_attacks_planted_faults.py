@@ -64,7 +64,7 @@ def compared_with_dropout(found: Certificate) -> bool:
     return any(text.endswith(", with dropout") for text in where)
 
 
-def test_there_are_many_faults_with_names_of_their_own() -> None:
+def test_there_are_many_faults_with_names_of_their_own():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 60
     assert {fault.name for fault in ALONE} > ONE_WITNESS
     families = {fault.family for fault in FAULTS}
@@ -76,18 +76,18 @@ def test_there_are_many_faults_with_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
-def test_planted_fault(fault: Fault) -> None:
+def test_planted_fault(fault):
     judged(fault, certified(fault, run(fault)))
 
 
-def test_planted_faults_of_several_ranks() -> None:
+def test_planted_faults_of_several_ranks():
     found = certified_all(TOGETHER)
     for fault in TOGETHER:
         judged(fault, found[fault.name])
 
 
 @pytest.mark.parametrize("number", range(0, len(HEALTHY), 41))
-def test_healthy_variants_keep_their_certificates(number: int) -> None:
+def test_healthy_variants_keep_their_certificates(number):
     found = certified_healthy(number)
     (_, kind), _, _ = HEALTHY[number]
     # Few seeds may leave a reduced format undecided, which is no accusation.
@@ -95,7 +95,7 @@ def test_healthy_variants_keep_their_certificates(number: int) -> None:
     assert found.status in allowed, found.reason
 
 
-def test_healthy_variants_of_several_ranks_keep_their_certificates() -> None:
+def test_healthy_variants_of_several_ranks_keep_their_certificates():
     for (change, kind), found in zip(ON_RANKS, certified_on_ranks(), strict=True):
         allowed = {"equivalent", "inconclusive"} if kind == "statistical" else {"equivalent"}
         assert found.status in allowed, (change, found.reason)
@@ -106,7 +106,7 @@ def test_healthy_variants_of_several_ranks_keep_their_certificates() -> None:
             assert compared_with_dropout(found), change
 
 
-def test_the_report_names_what_is_missed_and_by_what_others_show() -> None:
+def test_the_report_names_what_is_missed_and_by_what_others_show():
     fault = named("every third update skipped")
     rows = [entry(fault, certified(fault, run(fault)))]
     rows.append(rows[0] | {"fault": "another", "caught": False, "missed_because": "too small"})
@@ -117,14 +117,14 @@ def test_the_report_names_what_is_missed_and_by_what_others_show() -> None:
     assert rows[0]["times_the_bound"] > 1
 
 
-def test_variants_are_healthy_without_their_fault() -> None:
+def test_variants_are_healthy_without_their_fault():
     fault = next(fault for fault in ALONE if fault.family == "dropout")
     found = certified(fault, run(fault, healthy=True))
     assert found.status == "equivalent", found.reason
     assert compared_with_dropout(found)
 
 
-def test_dropout_of_language_models_is_read() -> None:
+def test_dropout_of_language_models_is_read():
     fault = named("embeddings of texts drop nothing")
     recorded = run(fault, healthy=True)
     _, (trajectory,), _ = recorded
@@ -139,7 +139,7 @@ def test_dropout_of_language_models_is_read() -> None:
     assert {each.place for each in trajectory.dropout} == places
 
 
-def test_a_fault_that_the_reference_has_too_shows() -> None:
+def test_a_fault_that_the_reference_has_too_shows():
     fault = named("positions begin with 1")
     found = certified_in_both(fault)
     assert found.status == "not_equivalent", found.reason

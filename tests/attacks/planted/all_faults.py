@@ -1,43 +1,12 @@
 """All planted faults."""
 
-from tests.attacks.planted import (
-    data_faults,
-    decoding_faults,
-    dropout_faults,
-    few_bits_faults,
-    kernel_faults,
-    late_faults,
-    loss_faults,
-    mask_faults,
-    masters_faults,
-    narrow_faults,
-    one_pass_faults,
-    parallel_faults,
-    precision_faults,
-    resuming_faults,
-    softmax_faults,
-    text_decoding_faults,
-    text_faults,
-    update_faults,
-)
+from importlib import import_module
+from pathlib import Path
 
-FAULTS = [
-    *precision_faults.FAULTS,
-    *update_faults.FAULTS,
-    *loss_faults.FAULTS,
-    *mask_faults.FAULTS,
-    *data_faults.FAULTS,
-    *kernel_faults.FAULTS,
-    *resuming_faults.FAULTS,
-    *parallel_faults.FAULTS,
-    *dropout_faults.FAULTS,
-    *late_faults.FAULTS,
-    *decoding_faults.FAULTS,
-    *narrow_faults.FAULTS,
-    *softmax_faults.FAULTS,
-    *one_pass_faults.FAULTS,
-    *masters_faults.FAULTS,
-    *few_bits_faults.FAULTS,
-    *text_faults.FAULTS,
-    *text_decoding_faults.FAULTS,
-]
+from tests.attacks.planted import fault
+
+for file in sorted(Path(__file__).parent.glob("*_faults.py")):
+    if file.stem != "all_faults":
+        import_module(f"tests.attacks.planted.{file.stem}")
+
+FAULTS = sorted(fault.FAULTS, key=lambda each: (each.family, each.name))

@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from tests.attacks.planted.fault import TWO, Fault
-from tests.attacks.planted.planting import batches, each_micro, swap
+from tests.attacks.planted.fault import TWO, fault
+from tests.attacks.planted.planting import batches, each_micro
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.data.tokenizing.special_tokens import PAD
 
@@ -22,42 +22,28 @@ def again() -> AbstractContextManager[Any]:
     return batches(change)()
 
 
-def without_a_pair(micro: Any) -> Any:
+fault("a global batch is used again", "data order", again)
+
+
+@fault("one pair is left out", "data order", each_micro)
+def without_a_pair(micro):
     labels = micro.target_output.clone()
     labels[0] = PAD
     return replace(micro, target_output=labels)
 
 
-def shuffled(micro: Any) -> Any:
+@fault("sources and targets are of other pairs", "data order", each_micro)
+def shuffled(micro):
     return replace(micro, source=micro.source.roll(1, 0))
 
 
-def told(micro: Any) -> Any:
+@fault("the decoder sees the token it predicts", "data order", each_micro)
+def told(micro):
     return replace(micro, target_input=micro.target_output)
 
 
-FAULTS = [
-    Fault("a global batch is used again", "data order", again),
-    Fault("one pair is left out", "data order", each_micro(without_a_pair)),
-    Fault("sources and targets are of other pairs", "data order", each_micro(shuffled)),
-    Fault("the decoder sees the token it predicts", "data order", each_micro(told)),
-    Fault(
-        "the order has another seed",
-        "data order",
-        swap(
-            Feed,
-            "__init__",
-            lambda real: (
-                lambda self, store, batching, seed, *rest, **n: real(
-                    self,
-                    store,
-                    batching,
-                    n.pop("seed", seed) + bool(n.get("micro_batches") == 2),
-                    *rest,
-                    **n,
-                )
-            ),
-        ),
-        TWO,
-    ),
-]
+@fault("the order has another seed", "data order", Feed, "__init__", change=TWO)
+def _(real, self, store, batching, seed, *rest, **n):
+    return real(
+        self, store, batching, n.pop("seed", seed) + bool(n.get("micro_batches") == 2), *rest, **n
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attacks.planted.fault import BF16, Change, Fault
+from tests.attacks.planted.fault import IN_BF16, Change, fault
 from tests.attacks.planted.planting import Patch, result, swap
 from transformer_core.models.decoding import DecoderCache, LayerCache, PrefixCache
 from transformer_core.models.transformer import EncoderDecoder
@@ -23,25 +23,6 @@ def one_too_late(real: Any) -> Any:
         return keys.roll(1, dims=2), values
 
     return extend
-
-
-def without_the_first(real: Any) -> Any:
-    """A prefix that loses its first token once it has three."""
-
-    def extend(self: LayerCache, k: Tensor, v: Tensor) -> Any:
-        keys, values = real(self, k, v)
-        return (keys[:, :, 1:], values[:, :, 1:]) if keys.size(2) > 2 else (keys, values)
-
-    return extend
-
-
-def unmasked_with_a_cache(real: Any) -> Any:
-    def decode(
-        self: Any, memory: Any, source: Any, target: Any, cache: Any = None, **named: Any
-    ) -> Any:
-        return real(self, memory, source, target, cache, **named | {"masked": cache is None})
-
-    return decode
 
 
 def only_prefixes_leave(self: DecoderCache, rows: Tensor) -> None:
@@ -83,41 +64,53 @@ def places(change: Any) -> Patch:
     return swap(EncoderDecoder, "_embed", make)
 
 
-def decoding(name: str, patch: Patch, change: Change | None = None, **more: Any) -> Fault:
-    return Fault(name, "decoding", patch, change or {}, **more)
+def decoding(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "decoding", *place, **more)
 
 
-FAULTS = [
-    decoding("keys of the cache are off by one", swap(LayerCache, "extend", one_too_late)),
-    decoding(
-        "keys of the cache are off by one under bf16",
-        swap(LayerCache, "extend", one_too_late),
-        BF16,
-        kind="statistical",
+decoding("keys of the cache are off by one", swap(LayerCache, "extend", one_too_late))
+decoding(
+    "keys of the cache are off by one under bf16",
+    swap(LayerCache, "extend", one_too_late),
+    **IN_BF16,
+)
+
+
+@decoding("the cache loses its first token", LayerCache, "extend")
+def without_the_first(real, self, k, v):
+    """A prefix that loses its first token once it has three."""
+    keys, values = real(self, k, v)
+    return (keys[:, :, 1:], values[:, :, 1:]) if keys.size(2) > 2 else (keys, values)
+
+
+decoding("keys and values are kept in 8 bits", rounded_keys)
+
+
+@decoding("padding of the source is seen in decoding", EncoderDecoder, "decode")
+def unmasked_with_a_cache(real, self, memory, source, target, cache=None, **named):
+    return real(self, memory, source, target, cache, **named | {"masked": cache is None})
+
+
+decoding("every token is decoded at the first place", places(lambda start: 0))
+decoding("tokens are decoded one place too late", places(lambda start: start + (start > 0)))
+
+
+@decoding("hypotheses that change places keep their caches", DecoderCache, "reorder")
+def _(real, self, rows):
+    return None
+
+
+@decoding("sentences that stay get the sources of others", DecoderCache, "select", made=True)
+def _(real):
+    return only_prefixes_leave
+
+
+decoding(
+    "a prefix that is computed anew lacks its last but one token",
+    swap(
+        PrefixCache,
+        "extend",
+        result(lambda t: torch.cat([t[:, :-2], t[:, -1:]], 1) if t.size(1) > 2 else t),
     ),
-    decoding("the cache loses its first token", swap(LayerCache, "extend", without_the_first)),
-    decoding("keys and values are kept in 8 bits", rounded_keys),
-    decoding(
-        "padding of the source is seen in decoding",
-        swap(EncoderDecoder, "decode", unmasked_with_a_cache),
-    ),
-    decoding("every token is decoded at the first place", places(lambda start: 0)),
-    decoding("tokens are decoded one place too late", places(lambda start: start + (start > 0))),
-    decoding(
-        "hypotheses that change places keep their caches",
-        swap(DecoderCache, "reorder", lambda _: lambda self, rows: None),
-    ),
-    decoding(
-        "sentences that stay get the sources of others",
-        swap(DecoderCache, "select", lambda _: only_prefixes_leave),
-    ),
-    decoding(
-        "a prefix that is computed anew lacks its last but one token",
-        swap(
-            PrefixCache,
-            "extend",
-            result(lambda t: torch.cat([t[:, :-2], t[:, -1:]], 1) if t.size(1) > 2 else t),
-        ),
-        base={"model": {"kind": "torch_nn", "dropout": 0.0, **SMALL}},
-    ),
-]
+    base={"model": {"kind": "torch_nn", "dropout": 0.0, **SMALL}},
+)

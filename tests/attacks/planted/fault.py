@@ -1,10 +1,11 @@
 """One fault: its patch, and the variant whose certificate must show it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.base import merge
-from tests.attacks.planted.planting import Patch
+from tests.attacks.planted.planting import TAKE_A_FUNCTION, Patch, calling, swap
 
 Change = dict[str, Any]
 
@@ -78,18 +79,57 @@ WIDE: Change = {"model": {"d_model": 32, "d_ff": 64, "heads": 4}}
 
 LARGER: Change = {"model": {"d_model": 64, "d_ff": 128, "heads": 4}}
 
+CHECKPOINT: Change = {"model": {"checkpoint": "layers"}}
+IN_BF16: dict[str, Any] = {"change": BF16, "kind": "statistical"}
+IN_FP16: dict[str, Any] = {"change": FP16, "kind": "statistical"}
+COMPRESSED: dict[str, Any] = {"change": COMPRESS, "kind": "statistical"}
+BY_POWER: dict[str, Any] = {"change": POWER, "kind": "statistical"}
+DROPPING: dict[str, Any] = {"base": WIDE, "dropout": 0.2}
+
 
 def schedule(**values: Any) -> Change:
     return {"training": {"schedule": {"peak": 3e-3, **values}}}
 
 
-def dropping(name: str, patch: Patch, change: Change | None = None, **more: Any) -> Fault:
-    return Fault(name, "dropout", patch, change or {}, WIDE, dropout=0.2, **more)
+FAULTS: list[Fault] = []
+"""All that are planted by the modules that are imported."""
 
 
-def reduced(name: str, patch: Patch, change: Change = BF16) -> Fault:
-    return Fault(name, "precision", patch, change, kind="statistical")
+def fault(
+    name: str,
+    family: str,
+    where: Any,
+    attribute: str = "",
+    change: Change | None = None,
+    base: Change | None = None,
+    made: bool = False,
+    **more: Any,
+) -> Callable[[Any], Any]:
+    """Adds a fault whose patch is ``where``, or is made of the function below: with an attribute (or
+    entry) of ``where``, the function takes its place, and gets the original before the arguments;
+    with ``made``, it gets the original alone and returns what takes its place. Without an attribute,
+    ``where`` is one of :data:`TAKE_A_FUNCTION`."""
+
+    def add(patch: Patch) -> None:
+        FAULTS.append(Fault(name, family, patch, change or {}, base or {}, **more))
+
+    def plant(function: Any) -> Any:
+        made_of = function if made else calling(function)
+        add(swap(where, attribute, made_of) if attribute else where(function))
+        return function
+
+    if not attribute and where not in TAKE_A_FUNCTION:
+        add(where)
+    return plant
 
 
-def spread(name: str, family: str, patch: Patch, change: Change = DDP, **more: Any) -> Fault:
-    return Fault(name, family, patch, change, ranks=2, **more)
+def dropping(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "dropout", *place, **DROPPING, **more)
+
+
+def reduced(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "precision", *place, kind="statistical", **{"change": BF16} | more)
+
+
+def spread(name: str, family: str, *place: Any, **more: Any) -> Any:
+    return fault(name, family, *place, ranks=2, **{"change": DDP} | more)

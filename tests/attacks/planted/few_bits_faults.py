@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.base import merge
-from tests.attacks.planted.fault import BF16, COMPRESS, FSDP, POWER, Change, Fault, spread
+from tests.attacks.planted.fault import BF16, BY_POWER, COMPRESSED, FSDP, Change, fault, spread
 from tests.attacks.planted.loss_faults import ONE_PASS
 from tests.attacks.planted.planting import Patch, arguments, result, swap
 from tests.attacks.planted.resuming_faults import after_loading
@@ -27,14 +27,15 @@ ONEDNN: Change = {"training": {"precision": {"kind": "fp32_onednn"}}}
 EIGHT_BITS: Change = {"training": {"optimizer": {"kind": "adamw_8bit"}}}
 LARGE: Change = {"model": {"d_model": 64, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1}}
 """Tensors of 4,096 elements, below which moments are not kept in 8 bits."""
+OF_EIGHT_BITS: dict[str, Any] = {"change": EIGHT_BITS, "base": LARGE, "kind": "statistical"}
 
 
-def residual(name: str, patch: Patch, **more: Any) -> Fault:
-    return Fault(name, "bf16 residual", patch, RESIDUAL, kind="statistical", **more)
+def residual(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "bf16 residual", *place, change=RESIDUAL, kind="statistical", **more)
 
 
-def onednn(name: str, patch: Patch, change: Change = ONEDNN) -> Fault:
-    return Fault(name, "oneDNN", patch, change)
+def onednn(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "oneDNN", *place, **{"change": ONEDNN} | more)
 
 
 def stream(change: Callable[[Tensor], Tensor]) -> Patch:
@@ -46,47 +47,8 @@ def rounded_to_fp8(x: Tensor) -> Tensor:
     return x + (x.to(torch.float8_e4m3fn).to(x.dtype) - x).detach()
 
 
-def in_place_of_the_stream(_: Any) -> Any:
-    """What feed-forward layers of the decoder give is all that goes on."""
-
-    def forward(
-        self: Any, x: Tensor, memory: Any, mask: Any, cache: Any = None, own: Any = None
-    ) -> Tensor:
-        x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own))
-        x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
-        return self.residuals[2](x, self.feed_forward) - x
-
-    return forward
-
-
 def added_less(share: float) -> Callable[[Any], Any]:
     return lambda real: lambda self, x, sublayer: real(self, x, lambda y: share * sublayer(y))
-
-
-def by_torch(_: Any) -> Any:
-    """Normalization whose gradients a CPU adds up in bfloat16."""
-    return lambda self, x: nn.functional.layer_norm(
-        x,
-        self.normalized_shape,
-        self.weight.to(x.dtype),
-        self.bias.to(x.dtype),
-        self.eps,
-    )
-
-
-def last_token_left_out(real: Any) -> Any:
-    """Of products with a transposed operand, which gradients of weights are, the last term."""
-
-    def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        if bias is None and a.stride(0) == 1 and a.size(1) > 1:
-            return real(a[:, :-1], b[:-1])
-        return real(a, b, bias)
-
-    return product
-
-
-def without_the_bias(real: Any) -> Any:
-    return lambda c, a, b, **factors: real(c * 0, a, b, **factors)
 
 
 def overwritten(real: Any) -> Any:
@@ -144,19 +106,120 @@ def no_steps(state: dict[str, Any]) -> None:
     state["step"] = state["step"] * 0
 
 
-def reduced_in_bf16(real: Any) -> Any:
-    return lambda **named: real(**named | {"reduce_dtype": torch.bfloat16})
+residual("the stream keeps 4 bits", stream(rounded_to_fp8))
 
 
-def summed(real: Any) -> Any:
-    def average(self: Any, bucket: Any) -> Any:
-        bucket.buffer().mul_(torch.distributed.get_world_size())
-        return real(self, bucket)
+@residual("one sub-layer takes the place of the stream", sublayers.DecoderLayer, "forward")
+def in_place_of_the_stream(real, self, x, memory, mask, cache=None, own=None):
+    """What feed-forward layers of the decoder give is all that goes on."""
+    x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own))
+    x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
+    return self.residuals[2](x, self.feed_forward) - x
 
-    return average
+
+residual("sub-layers are added at 90 %", swap(sublayers.Residual, "forward", added_less(0.9)))
+residual("sub-layers are added at 95 %", swap(sublayers.Residual, "forward", added_less(0.95)))
+residual("the stream is scaled by 98 %", stream(lambda x: 0.98 * x))
 
 
-def stale_error(real: Any) -> Any:
+@residual(
+    "gradients of normalizations are added up in 8 bits",
+    FusedNorm,
+    "forward",
+    missed="sums of 60 terms in 8 bits are as good as the format; of thousands they are not",
+)
+def by_torch(real, self, x):
+    """Normalization whose gradients a CPU adds up in bfloat16."""
+    return nn.functional.layer_norm(
+        x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps
+    )
+
+
+@onednn("products of oneDNN secretly in bf16", onednn_products, "_linear")
+def _(real, x, w, b):
+    return real(x.bfloat16().float(), w, b)
+
+
+@onednn("gradients of weights leave out the last token", onednn_products, "_product")
+def last_token_left_out(real, a, b, bias=None):
+    """Of products with a transposed operand, which gradients of weights are, the last term."""
+    if bias is None and a.stride(0) == 1 and a.size(1) > 1:
+        return real(a[:, :-1], b[:-1])
+    return real(a, b, bias)
+
+
+@onednn("maps without their bias", onednn_products, "_added")
+def without_the_bias(real, c, a, b, **factors):
+    return real(c * 0, a, b, **factors)
+
+
+onednn("sums over chunks keep the last", overwritten_chunks, change=merge(ONEDNN, ONE_PASS))
+fault(
+    "moments of 8 bits lose four of them",
+    "8-bit state",
+    after_step_of_eight_bits(codes_of_four_bits),
+    **OF_EIGHT_BITS,
+)
+fault(
+    "blocks of 8-bit moments have the scales of the step before",
+    "8-bit state",
+    after_step_of_eight_bits(scales_once),
+    **OF_EIGHT_BITS,
+)
+fault(
+    "8-bit state resumed with the step count at 0",
+    "8-bit state",
+    after_loading(no_steps),
+    **OF_EIGHT_BITS,
+)
+
+
+@spread(
+    "FSDP with weights in bf16 sums in bf16",
+    "FSDP",
+    fsdp,
+    "MixedPrecisionPolicy",
+    change=FSDP | {"parallel": {"kind": "fsdp", "bf16": True}},
+    kind="statistical",
+    missed="to round the sum of two ranks once more is within the format's own error",
+)
+def reduced_in_bf16(real, **named):
+    return real(**named | {"reduce_dtype": torch.bfloat16})
+
+
+@spread(
+    "messages of 16 bits are added, not averaged",
+    "hooks",
+    compression.Compressed,
+    "average",
+    **COMPRESSED,
+)
+def summed(real, self, bucket):
+    bucket.buffer().mul_(torch.distributed.get_world_size())
+    return real(self, bucket)
+
+
+spread(
+    "messages in bf16 in the place of fp16",
+    "hooks",
+    swap(
+        compression.Compressed,
+        "__init__",
+        arguments(lambda self, traffic, _: (self, traffic, torch.bfloat16)),
+    ),
+    **COMPRESSED,
+)
+
+
+@spread(
+    "PowerSGD with the error of another step",
+    "hooks",
+    power_sgd.PowerSgd,
+    "average",
+    **BY_POWER,
+    made=True,
+)
+def stale_error(real):
     """What a step left out is forgotten every other time."""
     calls = itertools.count()
 
@@ -169,91 +232,3 @@ def stale_error(real: Any) -> Any:
         return future
 
     return average
-
-
-FAULTS = [
-    residual("the stream keeps 4 bits", stream(rounded_to_fp8)),
-    residual(
-        "one sub-layer takes the place of the stream",
-        swap(sublayers.DecoderLayer, "forward", in_place_of_the_stream),
-    ),
-    residual("sub-layers are added at 90 %", swap(sublayers.Residual, "forward", added_less(0.9))),
-    residual("sub-layers are added at 95 %", swap(sublayers.Residual, "forward", added_less(0.95))),
-    residual("the stream is scaled by 98 %", stream(lambda x: 0.98 * x)),
-    residual(
-        "gradients of normalizations are added up in 8 bits",
-        swap(FusedNorm, "forward", by_torch),
-        missed="sums of 60 terms in 8 bits are as good as the format; of thousands they are not",
-    ),
-    onednn(
-        "products of oneDNN secretly in bf16",
-        swap(
-            onednn_products,
-            "_linear",
-            lambda real: lambda x, w, b: real(x.bfloat16().float(), w, b),
-        ),
-    ),
-    onednn(
-        "gradients of weights leave out the last token",
-        swap(onednn_products, "_product", last_token_left_out),
-    ),
-    onednn("maps without their bias", swap(onednn_products, "_added", without_the_bias)),
-    onednn("sums over chunks keep the last", overwritten_chunks, merge(ONEDNN, ONE_PASS)),
-    Fault(
-        "moments of 8 bits lose four of them",
-        "8-bit state",
-        after_step_of_eight_bits(codes_of_four_bits),
-        EIGHT_BITS,
-        LARGE,
-        kind="statistical",
-    ),
-    Fault(
-        "blocks of 8-bit moments have the scales of the step before",
-        "8-bit state",
-        after_step_of_eight_bits(scales_once),
-        EIGHT_BITS,
-        LARGE,
-        kind="statistical",
-    ),
-    Fault(
-        "8-bit state resumed with the step count at 0",
-        "8-bit state",
-        after_loading(no_steps),
-        EIGHT_BITS,
-        LARGE,
-        kind="statistical",
-    ),
-    spread(
-        "FSDP with weights in bf16 sums in bf16",
-        "FSDP",
-        swap(fsdp, "MixedPrecisionPolicy", reduced_in_bf16),
-        FSDP | {"parallel": {"kind": "fsdp", "bf16": True}},
-        kind="statistical",
-        missed="to round the sum of two ranks once more is within the format's own error",
-    ),
-    spread(
-        "messages of 16 bits are added, not averaged",
-        "hooks",
-        swap(compression.Compressed, "average", summed),
-        COMPRESS,
-        kind="statistical",
-    ),
-    spread(
-        "messages in bf16 in the place of fp16",
-        "hooks",
-        swap(
-            compression.Compressed,
-            "__init__",
-            arguments(lambda self, traffic, _: (self, traffic, torch.bfloat16)),
-        ),
-        COMPRESS,
-        kind="statistical",
-    ),
-    spread(
-        "PowerSGD with the error of another step",
-        "hooks",
-        swap(power_sgd.PowerSgd, "average", stale_error),
-        POWER,
-        kind="statistical",
-    ),
-]

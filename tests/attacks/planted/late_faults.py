@@ -10,8 +10,16 @@ import torch
 import torch.utils.checkpoint as recomputation
 from torch import Tensor
 
-from tests.attacks.planted.fault import BF16, DDP, FP16, PLAIN_ATTENTION, WIDE, Fault, spread
-from tests.attacks.planted.planting import Patch, before_update, swap, swap_item
+from tests.attacks.planted.fault import (
+    CHECKPOINT,
+    DROPPING,
+    IN_BF16,
+    IN_FP16,
+    PLAIN_ATTENTION,
+    fault,
+    spread,
+)
+from tests.attacks.planted.planting import Patch, before_update, swap
 from transformer_core.certify import short_run_worker
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.models import attention, dropout
@@ -23,89 +31,8 @@ from transformer_core.training.history import History
 NOAM = {"schedule": {"kind": "noam", "warmup": 400}, "steps": 2_000}
 
 
-def late(name: str, patch: Patch, change: Any = None, **more: Any) -> Fault:
-    return Fault(name, "late", patch, change or {}, WIDE, dropout=0.2, **more)
-
-
-def seeded_alike(real: Any) -> Any:
-    """A training assembled with the same random numbers on every rank."""
-
-    def assemble(spec: Any, *given: Any, **named: Any) -> Any:
-        setup = real(spec, *given, **named)
-        torch.manual_seed(spec.training.seed)
-        return setup
-
-    return assemble
-
-
-def still_training(_: Any) -> Any:
-    """A validation that drops."""
-
-    def validation_loss(setup: Any, batches: Any = None) -> float:
-        with mock.patch.object(type(setup.model), "eval", lambda self: self):
-            return real(setup, batches)
-
-    real = evaluation.validation_loss
-    return validation_loss
-
-
-def other_masks_in_the_first_layer(real: Any) -> Any:
-    calls = [0]
-
-    def checkpoint(layer: Any, *inputs: Any, **named: Any) -> Any:
-        calls[0] += 1
-        first = calls[0] % 4 == 1  # of two layers of encoder and decoder each
-        return real(layer, *inputs, preserve_rng_state=not first, **named)
-
-    return checkpoint
-
-
-def without_some_rows(real: Any) -> Any:
-    def gradient_of(grad: Tensor, softmax: Tensor, seed: int, p: float) -> Tensor:
-        found: Tensor = real(grad, softmax, seed, p)
-        if p > 1e-6:
-            found[..., -1:, :] = 0.0
-        return found
-
-    return gradient_of
-
-
-def larger_scores(real: Any) -> Any:
-    def attend(
-        q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, p: float, *more: Any
-    ) -> Any:
-        return real(q * 1.02 if p > 1e-6 else q, k, v, mask, causal, p, *more)
-
-    return attend
-
-
-def shared_by_halves(real: Any) -> Any:
-    """Heads h and h + H/2 share a mask."""
-
-    def attend(
-        q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, p: float, drop: Any
-    ) -> Any:
-        def dropped(x: Tensor, p: float) -> Tensor:
-            half = drop(torch.ones_like(x[:, : x.size(1) // 2]), p)
-            return x * torch.cat([half, half], 1)
-
-        return real(q, k, v, mask, causal, p, dropped)
-
-    return attend
-
-
-def applied_all_the_same(real: Any) -> Any:
-    """A step whose gradient overflowed is made finite and applied."""
-
-    def update(self: Any, optimizer: Any, norm: Tensor) -> None:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.nan_to_num_(0.0, 1.0, -1.0)
-        optimizer.step()
-        self.scaler.update(self.scaler.get_scale())
-
-    return update
+def late(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "late", *place, **DROPPING, **more)
 
 
 def no_decoder_gradient() -> Patch:
@@ -181,79 +108,119 @@ def clipping_that_stops() -> Iterator[None]:
         yield
 
 
-FAULTS = [
-    spread(
-        "both ranks draw the same masks",
-        "late",
-        swap(short_run_worker, "assemble", seeded_alike),
-        DDP,
-        base=WIDE,
-        dropout=0.2,
+@spread("both ranks draw the same masks", "late", short_run_worker, "assemble", **DROPPING)
+def seeded_alike(real, spec, *given, **named):
+    """A training assembled with the same random numbers on every rank."""
+    setup = real(spec, *given, **named)
+    torch.manual_seed(spec.training.seed)
+    return setup
+
+
+spread("rank 1 reads the share of rank 0 at the end of an epoch", "late", wrong_share, **DROPPING)
+late(
+    "a resumed run starts its epoch over",
+    lambda: mock.patch.object(
+        History,
+        "position",
+        property(lambda self: (self.steps[-1]["epoch"] if self.steps else 0, 0)),
     ),
-    spread(
-        "rank 1 reads the share of rank 0 at the end of an epoch",
-        "late",
-        wrong_share,
-        DDP,
-        base=WIDE,
-        dropout=0.2,
-    ),
-    late(
-        "a resumed run starts its epoch over",
-        lambda: mock.patch.object(
-            History,
-            "position",
-            property(lambda self: (self.steps[-1]["epoch"] if self.steps else 0, 0)),
-        ),
-    ),
-    late("a validation that drops", swap(evaluation, "validation_loss", still_training)),
-    late(
-        "the first layer computed once more has other masks",
-        swap(recomputation, "checkpoint", other_masks_in_the_first_layer),
-        {"model": {"checkpoint": "layers"}},
-    ),
-    late(
-        "the backward pass of a fused softmax leaves out rows",
-        swap(kernels, "gradient_of", without_some_rows),
-        {"model": {"attention": {"kind": "fused_softmax"}}},
-    ),
-    late(
-        "the fast dropout does not scale what it keeps",
-        swap_item(dropout.DROPOUTS, "shared_draws", lambda real: lambda x, p: real(x, p) * (1 - p)),
-        BF16,
-        kind="statistical",
-    ),
-    late(
-        "scores are 2 % too large where dropout is on",
-        swap_item(attention.ATTENTIONS, "reference", larger_scores),
-        PLAIN_ATTENTION,
-    ),
-    late(
-        "two heads share a mask",
-        swap_item(attention.ATTENTIONS, "reference", shared_by_halves),
-        PLAIN_ATTENTION,
-    ),
-    late(
-        "a step that overflows is applied with finite numbers",
-        swap(autocast.ScaledAutocast, "update", applied_all_the_same),
-        FP16,
-        kind="statistical",
-    ),
-    late(
-        "half of the model gets no gradient every third step",
-        no_decoder_gradient(),
-        BF16,
-        kind="statistical",
-    ),
-    late(
-        "clipping stops after some steps",
-        clipping_that_stops,
-        {"training": {"clip_norm": 0.1}},
-        late={"schedule": {"kind": "constant", "peak": 3e-3}, "steps": 100},
-    ),
-    late(
-        "the learning rate lags by a step",
-        swap(loop, "learning_rate", lambda real: lambda s, n, *more: real(s, max(1, n - 1), *more)),
-        late=NOAM,
-    ),
-]
+)
+
+
+@late("a validation that drops", evaluation, "validation_loss", made=True)
+def still_training(real):
+    """A validation that drops."""
+
+    def validation_loss(setup: Any, batches: Any = None) -> float:
+        with mock.patch.object(type(setup.model), "eval", lambda self: self):
+            return real(setup, batches)
+
+    real = evaluation.validation_loss
+    return validation_loss
+
+
+@late(
+    "the first layer computed once more has other masks",
+    recomputation,
+    "checkpoint",
+    change=CHECKPOINT,
+    made=True,
+)
+def other_masks_in_the_first_layer(real):
+    calls = [0]
+
+    def checkpoint(layer: Any, *inputs: Any, **named: Any) -> Any:
+        calls[0] += 1
+        first = calls[0] % 4 == 1  # of two layers of encoder and decoder each
+        return real(layer, *inputs, preserve_rng_state=not first, **named)
+
+    return checkpoint
+
+
+@late(
+    "the backward pass of a fused softmax leaves out rows",
+    kernels,
+    "gradient_of",
+    change={"model": {"attention": {"kind": "fused_softmax"}}},
+)
+def without_some_rows(real, grad, softmax, seed, p):
+    found: Tensor = real(grad, softmax, seed, p)
+    if p > 1e-6:
+        found[..., -1:, :] = 0.0
+    return found
+
+
+@late("the fast dropout does not scale what it keeps", dropout.DROPOUTS, "shared_draws", **IN_BF16)
+def _(real, x, p):
+    return real(x, p) * (1 - p)
+
+
+@late(
+    "scores are 2 % too large where dropout is on",
+    attention.ATTENTIONS,
+    "reference",
+    change=PLAIN_ATTENTION,
+)
+def larger_scores(real, q, k, v, mask, causal, p, *more):
+    return real(q * 1.02 if p > 1e-6 else q, k, v, mask, causal, p, *more)
+
+
+@late("two heads share a mask", attention.ATTENTIONS, "reference", change=PLAIN_ATTENTION)
+def shared_by_halves(real, q, k, v, mask, causal, p, drop):
+    """Heads h and h + H/2 share a mask."""
+
+    def dropped(x: Tensor, p: float) -> Tensor:
+        half = drop(torch.ones_like(x[:, : x.size(1) // 2]), p)
+        return x * torch.cat([half, half], 1)
+
+    return real(q, k, v, mask, causal, p, dropped)
+
+
+@late(
+    "a step that overflows is applied with finite numbers",
+    autocast.ScaledAutocast,
+    "update",
+    **IN_FP16,
+)
+def applied_all_the_same(real, self, optimizer, norm):
+    """A step whose gradient overflowed is made finite and applied."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad.nan_to_num_(0.0, 1.0, -1.0)
+    optimizer.step()
+    self.scaler.update(self.scaler.get_scale())
+
+
+late("half of the model gets no gradient every third step", no_decoder_gradient(), **IN_BF16)
+late(
+    "clipping stops after some steps",
+    clipping_that_stops,
+    change={"training": {"clip_norm": 0.1}},
+    late={"schedule": {"kind": "constant", "peak": 3e-3}, "steps": 100},
+)
+
+
+@late("the learning rate lags by a step", loop, "learning_rate", late=NOAM)
+def _(real, s, n, *more):
+    return real(s, max(1, n - 1), *more)

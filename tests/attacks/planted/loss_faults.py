@@ -1,23 +1,18 @@
 """Loss, tied weights, and micro-batches that are added up."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.attacks.planted.fault import BF16, TWO, UNTIED, Fault
-from tests.attacks.planted.planting import keep, swap, swap_item
+from tests.attacks.planted.fault import IN_BF16, TWO, UNTIED, fault
+from tests.attacks.planted.planting import keep, swap
 from transformer_core.models import loss as loss_module
 from transformer_core.models import loss as one_pass_loss
 from transformer_core.models import objective
 from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.training import precision as autocast
-
-
-def smoothed_by(factor: float) -> Callable[[Any], Any]:
-    return lambda real: lambda x, y, s=0.0: real(x, y, s * factor)
 
 
 def padding_counts(real: Any) -> Any:
@@ -27,67 +22,6 @@ def padding_counts(real: Any) -> Any:
         )
 
     return loss
-
-
-def last_chunk_forgotten(real: Any) -> Any:
-    """Chunks shorter than the others have no loss."""
-
-    def run(of: Any, hidden: Tensor, labels: Tensor, **named: Any) -> Any:
-        loss = real(of, hidden, labels, **named)
-        return loss * float(len(labels) == 7)
-
-    return run
-
-
-def detached_output(real: Any) -> Any:
-    """The output map gets no gradient."""
-
-    def decode(self: Any, *args: Any, **named: Any) -> Any:
-        named["head"] = lambda hidden, weight: F.linear(hidden, weight.detach())
-        return real(self, *args, **named)
-
-    return decode
-
-
-def doubled_output(real: Any) -> Any:
-    """The same logits, whose gradient reaches the output map twice."""
-
-    def decode(self: Any, *args: Any, **named: Any) -> Any:
-        named["head"] = lambda hidden, w: F.linear(hidden, w + w - w.detach())
-        return real(self, *args, **named)
-
-    return decode
-
-
-def targets_at_another_scale(real: Any) -> Any:
-    count = itertools.count()
-
-    def embed(self: Any, embedding: Any, tokens: Tensor, *args: Any, **named: Any) -> Any:
-        second = next(count) % 2  # the source comes first
-        self.scale *= 1.01 if second else 1.0
-        try:
-            return real(self, embedding, tokens, *args, **named)
-        finally:
-            self.scale /= 1.01 if second else 1.0
-
-    return embed
-
-
-def less_for_the_output(real: Any) -> Any:
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        d_hidden, d_output, *rest = real(ctx, grad)
-        return d_hidden, d_output * 0.99, *rest
-
-    return backward
-
-
-def first_row_twice(real: Any) -> Any:
-    def products(hidden: Any, output: Any, d_logits: Tensor, *rest: Any) -> None:
-        d_logits = d_logits.clone()
-        d_logits[0] *= 2
-        real(hidden, output, d_logits, *rest)
-
-    return products
 
 
 def each_micro_alike() -> Any:
@@ -106,110 +40,122 @@ def each_micro_alike() -> Any:
     return swap(objective.Objective, "forward", make)()
 
 
-def last_micro_batch_alone(_: Any) -> Any:
-    count = itertools.count()
-    return lambda self, loss: loss.backward() if next(count) % 2 else None
-
-
-def second_micro_batch_twice(_: Any) -> Any:
-    count = itertools.count()
-    return lambda self, loss: (loss * (1 + next(count) % 2)).backward()
+def accumulated(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "accumulation", *place, change=TWO, **more)
 
 
 ONE_PASS = {"training": {"loss": {"kind": "one_pass"}}}
 
 
-FAULTS = [
-    Fault(
-        "no label smoothing",
-        "loss",
-        swap_item(objective.LOGITS_LOSSES, "whole", smoothed_by(0)),
-    ),
-    Fault(
-        "label smoothing off by a third",
-        "loss",
-        swap_item(objective.LOGITS_LOSSES, "whole", smoothed_by(2 / 3)),
-    ),
-    Fault(
-        "label smoothing off by a third under bf16",
-        "loss",
-        swap_item(objective.LOGITS_LOSSES, "whole", smoothed_by(2 / 3)),
-        BF16,
-        kind="statistical",
-    ),
-    Fault(
-        "padding has a loss",
-        "loss",
-        swap_item(objective.LOGITS_LOSSES, "whole", padding_counts),
-    ),
-    Fault(
-        "logits 1 % too large",
-        "loss",
-        swap_item(
-            objective.LOGITS_LOSSES, "whole", lambda real: lambda x, y, s=0.0: real(x * 1.01, y, s)
-        ),
-    ),
-    Fault(
-        "the last chunk of the loss forgotten",
-        "loss",
-        swap(loss_module, "checkpoint", last_chunk_forgotten),
-        {"training": {"loss": {"kind": "chunked", "rows": 7}}},
-    ),
-    Fault(
-        "only the last micro-batch counts",
-        "accumulation",
-        swap(autocast.Precision, "backward", last_micro_batch_alone),
-        TWO,
-    ),
-    Fault(
-        "gradients averaged over micro-batches",
-        "accumulation",
-        swap(autocast.Precision, "backward", lambda _: lambda self, x: (x / 2).backward()),
-        TWO,
-    ),
-    Fault(
-        "the second micro-batch counts twice",
-        "accumulation",
-        swap(autocast.Precision, "backward", second_micro_batch_twice),
-        TWO,
-    ),
-    Fault(
-        "the output map has no gradient",
-        "tied weights",
-        swap(EncoderDecoder, "decode", detached_output),
-    ),
-    Fault(
-        "the target embedding never learns",
-        "tied weights",
-        keep(lambda name, _: name.startswith("target_embedding")),
-        base=UNTIED,
-    ),
-    Fault(
-        "the loss in one pass gives the output map 1 % less",
-        "loss",
-        swap(one_pass_loss._OnePass, "backward", less_for_the_output),
-        ONE_PASS,
-    ),
-    Fault(
-        "the loss in one pass counts the first token of a chunk twice",
-        "loss",
-        swap(one_pass_loss, "_products", first_row_twice),
-        ONE_PASS,
-    ),
-    Fault(
-        "micro-batches count alike, however many tokens they have",
-        "accumulation",
-        each_micro_alike,
-        TWO,
-    ),
-    Fault(
-        "tied weights get the gradient of the output map twice",
-        "tied weights",
-        swap(EncoderDecoder, "decode", doubled_output),
-    ),
-    Fault(
-        "targets are embedded at another scale",
-        "tied weights",
-        swap(EncoderDecoder, "_embed", targets_at_another_scale),
-    ),
-]
+def in_one_pass(name: str, *place: Any) -> Any:
+    return fault(name, "loss", *place, change=ONE_PASS)
+
+
+@fault("no label smoothing", "loss", objective.LOGITS_LOSSES, "whole")
+def _(real, x, y, s=0.0):
+    return real(x, y, 0.0)
+
+
+@fault("label smoothing off by a third", "loss", objective.LOGITS_LOSSES, "whole")
+@fault(
+    "label smoothing off by a third under bf16", "loss", objective.LOGITS_LOSSES, "whole", **IN_BF16
+)
+def _(real, x, y, s=0.0):
+    return real(x, y, s * 2 / 3)
+
+
+fault("padding has a loss", "loss", swap(objective.LOGITS_LOSSES, "whole", padding_counts))
+
+
+@fault("logits 1 % too large", "loss", objective.LOGITS_LOSSES, "whole")
+def _(real, x, y, s=0.0):
+    return real(x * 1.01, y, s)
+
+
+@fault(
+    "the last chunk of the loss forgotten",
+    "loss",
+    loss_module,
+    "checkpoint",
+    change={"training": {"loss": {"kind": "chunked", "rows": 7}}},
+)
+def last_chunk_forgotten(real, of, hidden, labels, **named):
+    """Chunks shorter than the others have no loss."""
+    loss = real(of, hidden, labels, **named)
+    return loss * float(len(labels) == 7)
+
+
+@accumulated("only the last micro-batch counts", autocast.Precision, "backward", made=True)
+def last_micro_batch_alone(real):
+    count = itertools.count()
+    return lambda self, loss: loss.backward() if next(count) % 2 else None
+
+
+@accumulated("gradients averaged over micro-batches", autocast.Precision, "backward")
+def _(real, self, x):
+    return (x / 2).backward()
+
+
+@accumulated("the second micro-batch counts twice", autocast.Precision, "backward", made=True)
+def second_micro_batch_twice(real):
+    count = itertools.count()
+    return lambda self, loss: (loss * (1 + next(count) % 2)).backward()
+
+
+@fault("the output map has no gradient", "tied weights", EncoderDecoder, "decode")
+def detached_output(real, self, *args, **named):
+    """The output map gets no gradient."""
+    named["head"] = lambda hidden, weight: F.linear(hidden, weight.detach())
+    return real(self, *args, **named)
+
+
+@fault("the target embedding never learns", "tied weights", keep, base=UNTIED)
+def _(name, _):
+    return name.startswith("target_embedding")
+
+
+@in_one_pass(
+    "the loss in one pass gives the output map 1 % less", one_pass_loss._OnePass, "backward"
+)
+def less_for_the_output(real, ctx, grad):
+    d_hidden, d_output, *rest = real(ctx, grad)
+    return d_hidden, d_output * 0.99, *rest
+
+
+@in_one_pass(
+    "the loss in one pass counts the first token of a chunk twice", one_pass_loss, "_products"
+)
+def first_row_twice(real, hidden, output, d_logits, *rest):
+    d_logits = d_logits.clone()
+    d_logits[0] *= 2
+    real(hidden, output, d_logits, *rest)
+
+
+accumulated("micro-batches count alike, however many tokens they have", each_micro_alike)
+
+
+@fault(
+    "tied weights get the gradient of the output map twice",
+    "tied weights",
+    EncoderDecoder,
+    "decode",
+)
+def doubled_output(real, self, *args, **named):
+    """The same logits, whose gradient reaches the output map twice."""
+    named["head"] = lambda hidden, w: F.linear(hidden, w + w - w.detach())
+    return real(self, *args, **named)
+
+
+@fault("targets are embedded at another scale", "tied weights", EncoderDecoder, "_embed", made=True)
+def targets_at_another_scale(real):
+    count = itertools.count()
+
+    def embed(self: Any, embedding: Any, tokens: Tensor, *args: Any, **named: Any) -> Any:
+        second = next(count) % 2  # the source comes first
+        self.scale *= 1.01 if second else 1.0
+        try:
+            return real(self, embedding, tokens, *args, **named)
+        finally:
+            self.scale /= 1.01 if second else 1.0
+
+    return embed

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.attacks.planted.fault import BF16, LARGER, PACKED, UNPADDED, Fault
+from tests.attacks.planted.fault import IN_BF16, LARGER, PACKED, UNPADDED, fault
 from tests.attacks.planted.planting import Patch, swap
 from transformer_core.data.tokenizing.special_tokens import EOS
 from transformer_core.models import positions, sublayers, unpadded
@@ -24,23 +24,6 @@ def attention_with(**changes: Any) -> Patch:
         return lambda *args, **named: real(*args, **(named | changes))
 
     return swap(F, "scaled_dot_product_attention", make)
-
-
-def shifted_causal(real: Any) -> Any:
-    """Every token sees the next one too."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
-        if named.get("is_causal"):
-            n = q.size(-2)
-            mask = torch.ones(n, n, dtype=torch.bool).tril(1)
-            named |= {"is_causal": False, "attn_mask": mask}
-        return real(q, k, v, **named)
-
-    return attend
-
-
-def scores_of_another_size(real: Any) -> Any:
-    return lambda q, *args, **named: real(q * 1.02, *args, **named)
 
 
 @contextlib.contextmanager
@@ -76,123 +59,113 @@ def grids_without_masks(self: Any) -> Any:
 _GRIDS = unpadded.Blocks._grids.func
 
 
-def last_block_lost(real: Any) -> Any:
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        *others, last = real(ctx, grad)
-        return (*others, last * 0)
-
-    return backward
+def packed(name: str, *place: Any) -> Any:
+    return fault(name, "packing", *place, change=PACKED)
 
 
-FAULTS = [
-    Fault("no causal mask", "masks", attention_with(is_causal=False)),
-    Fault(
-        "a token sees the next one",
-        "masks",
-        swap(F, "scaled_dot_product_attention", shifted_causal),
-    ),
-    Fault(
-        "padding of the source is seen",
-        "padding",
-        swap(transformer_module, "source_mask", mask_of(torch.ones_like)),
-    ),
-    Fault(
-        "the last token of a source is not seen",
-        "padding",
-        swap(transformer_module, "source_mask", mask_of(lambda m: m & m.roll(-1, -1))),
-    ),
-    Fault(
-        "scores 2 % too large",
-        "masks",
-        swap(F, "scaled_dot_product_attention", scores_of_another_size),
-    ),
-    Fault(
-        "scores 2 % too large under bf16",
-        "masks",
-        swap(F, "scaled_dot_product_attention", scores_of_another_size),
-        BF16,
-        base=LARGER,
-        kind="statistical",
-    ),
-    Fault(
-        "scores of one layer 2 % too large under bf16",
-        "masks",
-        one_layer_of_another_size,
-        BF16,
-        base=LARGER,
-        kind="statistical",
-    ),
-    Fault(
-        "positions begin with 1",
-        "masks",
-        swap(
-            positions,
-            "sinusoidal_positions",
-            lambda real: lambda n, d, device=None: real(n + 1, d, device)[1:],
-        ),
-    ),
-    Fault(
-        "packed pairs see each other",
-        "packing",
-        swap(transformer_module, "together", mask_of(torch.ones_like)),
-        PACKED,
-    ),
-    Fault(
-        "positions go on across packed pairs",
-        "packing",
-        swap(
-            transformer_module,
-            "places_within",
-            lambda _: lambda s: torch.arange(s.size(1)).expand_as(s),
-        ),
-        PACKED,
-    ),
-    Fault(
-        "the last token of a packed source belongs to the next pair",
-        "packing",
-        swap(transformer_module, "source_segments", lambda _: lambda s: (s == EOS).cumsum(1)),
-        PACKED,
-    ),
-    Fault(
-        "a packed target goes on with the pair before",
-        "packing",
-        swap(
-            transformer_module,
-            "target_segments",
-            lambda real: lambda t: (real(t) - 1).clamp(min=0),
-        ),
-        PACKED,
-    ),
-    Fault(
-        "padding of blocks is seen",
-        "unpadded",
-        swap(unpadded.Blocks, "_grids", lambda _: property(grids_without_masks)),
-        UNPADDED,
-    ),
-    Fault(
-        "positions count on through the list of tokens",
-        "unpadded",
-        swap(
-            unpadded.Sentences,
-            "within",
-            lambda _: property(lambda self: F.pad(self.places, (0, self.fill)) % 512),
-        ),
-        UNPADDED,
-    ),
-    Fault(
-        "no gradient from the last block",
-        "unpadded",
-        swap(unpadded._Collect, "backward", last_block_lost),
-        UNPADDED,
-    ),
-    Fault(
-        "blocks see what comes later",
-        "unpadded",
-        swap(
-            unpadded.Blocks,
-            "__init__",
-            lambda real: lambda self, q, k, n, causal: real(self, q, k, n, False),
-        ),
-        UNPADDED,
-    ),
-]
+fault("no causal mask", "masks", attention_with(is_causal=False))
+
+
+@fault("a token sees the next one", "masks", F, "scaled_dot_product_attention")
+def shifted_causal(real, q, k, v, **named):
+    """Every token sees the next one too."""
+    if named.get("is_causal"):
+        n = q.size(-2)
+        mask = torch.ones(n, n, dtype=torch.bool).tril(1)
+        named |= {"is_causal": False, "attn_mask": mask}
+    return real(q, k, v, **named)
+
+
+fault(
+    "padding of the source is seen",
+    "padding",
+    swap(transformer_module, "source_mask", mask_of(torch.ones_like)),
+)
+fault(
+    "the last token of a source is not seen",
+    "padding",
+    swap(transformer_module, "source_mask", mask_of(lambda m: m & m.roll(-1, -1))),
+)
+
+
+@fault(
+    "scores 2 % too large under bf16",
+    "masks",
+    F,
+    "scaled_dot_product_attention",
+    base=LARGER,
+    **IN_BF16,
+)
+@fault("scores 2 % too large", "masks", F, "scaled_dot_product_attention")
+def scores_of_another_size(real, q, *args, **named):
+    return real(q * 1.02, *args, **named)
+
+
+fault(
+    "scores of one layer 2 % too large under bf16",
+    "masks",
+    one_layer_of_another_size,
+    base=LARGER,
+    **IN_BF16,
+)
+
+
+@fault("positions begin with 1", "masks", positions, "sinusoidal_positions")
+def _(real, n, d, device=None):
+    return real(n + 1, d, device)[1:]
+
+
+packed(
+    "packed pairs see each other", swap(transformer_module, "together", mask_of(torch.ones_like))
+)
+
+
+@packed("positions go on across packed pairs", transformer_module, "places_within")
+def _(real, s):
+    return torch.arange(s.size(1)).expand_as(s)
+
+
+@packed(
+    "the last token of a packed source belongs to the next pair",
+    transformer_module,
+    "source_segments",
+)
+def _(real, s):
+    return (s == EOS).cumsum(1)
+
+
+@packed("a packed target goes on with the pair before", transformer_module, "target_segments")
+def _(real, t):
+    return (real(t) - 1).clamp(min=0)
+
+
+@fault(
+    "padding of blocks is seen", "unpadded", unpadded.Blocks, "_grids", change=UNPADDED, made=True
+)
+def _(real):
+    return property(grids_without_masks)
+
+
+@fault(
+    "positions count on through the list of tokens",
+    "unpadded",
+    unpadded.Sentences,
+    "within",
+    change=UNPADDED,
+    made=True,
+)
+def _(real):
+    return property(lambda self: F.pad(self.places, (0, self.fill)) % 512)
+
+
+@fault(
+    "no gradient from the last block", "unpadded", unpadded._Collect, "backward", change=UNPADDED
+)
+def last_block_lost(real, ctx, grad):
+    *others, last = real(ctx, grad)
+    return (*others, last * 0)
+
+
+@fault("blocks see what comes later", "unpadded", unpadded.Blocks, "__init__", change=UNPADDED)
+def _(real, self, q, k, n, causal):
+    return real(self, q, k, n, False)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from schemas.base import merge
-from tests.attacks.planted.fault import Change, Fault
+from tests.attacks.planted.fault import Change, fault
 from tests.attacks.planted.planting import Patch, swap
 from transformer_core.training import checkpoint
 from transformer_core.training import optimizer as master_weights
@@ -17,8 +17,8 @@ from transformer_core.training.optimizer import MASTER
 MASTERS: Change = {"training": {"precision": {"kind": "bf16_weights"}}}
 
 
-def masters(name: str, patch: Patch, change: Change = MASTERS, **more: Any) -> Fault:
-    return Fault(name, "bf16 weights", patch, change, kind="statistical", **more)
+def masters(name: str, *place: Any, **more: Any) -> Any:
+    return fault(name, "bf16 weights", *place, kind="statistical", **{"change": MASTERS} | more)
 
 
 def each_update(change: Callable[..., None]) -> Patch:
@@ -96,62 +96,42 @@ def few_bits_of_moments(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> 
     state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
 
 
-def masters_lost(real: Any) -> Any:
+masters("masters never move", each_update(masters_stay))
+masters("weights are those of the masters a step before", each_update(weights_stay))
+masters("one tensor is not rounded anew", each_update(one_stays))
+masters("one master stays behind its weights", each_update(one_master_stays))
+masters("updates go to the rounded weights", each_update(from_rounded))
+masters("masters keep 8 bits", each_update(in_bf16))
+masters("weights are rounded toward zero", each_update(toward_zero))
+masters(
+    "masters are not clipped",
+    each_update(unclipped),
+    change=merge(MASTERS, {"training": {"clipping": "folded"}}),
+)
+masters(
+    "masters are clipped twice",
+    each_update(clipped_twice),
+    change=merge(MASTERS, {"training": {"clipping": "folded"}}),
+)
+masters("second moments of masters keep 8 bits", each_update(few_bits_of_moments))
+
+
+@masters("masters lost at a checkpoint", checkpoint, "_load_optimizer")
+def masters_lost(real, setup, *rest):
     """A checkpoint brings back masters that are made of the rounded weights."""
-
-    def load(setup: Any, *rest: Any) -> None:
-        real(setup, *rest)
-        for parameter, state in setup.optimizer.state.items():
-            state[MASTER] = parameter.detach().float()
-
-    return load
+    real(setup, *rest)
+    for parameter, state in setup.optimizer.state.items():
+        state[MASTER] = parameter.detach().float()
 
 
-def weights_without_masters(real: Any) -> Any:
+@masters("weights of 8 bits without masters", autocast.LowWeights, "convert")
+def weights_without_masters(real, self, model):
     """Weights in bfloat16 that the optimizer updates themselves."""
-
-    def convert(self: Any, model: nn.Module) -> dict[Any, Any]:
-        real(self, model)
-        return {}
-
-    return convert
+    real(self, model)
+    return {}
 
 
-def masters_rounded_once(real: Any) -> Any:
+@masters("masters begin rounded", autocast.LowWeights, "convert")
+def masters_rounded_once(real, self, model):
     """Masters begin with the rounded weights."""
-
-    def convert(self: Any, model: nn.Module) -> Any:
-        return {new: new.detach().float() for new in real(self, model)}
-
-    return convert
-
-
-FAULTS = [
-    masters("masters never move", each_update(masters_stay)),
-    masters("weights are those of the masters a step before", each_update(weights_stay)),
-    masters("one tensor is not rounded anew", each_update(one_stays)),
-    masters("one master stays behind its weights", each_update(one_master_stays)),
-    masters("updates go to the rounded weights", each_update(from_rounded)),
-    masters("masters keep 8 bits", each_update(in_bf16)),
-    masters("weights are rounded toward zero", each_update(toward_zero)),
-    masters(
-        "masters are not clipped",
-        each_update(unclipped),
-        merge(MASTERS, {"training": {"clipping": "folded"}}),
-    ),
-    masters(
-        "masters are clipped twice",
-        each_update(clipped_twice),
-        merge(MASTERS, {"training": {"clipping": "folded"}}),
-    ),
-    masters("second moments of masters keep 8 bits", each_update(few_bits_of_moments)),
-    masters("masters lost at a checkpoint", swap(checkpoint, "_load_optimizer", masters_lost)),
-    masters(
-        "weights of 8 bits without masters",
-        swap(autocast.LowWeights, "convert", weights_without_masters),
-    ),
-    masters(
-        "masters begin rounded",
-        swap(autocast.LowWeights, "convert", masters_rounded_once),
-    ),
-]
+    return {new: new.detach().float() for new in real(self, model)}

@@ -10,21 +10,16 @@ from torch import Tensor, nn
 
 from tests.attacks.planted.fault import (
     CENTRAL,
-    FP16,
+    CHECKPOINT,
     FSDP,
+    IN_FP16,
     RING,
-    Fault,
     dropping,
+    fault,
     schedule,
     spread,
 )
-from tests.attacks.planted.planting import (
-    around_step,
-    before_update,
-    each_micro,
-    swap,
-    swap_item,
-)
+from tests.attacks.planted.planting import around_step, before_update, each_micro, swap
 from transformer_core.data.tokenizing.special_tokens import EOS, PAD
 from transformer_core.models import dropout, sublayers
 from transformer_core.models import transformer as transformer_module
@@ -32,41 +27,6 @@ from transformer_core.parallel import central, fsdp
 from transformer_core.parallel import hooks as compression
 from transformer_core.training import assemble, evaluation, loop
 from transformer_core.training import precision as autocast
-
-
-def without_ends(micro: Any) -> Any:
-    labels = micro.target_output
-    return replace(micro, target_output=labels.masked_fill(labels == EOS, PAD))
-
-
-def clip_elements(parameters: list[nn.Parameter]) -> None:
-    for p in parameters:
-        if p.grad is not None:
-            p.grad.clamp_(-0.02, 0.02)
-
-
-def decay_in_the_gradient(real: Any) -> Any:
-    """L2 regularization in place of decoupled decay."""
-
-    def build(spec: Any, parameters: Any, *_: Any) -> Any:
-        return torch.optim.Adam(
-            [{"params": list(parameters)}], lr=0.0, betas=spec.betas, eps=spec.eps,
-            weight_decay=spec.weight_decay,
-        )  # fmt: skip
-
-    return build
-
-
-def without_decay_of_vectors(real: Any) -> Any:
-    def build(spec: Any, parameters: Any, *more: Any) -> Any:
-        made = real(spec, parameters, *more)
-        group = made.param_groups[0]
-        flat = [p for p in group["params"] if p.dim() < 2]
-        group["params"] = [p for p in group["params"] if p.dim() > 1]
-        made.add_param_group({"params": flat, "weight_decay": 0.0})
-        return made
-
-    return build
 
 
 def one_mask_for(keep: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
@@ -78,64 +38,118 @@ def one_mask_for(keep: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     return make
 
 
-def second_half_of_keys(real: Any) -> Any:
+DECAY = {"training": {"optimizer": {"kind": "adamw", "weight_decay": 0.1}}}
+SHARED = "shared_draws"
+
+
+@fault("the end of a sentence has no loss", "loss", each_micro)
+def without_ends(micro):
+    labels = micro.target_output
+    return replace(micro, target_output=labels.masked_fill(labels == EOS, PAD))
+
+
+@fault("the last key gets no gradient", "masks", sublayers.Attention, "attention")
+def second_half_of_keys(real, self, q, k, v, *rest, **named):
     """The last key of a row gets no gradient."""
-
-    def attend(self: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Any:
-        k = torch.cat([k[:, :, :-1], k[:, :, -1:].detach()], dim=2)
-        return real(self, q, k, v, *rest, **named)
-
-    return attend
+    k = torch.cat([k[:, :, :-1], k[:, :, -1:].detach()], dim=2)
+    return real(self, q, k, v, *rest, **named)
 
 
-def longer_rows_only(real: Any) -> Any:
+@fault("sources are cut after eight tokens", "padding", transformer_module.EncoderDecoder, "encode")
+def longer_rows_only(real, self, source, *rest):
     """Rows of more than eight tokens are cut in the encoder."""
-
-    def encode(self: Any, source: Tensor, *rest: Any) -> Any:
-        return real(self, torch.where(torch.arange(source.size(1)) < 8, source, PAD), *rest)
-
-    return encode
+    return real(self, torch.where(torch.arange(source.size(1)) < 8, source, PAD), *rest)
 
 
-def stays_in_evaluation(real: Any) -> Any:
-    def validate(setup: Any, *rest: Any, **named: Any) -> Any:
-        found = real(setup, *rest, **named)
-        setup.model.eval()
-        return found
-
-    return validate
+@fault("every element of a gradient is clipped", "clipping", before_update)
+def clip_elements(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.clamp_(-0.02, 0.02)
 
 
-def with_smoothing(real: Any) -> Any:
-    return lambda logits, labels, smoothing: real(logits, labels, 0.1)
+@fault(
+    "decay in the gradient, not in the weights",
+    "optimizer",
+    assemble,
+    "build_optimizer",
+    base=DECAY,
+)
+def decay_in_the_gradient(real, spec, parameters, *_):
+    """L2 regularization in place of decoupled decay."""
+    return torch.optim.Adam(
+        [{"params": list(parameters)}], lr=0.0, betas=spec.betas, eps=spec.eps,
+        weight_decay=spec.weight_decay,
+    )  # fmt: skip
 
 
-def in_bf16_again(real: Any) -> Any:
+@fault("vectors do not decay", "optimizer", assemble, "build_optimizer", base=DECAY)
+def without_decay_of_vectors(real, spec, parameters, *more):
+    made = real(spec, parameters, *more)
+    group = made.param_groups[0]
+    flat = [p for p in group["params"] if p.dim() < 2]
+    group["params"] = [p for p in group["params"] if p.dim() > 1]
+    made.add_param_group({"params": flat, "weight_decay": 0.0})
+    return made
+
+
+@fault(
+    "rates of two digits", "schedule", loop, "learning_rate", base=schedule(kind="cosine", warmup=3)
+)
+def rounded_rate(real, *args):
+    return float(f"{real(*args):.1e}")
+
+
+@fault(
+    "layers are computed once more from 8 bits",
+    "activation checkpointing",
+    recomputation,
+    "checkpoint",
+    change=CHECKPOINT,
+)
+def in_bf16_again(real, layer, *given, **named):
     """Layers that are computed once more from inputs of fewer bits."""
+    calls = []
 
-    def recompute(layer: Any, *given: Any, **named: Any) -> Any:
-        calls = []
+    def once_more(*inputs: Any) -> Any:
+        calls.append(1)
+        first, *rest = inputs
+        return layer(first.bfloat16().float() if len(calls) > 1 else first, *rest)
 
-        def once_more(*inputs: Any) -> Any:
-            calls.append(1)
-            first, *rest = inputs
-            return layer(first.bfloat16().float() if len(calls) > 1 else first, *rest)
-
-        return real(once_more, *given, **named)
-
-    return recompute
+    return real(once_more, *given, **named)
 
 
-def twice_the_first_chunk(real: Any) -> Any:
-    def ring(values: Tensor, group: Any, count: Any) -> None:
-        own = values[:8].clone()
-        real(values, group, count)
-        values[:8] += own * (group.rank() == 0)
+@fault(
+    "gradients are clipped before they are unscaled",
+    "clipping",
+    autocast.Precision,
+    "step",
+    **IN_FP16,
+)
+def clipped_before_unscaling(real, self, optim, parameters, clip):
+    parameters = list(parameters)
+    nn.utils.clip_grad_norm_(parameters, clip)
+    return real(self, optim, parameters, clip)
 
-    return ring
+
+@spread(
+    "a ring that adds the first chunk twice", "hooks", compression, "ring_all_reduce", change=RING
+)
+def twice_the_first_chunk(real, values, group, count):
+    own = values[:8].clone()
+    real(values, group, count)
+    values[:8] += own * (group.rank() == 0)
 
 
-def stale_on_odd_steps(real: Any) -> Any:
+@spread(
+    "weights are broadcast every other step",
+    "central",
+    central.CentralStrategy,
+    "_broadcast",
+    change=CENTRAL,
+    made=True,
+)
+def stale_on_odd_steps(real):
     calls = [0]
 
     def broadcast(self: Any, tensors: Any) -> None:
@@ -146,7 +160,8 @@ def stale_on_odd_steps(real: Any) -> Any:
     return broadcast
 
 
-def own_rate_on_rank(trainer: Any, before: list[Tensor], _: int) -> None:
+@spread("shards of rank 1 learn 10 % slower", "FSDP", around_step, change=FSDP)
+def own_rate_on_rank(trainer, before, _):
     import torch.distributed as dist
 
     if dist.get_rank() == 1:
@@ -154,120 +169,42 @@ def own_rate_on_rank(trainer: Any, before: list[Tensor], _: int) -> None:
             p.copy_(old + (p - old) * 0.9)
 
 
-def rounded_rate(real: Any) -> Any:
-    return lambda *args: float(f"{real(*args):.1e}")
+@spread(
+    "FSDP sums in bf16 what should be summed in 32 bits",
+    "FSDP",
+    fsdp,
+    "MixedPrecisionPolicy",
+    change=FSDP,
+)
+def _(real, **n):
+    return real(reduce_dtype=torch.bfloat16, **{k: v for k, v in n.items() if k != "reduce_dtype"})
 
 
-def clipped_before_unscaling(real: Any) -> Any:
-    def step(self: Any, optim: Any, parameters: Any, clip: float) -> Any:
-        parameters = list(parameters)
-        nn.utils.clip_grad_norm_(parameters, clip)
-        return real(self, optim, parameters, clip)
+dropping(
+    "one mask for all heads",
+    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :1] if x.dim() == 4 else x)),
+)
+dropping(
+    "one mask for all queries",
+    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :, :1] if x.dim() == 4 else x)),
+)
+dropping(
+    "whole tokens are dropped",
+    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[..., :1] if x.dim() == 3 else x)),
+)
+dropping(
+    "one mask for all tokens of a sentence",
+    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :1] if x.dim() == 3 else x)),
+)
 
-    return step
+
+@dropping("after a validation nothing is dropped", evaluation, "validation_loss")
+def stays_in_evaluation(real, setup, *rest, **named):
+    found = real(setup, *rest, **named)
+    setup.model.eval()
+    return found
 
 
-DECAY = {"training": {"optimizer": {"kind": "adamw", "weight_decay": 0.1}}}
-SHARED = "shared_draws"
-FAULTS = [
-    Fault("the end of a sentence has no loss", "loss", each_micro(without_ends)),
-    Fault(
-        "the last key gets no gradient",
-        "masks",
-        swap(sublayers.Attention, "attention", second_half_of_keys),
-    ),
-    Fault(
-        "sources are cut after eight tokens",
-        "padding",
-        swap(transformer_module.EncoderDecoder, "encode", longer_rows_only),
-    ),
-    Fault("every element of a gradient is clipped", "clipping", before_update(clip_elements)),
-    Fault(
-        "decay in the gradient, not in the weights",
-        "optimizer",
-        swap(assemble, "build_optimizer", decay_in_the_gradient),
-        base=DECAY,
-    ),
-    Fault(
-        "vectors do not decay",
-        "optimizer",
-        swap(assemble, "build_optimizer", without_decay_of_vectors),
-        base=DECAY,
-    ),
-    Fault(
-        "rates of two digits",
-        "schedule",
-        swap(loop, "learning_rate", rounded_rate),
-        base=schedule(kind="cosine", warmup=3),
-    ),
-    Fault(
-        "layers are computed once more from 8 bits",
-        "activation checkpointing",
-        swap(recomputation, "checkpoint", in_bf16_again),
-        {"model": {"checkpoint": "layers"}},
-    ),
-    Fault(
-        "gradients are clipped before they are unscaled",
-        "clipping",
-        swap(autocast.Precision, "step", clipped_before_unscaling),
-        FP16,
-        kind="statistical",
-    ),
-    spread(
-        "a ring that adds the first chunk twice",
-        "hooks",
-        swap(compression, "ring_all_reduce", twice_the_first_chunk),
-        RING,
-    ),
-    spread(
-        "weights are broadcast every other step",
-        "central",
-        swap(central.CentralStrategy, "_broadcast", stale_on_odd_steps),
-        CENTRAL,
-    ),
-    spread("shards of rank 1 learn 10 % slower", "FSDP", around_step(own_rate_on_rank), FSDP),
-    spread(
-        "FSDP sums in bf16 what should be summed in 32 bits",
-        "FSDP",
-        swap(
-            fsdp,
-            "MixedPrecisionPolicy",
-            lambda real: (
-                lambda **n: real(
-                    reduce_dtype=torch.bfloat16,
-                    **{k: v for k, v in n.items() if k != "reduce_dtype"},
-                )
-            ),
-        ),
-        FSDP,
-    ),
-    dropping(
-        "one mask for all heads",
-        swap_item(
-            dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :1] if x.dim() == 4 else x)
-        ),
-    ),
-    dropping(
-        "one mask for all queries",
-        swap_item(
-            dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :, :1] if x.dim() == 4 else x)
-        ),
-    ),
-    dropping(
-        "whole tokens are dropped",
-        swap_item(
-            dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[..., :1] if x.dim() == 3 else x)
-        ),
-    ),
-    dropping(
-        "one mask for all tokens of a sentence",
-        swap_item(
-            dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :1] if x.dim() == 3 else x)
-        ),
-    ),
-    dropping(
-        "after a validation nothing is dropped",
-        swap(evaluation, "validation_loss", stays_in_evaluation),
-    ),
-    Fault("validation smooths labels", "loss", swap(evaluation, "token_loss_sum", with_smoothing)),
-]
+@fault("validation smooths labels", "loss", evaluation, "token_loss_sum")
+def with_smoothing(real, logits, labels, smoothing):
+    return real(logits, labels, 0.1)

@@ -19,9 +19,11 @@ Patch = Callable[[], AbstractContextManager[Any]]
 
 
 def swap(where: Any, name: str, make: Callable[[Any], Any]) -> Patch:
-    """A patch that puts ``make(original)`` in the place of an attribute."""
+    """A patch that puts ``make(original)`` in the place of an attribute, or of an entry of a dict."""
 
     def patch() -> AbstractContextManager[Any]:
+        if isinstance(where, dict):
+            return mock.patch.dict(where, {name: make(where[name])})
         static = isinstance(vars(where).get(name), staticmethod) if isinstance(where, type) else 0
         made = make(getattr(where, name))
         return mock.patch.object(where, name, staticmethod(made) if static else made)
@@ -29,9 +31,9 @@ def swap(where: Any, name: str, make: Callable[[Any], Any]) -> Patch:
     return patch
 
 
-def swap_item(where: dict[str, Any], key: str, make: Callable[[Any], Any]) -> Patch:
-    """The same for an entry of a registry."""
-    return lambda: mock.patch.dict(where, {key: make(where[key])})
+def calling(change: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The original's place is taken by ``change``, which gets the original before the arguments."""
+    return lambda real: lambda *args, **named: change(real, *args, **named)
 
 
 def arguments(change: Callable[..., tuple[Any, ...]]) -> Callable[[Any], Any]:
@@ -104,3 +106,7 @@ def batches(change: Callable[[GlobalBatch], GlobalBatch]) -> Patch:
 def each_micro(change: Callable[[Any], Any]) -> Patch:
     """Other micro-batches, for those who train."""
     return batches(lambda b: replace(b, micro_batches=[change(m) for m in b.micro_batches]))
+
+
+TAKE_A_FUNCTION = around_step, keep, before_update, batches, each_micro
+"""What makes a patch of a function."""

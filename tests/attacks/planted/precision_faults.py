@@ -1,16 +1,30 @@
 """Number formats."""
 
-from typing import Any
-
 import torch
-from torch import nn
 
-from tests.attacks.planted.fault import FP16, Fault, reduced
-from tests.attacks.planted.planting import around_step, before_update, keep, swap
+from tests.attacks.planted.fault import FP16, fault, reduced
+from tests.attacks.planted.planting import around_step, before_update, keep
 from transformer_core.training import precision as autocast
 
 
-def coarse(parameters: list[nn.Parameter]) -> None:
+@reduced("gradients of half the size under bf16", autocast.Autocast, "backward")
+def _(real, self, loss):
+    return (loss / 2).backward()
+
+
+@reduced("the last decoder layer never learns under bf16", keep)
+def _(n, _):
+    return "decoder.1" in n
+
+
+@reduced("weights rounded to bf16 after each step", around_step)
+def rounded_weights(trainer, _, __):
+    for p in trainer.model.parameters():
+        p.copy_(p.bfloat16())
+
+
+@reduced("gradients with 3 significant bits", before_update)
+def coarse(parameters):
     """Gradients with 3 significant bits."""
     for p in parameters:
         if p.grad is not None:
@@ -18,35 +32,16 @@ def coarse(parameters: list[nn.Parameter]) -> None:
             p.grad.copy_(torch.ldexp((mantissa * 8).round() / 8, exponent))
 
 
-def rounded_weights(trainer: Any, _: Any, __: int) -> None:
-    for p in trainer.model.parameters():
-        p.copy_(p.bfloat16())
+@reduced("gradients 5 % too large under bf16", autocast.Autocast, "backward")
+def _(real, self, loss):
+    return (loss * 1.05).backward()
 
 
-FAULTS = [
-    reduced(
-        "gradients of half the size under bf16",
-        swap(autocast.Autocast, "backward", lambda _: lambda self, loss: (loss / 2).backward()),
-    ),
-    reduced("the last decoder layer never learns under bf16", keep(lambda n, _: "decoder.1" in n)),
-    reduced("weights rounded to bf16 after each step", around_step(rounded_weights)),
-    reduced("gradients with 3 significant bits", before_update(coarse)),
-    reduced(
-        "gradients 5 % too large under bf16",
-        swap(autocast.Autocast, "backward", lambda _: lambda self, loss: (loss * 1.05).backward()),
-    ),
-    reduced(
-        "the loss scale stays in the gradients",
-        swap(autocast.ScaledAutocast, "unscale", lambda _: lambda self, optim: None),
-        FP16,
-    ),
-    Fault(
-        "32-bit products secretly in bf16",
-        "precision",
-        swap(
-            autocast.Precision,
-            "autocast",
-            lambda _: lambda self: torch.autocast("cpu", dtype=torch.bfloat16),
-        ),
-    ),
-]
+@reduced("the loss scale stays in the gradients", autocast.ScaledAutocast, "unscale", change=FP16)
+def _(real, self, optim):
+    return None
+
+
+@fault("32-bit products secretly in bf16", "precision", autocast.Precision, "autocast")
+def _(real, self):
+    return torch.autocast("cpu", dtype=torch.bfloat16)

@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from tests.attacks.planted.fault import FP16, POWER, Fault, reduced, spread
+from tests.attacks.planted.fault import BY_POWER, FP16, fault, reduced, spread
 from tests.attacks.planted.planting import Patch, swap
 from transformer_core.parallel import hooks as power_sgd
 from transformer_core.training import checkpoint
@@ -38,39 +38,37 @@ def after_loading(change: Any) -> Patch:
     return swap(checkpoint, "_load_optimizer", make)
 
 
-FAULTS = [
-    Fault("resumed without the moments", "resuming", lost_on_loading("optimizer")),
-    Fault("resumed without the weights", "resuming", lost_on_loading("model")),
-    Fault(
-        "resumed with the step count at 0",
-        "resuming",
-        after_loading(lambda state: state["step"].zero_()),
-    ),
-    Fault(
-        "resumed with moments of 8 bits",
-        "resuming",
-        after_loading(lambda state: state["exp_avg"].copy_(state["exp_avg"].bfloat16())),
-    ),
-    Fault(
-        "resumed with the moments exchanged",
-        "resuming",
-        after_loading(lambda state: state["exp_avg_sq"].copy_(state["exp_avg"].square())),
-    ),
-    Fault(
-        "resumed with other random numbers",
-        "resuming",
-        lambda: mock.patch.object(checkpoint, "_load_random_state", return_value=None),
-    ),
-    reduced(
-        "resumed without the loss scale",
-        swap(autocast.ScaledAutocast, "load", lambda _: lambda self, state: None),
-        FP16,
-    ),
-    spread(
-        "resumed without the memory of PowerSGD",
-        "resuming",
-        swap(power_sgd.PowerSgd, "remember", lambda _: lambda self, memory, names: None),
-        POWER,
-        kind="statistical",
-    ),
-]
+fault("resumed without the moments", "resuming", lost_on_loading("optimizer"))
+fault("resumed without the weights", "resuming", lost_on_loading("model"))
+fault(
+    "resumed with the step count at 0",
+    "resuming",
+    after_loading(lambda state: state["step"].zero_()),
+)
+fault(
+    "resumed with moments of 8 bits",
+    "resuming",
+    after_loading(lambda state: state["exp_avg"].copy_(state["exp_avg"].bfloat16())),
+)
+fault(
+    "resumed with the moments exchanged",
+    "resuming",
+    after_loading(lambda state: state["exp_avg_sq"].copy_(state["exp_avg"].square())),
+)
+fault(
+    "resumed with other random numbers",
+    "resuming",
+    lambda: mock.patch.object(checkpoint, "_load_random_state", return_value=None),
+)
+
+
+@reduced("resumed without the loss scale", autocast.ScaledAutocast, "load", change=FP16)
+def _(real, self, state):
+    return None
+
+
+@spread(
+    "resumed without the memory of PowerSGD", "resuming", power_sgd.PowerSgd, "remember", **BY_POWER
+)
+def _(real, self, memory, names):
+    return None

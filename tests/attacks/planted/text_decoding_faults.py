@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tests.attacks.planted.decoding_faults import one_too_late
 from tests.attacks.planted.dropout_faults import attending_without_dropout, without_module
-from tests.attacks.planted.fault import GPT2, Fault
-from tests.attacks.planted.planting import Patch, swap, swap_item
+from tests.attacks.planted.fault import GPT2
+from tests.attacks.planted.planting import swap
 from tests.attacks.planted.text_faults import WIDE_TEXTS, texts
 from transformer_core.models import attention
 from transformer_core.models import language_model as causal_layers
@@ -17,8 +17,8 @@ from transformer_core.models.decoding import LayerCache
 from transformer_core.models.language_model import Decoder
 
 
-def dropping(name: str, patch: Patch, **more: Any) -> Fault:
-    return texts(name, patch, base=WIDE_TEXTS, dropout=0.2, **more)
+def dropping(name: str, *place: Any, **more: Any) -> Any:
+    return texts(name, *place, base=WIDE_TEXTS, dropout=0.2, **more)
 
 
 def without_padding(_: Any) -> Any:
@@ -32,60 +32,40 @@ def without_padding(_: Any) -> Any:
     return seen
 
 
-def places_from_the_row(real: Any) -> Any:
-    """In decoding, places count padding."""
-
-    def stack(self: Any, tokens: Tensor, mask: Any, places: Any, cache: Any = None) -> Tensor:
-        if cache is not None and places is not None:
-            start = cache.length
-            places = torch.arange(start, start + tokens.size(1)).expand_as(places)
-        return real(self, tokens, mask, places, cache)
-
-    return stack
+@dropping("embeddings of texts drop nothing", Decoder, "__init__")
+def _(real, self, spec, v):
+    return (real(self, spec, v), setattr(self.dropout, "p", 0.0))[0]
 
 
-def kept_in_8_bits(real: Any) -> Any:
-    return lambda self, k, v: real(self, *(x.bfloat16().to(x.dtype) for x in (k, v)))
-
-
-def kept_feed_forward(_: Any) -> Any:
+@dropping("feed-forward layers of texts drop nothing", causal_layers.CausalLayer, "forward")
+def kept_feed_forward(real, self, x, *rest):
     """What feed-forward layers add is not dropped."""
-
-    def forward(self: Any, x: Tensor, *rest: Any) -> Tensor:
-        mask, turn, cache = (*rest, None, None, None)[:3]
-        attended = self.self_attention(self.attention_norm(x), mask, turn, cache)
-        x = self.dropout.added(x, attended)
-        return x + self.feed_forward(self.feed_forward_norm(x))
-
-    return forward
+    mask, turn, cache = (*rest, None, None, None)[:3]
+    attended = self.self_attention(self.attention_norm(x), mask, turn, cache)
+    x = self.dropout.added(x, attended)
+    return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-FAULTS = [
-    dropping(
-        "embeddings of texts drop nothing",
-        swap(
-            Decoder,
-            "__init__",
-            lambda real: (
-                lambda self, spec, v: (real(self, spec, v), setattr(self.dropout, "p", 0.0))[0]
-            ),
-        ),
-    ),
-    dropping(
-        "feed-forward layers of texts drop nothing",
-        swap(causal_layers.CausalLayer, "forward", kept_feed_forward),
-    ),
-    dropping(
-        "attention of texts drops nothing",
-        swap_item(attention.ATTENTIONS, "sdpa", attending_without_dropout),
-    ),
-    dropping("one layer of texts drops nothing", without_module("layers.1.dropout")),
-    texts("keys of the texts' cache are off by one", swap(LayerCache, "extend", one_too_late)),
-    texts("keys and values of texts keep 8 bits", swap(LayerCache, "extend", kept_in_8_bits)),
-    texts("padding before a prompt is seen", swap(decoder, "seen_in_decoding", without_padding)),
-    texts(
-        "places of a prompt count its padding",
-        swap(Decoder, "_stack", places_from_the_row),
-        base=GPT2,
-    ),
-]
+dropping(
+    "attention of texts drops nothing",
+    swap(attention.ATTENTIONS, "sdpa", attending_without_dropout),
+)
+dropping("one layer of texts drops nothing", without_module("layers.1.dropout"))
+texts("keys of the texts' cache are off by one", swap(LayerCache, "extend", one_too_late))
+
+
+@texts("keys and values of texts keep 8 bits", LayerCache, "extend")
+def kept_in_8_bits(real, self, k, v):
+    return real(self, *(x.bfloat16().to(x.dtype) for x in (k, v)))
+
+
+texts("padding before a prompt is seen", swap(decoder, "seen_in_decoding", without_padding))
+
+
+@texts("places of a prompt count its padding", Decoder, "_stack", base=GPT2)
+def places_from_the_row(real, self, tokens, mask, places, cache=None):
+    """In decoding, places count padding."""
+    if cache is not None and places is not None:
+        start = cache.length
+        places = torch.arange(start, start + tokens.size(1)).expand_as(places)
+    return real(self, tokens, mask, places, cache)
