@@ -65,12 +65,12 @@ def together() -> dict[str, RunSpec]:
 
 
 @pytest.fixture(scope="module")
-def measured_alone() -> dict[str, Measured]:
+def measured_alone():
     return measure_all(alone())
 
 
 @pytest.fixture(scope="module")
-def measured_together() -> list[dict[str, Measured]]:
+def measured_together():
     return run_ranks(measure_all, 2, together())
 
 
@@ -106,12 +106,12 @@ def assert_predicted(spec: RunSpec, found: Measured, rank: int = 0, copied: int 
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_one_process(measured_alone: dict[str, Measured], name: str) -> None:
+def test_one_process(measured_alone, name):
     assert_adds_up(measured_alone[name])
     assert_predicted(alone()[name], measured_alone[name])
 
 
-def test_products_in_bfloat16_take_the_same_memory() -> None:
+def test_products_in_bfloat16_take_the_same_memory():
     """Whether this CPU has them is found out with a product, and fake tensors have no numbers."""
     try:
         (found,) = predict(memory_spec(training={"precision": {"kind": "bf16_matmul"}}))
@@ -124,7 +124,7 @@ def test_products_in_bfloat16_take_the_same_memory() -> None:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_two_ranks(measured_together: list[dict[str, Measured]], name: str) -> None:
+def test_two_ranks(measured_together, name):
     for rank, found in enumerate(measured_together):
         spec = together()[name]
         assert_adds_up(found[name], layer_bytes(spec) if spec.parallel.kind == "fsdp" else 0)
@@ -139,7 +139,7 @@ def per_parameter(parts: Parts) -> dict[str, float]:
     return {part: getattr(parts, part) / parameters() for part in PARTS}
 
 
-def test_the_formulas_of_the_study(measured_alone: dict[str, Measured]) -> None:
+def test_the_formulas_of_the_study(measured_alone):
     plain = per_parameter(measured_alone["single"][2])
     state = ("weights_bytes", "master_weights_bytes", "gradients_bytes", "optimizer_bytes")
     assert [plain[part] for part in state] == pytest.approx([4, 0, 4, 8], rel=0.01)
@@ -151,9 +151,7 @@ def test_the_formulas_of_the_study(measured_alone: dict[str, Measured]) -> None:
     assert sum(mixed[part] for part in state) == pytest.approx(18, rel=0.03)
 
 
-def test_buckets_are_a_second_copy_of_the_gradients_unless_they_are_views(
-    measured_together: list[dict[str, Measured]],
-) -> None:
+def test_buckets_are_a_second_copy_of_the_gradients_unless_they_are_views(measured_together):
     found = {name: per_parameter(one[2]) for name, one in measured_together[0].items()}
     assert found["ddp"]["buckets_bytes"] == pytest.approx(4, rel=0.02)
     assert found["ddp"]["gradients_bytes"] == pytest.approx(4, rel=0.02)
@@ -161,15 +159,13 @@ def test_buckets_are_a_second_copy_of_the_gradients_unless_they_are_views(
     assert found["ddp_view"]["gradients_bytes"] == pytest.approx(4, rel=0.02)
 
 
-def test_shards_are_a_part_of_the_model(measured_together: list[dict[str, Measured]]) -> None:
+def test_shards_are_a_part_of_the_model(measured_together):
     both = [per_parameter(one["fsdp"][2]) for one in measured_together]
     for part, whole in (("weights_bytes", 4), ("gradients_bytes", 4), ("optimizer_bytes", 8)):
         assert sum(rank[part] for rank in both) == pytest.approx(whole, rel=0.03)
 
 
-def test_the_logits_of_all_vanish_with_the_loss_where_they_are(
-    measured_together: list[dict[str, Measured]],
-) -> None:
+def test_the_logits_of_all_vanish_with_the_loss_where_they_are(measured_together):
     first, second = measured_together
     gathered = first["central"][1].communication_bytes
     assert gathered > first["central_local"][1].communication_bytes
@@ -179,7 +175,7 @@ def test_the_logits_of_all_vanish_with_the_loss_where_they_are(
     assert second["central"][2].optimizer_bytes == 0
 
 
-def test_cheaper_memory_is_less(measured_alone: dict[str, Measured]) -> None:
+def test_cheaper_memory_is_less(measured_alone):
     plain = measured_alone["single"]
     checkpoint, chunks = measured_alone["checkpoint"], measured_alone["chunks"]
     assert checkpoint[2].activations_bytes < plain[2].activations_bytes / 3
@@ -187,12 +183,12 @@ def test_cheaper_memory_is_less(measured_alone: dict[str, Measured]) -> None:
     assert chunks[0] < plain[0]
 
 
-def test_what_autograd_saves_are_the_activations(measured_alone: dict[str, Measured]) -> None:
+def test_what_autograd_saves_are_the_activations(measured_alone):
     _, _, largest, saved = measured_alone["single"]
     assert saved == pytest.approx(largest.activations_bytes, rel=0.05)
 
 
-def test_a_model_of_a_billion_parameters_takes_no_memory() -> None:
+def test_a_model_of_a_billion_parameters_takes_no_memory():
     spec = memory_spec(
         model={
             "d_model": 4096,
@@ -202,13 +198,13 @@ def test_a_model_of_a_billion_parameters_takes_no_memory() -> None:
             "decoder_layers": 2,
         }
     )
-    (rank,), parameters = predict_ranks(spec, 30_000, torch.device("cpu"))
+    (rank,), parameters = predict_ranks(spec, VOCABULARY, torch.device("cpu"))
     assert parameters > 900e6
     assert rank.anatomy.optimizer_bytes == pytest.approx(8 * parameters, rel=0.01)
     assert rank.training_bytes > 12 * parameters
 
 
-def test_memory_on_a_gpu_is_predicted_where_there_is_none() -> None:
+def test_memory_on_a_gpu_is_predicted_where_there_is_none():
     """By the memory that CUDA's kernels keep: no attention weights, masks of a byte."""
     if torch.cuda.is_available():
         pytest.skip("this host has a GPU")
@@ -228,12 +224,12 @@ def test_memory_on_a_gpu_is_predicted_where_there_is_none() -> None:
     assert less.anatomy.activations_bytes < 0.85 * cuda.anatomy.activations_bytes
 
 
-def test_a_format_that_only_gpus_have_is_predicted_anywhere() -> None:
+def test_a_format_that_only_gpus_have_is_predicted_anywhere():
     tf32 = memory_spec(training={"precision": {"kind": "tf32"}})
     assert _on_a_cpu(tf32).training.precision == Fp32()
 
 
-def test_the_original_study_has_a_baseline_that_fits_its_machine() -> None:
+def test_the_original_study_has_a_baseline_that_fits_its_machine():
     """24 GB, of which contexts and the desktop take some; as long as sentences may be."""
     variants, _ = read_variants(VARIANTS_FILE)
     study = check_study(yaml.safe_load(ORIGINAL.read_text()), "original.yaml")
@@ -258,9 +254,7 @@ def unpredicted(spec: RunSpec, *_: object) -> Prediction:
     return prediction(0, variant=spec.variant, status="failed", reason="not tried", ranks=[])
 
 
-def test_a_failed_probe_of_the_context_ends_no_prediction(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_probe_of_the_context_ends_no_prediction(monkeypatch, tmp_path):
     def fails(command: list[str], **_: object) -> None:
         raise subprocess.CalledProcessError(1, command)
 
@@ -274,9 +268,7 @@ def test_a_failed_probe_of_the_context_ends_no_prediction(
     assert (found.reason, found.context_bytes) == ("not tried", None)
 
 
-def test_runs_of_the_same_memory_are_predicted_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_runs_of_the_same_memory_are_predicted_once(monkeypatch, tmp_path):
     asked: list[str] = []
 
     def predict_one(spec: RunSpec, *_: object) -> Prediction:
