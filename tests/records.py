@@ -6,6 +6,7 @@ from typing import Any
 
 from schemas.results import (
     BatchShape,
+    CollectiveRun,
     Hardware,
     LengthHistogram,
     Parts,
@@ -32,6 +33,19 @@ def topology(world_size: int = 1, **fields: Any) -> Topology:
         "threads_per_rank": 2,
     }
     return Topology(**(usual | fields))
+
+
+def collective_run(command: str = "") -> CollectiveRun:
+    """Of two ranks on a CPU."""
+    return CollectiveRun(
+        status="ok",
+        reason=None,
+        backend="gloo",
+        world_size=2,
+        nodes=1,
+        device="cpu",
+        command=command,
+    )
 
 
 def provenance(**fields: Any) -> Provenance:

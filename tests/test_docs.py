@@ -22,12 +22,12 @@ DIFFS = [
 ]
 
 
-def test_there_are_diffs() -> None:
+def test_there_are_diffs():
     assert {file for _, file, _ in DIFFS} >= {"schemas/config/training.py", "config/variants.yaml"}
 
 
 @pytest.mark.parametrize(("page", "file", "body"), DIFFS, ids=[file for _, file, _ in DIFFS])
-def test_added_lines_are_there_and_removed_lines_are_not(page: Path, file: str, body: str) -> None:
+def test_added_lines_are_there_and_removed_lines_are_not(page, file, body):
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     for line in body.splitlines():
         mark, text = line[:1], line[1:]
@@ -36,14 +36,14 @@ def test_added_lines_are_there_and_removed_lines_are_not(page: Path, file: str, 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing, f"{page.name}: {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_modules_that_are_named_exist(page: Path) -> None:
+def test_modules_that_are_named_exist(page):
     names = re.findall(
         r"\b(?:transformer_core|schemas)(?:\.\w+)+", page.read_text(encoding="utf-8")
     )
@@ -54,7 +54,7 @@ def test_modules_that_are_named_exist(page: Path) -> None:
     assert not missing, f"{page.name} names {', '.join(map(str, missing))}"
 
 
-def test_the_citation_is_of_this_project() -> None:
+def test_the_citation_is_of_this_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     said = {key: citation[key] for key in ("title", "abstract", "version", "license")}

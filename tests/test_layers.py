@@ -2,7 +2,6 @@
 
 import ast
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def offenders(root: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_collection() -> Iterator[None]:
+def no_collection():
     """Python 3.11 cannot make a syntax tree (SystemError: recursion depth mismatch) while a
     collection runs the finalizers that earlier tests left behind."""
     gc.collect()
@@ -89,13 +88,13 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_go_one_way():
     found = offenders(ROOT)
     direction = " -> ".join(ROOMS)
     assert not found, "\n".join([f"rooms import from their left only: {direction}", *found])
 
 
-def test_every_folder_is_a_room() -> None:
+def test_every_folder_is_a_room():
     package = ROOT / "transformer_core"
     folders = {path.parent.name for path in package.glob("*/*.py")}
     assert folders <= set(ROOMS), f"not in the direction: {', '.join(folders - set(ROOMS))}"
@@ -116,7 +115,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize(("code", "message"), PLANTED.items())
-def test_a_planted_import_is_judged(tmp_path: Path, code: str, message: str | None) -> None:
+def test_a_planted_import_is_judged(tmp_path, code, message):
     write_tree(tmp_path, {"transformer_core/models/planted.py": f'"""Planted."""\n{code}\n'})
     found = offenders(tmp_path)
     assert len(found) == (message is not None), found
@@ -126,13 +125,13 @@ def test_a_planted_import_is_judged(tmp_path: Path, code: str, message: str | No
 
 
 @pytest.mark.parametrize("module", ["torch", "torch.nn", "transformer_core.data.sharding.job"])
-def test_schemas_stay_light(tmp_path: Path, module: str) -> None:
+def test_schemas_stay_light(tmp_path, module):
     write_tree(tmp_path, {"schemas/planted.py": f'"""Planted."""\nimport {module}\n'})
     (found,) = offenders(tmp_path)
     assert found.startswith("schemas/planted.py:2: schemas may not import ")
 
 
-def test_a_module_beside_the_rooms_uses_none(tmp_path: Path) -> None:
+def test_a_module_beside_the_rooms_uses_none(tmp_path):
     write_tree(
         tmp_path, {"transformer_core/shared.py": '"""Shared."""\nimport transformer_core.data\n'}
     )
@@ -140,6 +139,6 @@ def test_a_module_beside_the_rooms_uses_none(tmp_path: Path) -> None:
     assert "a module beside the rooms may not import transformer_core.data" in found
 
 
-def test_a_missing_docstring_is_seen(tmp_path: Path) -> None:
+def test_a_missing_docstring_is_seen(tmp_path):
     write_tree(tmp_path, {"transformer_core/data/planted.py": "x = 1\n"})
     assert offenders(tmp_path) == ["transformer_core/data/planted.py: has no docstring"]

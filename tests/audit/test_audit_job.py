@@ -14,7 +14,7 @@ def written(spec: RunSpec, folder: Path) -> Path:
     return file
 
 
-def test_the_projects_own_training_is_started_as_anybody_starts_it(tmp_path: Path) -> None:
+def test_the_projects_own_training_is_started_as_anybody_starts_it(tmp_path):
     spec = written(small_spec(), tmp_path)
     program = own_training(spec, tmp_path / "data", tmp_path / "audit")
     assert program.command[:2] == ("-m", "transformer_core.training")
@@ -23,7 +23,7 @@ def test_the_projects_own_training_is_started_as_anybody_starts_it(tmp_path: Pat
     assert all(Path(p).is_absolute() for p in program.command[3::2])
 
 
-def test_several_ranks_are_started_together(tmp_path: Path) -> None:
+def test_several_ranks_are_started_together(tmp_path):
     two = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     program = own_training(written(two, tmp_path), tmp_path / "data", tmp_path / "audit")
     assert program.ranks == 2

@@ -1,10 +1,9 @@
 """Audits of small scripts: each of these errors is named, and no mended script is called wrong."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 
@@ -30,34 +29,30 @@ Audit = Callable[[str, str], list[Finding]]
 
 
 @pytest.fixture(scope="module")
-def audit() -> Iterator[Audit]:
+def audit():
     """The audit's findings in a program, run in forks of a process that has imported torch."""
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
         yield lambda name, which: pool.submit(findings, PLACE / f"{name}.py", which).result()
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_an_error_is_named(name: str, audit: Audit) -> None:
+def test_an_error_is_named(name, audit):
     assert SEEN[name] in {found.relation for found in audit(name, "faulty") if found.sure}
 
 
 @pytest.mark.parametrize("name", ["transformers_34191", "transformers_47394", "mcan_vqa_26"])
-def test_a_mended_script_is_clean(name: str, audit: Audit) -> None:
+def test_a_mended_script_is_clean(name, audit):
     assert audit(name, "mended") == []
 
 
-def test_the_command_ends_with_1_where_it_found_an_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_ends_with_1_where_it_found_an_error(capsys, monkeypatch):
     monkeypatch.chdir(PLACE)
     assert main(["--json", "--time", "120s", "transformers_34191.py", "faulty"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert "parts" in {each["relation"] for each in found if each["sure"]}
 
 
-def test_a_script_without_training_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_without_training_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "nothing.py").write_text("print('no training here')\n")
     monkeypatch.chdir(tmp_path)
     assert main(["--json", "nothing.py"]) == 2

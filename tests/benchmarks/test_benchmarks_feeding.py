@@ -30,7 +30,7 @@ def benchmark(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_table_with_ratios_and_reasons(tmp_path: Path) -> None:
+def test_a_table_with_ratios_and_reasons(tmp_path):
     make_store(tmp_path)
     output = tmp_path / "data.csv"
     manifest = tmp_path / "shards" / "manifest.json"

@@ -24,7 +24,7 @@ else:
 """
 
 
-def test_a_job_owns_what_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_owns_what_it_starts(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import jobs
 
@@ -51,7 +51,7 @@ def test_a_job_owns_what_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert min(job.all_mb, everything) > 200
 
 
-def test_disk_status_and_versions(tmp_path: Path) -> None:
+def test_disk_status_and_versions(tmp_path):
     disk, output = tmp_path / "disk", tmp_path / "record.json"
     disk.mkdir()
     (disk / "file").write_bytes(b"x" * 3_000_000)

@@ -29,7 +29,7 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_table_of_language_models() -> None:
+def test_a_table_of_language_models():
     pytest.importorskip("transformers")
     chosen = "this project in GPT-2's form"
     done = benchmark(*TINY, "--only", chosen)
@@ -48,12 +48,7 @@ def test_a_table_of_language_models() -> None:
         ([*TINY, "--only", "nobody"], "--only nobody: take of GPT-2 of transformers"),
     ],
 )
-def test_bad_options_are_refused(
-    arguments: list[str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_options_are_refused(arguments, words, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setattr(sys, "argv", ["step.py", *arguments])
     with pytest.raises(SystemExit):

@@ -13,7 +13,7 @@ SIZES = {
 }  # fmt: skip
 
 
-def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators() -> None:
+def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators():
     found = {name: count(STEPS[name], SIZES, 3, 7, 50) for name in STEPS}
     n, d, v = 21, 16, 50
     products = n * (4 + 8 + 2 * 8) * d * d + n * d * v  # by hand: projections, feed-forward, map

@@ -33,7 +33,7 @@ class Speed(Schema):
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     return tmp_path / "results"
 
 
@@ -52,7 +52,7 @@ def change(path: Path, old: bytes, new: bytes) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_another_number_is_refused_with_the_remedy(results: Path) -> None:
+def test_another_number_is_refused_with_the_remedy(results):
     path = made(results / "ddp.json", "ddp")
     assert read_record(path, Speed) == Speed(variant="ddp", tokens_per_second=1234.5)
     change(path, b"1234.5", b"1334.5")
@@ -68,7 +68,7 @@ def test_another_number_is_refused_with_the_remedy(results: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "memory", "machine", "projection", "profiles/ddp"])
-def test_an_older_result_in_the_place_of_a_newer_one_is_refused(results: Path, folder: str) -> None:
+def test_an_older_result_in_the_place_of_a_newer_one_is_refused(results, folder):
     beside = made(results / folder / "beside.json", "beside")
     path = made(results / folder / "found.json", "ddp")
     older = shutil.copy2(path, results.with_name("older.json"))
@@ -85,7 +85,7 @@ def test_an_older_result_in_the_place_of_a_newer_one_is_refused(results: Path, f
     (results / folder / NAME).write_bytes(newer)
 
 
-def test_a_copy_of_another_run_is_refused_by_name(results: Path) -> None:
+def test_a_copy_of_another_run_is_refused_by_name(results):
     ddp, amp = (made(results / f"runs/{name}/metrics.json", name) for name in ("ddp", "amp"))
     shutil.copy2(ddp, amp)
     with pytest.raises(ConfigError, match="has changed since it was made"):
@@ -95,7 +95,7 @@ def test_a_copy_of_another_run_is_refused_by_name(results: Path) -> None:
         read_record(amp, Speed)
 
 
-def test_results_may_be_moved(results: Path) -> None:
+def test_results_may_be_moved(results):
     made(results / "pairs/ddp.json", "ddp")
     results.rename(results.with_name("results-default"))
     moved = results.with_name("results-default") / "pairs/ddp.json"
@@ -103,7 +103,7 @@ def test_results_may_be_moved(results: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"of": "", "files": {"x": 3}}'])
-def test_a_damaged_file_of_digests_blocks_nothing(results: Path, content: str) -> None:
+def test_a_damaged_file_of_digests_blocks_nothing(results, content):
     path = made(results / "ddp.json", "ddp")
     (results / NAME).write_text(content)
     assert read_record(path, Speed).variant == "ddp"
@@ -113,14 +113,14 @@ def test_a_damaged_file_of_digests_blocks_nothing(results: Path, content: str) -
         check(other)
 
 
-def test_a_file_without_a_digest_is_taken_as_it_is(results: Path) -> None:
+def test_a_file_without_a_digest_is_taken_as_it_is(results):
     path = made(results / "ddp.json", "ddp")
     forget(path)
     change(path, b"1234.5", b"1334.5")
     assert read_record(path, Speed).tokens_per_second == 1334.5
 
 
-def test_results_of_different_inputs_are_refused_together(results: Path) -> None:
+def test_results_of_different_inputs_are_refused_together(results):
     spec = made(results / "runs/ddp/spec.json", "spec")
     before = made(results / "pairs/single/ddp.json", "ddp", spec)
     check_all([spec, before])
@@ -138,11 +138,10 @@ def test_results_of_different_inputs_are_refused_together(results: Path) -> None
     assert found.value.problems[0].file == str(after)
 
 
-def test_a_result_is_made_from_what_was_read(results: Path) -> None:
+def test_a_result_is_made_from_what_was_read(results):
     spec, other = made(results / "spec.json", "spec"), made(results / "other.json", "other")
     read_record(spec, Speed)
     entry = check(made(results / "metrics.json", "ddp"))
-    assert entry is not None
     assert set(entry.made_from) == {"spec.json"}
     made(other, "changed")
     check_all([spec, other, results / "metrics.json"])
@@ -151,7 +150,7 @@ def test_a_result_is_made_from_what_was_read(results: Path) -> None:
         check_all([spec, results / "metrics.json"])
 
 
-def test_jobs_that_write_into_one_folder_at_once_keep_all_digests(results: Path) -> None:
+def test_jobs_that_write_into_one_folder_at_once_keep_all_digests(results):
     paths = [results / f"{number}.json" for number in range(12)]
     with ThreadPoolExecutor(8) as jobs:
         list(jobs.map(record_of, paths))
@@ -166,7 +165,7 @@ def record_of(path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(path), path.stem], check=True)
 
 
-def test_a_changed_table_is_refused(results: Path) -> None:
+def test_a_changed_table_is_refused(results):
     path = results / "steps.parquet"
     write_table(path, pa.table({"step": [1, 2], "loss": [5.0, 4.0]}), compression="none")
     assert read_table(path, ["loss"]).column("loss").to_pylist() == [5.0, 4.0]
@@ -180,7 +179,7 @@ def test_a_changed_table_is_refused(results: Path) -> None:
         read_table(path)
 
 
-def test_a_pipe_or_a_device_in_place_of_a_result_is_refused(results: Path) -> None:
+def test_a_pipe_or_a_device_in_place_of_a_result_is_refused(results):
     for name, sealed in (("spec.json", True), ("hardware.json", False), ("steps.parquet", False)):
         path = made(results / name, "ddp")
         path.unlink()

@@ -17,7 +17,7 @@ def fail_half_way(target: Path) -> None:
         raise RuntimeError("stop")
 
 
-def test_atomic_path_replaces_only_after_success(tmp_path: Path) -> None:
+def test_atomic_path_replaces_only_after_success(tmp_path):
     target = tmp_path / "deep" / "file.txt"
     write_text(target, "old")
     with pytest.raises(RuntimeError, match="stop"):
@@ -28,13 +28,13 @@ def test_atomic_path_replaces_only_after_success(tmp_path: Path) -> None:
     assert target.read_text(encoding="utf-8") == "neu: ü"
 
 
-def test_the_checksum_is_that_of_the_contents(tmp_path: Path) -> None:
+def test_the_checksum_is_that_of_the_contents(tmp_path):
     write_text(tmp_path / "abc", "abc")
     # FIPS 180-4's example.
     assert sha256(tmp_path / "abc").startswith("ba7816bf8f01cfea414140de5dae2223")
 
 
-def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
     target = tmp_path / "file.json"
     code = (
         "import os, sys; from pathlib import Path; from transformer_core.common.files import *\n"

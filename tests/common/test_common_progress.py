@@ -22,12 +22,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Path:
+def lines(tmp_path):
     """A log file."""
     path = tmp_path / "deep" / "run.log"
     log_to(path)
@@ -38,7 +38,7 @@ def said(path: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in path.read_text().splitlines()]
 
 
-def test_counts_are_told_now_and_then(clock: Clock, lines: Path) -> None:
+def test_counts_are_told_now_and_then(clock, lines):
     with Progress("read", "pairs", 4000, line_seconds=10) as counting:
         counting.update(1000)
         clock.now += 10
@@ -48,14 +48,14 @@ def test_counts_are_told_now_and_then(clock: Clock, lines: Path) -> None:
     assert said(lines) == ["read: 2,000 of 4,000 pairs, 0:10 left"]
 
 
-def test_a_total_may_be_unknown(clock: Clock, lines: Path) -> None:
+def test_a_total_may_be_unknown(clock, lines):
     with Progress("read", "rows") as counting:
         clock.now += 100
         counting.update(70)
     assert said(lines) == ["read: 70 rows"]
 
 
-def test_a_run_tells_its_loss_its_speed_and_the_time_left(clock: Clock, lines: Path) -> None:
+def test_a_run_tells_its_loss_its_speed_and_the_time_left(clock, lines):
     run = RunProgress("ddp", 30, show=True)
     run.start(10)
     clock.now += 20
@@ -75,7 +75,7 @@ def test_a_run_tells_its_loss_its_speed_and_the_time_left(clock: Clock, lines: P
     ]
 
 
-def test_other_ranks_are_silent(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_are_silent(lines, monkeypatch):
     monkeypatch.setattr(progress.sys, "stderr", Terminal())
     run = RunProgress("ddp", 2, show=False)
     run.start()
@@ -86,9 +86,7 @@ def test_other_ranks_are_silent(lines: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not said(lines)
 
 
-def test_a_terminal_has_a_bar_and_no_lines_across_it(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_terminal_has_a_bar_and_no_lines_across_it(clock, monkeypatch, caplog):
     screen = Terminal()
     monkeypatch.setattr(progress.sys, "stderr", screen)
     with caplog.at_level(logging.INFO), Progress("read", "pairs", 10, line_seconds=0) as counting:

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from transformer_core.common.endings import remake, reproducing_command
 
 
-def test_the_command_names_target_and_study(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_names_target_and_study(monkeypatch):
     monkeypatch.setenv("STUDY_OPTIONS", "--configfile=my.yaml")
     command = reproducing_command(Path("results/runs/v/repeat-1/metrics.json"))
     assert command == (
@@ -15,7 +13,7 @@ def test_the_command_names_target_and_study(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_remedy_forces_what_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remedy_forces_what_is_damaged(monkeypatch):
     monkeypatch.delenv("STUDY_OPTIONS", raising=False)
     assert remake("a.json") == "make it again: snakemake --cores all a.json --forcerun a.json"
     assert remake("a.json", "b.arrow").endswith("a.json --forcerun b.arrow")

@@ -46,7 +46,7 @@ def main():
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     return write_tree(tmp_path, FILES)
 
 
@@ -54,7 +54,7 @@ def sources(root: Path) -> Sources:
     return Sources(root, root / "cache.json")
 
 
-def test_imports_workers_and_files_beside_modules_are_followed(root: Path) -> None:
+def test_imports_workers_and_files_beside_modules_are_followed(root):
     assert set(sources(root).files(["transformer_core.job"])) == {
         "schemas/__init__.py",
         "schemas/results/__init__.py",
@@ -76,7 +76,7 @@ def test_imports_workers_and_files_beside_modules_are_followed(root: Path) -> No
         sources(root).files(["transformer_core.jop"])
 
 
-def test_a_change_counts_for_the_programs_that_depend_on_it(root: Path) -> None:
+def test_a_change_counts_for_the_programs_that_depend_on_it(root):
     programs = ["transformer_core.job"]
     before, used = sources(root).fingerprint(programs), set(sources(root).files(programs))
     for name in FILES:
@@ -96,22 +96,20 @@ def test_a_change_counts_for_the_programs_that_depend_on_it(root: Path) -> None:
         "'''Shapes.'''\n\n\ndef area(\n    side,\n):\n    return (side ** 2)\n",
     ],
 )
-def test_comments_docstrings_and_formatting_do_not_count(other: str) -> None:
+def test_comments_docstrings_and_formatting_do_not_count(other):
     area = read_source(b"def area(side):\n    return side**2\n", "shapes", False)
     assert read_source(other.encode(), "shapes", False).digest == area.digest
     assert read_source(b"def area(side):\n    return side**3\n", "shapes", False) != area
 
 
 @pytest.mark.parametrize("content", [b"def broken(:", b"\xff\x00", b"x = " + b"(" * 10_000])
-def test_what_cannot_be_parsed_has_the_digest_of_its_bytes(content: bytes) -> None:
+def test_what_cannot_be_parsed_has_the_digest_of_its_bytes(content):
     found = read_source(content, "odd", False)
     assert found.imports == []
     assert found.digest != read_source(content + b" ", "odd", False).digest
 
 
-def test_what_was_read_is_kept_and_damage_does_not_matter(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_read_is_kept_and_damage_does_not_matter(root, monkeypatch):
     programs = ["transformer_core.job"]
     first = sources(root)
     before = first.fingerprint(programs)

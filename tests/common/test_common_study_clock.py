@@ -1,7 +1,5 @@
 """The clock of a study: it goes on after a kill, and knows how long jobs took."""
 
-from pathlib import Path
-
 import pytest
 
 from transformer_core.common import study_clock
@@ -19,16 +17,16 @@ class Time:
 
 
 @pytest.fixture
-def time() -> Time:
+def time():
     return Time()
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "results/.clock.json"
 
 
-def test_time_between_commands_does_not_count(time: Time, file: Path) -> None:
+def test_time_between_commands_does_not_count(time, file):
     for _ in range(3):
         clock = RunningClock(file, time)
         time.now += 100.0
@@ -38,13 +36,13 @@ def test_time_between_commands_does_not_count(time: Time, file: Path) -> None:
     assert read_clock(file).spent(time.now) == pytest.approx(300.0), "nobody is at work"
 
 
-def test_who_is_at_work_is_asked_at_any_time(time: Time, file: Path) -> None:
+def test_who_is_at_work_is_asked_at_any_time(time, file):
     RunningClock(file, time)
     time.now += BEAT / 2
     assert read_clock(file).spent(time.now) == pytest.approx(BEAT / 2)
 
 
-def test_after_a_kill_it_goes_on_from_when_it_was_last_seen(time: Time, file: Path) -> None:
+def test_after_a_kill_it_goes_on_from_when_it_was_last_seen(time, file):
     killed = RunningClock(file, time)
     time.now += 60.0
     killed.beat()
@@ -56,16 +54,14 @@ def test_after_a_kill_it_goes_on_from_when_it_was_last_seen(time: Time, file: Pa
     assert again.spent() == pytest.approx(70.0)
 
 
-def test_a_damaged_clock_begins_anew(time: Time, file: Path) -> None:
+def test_a_damaged_clock_begins_anew(time, file):
     file.parent.mkdir()
     file.write_text('{"spent_before": 3')
     assert RunningClock(file, time).spent() == 0.0
     assert read_clock(file.with_name("none")) == Clock()
 
 
-def test_jobs_of_another_host_are_not_of_this_machine(
-    time: Time, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_another_host_are_not_of_this_machine(time, file, monkeypatch):
     monkeypatch.setattr(study_clock.platform, "node", lambda: "here")
     clock = RunningClock(file, time)
     clock.job_done("train", 4.0)

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ def refusal(text: str) -> ConfigProblem:
     return problem
 
 
-def test_values() -> None:
+def test_values():
     text = "a: 1\nb: [1.5, true, ~, 'x', \"y\"]\nc: {d: e}\nf: &f {x: 1, y: 2}\ng: {<<: *f, y: 3}\n"
     assert parse(text, "f") == {
         "a": 1,
@@ -35,11 +34,11 @@ def test_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["2020-01-01", "1:30", "010", "a {b} c", "0b", "'{x}'"])
-def test_what_looks_like_something_else_is_text(text: str) -> None:
+def test_what_looks_like_something_else_is_text(text):
     assert parse(f"a: {text}", "f") == {"a": text.strip("'")}
 
 
-def test_a_name_given_twice_is_refused_with_both_lines() -> None:
+def test_a_name_given_twice_is_refused_with_both_lines():
     problem = refusal("a: 1\nmodel:\n  heads: 2\n  d_ff: 3\n  heads: 4\n")
     assert problem.field == "model.heads (line 5)"
     assert "line 3 and in line 5" in problem.message
@@ -65,7 +64,7 @@ def test_a_name_given_twice_is_refused_with_both_lines() -> None:
         ("a: x\0y", "line 1", "does not allow"),
     ],
 )
-def test_what_is_refused(text: str, field: str, words: str) -> None:
+def test_what_is_refused(text, field, words):
     problem = refusal(text)
     assert problem.field == field
     assert words in problem.message
@@ -88,18 +87,18 @@ def bomb(levels: int) -> str:
         ("[" + "1, " * 60_000 + "]", "more than 50,000 values"),
     ],
 )
-def test_bombs_do_not_go_off(text: str, words: str) -> None:
+def test_bombs_do_not_go_off(text, words):
     begin = time.process_time()
     assert words in refusal(text).message
     assert time.process_time() - begin < yaml_files.LONGEST_TIME
 
 
-def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_limited(monkeypatch):
     monkeypatch.setattr(yaml_files, "LONGEST_TIME", -1.0)
     assert "takes longer" in refusal("a: 1").message
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_none(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin").write_bytes(b"a: 1\nb: \xe4\n")
     (tmp_path / "large").write_bytes(b"#" * (yaml_files.LARGEST_FILE + 1))

@@ -15,12 +15,7 @@ from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching import epoch_plan as module
 from transformer_core.data.batching.collate import collate_packed
-from transformer_core.data.batching.epoch_plan import (
-    ROUNDS,
-    cut_by_tokens,
-    permute,
-    plan_epoch,
-)
+from transformer_core.data.batching.epoch_plan import ROUNDS, cut_by_tokens, permute, plan_epoch
 from transformer_core.data.batching.feeding import Feed, WindowRows, pack
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 

@@ -38,7 +38,7 @@ def read(folder: Path, found: AnyCorpus, **rules: Any) -> tuple[CorpusSplit, pa.
     return result, pa.ipc.open_file(pairs).read_all()
 
 
-def test_pairs_and_report(tmp_path: Path) -> None:
+def test_pairs_and_report(tmp_path):
     report, table = read(tmp_path, corpus(tmp_path, "one\n  two \nthree\n", "eins\nzwei\ndrei\n"))
     assert table.schema.remove_metadata() == SCHEMA
     assert table.to_pydict() == {
@@ -54,7 +54,7 @@ def test_pairs_and_report(tmp_path: Path) -> None:
     assert report.lengths.target == {4: 3}
 
 
-def test_white_space_inside_a_sentence_is_kept(tmp_path: Path) -> None:
+def test_white_space_inside_a_sentence_is_kept(tmp_path):
     _, table = read(tmp_path, corpus(tmp_path, "\u3000a  b\u2028c\t\r\n", "x\x85y\n"))
     assert table["source"].to_pylist() == ["a  b\u2028c"]
     assert table["target"].to_pylist() == ["x\x85y"]
@@ -70,9 +70,7 @@ BAD: list[tuple[str, bytes, str, str]] = [
 
 @pytest.mark.parametrize("side", ["en", "de"])
 @pytest.mark.parametrize(("kind", "content", "text", "words"), BAD)
-def test_a_bad_line_is_an_error_or_skipped(
-    tmp_path: Path, kind: str, content: bytes, text: str, words: str, side: str
-) -> None:
+def test_a_bad_line_is_an_error_or_skipped(tmp_path, kind, content, text, words, side):
     found, bad = corpus(tmp_path, "a\nb\nc\n", "x\ny\nz\n"), tmp_path / f"a.{side}"
     bad.write_bytes(content)
     with pytest.raises(CorpusError, match=words) as caught:
@@ -87,12 +85,12 @@ def test_a_bad_line_is_an_error_or_skipped(
     assert report.examples[0].text == text
 
 
-def test_length_is_counted_in_characters_without_outer_white_space(tmp_path: Path) -> None:
+def test_length_is_counted_in_characters_without_outer_white_space(tmp_path):
     report, _ = read(tmp_path, corpus(tmp_path, "  äöü€𝄞  \n", "x\n"), max_characters=5)
     assert report.lengths.source == {5: 1}
 
 
-def test_examples_are_the_first_ten_and_short(tmp_path: Path) -> None:
+def test_examples_are_the_first_ten_and_short(tmp_path):
     source = "keep\n" + ("x" * 3_000 + "\n") * 25
     report, _ = read(tmp_path, corpus(tmp_path, source, "y\n" * 26))
     assert report.skipped["too_long"] == 25
@@ -102,7 +100,7 @@ def test_examples_are_the_first_ten_and_short(tmp_path: Path) -> None:
     assert all(len(example.text) <= 80 for example in report.examples)
 
 
-def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path: Path) -> None:
+def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path):
     count = 23_456
     lines = [str(number) if number % 1000 else "" for number in range(1, count + 1)]
     found = corpus(tmp_path, "\n".join(lines) + "\n", "t\n" * count)
@@ -114,14 +112,14 @@ def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path: Path) ->
     assert report.pairs_kept == count - 23
 
 
-def test_misaligned_files_leave_nothing_behind(tmp_path: Path) -> None:
+def test_misaligned_files_leave_nothing_behind(tmp_path):
     found = corpus(tmp_path, "a\n" * 15_000, "b\n" * 14_999)
     with pytest.raises(CorpusError, match=r"15,000 lines, but .* has 14,999"):
         read(tmp_path, found, empty="skip", invalid="skip", too_long="skip")
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_error_keeps_the_pairs_of_an_earlier_run(tmp_path: Path) -> None:
+def test_an_error_keeps_the_pairs_of_an_earlier_run(tmp_path):
     read(tmp_path, corpus(tmp_path, "a\n", "b\n"))
     before = (tmp_path / "out" / "train.arrow").read_bytes()
     with pytest.raises(CorpusError):
@@ -129,7 +127,7 @@ def test_an_error_keeps_the_pairs_of_an_earlier_run(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "train.arrow").read_bytes() == before
 
 
-def test_empty_files_and_nothing_left_are_errors(tmp_path: Path) -> None:
+def test_empty_files_and_nothing_left_are_errors(tmp_path):
     with pytest.raises(CorpusError, match="there are no sentences in it"):
         read(tmp_path, corpus(tmp_path, "", ""))
     with pytest.raises(CorpusError, match=r"none of 2 pairs is left \(too_long 2; the first: .*:1"):
@@ -137,7 +135,7 @@ def test_empty_files_and_nothing_left_are_errors(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_columns_are_filtered_as_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_filtered_as_rows_are(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "BATCH_PAIRS", 1_000)
     corpus = GrammarCorpus(kind="grammar", train_pairs=2_345, names=500)
     found = []
@@ -154,7 +152,7 @@ def test_columns_are_filtered_as_rows_are(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("odd", ["", " b", "b\u2003", "b\x1f", "bbbbb", "ü" * 4])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_columns_with_something_odd_are_looked_at_one_by_one(odd: str, side: str) -> None:
+def test_columns_with_something_odd_are_looked_at_one_by_one(odd, side):
     texts = {"source": ["a", "üüü"], "target": ["üüü", "a"]}
     reader = open_split(GrammarCorpus(kind="grammar"), "train")
     pair_filter = PairFilter(Filter(max_characters=3), reader)
@@ -170,7 +168,7 @@ def run(folder: Path, found: object, split: str = "train", **rules: str) -> int:
     return run_job("read_corpus", corpus=found, filter=rules, split=split, **files)
 
 
-def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes(tmp_path):
     contents = []
     for name in ("a", "b"):
         assert run(tmp_path / name, {"kind": "grammar", "train_pairs": 2345, "seed": 3}) == 0
@@ -180,9 +178,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (report.pairs_kept, report.files) == (2345, ["grammar (seed 3)"])
 
 
-def test_the_job_tells_mistakes_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_job_tells_mistakes_without_a_traceback(tmp_path, capsys):
     found = corpus(tmp_path, "a\n\n", "b\nc\n")
     assert run(tmp_path, found) == 1
     message = capsys.readouterr().err
@@ -200,7 +196,7 @@ def test_the_job_tells_mistakes_without_a_traceback(
         assert field in capsys.readouterr().err, field
 
 
-def test_url_corpus_with_a_folder_reports_its_addresses(tmp_path: Path) -> None:
+def test_url_corpus_with_a_folder_reports_its_addresses(tmp_path):
     pair = {}
     for side, content in (("source", b"one\ntwo\n"), ("target", b"eins\nzwei\n")):
         (tmp_path / f"{side}.txt").write_bytes(content)

@@ -6,7 +6,7 @@ import hashlib
 import socketserver
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,7 +43,7 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     state = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -91,7 +91,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def get(tmp_path: Path) -> Callable[..., Path]:
+def get(tmp_path):
     def call(file: RemoteFile, retries: int = 3, pauses: list[float] | None = None) -> Path:
         sleep = pauses.append if pauses is not None else (lambda seconds: None)
         return fetch(file, tmp_path, retries=retries, timeout=5.0, sleep=sleep)
@@ -103,9 +103,7 @@ def leftovers(folder: Path) -> set[str]:
     return {path.suffix for path in folder.iterdir()} - {".gz", ".lock"}
 
 
-def test_a_file_is_downloaded_once(
-    server: Server, get: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_file_is_downloaded_once(server, get, tmp_path):
     path = get(server.file())
     assert path.read_bytes() == CONTENT
     assert path.name.endswith("-train.en.gz")
@@ -114,16 +112,14 @@ def test_a_file_is_downloaded_once(
     assert not leftovers(tmp_path)
 
 
-def test_files_of_one_name_do_not_collide(server: Server, get: Callable[..., Path]) -> None:
+def test_files_of_one_name_do_not_collide(server, get):
     first = get(server.file("en/train.gz"))
     server.content = b"another"
     second = get(server.file("de/train.gz", hashlib.sha256(b"another").hexdigest()))
     assert (first.read_bytes(), second.read_bytes()) == (CONTENT, b"another")
 
 
-def test_a_broken_transfer_goes_on_where_it_broke(
-    server: Server, get: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_broken_transfer_goes_on_where_it_broke(server, get, tmp_path):
     server.break_after = [200_000, 100_000]
     pauses: list[float] = []
     assert get(server.file(), pauses=pauses).read_bytes() == CONTENT
@@ -134,16 +130,14 @@ def test_a_broken_transfer_goes_on_where_it_broke(
     assert not leftovers(tmp_path)
 
 
-def test_a_server_that_ignores_range_starts_again(server: Server, get: Callable[..., Path]) -> None:
+def test_a_server_that_ignores_range_starts_again(server, get):
     server.break_after, server.ranges = [200_000], False
     assert get(server.file()).read_bytes() == CONTENT
     assert len(server.requests) == 2
     assert server.requests[1] is not None
 
 
-def test_a_part_that_begins_elsewhere_is_not_appended(
-    server: Server, get: Callable[..., Path]
-) -> None:
+def test_a_part_that_begins_elsewhere_is_not_appended(server, get):
     server.break_after, server.shift = [200_000], 10
     assert get(server.file()).read_bytes() == CONTENT
     assert server.requests[-1] is None
@@ -159,26 +153,20 @@ def test_a_part_that_begins_elsewhere_is_not_appended(
     ],
     ids=["part", "whole", "stale", "stale and longer"],
 )
-def test_what_an_earlier_job_left_is_used_if_it_fits(
-    server: Server, get: Callable[..., Path], tmp_path: Path, part: bytes, asked: str | None
-) -> None:
+def test_what_an_earlier_job_left_is_used_if_it_fits(server, get, tmp_path, part, asked):
     left = tmp_path / f"{SHA256[:12]}-{base_name(server.file().url)}.part"
     left.write_bytes(part)
     assert get(server.file()).read_bytes() == CONTENT
     assert server.requests[-1] == asked
 
 
-def test_a_damaged_cached_file_is_downloaded_again(
-    server: Server, get: Callable[..., Path]
-) -> None:
+def test_a_damaged_cached_file_is_downloaded_again(server, get):
     path = get(server.file())
     path.write_bytes(CONTENT[:-1])
     assert get(server.file()).read_bytes() == CONTENT
 
 
-def test_a_wrong_sum_is_an_error_and_nothing_is_kept(
-    server: Server, get: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_wrong_sum_is_an_error_and_nothing_is_kept(server, get, tmp_path):
     file = server.file(sha256="0" * 64)
     with pytest.raises(CorpusError) as caught:
         get(file)
@@ -191,9 +179,7 @@ def test_a_wrong_sum_is_an_error_and_nothing_is_kept(
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_busy_server_is_asked_again_for_a_while(
-    server: Server, get: Callable[..., Path], status: int
-) -> None:
+def test_a_busy_server_is_asked_again_for_a_while(server, get, status):
     server.statuses = [status] * 3
     pauses: list[float] = []
     assert get(server.file(), pauses=pauses).read_bytes() == CONTENT
@@ -204,20 +190,20 @@ def test_a_busy_server_is_asked_again_for_a_while(
     assert pauses[3:] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
-def test_a_missing_file_is_not_asked_for_again(server: Server, get: Callable[..., Path]) -> None:
+def test_a_missing_file_is_not_asked_for_again(server, get):
     server.statuses = [404] * 9
     with pytest.raises(CorpusError, match="the server answered 404"):
         get(server.file())
     assert len(server.requests) == 1
 
 
-def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_an_error(tmp_path):
     file = RemoteFile(url="http://127.0.0.1:9/a.gz", sha256=SHA256)
     with pytest.raises(CorpusError, match="cannot be downloaded, 1 attempts"):
         fetch(file, tmp_path, retries=0, timeout=1.0)
 
 
-def test_two_jobs_share_one_download(server: Server, get: Callable[..., Path]) -> None:
+def test_two_jobs_share_one_download(server, get):
     found: list[Path] = []
     jobs = [threading.Thread(target=lambda: found.append(get(server.file()))) for _ in range(4)]
     for job in jobs:
@@ -229,7 +215,7 @@ def test_two_jobs_share_one_download(server: Server, get: Callable[..., Path]) -
     assert len(server.requests) == 1
 
 
-def test_a_local_folder_is_checked_alike(tmp_path: Path) -> None:
+def test_a_local_folder_is_checked_alike(tmp_path):
     file = RemoteFile(url="https://example.org/data/train.en.gz?raw=1", sha256=SHA256)
     with pytest.raises(CorpusError, match=f"is not in the folder {tmp_path}"):
         find(file, tmp_path)
@@ -241,7 +227,7 @@ def test_a_local_folder_is_checked_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_download_without_end_is_refused(server: Server, tmp_path: Path, told: bool) -> None:
+def test_a_download_without_end_is_refused(server, tmp_path, told):
     server.break_after = [] if told else [399_000]
     with pytest.raises(CorpusError, match=r"goes on after byte 100,000") as caught:
         fetch(server.file(), tmp_path, retries=0, timeout=5.0, most=100_000)
@@ -257,7 +243,7 @@ class Scripted(socketserver.BaseRequestHandler):
     """Sends the server's next answer, and the last of them again."""
 
     def handle(self) -> None:
-        answers = self.server.answers  # type: ignore[attr-defined]
+        answers = self.server.answers
         with contextlib.suppress(OSError):
             self.request.recv(65_536)
             self.request.sendall(answers.pop(0) if len(answers) > 1 else answers[0])
@@ -267,7 +253,7 @@ class Scripted(socketserver.BaseRequestHandler):
 def scripted(*answers: bytes) -> Iterator[str]:
     """The host and port of a server that gives these answers."""
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Scripted)
-    server.answers = list(answers)  # type: ignore[attr-defined]
+    server.answers = list(answers)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"127.0.0.1:{server.server_address[1]}"
@@ -292,7 +278,7 @@ def fetch_body(url: str, folder: Path, **options: Any) -> Path:
         "http://[::1/train.en",
     ],
 )
-def test_addresses_that_name_no_file(tmp_path: Path, url: str) -> None:
+def test_addresses_that_name_no_file(tmp_path, url):
     with pytest.raises(CorpusError, match="remedy"):
         fetch_body(url, tmp_path)
     with pytest.raises(CorpusError, match="remedy"):
@@ -300,9 +286,7 @@ def test_addresses_that_name_no_file(tmp_path: Path, url: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_redirect_to_another_host_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_redirect_to_another_host_is_logged(tmp_path, caplog):
     body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n" + BODY
     with scripted(body) as there:
         leads = f"HTTP/1.1 302 Found\r\nLocation: http://a:b@{there}/x\r\n\r\n"
@@ -324,9 +308,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_a_download_takes_a_limited_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_download_takes_a_limited_time(tmp_path, monkeypatch, kind):
     """A server that never stops sending, a little at a time."""
     monkeypatch.setattr(download, "_LONGEST", 0.3)
     first, again = ENDLESS[kind]
@@ -348,7 +330,7 @@ def test_a_download_takes_a_limited_time(
         server.shutdown()
 
 
-def test_passwords_are_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_passwords_are_not_shown(tmp_path, caplog):
     for status in ("404 Not Found", "500 Busy"):
         answer = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()
         with scripted(answer) as here, pytest.raises(CorpusError) as caught:
@@ -380,7 +362,7 @@ answer = st.builds(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(answers=st.lists(answer, min_size=1, max_size=3))
-def test_any_server_gives_the_file_or_an_error(answers: list[bytes]) -> None:
+def test_any_server_gives_the_file_or_an_error(answers):
     said = "remedy"
     with tempfile.TemporaryDirectory() as name, scripted(*answers) as here:
         url, limits = f"http://me:secret@{here}/train.en", {"timeout": 2.0, "most": 5_000}

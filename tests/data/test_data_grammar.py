@@ -40,7 +40,7 @@ SECOND_AND_THIRD = [
 
 
 @pytest.fixture(scope="module")
-def pairs() -> list[tuple[str, str]]:
+def pairs():
     return list(generate(1, "train", 15_000))
 
 
@@ -50,21 +50,21 @@ def pairs() -> list[tuple[str, str]]:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=4)
 @given(st.integers(0, 9), st.integers(1, 2 * CHUNK + 1), st.integers(1, 2 * CHUNK + 1))
-def test_a_longer_corpus_begins_with_the_shorter_one(seed: int, one: int, other: int) -> None:
+def test_a_longer_corpus_begins_with_the_shorter_one(seed, one, other):
     few, many = sorted([one, other])
     shorter = list(generate(seed, "train", few))
     assert len(shorter) == few
     assert list(islice(generate(seed, "train", many), few)) == shorter
 
 
-def test_the_stream_does_not_change() -> None:
+def test_the_stream_does_not_change():
     # Results are compared across machines: a change of these pairs is a change of the corpus.
     assert list(generate(1, "train", 3))[1:] == SECOND_AND_THIRD
     digest = hashlib.sha256(repr(list(generate(42, "test", 2_500, 500))).encode()).hexdigest()
     assert digest == "b18d0cdbca9399beed62ee7898c802ace5309bad296b8632796ac9af3e99b443"
 
 
-def test_hardly_a_sentence_is_seen_twice(pairs: list[tuple[str, str]]) -> None:
+def test_hardly_a_sentence_is_seen_twice(pairs):
     seen = set(pairs)
     assert len(seen) > 0.98 * len(pairs)
     for split in ("validation", "test"):
@@ -72,7 +72,7 @@ def test_hardly_a_sentence_is_seen_twice(pairs: list[tuple[str, str]]) -> None:
         assert sum(pair in seen for pair in held_out) < 20
 
 
-def test_one_english_sentence_has_one_translation(pairs: list[tuple[str, str]]) -> None:
+def test_one_english_sentence_has_one_translation(pairs):
     translations = defaultdict(set)
     for english, german in pairs:
         translations[english].add(german)
@@ -80,7 +80,7 @@ def test_one_english_sentence_has_one_translation(pairs: list[tuple[str, str]]) 
 
 
 @pytest.mark.parametrize("pattern", list(dict.fromkeys(PATTERNS)))
-def test_spacing_punctuation_and_capitals_of_every_pattern(pattern) -> None:  # type: ignore[no-untyped-def]
+def test_spacing_punctuation_and_capitals_of_every_pattern(pattern):
     random = Random(7).random
     for _ in range(300):
         for text in pattern(random):
@@ -113,7 +113,7 @@ def test_spacing_punctuation_and_capitals_of_every_pattern(pattern) -> None:  # 
         (999, "nine hundred and ninety-nine", "neunhundertneunundneunzig"),
     ],
 )
-def test_numbers_in_words(number: int, english: str, german: str) -> None:
+def test_numbers_in_words(number, english, german):
     assert (english_number(number), german_number(number)) == (english, german)
 
 
@@ -160,7 +160,7 @@ AGREEMENT = {
 
 
 @pytest.mark.parametrize("kind", AGREEMENT)
-def test_phrases_agree(kind: str) -> None:
+def test_phrases_agree(kind):
     for (english, group), forms in AGREEMENT[kind].items():
         for case, form in zip(get_args(Case), forms.split("|"), strict=True):
             assert german_of(english, phrases(kind, group, case)).startswith(form), (english, case)
@@ -180,11 +180,11 @@ DOOR = (" the door", "", " die Tür", "")
 YESTERDAY, TOMORROW = ("yesterday", "gestern"), ("tomorrow", "morgen")
 
 
-def clause(subject: tuple[str, str, int], name: str, tense: Tense, piece, **more) -> Clause:  # type: ignore[no-untyped-def]
+def clause(subject: tuple[str, str, int], name: str, tense: Tense, piece, **more) -> Clause:
     return Clause(subject, verb(name).forms[tense][subject[2]][0], piece, **more)
 
 
-def test_perfect_brackets_its_clause() -> None:
+def test_perfect_brackets_its_clause():
     bought = clause(ANNA, "buy", "past", BOOK, time=YESTERDAY)
     assert bought.main() == ("Anna bought the book yesterday", "Anna hat das Buch gestern gekauft")
     assert bought.subclause()[1] == "Anna das Buch gestern gekauft hat"
@@ -202,7 +202,7 @@ def test_perfect_brackets_its_clause() -> None:
     )
 
 
-def test_separable_prefix_goes_to_the_end_or_stays() -> None:
+def test_separable_prefix_goes_to_the_end_or_stays():
     opens = clause(ME, "open", "habit", DOOR)
     assert opens.main() == ("I open the door", "ich mache die Tür auf")
     assert opens.subclause()[1] == "ich die Tür aufmache"
@@ -213,7 +213,7 @@ def test_separable_prefix_goes_to_the_end_or_stays() -> None:
 
 
 @pytest.mark.parametrize("tense", ["habit", "now", "past", "future", "modal"])
-def test_a_clause_is_negated_once_in_both_languages(tense: Tense) -> None:
+def test_a_clause_is_negated_once_in_both_languages(tense):
     random = Random(5).random
     for _ in range(2_000):
         made = make_clause(random, tense)
@@ -223,7 +223,7 @@ def test_a_clause_is_negated_once_in_both_languages(tense: Tense) -> None:
 
 
 @pytest.mark.parametrize(("person", "own"), [(0, {"me", "us"}), (1, {"you"}), (3, {"me", "us"})])
-def test_nobody_is_the_object_of_his_own_verb(person: int, own: set[str]) -> None:
+def test_nobody_is_the_object_of_his_own_verb(person, own):
     random = Random(1).random
     objects = [person_object(random, person, "accusative")[0].strip() for _ in range(2_000)]
     assert not own & set(objects)
@@ -235,12 +235,12 @@ PAIRS = 1_000
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[tuple[str, str]]:
+def plain():
     return list(generate(1, "train", PAIRS))
 
 
 @pytest.fixture(scope="module")
-def renamed() -> list[tuple[str, str]]:
+def renamed():
     return list(generate(1, "train", PAIRS, NAMES))
 
 
@@ -248,7 +248,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
 
-def test_names_are_different_and_stay_as_they_are() -> None:
+def test_names_are_different_and_stay_as_they_are():
     names = invented_names(NAMES)
     assert len(set(names)) == NAMES
     assert names[:2] == invented_names(2)
@@ -256,7 +256,7 @@ def test_names_are_different_and_stay_as_they_are() -> None:
         invented_names(300_000)
 
 
-def test_a_name_is_the_same_in_both_sentences(plain, renamed) -> None:
+def test_a_name_is_the_same_in_both_sentences(plain, renamed):
     for (english, german), (other_english, other_german) in zip(plain, renamed, strict=True):
         for name in FIRST_NAMES:
             if re.search(rf"\b{name}\b", english) and re.search(rf"\b{name}\b", german):
@@ -264,7 +264,7 @@ def test_a_name_is_the_same_in_both_sentences(plain, renamed) -> None:
                 assert words(other_english)[at] == words(other_german)[there] != name
 
 
-def test_every_name_of_both_sentences_is_replaced_by_the_next_one() -> None:
+def test_every_name_of_both_sentences_is_replaced_by_the_next_one():
     pair = "Anna's Jonas met Mia, Annas and Paris.", "Annas Jonas traf Mia, Anna und Parisien."
     found = rename(pair, iter(["One", "Two", "Three"]))
     assert found == (

@@ -170,11 +170,11 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Path:
+def disk(tmp_path):
     return tmp_path / "disk of the host"
 
 
-def test_a_copy_holds_the_same_pairs(manifest: Path, disk: Path) -> None:
+def test_a_copy_holds_the_same_pairs(manifest, disk):
     copy = copy_to(disk, manifest)
     assert copy.is_relative_to(disk)
     original, copied = open_shards(manifest), open_shards(copy)
@@ -184,9 +184,7 @@ def test_a_copy_holds_the_same_pairs(manifest: Path, disk: Path) -> None:
         assert [row.tolist() for row in before] == [row.tolist() for row in after]
 
 
-def test_the_environment_says_whether_and_where(
-    manifest: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_says_whether_and_where(manifest, disk, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert len(open_nearest(manifest)) == 60
     assert not disk.exists()
@@ -196,7 +194,7 @@ def test_the_environment_says_whether_and_where(
     assert (place / "shard-00001.arrow").exists()
 
 
-def test_it_is_made_once_and_again_when_the_shards_are_others(manifest: Path, disk: Path) -> None:
+def test_it_is_made_once_and_again_when_the_shards_are_others(manifest, disk):
     copy = copy_to(disk, manifest)
     made = (copy.parent / "shard-00000.arrow").stat().st_ino
     assert copy_to(disk, manifest) == copy
@@ -209,7 +207,7 @@ def test_it_is_made_once_and_again_when_the_shards_are_others(manifest: Path, di
 
 
 @pytest.mark.slow
-def test_processes_of_a_host_share_one(manifest: Path, disk: Path) -> None:
+def test_processes_of_a_host_share_one(manifest, disk):
     program = (
         "import sys; from pathlib import Path\n"
         "from transformer_core.data.sharding.training_shards import copy_to\n"
@@ -224,7 +222,7 @@ def test_processes_of_a_host_share_one(manifest: Path, disk: Path) -> None:
     assert {path.name for path in disk.iterdir()} == {place.name, f".{place.name}.lock"}
 
 
-def test_a_copy_that_was_cut_short_is_made_anew(manifest: Path, disk: Path) -> None:
+def test_a_copy_that_was_cut_short_is_made_anew(manifest, disk):
     place = copy_to(disk, manifest).parent
     left_over = place.rename(place.with_name(f".{place.name}.partial"))
     (left_over / "shard-00000.arrow").write_bytes(b"half")
@@ -235,7 +233,7 @@ def test_a_copy_that_was_cut_short_is_made_anew(manifest: Path, disk: Path) -> N
     assert not left_over.exists()
 
 
-def test_damaged_shards_are_not_copied(manifest: Path, disk: Path) -> None:
+def test_damaged_shards_are_not_copied(manifest, disk):
     damaged = manifest.parent / "shard-00002.arrow"
     change(damaged)
     with pytest.raises(ShardError, match="has changed") as found:
@@ -245,7 +243,7 @@ def test_damaged_shards_are_not_copied(manifest: Path, disk: Path) -> None:
     assert not list(disk.glob(".*.partial"))
 
 
-def test_a_copy_that_changes_later_is_to_be_removed(manifest: Path, disk: Path) -> None:
+def test_a_copy_that_changes_later_is_to_be_removed(manifest, disk):
     copy = copy_to(disk, manifest)
     change(copy.parent / "shard-00001.arrow")
     with pytest.raises(ShardError, match="has changed") as found:
@@ -253,7 +251,7 @@ def test_a_copy_that_changes_later_is_to_be_removed(manifest: Path, disk: Path) 
     assert found.value.remedy.startswith(f"remove {copy.parent}: it is a copy")
 
 
-def test_a_disk_that_cannot_be_written_is_named(manifest: Path, disk: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_named(manifest, disk):
     disk.write_text("no folder")
     with pytest.raises(ShardError, match="cannot be copied to") as found:
         copy_to(disk, manifest)

@@ -44,7 +44,7 @@ def line_file(folder: Path, *lines: bytes) -> str:
     return str(path)
 
 
-def test_text_lines_are_paired_in_order(tmp_path: Path) -> None:
+def test_text_lines_are_paired_in_order(tmp_path):
     files = text_files(tmp_path, "one\ntwo \u2028 2\n\n".encode(), b"eins\nzwei\ndrei")
     assert rows("text", files) == [
         Pair(1, "one", "eins"),
@@ -61,9 +61,7 @@ def test_text_lines_are_paired_in_order(tmp_path: Path) -> None:
         (b"", b"a\n", ("0", "1")),
     ],
 )
-def test_unequal_line_counts_are_an_error(
-    tmp_path: Path, source: bytes, target: bytes, counts: tuple[str, str]
-) -> None:
+def test_unequal_line_counts_are_an_error(tmp_path, source, target, counts):
     files = text_files(tmp_path, source, target)
     with pytest.raises(CorpusError) as caught:
         rows("text", files)
@@ -71,7 +69,7 @@ def test_unequal_line_counts_are_an_error(
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_text_that_is_not_utf8_is_invalid_by_itself(tmp_path: Path, side: str) -> None:
+def test_text_that_is_not_utf8_is_invalid_by_itself(tmp_path, side):
     good, bad = b"a\nb\nc\n", b"a\n\xff\xfe\nc\n"
     files = text_files(tmp_path, *((bad, good) if side == "source" else (good, bad)))
     first, second, third = rows("text", files)
@@ -82,7 +80,7 @@ def test_text_that_is_not_utf8_is_invalid_by_itself(tmp_path: Path, side: str) -
     assert "not UTF-8" in second.message
 
 
-def test_tsv_takes_the_columns_asked_for(tmp_path: Path) -> None:
+def test_tsv_takes_the_columns_asked_for(tmp_path):
     path = line_file(tmp_path, b"id\ten\tde", b'1\ta "quoted" one\teins', b"2\ttwo\tzwei\r")
     found = rows("tsv", path, source_column=2, target_column=3, header=True)
     assert found == [Pair(2, 'a "quoted" one', "eins"), Pair(3, "two", "zwei")]
@@ -90,7 +88,7 @@ def test_tsv_takes_the_columns_asked_for(tmp_path: Path) -> None:
     assert swapped[0] == Pair(1, "de", "en")
 
 
-def test_tsv_line_with_too_few_columns_is_invalid(tmp_path: Path) -> None:
+def test_tsv_line_with_too_few_columns_is_invalid(tmp_path):
     found = rows("tsv", line_file(tmp_path, b"a\tb", b"only", b"\xff\tb", b"c\td"))
     assert [type(row) for row in found] == [Pair, Invalid, Invalid, Pair]
     assert isinstance(found[1], Invalid)
@@ -98,7 +96,7 @@ def test_tsv_line_with_too_few_columns_is_invalid(tmp_path: Path) -> None:
     assert found[1].text == "only"
 
 
-def test_jsonl_reads_nested_fields(tmp_path: Path) -> None:
+def test_jsonl_reads_nested_fields(tmp_path):
     record = {"translation": {"en": "one", "de": "süß\u2028"}}
     literal = {"translation.en": "two", "translation.de": "zwei"}
     path = line_file(tmp_path, json.dumps(record).encode(), json.dumps(literal).encode())
@@ -120,7 +118,7 @@ def test_jsonl_reads_nested_fields(tmp_path: Path) -> None:
         (b'{"source": "\xff", "target": "b"}', "not UTF-8"),
     ],
 )
-def test_jsonl_line_without_a_pair_is_invalid(tmp_path: Path, line: bytes, message: str) -> None:
+def test_jsonl_line_without_a_pair_is_invalid(tmp_path, line, message):
     good = b'{"source": "a", "target": "b"}'
     first, second, third = rows("jsonl", line_file(tmp_path, good, line, good))
     assert (first, third) == (Pair(1, "a", "b"), Pair(3, "a", "b"))
@@ -138,7 +136,7 @@ def parquet(folder: Path, columns: dict[str, pa.Array], row_group: int = 2) -> s
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
 )
-def test_parquet_reads_text_of_every_type(tmp_path: Path, kind: pa.DataType) -> None:
+def test_parquet_reads_text_of_every_type(tmp_path, kind):
     source = pa.array(["one", "two", None, "four"]).cast(kind)
     target = pa.array(["eins", "zwei", "drei", "vier"]).cast(kind)
     path = parquet(tmp_path, {"source": source, "target": target, "score": pa.array([1] * 4)})
@@ -148,7 +146,7 @@ def test_parquet_reads_text_of_every_type(tmp_path: Path, kind: pa.DataType) -> 
     assert found[3] == Pair(4, "four", "vier")
 
 
-def test_parquet_reads_struct_columns(tmp_path: Path) -> None:
+def test_parquet_reads_struct_columns(tmp_path):
     pairs = pa.array([{"en": "one", "de": "eins"}, None, {"en": "two", "de": None}])
     path = parquet(tmp_path, {"translation": pairs})
     found = rows("parquet", path, source_field="translation.en", target_field="translation.de")
@@ -156,7 +154,7 @@ def test_parquet_reads_struct_columns(tmp_path: Path) -> None:
     assert [type(row) for row in found] == [Pair, Invalid, Invalid]
 
 
-def test_parquet_row_that_is_not_utf8_is_invalid_by_itself(tmp_path: Path) -> None:
+def test_parquet_row_that_is_not_utf8_is_invalid_by_itself(tmp_path):
     raw = pa.array([b"good", b"\xff", b"fine"], pa.binary())
     broken = pa.StringArray.from_buffers(3, *raw.buffers()[1:])
     path = parquet(tmp_path, {"source": broken, "target": pa.array(["a", "b", "c"])})
@@ -166,7 +164,7 @@ def test_parquet_row_that_is_not_utf8_is_invalid_by_itself(tmp_path: Path) -> No
     assert "not UTF-8" in second.message
 
 
-def test_parquet_mistakes_name_the_remedy(tmp_path: Path) -> None:
+def test_parquet_mistakes_name_the_remedy(tmp_path):
     path = parquet(tmp_path, {"sauce": pa.array(["a"]), "target": pa.array([1])})
     with pytest.raises(CorpusError, match=r"has no column source\n.*did you mean sauce"):
         rows("parquet", path)
@@ -209,7 +207,7 @@ def write_table(path: Path, table: pa.Table) -> None:
         ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
     ],
 )
-def test_folders_of_datasets_are_read_in_order(tmp_path: Path, files: list[str]) -> None:
+def test_folders_of_datasets_are_read_in_order(tmp_path, files):
     table = pa.table(PAIRS)
     for name, part in zip(files, (table[:2], table[2:]), strict=True):
         write_table(tmp_path / name, part)
@@ -221,7 +219,7 @@ def test_folders_of_datasets_are_read_in_order(tmp_path: Path, files: list[str])
     assert found.files == [str(tmp_path / name) for name in files]
 
 
-def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
+def test_what_datasets_saves_is_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = [{"translation": {"en": p.source, "de": p.target}} for p in EXPECTED]
     saved = datasets.DatasetDict({"training": datasets.Dataset.from_list(rows)})
@@ -230,7 +228,7 @@ def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
     assert list(datasets_reader(tmp_path, train="training", **fields).rows()) == EXPECTED
 
 
-def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path: Path) -> None:
+def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path):
     with pytest.raises(CorpusError, match=r"split train\n.*there are none"):
         datasets_reader(tmp_path)
     write_table(tmp_path / "dev" / "data-0.arrow", pa.table({"source": ["a"], "target": [None]}))
@@ -250,7 +248,7 @@ def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_grammar_corpus_is_the_same_from_several_processes() -> None:
+def test_a_grammar_corpus_is_the_same_from_several_processes():
     size = 999
     data = {"kind": "grammar", "train_pairs": 2_500, "seed": 5}
     corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
@@ -264,7 +262,7 @@ def test_a_grammar_corpus_is_the_same_from_several_processes() -> None:
         assert list(zip(texts["source"], texts["target"], strict=True)) == expected
 
 
-def test_grammar_corpus_knows_its_size_and_splits() -> None:
+def test_grammar_corpus_knows_its_size_and_splits():
     data = {"kind": "grammar", "train_pairs": 30, "validation_pairs": 20, "test_pairs": 10}
     corpus: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
     found = {split: open_split(corpus, split) for split in ("train", "validation", "test")}
@@ -279,7 +277,7 @@ def test_grammar_corpus_knows_its_size_and_splits() -> None:
     assert not {tuple(row)[1:] for row in train} & {tuple(row)[1:] for row in found["test"].rows()}
 
 
-def test_url_corpus_without_a_folder_says_what_to_give() -> None:
+def test_url_corpus_without_a_folder_says_what_to_give():
     file = {"url": "http://127.0.0.1:9/a.en", "sha256": "0" * 64}
     with pytest.raises(CorpusError, match="give --downloads"):
         reader("url", {"source": file, "target": file})
@@ -300,7 +298,7 @@ def written(folder: Path, content: bytes, ending: str = ".txt") -> Path:
 
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
-def test_lines_are_the_same_whatever_the_compression(tmp_path: Path, ending: str) -> None:
+def test_lines_are_the_same_whatever_the_compression(tmp_path, ending):
     lines = [f"line {number}".encode() * (number % 50) for number in range(20_000)]
     path = written(tmp_path, b"\n".join(lines) + b"\n", ending)
     assert list(read_lines(path)) == lines
@@ -322,20 +320,20 @@ def test_lines_are_the_same_whatever_the_compression(tmp_path: Path, ending: str
         (b"a\rb\n", [b"a\rb"]),
     ],
 )
-def test_line_ends_and_byte_order_mark(tmp_path: Path, content: bytes, lines: list[bytes]) -> None:
+def test_line_ends_and_byte_order_mark(tmp_path, content, lines):
     assert list(read_lines(written(tmp_path, content))) == lines
 
 
 @settings(deadline=None)
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))))
-def test_any_lines_come_back(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+def test_any_lines_come_back(tmp_path_factory, lines):
     first_is_mark = bool(lines) and lines[0].startswith(b"\xef\xbb\xbf")
     path = written(tmp_path_factory.mktemp("lines"), b"".join(line + b"\n" for line in lines))
     expected = [lines[0][3:], *lines[1:]] if first_is_mark else lines
     assert list(read_lines(path)) == expected
 
 
-def test_zstandard_frames_follow_each_other(tmp_path: Path) -> None:
+def test_zstandard_frames_follow_each_other(tmp_path):
     path = tmp_path / "frames.zst"
     path.write_bytes(zstandard.compress(b"a\nb") + zstandard.compress(b"c\n"))
     assert list(read_lines(path)) == [b"a", b"bc"]
@@ -343,7 +341,7 @@ def test_zstandard_frames_follow_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("kept", [0.3, 0.99])
-def test_a_cut_file_is_an_error(tmp_path: Path, ending: str, kept: float) -> None:
+def test_a_cut_file_is_an_error(tmp_path, ending, kept):
     content = "".join(f"{number * 7919 % 10007}\n" for number in range(50_000)).encode()
     path = written(tmp_path, content, ending)
     whole = path.read_bytes()
@@ -354,21 +352,21 @@ def test_a_cut_file_is_an_error(tmp_path: Path, ending: str, kept: float) -> Non
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
-def test_a_file_with_the_wrong_ending_is_an_error(tmp_path: Path, ending: str) -> None:
+def test_a_file_with_the_wrong_ending_is_an_error(tmp_path, ending):
     path = tmp_path / f"plain{ending}"
     path.write_bytes(b"this is not compressed\n" * 10)
     with pytest.raises(CorpusError, match="ending says how it is compressed"):
         list(read_lines(path))
 
 
-def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_errors(tmp_path):
     with pytest.raises(CorpusError, match=r"nowhere\.txt: cannot be read: no such file"):
         list(read_lines(tmp_path / "nowhere.txt"))
     with pytest.raises(CorpusError, match="is a directory"):
         list(read_lines(tmp_path))
 
 
-def test_error_names_file_line_value_and_remedy() -> None:
+def test_error_names_file_line_value_and_remedy():
     error = CorpusError("is odd", file="a.txt", line=7, value="x" * 500, remedy="make it even")
     text = str(error)
     assert text.startswith("a.txt:7: is odd\n")
@@ -380,7 +378,7 @@ SMALL = ReadingLimits(line=2**18, file=2**21, ratio=2.0)
 
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
-def test_a_line_without_end_is_refused_where_it_begins(tmp_path: Path, ending: str) -> None:
+def test_a_line_without_end_is_refused_where_it_begins(tmp_path, ending):
     path = written(tmp_path, b"short\n" * 1_000 + b"x" * 3_000_000, ending)
     with pytest.raises(
         CorpusError, match=r"a line of more than 262,144 bytes before byte \d{3},\d{3}\b"
@@ -391,14 +389,14 @@ def test_a_line_without_end_is_refused_where_it_begins(tmp_path: Path, ending: s
     assert [len(line) for line in read_lines(path, SMALL)] == [262_144, 262_000, 1]
 
 
-def test_an_end_of_line_between_two_pieces(tmp_path: Path) -> None:
+def test_an_end_of_line_between_two_pieces(tmp_path):
     for length in range(2**18 - 3, 2**18 + 1):
         path = written(tmp_path, b"x" * length + b"\r\nshort\r\n")
         assert [len(line) for line in read_lines(path)] == [length, 5]
 
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
-def test_a_file_beyond_its_size_is_refused(tmp_path: Path, ending: str) -> None:
+def test_a_file_beyond_its_size_is_refused(tmp_path, ending):
     path = written(tmp_path, b"words of a sentence\n" * 200_000, ending)
     with pytest.raises(CorpusError, match=r"goes on after byte 2,097,152") as caught:
         list(read_lines(path, SMALL))
@@ -409,9 +407,7 @@ def test_a_file_beyond_its_size_is_refused(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"), [(b"x", "before byte 1,"), (b"\n", "after byte 1,048,576, .* its size")]
 )
-def test_a_compressed_bomb_is_refused_early(
-    tmp_path: Path, ending: str, content: bytes, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_bomb_is_refused_early(tmp_path, ending, content, words, monkeypatch):
     """Without an end of line, and with many."""
     monkeypatch.setattr(text_lines, "_FREE", 2**20)
     path = written(tmp_path, content * 24_000_000, ending)

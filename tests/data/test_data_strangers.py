@@ -93,7 +93,7 @@ for path in map(Path, sys.argv[1:]):
 """
 
 
-def test_texts_that_lie_nowhere(tmp_path: Path) -> None:
+def test_texts_that_lie_nowhere(tmp_path):
     paths = []
     for name, source in NOWHERE.items():
         for kind in ("source", "struct"):
@@ -110,7 +110,7 @@ def test_texts_that_lie_nowhere(tmp_path: Path) -> None:
         assert f"{path}: is no Arrow file, or damaged after row 0" in done.stdout
 
 
-def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path: Path) -> None:
+def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path):
     path = tmp_path / "train.arrow"
     bad = column(pa.string(), struct.pack("<3i", 0, 2, 4), b"\xff\xfeok")
     for source in (bad, pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), bad)):
@@ -118,12 +118,12 @@ def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path: Path) -> None:
         with pa.ipc.new_file(path, batch.schema) as writer:
             writer.write_batch(batch)
         first, second = one_table(path, FIELDS)
-        assert "is not UTF-8" in first.message  # type: ignore[union-attr]
-        assert second.source == "ok"  # type: ignore[union-attr]
+        assert "is not UTF-8" in first.message
+        assert second.source == "ok"
 
 
 @pytest.mark.parametrize("ending", [".arrow", ".parquet"])
-def test_two_columns_of_one_name(tmp_path: Path, ending: str) -> None:
+def test_two_columns_of_one_name(tmp_path, ending):
     path = tmp_path / f"train{ending}"
     table = pa.table([TEXTS, TEXTS, TEXTS], names=["source", "source", "target"])
     if ending == ".parquet":
@@ -137,7 +137,7 @@ def test_two_columns_of_one_name(tmp_path: Path, ending: str) -> None:
 # Text that is none, or has no end
 
 
-def test_a_text_without_a_blank_line(tmp_path: Path) -> None:
+def test_a_text_without_a_blank_line(tmp_path):
     path = tmp_path / "texts.txt.gz"
     path.write_bytes(gzip.compress(b"a line of a text without an end\n" * 100_000))
     corpus = TextsCorpus(
@@ -151,7 +151,7 @@ def test_a_text_without_a_blank_line(tmp_path: Path) -> None:
     )
 
 
-def test_an_xz_file_with_a_large_dictionary(tmp_path: Path) -> None:
+def test_an_xz_file_with_a_large_dictionary(tmp_path):
     path = tmp_path / "a.txt.xz"
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}]
     small = lzma.compress(b"a\n" * 10, filters=filters)
@@ -166,14 +166,14 @@ def test_an_xz_file_with_a_large_dictionary(tmp_path: Path) -> None:
     refused(lambda: read_lines(path), str(path), "268,435,456 bytes of memory", "xz -9")
 
 
-def test_several_streams_of_xz_with_padding(tmp_path: Path) -> None:
+def test_several_streams_of_xz_with_padding(tmp_path):
     path = tmp_path / "a.xz"
     path.write_bytes(lzma.compress(b"a\nb\n") + bytes(8) + lzma.compress(b"c\n") + bytes(4))
     assert list(read_lines(path)) == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_an_archive_is_no_text(tmp_path: Path, ending: str) -> None:
+def test_an_archive_is_no_text(tmp_path, ending):
     path = tmp_path / f"train.en{ending}"
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -191,9 +191,7 @@ def tsv(folder: Path, content: bytes, **filters: str) -> int:
     return run_job("read_corpus", corpus=corpus, filter=filters, split="train", **files)
 
 
-def test_a_nul_character_is_told_or_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_nul_character_is_told_or_skipped(tmp_path, capsys):
     content = b"a\tb\nc\0d\te\n"
     assert tsv(tmp_path, content) == 1
     said = capsys.readouterr().err
@@ -204,7 +202,7 @@ def test_a_nul_character_is_told_or_skipped(
 
 
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
-def test_a_pipe_or_a_device_is_no_file(tmp_path: Path, name: str) -> None:
+def test_a_pipe_or_a_device_is_no_file(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")
     path = tmp_path / name
     for read in (
@@ -214,10 +212,10 @@ def test_a_pipe_or_a_device_is_no_file(tmp_path: Path, name: str) -> None:
         download.sha256_of,
         lambda file: one_table(file, FIELDS),
     ):
-        refused(lambda read=read: read(path), str(path), "is a pipe or a device")  # type: ignore[misc]
+        refused(lambda read=read: read(path), str(path), "is a pipe or a device")
 
 
-def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long(tmp_path):
     path = tmp_path / ("x" * 300)
     refused(lambda: read_lines(path), "file name too long")
     refused(lambda: one_table(path, FIELDS), "remedy")
@@ -282,13 +280,13 @@ def too_large(path: Path) -> None:
 
 
 @pytest.mark.parametrize("store_schema", [True, False])
-def test_a_dictionary_with_one_long_text(tmp_path: Path, store_schema: bool) -> None:
+def test_a_dictionary_with_one_long_text(tmp_path, store_schema):
     path = tmp_path / "dictionary.parquet"
     pq.write_table(table(repeated("x" * 200_000, 1_000)), path, store_schema=store_schema)
     too_large(path)
 
 
-def test_an_arrow_batch_larger_than_the_memory(tmp_path: Path) -> None:
+def test_an_arrow_batch_larger_than_the_memory(tmp_path):
     path = tmp_path / "train.arrow"
     write_arrow(path, repeated("x" * 100_000_000, 1), "zstd")
     too_large(path)
@@ -314,7 +312,7 @@ LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_table_beyond_a_limit(tmp_path: Path, name: str) -> None:
+def test_a_table_beyond_a_limit(tmp_path, name):
     source, limits, words = LARGE[name]
     path = tmp_path / "large.parquet"
     pq.write_table(table(source()), path, store_schema=False)
@@ -323,7 +321,7 @@ def test_a_table_beyond_a_limit(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("dictionary", [True, False])
-def test_rows_that_are_only_claimed(tmp_path: Path, dictionary: bool) -> None:
+def test_rows_that_are_only_claimed(tmp_path, dictionary):
     path = tmp_path / "claimed.parquet"
     texts = [f"a{number}" for number in range(1_000)]
     pq.write_table(table(pa.array(texts)), path, use_dictionary=dictionary)
@@ -338,14 +336,14 @@ def test_rows_that_are_only_claimed(tmp_path: Path, dictionary: bool) -> None:
     assert [row.source for row in parquet(path)] == texts
 
 
-def test_files_of_a_folder_are_counted_on(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_counted_on(tmp_path):
     (tmp_path / "train").mkdir()
     write_arrow(tmp_path / "train/data-0.arrow", pa.array(["a", "b"]))
     write_arrow(tmp_path / "train/data-1.arrow", pa.array(["c", "x" * 300_000]))
     refused(lambda: datasets(tmp_path), "data-1.arrow", "column source of row 4")
 
 
-def test_long_documents_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+def test_long_documents_are_read_a_few_at_a_time(tmp_path):
     path = tmp_path / "documents.parquet"
     documents = [f"{number} " * 40_000 for number in range(500)]
     pq.write_table(table(pa.array(documents)), path)
@@ -413,15 +411,7 @@ share = st.floats(0, 1, exclude_max=True)
 )
 @example("datasets", ["a"], "", 1.0, [], "**", "skip")
 @example("datasets", ["a"], "", 1.0, [], "/a", "skip")
-def test_any_corpus_is_read_or_refused(
-    kind: str,
-    texts: list[str],
-    ending: str,
-    cut: float,
-    changes: list[tuple[float, int]],
-    field: str,
-    rule: Any,
-) -> None:
+def test_any_corpus_is_read_or_refused(kind, texts, ending, cut, changes, field, rule):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made = "arrow" if kind == "datasets" else kind

@@ -194,9 +194,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 
 
 @pytest.mark.parametrize(("library", "name"), [("pandas", "shard"), ("datasets", "shards")])
-def test_two_lines_open_a_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, name: str
-) -> None:
+def test_two_lines_open_a_shard(tmp_path, monkeypatch, library, name):
     imported = pytest.importorskip(library)
     if library == "datasets":
         monkeypatch.setattr(imported.config, "HF_DATASETS_CACHE", tmp_path / "cache")

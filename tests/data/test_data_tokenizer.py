@@ -24,13 +24,7 @@ from transformer_core.data.tokenizing import job
 from transformer_core.data.tokenizing.encoding import Encoder
 from transformer_core.data.tokenizing.existing import convert, read_file, special_names, speller
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer, train
-from transformer_core.data.tokenizing.special_tokens import (
-    BOS,
-    EOS,
-    PAD,
-    SPECIAL_NAMES,
-    UNK,
-)
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD, SPECIAL_NAMES, UNK
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from transformer_core.data.tokenizing.encoding import KNOWN_PATTERNS
 TEXTS = [*ENGLISH, *GERMAN] * 3
 
 
-def _bpe(pre_tokenizer, normalizer=None, **options) -> Tokenizer:  # type: ignore[no-untyped-def]
+def _bpe(pre_tokenizer, normalizer=None, **options) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(**options))
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:

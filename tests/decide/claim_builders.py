@@ -55,11 +55,7 @@ def comparison(variant: str, reference: str, low: float, high: float, **more: An
             word: Verdict = "MORE" if ends[0] > 1 else "LESS" if ends[1] < 1 else "SAME"
             effects.append(effect(quantity, *ends, word))
     return Comparison(
-        variant=variant,
-        reference=reference,
-        effects=effects,
-        certificate="equivalent",
-        counts=True,
+        variant=variant, reference=reference, effects=effects, certificate="equivalent", counts=True
     )
 
 

@@ -5,16 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.config.measurement import Comparing
-from schemas.results import (
-    MachineState,
-    Pair,
-    PairedRun,
-    Probe,
-    Round,
-    Session,
-    Side,
-    TurnWindow,
-)
+from schemas.results import MachineState, Pair, PairedRun, Probe, Round, Session, Side, TurnWindow
 from tests.records import provenance, topology
 from transformer_core.measure.session_ratio import session_ratios
 
@@ -125,15 +116,8 @@ def paired(
 
 def ended(status: Any, reason: str, variant: str, reference: str = "single") -> PairedRun:
     """A paired run whose variant did not train."""
-    return paired(
-        reference=reference,
-        variant=variant,
-        status=status,
-        reason=reason,
-        ended_by=variant,
-        stopped=None,
-        seconds=0.0,
-    )
+    end = {"status": status, "reason": reason, "ended_by": variant, "stopped": None}
+    return paired(reference=reference, variant=variant, seconds=0.0, **end)
 
 
 def compared(

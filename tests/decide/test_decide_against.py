@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from report_builders import build, mixed
@@ -14,11 +13,11 @@ from transformer_core.report.compare_page import render
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return build(tmp_path_factory.mktemp("against") / "results", mixed)
 
 
-def test_equal_results_show_no_change(folder: Path) -> None:
+def test_equal_results_show_no_change(folder):
     found = against(read_side(folder), read_side(folder))
     assert found.same_device
     assert found.changes
@@ -27,7 +26,7 @@ def test_equal_results_show_no_change(folder: Path) -> None:
     assert not [*found.statuses, *found.certificates, *found.other_specs]
 
 
-def test_a_regression_is_named_on_the_page(folder: Path, tmp_path: Path) -> None:
+def test_a_regression_is_named_on_the_page(folder, tmp_path):
     slow = tmp_path / "results"
     shutil.copytree(folder, slow)
     file = slow / "comparisons.json"
@@ -47,7 +46,7 @@ def test_a_regression_is_named_on_the_page(folder: Path, tmp_path: Path) -> None
     assert page.index('class="answer"') < page.index("<table")
 
 
-def test_both_recommendations_stand_beside_each_other(folder: Path, tmp_path: Path) -> None:
+def test_both_recommendations_stand_beside_each_other(folder, tmp_path):
     other = tmp_path / "results"
     shutil.copytree(folder, other)
     (other / "search.json").unlink()
@@ -58,9 +57,7 @@ def test_both_recommendations_stand_beside_each_other(folder: Path, tmp_path: Pa
     assert "<code>amp_bf16</code> <data" in render(found)
 
 
-def test_without_comparisons_throughputs_are_those_of_single_runs(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_without_comparisons_throughputs_are_those_of_single_runs(folder, tmp_path):
     old = tmp_path / "results"
     shutil.copytree(folder, old)
     shutil.rmtree(old / "turns")
@@ -72,7 +69,7 @@ def test_without_comparisons_throughputs_are_those_of_single_runs(
     assert "drift of the machine affects these numbers" in render(found)
 
 
-def test_a_throughput_of_another_device_has_no_verdict(folder: Path, tmp_path: Path) -> None:
+def test_a_throughput_of_another_device_has_no_verdict(folder, tmp_path):
     other = tmp_path / "results"
     shutil.copytree(folder, other)
     file = other / "machine/hardware.json"
@@ -82,6 +79,6 @@ def test_a_throughput_of_another_device_has_no_verdict(folder: Path, tmp_path: P
     assert {c.verdict for c in found.changes if c.quantity == "throughput"} == {None}
 
 
-def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_results_is_named(tmp_path):
     with pytest.raises(ConfigError, match="is no folder of results"):
         read_side(tmp_path)

@@ -15,7 +15,7 @@ SLOW = FASTER | {"variant": "slow"}
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Path:
+def study(tmp_path):
     """One variant that is faster, one slower, one alike, one unsettled, one that cannot run."""
     files = {
         "memory/fast.json": {
@@ -60,7 +60,7 @@ def measured(value: str, **more: Any) -> dict[str, Any]:
     return {"kind": "measurement", "what": "Bytes", "number": number} | more
 
 
-def test_a_true_claim_is_reproduced_with_its_number(study: Path) -> None:
+def test_a_true_claim_is_reproduced_with_its_number(study):
     found = verdict(study, FASTER | {"at_most": 3})
     assert found.verdict == "REPRODUCED"
     (evidence,) = found.evidence
@@ -73,7 +73,7 @@ def test_a_true_claim_is_reproduced_with_its_number(study: Path) -> None:
     assert "claims.json" in found.command
 
 
-def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path: Path) -> None:
+def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path):
     counted = comparison("fast", "single", 1.5, 1.7)
     none = Effect(quantity="traffic", ratio=None, verdict="MORE", reason="the reference has none")
     counted = counted.model_copy(update={"effects": [*counted.effects[:2], none]})
@@ -84,20 +84,20 @@ def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path: Pa
     assert verdict(study, more | {"at_least": 2}).verdict == "UNDECIDED"
 
 
-def test_a_planted_false_claim_is_refuted(study: Path) -> None:
+def test_a_planted_false_claim_is_refuted(study):
     """A slow-down is not faster, whatever is claimed beside it."""
     assert verdict(study, SLOW).verdict == "REFUTED"
     assert verdict(study, FASTER, SLOW).verdict == "REFUTED"
     assert verdict(study, FASTER | {"direction": "less"}).verdict == "REFUTED"
 
 
-def test_a_bound_that_the_data_contradict_is_refuted(study: Path) -> None:
+def test_a_bound_that_the_data_contradict_is_refuted(study):
     assert verdict(study, measured("per_parameter", at_most=16)).verdict == "REFUTED"
     assert verdict(study, measured("per_parameter", at_least=20)).verdict == "REFUTED"
     assert verdict(study, measured("per_parameter", at_least=18)).verdict == "REPRODUCED"
 
 
-def test_the_right_direction_and_another_size_is_partly(study: Path) -> None:
+def test_the_right_direction_and_another_size_is_partly(study):
     found = verdict(study, FASTER | {"at_least": 2})
     assert found.verdict == "PARTLY"
     assert found.evidence[0].outcome == "size_differs"
@@ -105,7 +105,7 @@ def test_the_right_direction_and_another_size_is_partly(study: Path) -> None:
     assert verdict(study, FASTER | {"at_least": 2}, SLOW).verdict == "REFUTED"
 
 
-def test_an_unsettled_direction_or_size_is_undecided(study: Path) -> None:
+def test_an_unsettled_direction_or_size_is_undecided(study):
     assert verdict(study, FASTER | {"variant": "noisy"}).verdict == "UNDECIDED"
     assert verdict(study, FASTER | {"variant": "noisy"}, FASTER).verdict == "UNDECIDED"
     assert verdict(study, FASTER | {"at_least": 1.6}).verdict == "UNDECIDED"
@@ -122,7 +122,7 @@ def test_an_unsettled_direction_or_size_is_undecided(study: Path) -> None:
         ("noisy", set()),
     ],
 )
-def test_every_direction_of_a_comparison(study: Path, variant: str, holding: set[str]) -> None:
+def test_every_direction_of_a_comparison(study, variant, holding):
     for direction in ("more", "less", "same", "not_more", "not_less"):
         found = verdict(study, FASTER | {"variant": variant, "direction": direction})
         if variant == "noisy":
@@ -131,7 +131,7 @@ def test_every_direction_of_a_comparison(study: Path, variant: str, holding: set
             assert found.verdict == ("REPRODUCED" if direction in holding else "REFUTED")
 
 
-def test_other_quantities_than_throughput(study: Path) -> None:
+def test_other_quantities_than_throughput(study):
     less = FASTER | {"direction": "less", "quantity": "traffic"}
     found = verdict(study, less | {"at_least": 0.5, "at_most": 0.5})
     assert found.verdict == "REPRODUCED"
@@ -162,7 +162,7 @@ def test_other_quantities_than_throughput(study: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_tested_says_why(study: Path, test: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_tested_says_why(study, test, reason):
     if test["kind"] == "measurement":
         test = test | {"at_most": 1}
     found = verdict(study, test)
@@ -172,21 +172,21 @@ def test_what_cannot_be_tested_says_why(study: Path, test: dict[str, Any], reaso
     assert (found.evidence[0].number is not None) == reason.startswith("needs")
 
 
-def test_needs_of_the_claim_hold_for_all_its_tests(study: Path) -> None:
+def test_needs_of_the_claim_hold_for_all_its_tests(study):
     found = verdict(study, FASTER, SLOW, needs={"devices": 3})
     assert [item.outcome for item in found.evidence] == ["not_testable"] * 2
     assert verdict(study, FASTER, needs={"devices": 2}).verdict == "REPRODUCED"
     assert verdict(study, FASTER, needs={"device": "cpu"}).verdict == "REPRODUCED"
 
 
-def test_parts_that_cannot_be_tested_are_left_out_and_counted(study: Path) -> None:
+def test_parts_that_cannot_be_tested_are_left_out_and_counted(study):
     found = verdict(study, FASTER, FASTER | {"variant": "lost"})
     assert found.verdict == "REPRODUCED"
     assert found.reason.endswith("(1 of 2)")
     assert found.evidence[1].reason == "lost ended unsupported: needs CUDA"
 
 
-def test_a_result_that_did_not_end_well_is_no_number(study: Path) -> None:
+def test_a_result_that_did_not_end_well_is_no_number(study):
     roofline = study / "machine/roofline.json"
     roofline.write_text(json.dumps({"status": "failed", "reason": "no time", "bandwidth": 1.0}))
     number = {"file": "results/machine/roofline.json", "value": "bandwidth"}
@@ -194,7 +194,7 @@ def test_a_result_that_did_not_end_well_is_no_number(study: Path) -> None:
     assert found.reason == "results/machine/roofline.json ended failed: no time"
 
 
-def test_no_run_at_all(tmp_path: Path) -> None:
+def test_no_run_at_all(tmp_path):
     study = write_study(tmp_path, [ended("single", "failed", "x"), ended("fast", "oom", "y")])
     found = verdict(study, FASTER)
     assert found.verdict == "NOT_TESTABLE"
@@ -221,43 +221,37 @@ def test_no_run_at_all(tmp_path: Path) -> None:
         ("max(ranks[1:].peak)", "less", 111, "REPRODUCED"),
     ],
 )
-def test_a_number_against_a_number(
-    study: Path, value: str, direction: str, than: float, expected: str
-) -> None:
+def test_a_number_against_a_number(study, value, direction, than, expected):
     assert verdict(study, measured(value, direction=direction, than=than)).verdict == expected
 
 
-def test_a_list_of_numbers_is_a_range(study: Path) -> None:
+def test_a_list_of_numbers_is_a_range(study):
     (evidence,) = verdict(study, measured("share", at_least=0.75, at_most=0.9)).evidence
     assert evidence.outcome == "undecided"
-    assert evidence.number is not None
     assert (evidence.number.low, evidence.number.high, evidence.number.samples) == (0.7, 0.8, 2)
 
 
-def test_a_number_measured_once_is_as_uncertain_as_the_claim_says(study: Path) -> None:
+def test_a_number_measured_once_is_as_uncertain_as_the_claim_says(study):
     number = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "per_parameter"}
     doubtful = number | {"uncertainty": 0.1}
     assert verdict(study, measured("x", number=number, at_most=19)).verdict == "REPRODUCED"
     found = verdict(study, measured("x", number=doubtful, at_most=19))
     assert found.verdict == "UNDECIDED"
     ends = found.evidence[0].number
-    assert ends is not None
     assert (ends.median, ends.low, ends.high) == pytest.approx((18.0, 16.2, 19.8))
     assert verdict(study, measured("x", number=doubtful, at_most=16)).verdict == "REFUTED"
 
 
-def test_a_ratio_of_two_numbers(study: Path) -> None:
+def test_a_ratio_of_two_numbers(study):
     one = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "ranks[0].peak"}
     other = one | {"value": "max(ranks[1:].peak)"}
     ratio = {"kind": "ratio", "what": "r", "numerator": one, "denominator": other}
     (evidence,) = verdict(study, ratio | {"direction": "more"}).evidence
-    assert evidence.number is not None
     assert evidence.number.median == pytest.approx(200 / 110)
     assert verdict(study, ratio | {"direction": "less"}).verdict == "REFUTED"
     assert verdict(study, ratio | {"direction": "more", "at_least": 1.9}).verdict == "PARTLY"
     factor = {"file": "results/machine/roofline.json", "value": "bandwidth"}
     (evidence,) = verdict(study, ratio | {"direction": "more", "factor": factor}).evidence
-    assert evidence.number is not None
     assert evidence.number.median == pytest.approx(2000 / 110)
     assert set(evidence.files) == {"results/memory/fast.json", "results/machine/roofline.json"}
     nothing = one | {"value": "`0`"}
@@ -283,7 +277,7 @@ def certified(tmp_path: Path, status: Any) -> Path:
         ("failed", "NOT_TESTABLE", "UNDECIDED"),
     ],
 )
-def test_certificates(tmp_path: Path, status: Any, of_certificate: str, of_throughput: str) -> None:
+def test_certificates(tmp_path, status, of_certificate, of_throughput):
     """What trains another model than it should is no evidence for a speed-up."""
     study = certified(tmp_path, status)
     assert verdict(study, {"kind": "certificate", "variant": "fast"}).verdict == of_certificate
@@ -318,19 +312,19 @@ def trend(tmp_path: Path, ratios: list[tuple[float, float]], **more: Any) -> Cla
         ([(0.6, 0.7), (0.5, 0.55)], "REFUTED"),
     ],
 )
-def test_trends(tmp_path: Path, ratios: list[tuple[float, float]], verdict_of_rise: str) -> None:
+def test_trends(tmp_path, ratios, verdict_of_rise):
     found = trend(tmp_path, ratios)
     assert found.verdict == verdict_of_rise, found.evidence
     assert found.evidence[0].variants == list(SIZES.values())
 
 
-def test_a_trend_may_end_at_the_best_value(tmp_path: Path) -> None:
+def test_a_trend_may_end_at_the_best_value(tmp_path):
     assert trend(tmp_path, [(1.5, 1.6), (1.2, 1.3)], until_best=True).verdict == "REPRODUCED"
     assert trend(tmp_path, [(0.7, 0.8), (1.2, 1.3)], until_best=True).verdict == "REFUTED"
     assert trend(tmp_path, [(0.7, 0.8), (0.6, 0.7)], until_best=True).verdict == "REFUTED"
 
 
-def test_a_trend_of_counts(tmp_path: Path) -> None:
+def test_a_trend_of_counts(tmp_path):
     ratios = [(0.99, 1.01)] * 2
     fewer = {"quantity": "all_reduces", "direction": "falls"}
     assert trend(tmp_path, ratios, all_reduces=[90, 30, 30], **fewer).verdict == "REPRODUCED"
@@ -341,7 +335,7 @@ def test_a_trend_of_counts(tmp_path: Path) -> None:
     assert trend(tmp_path, ratios, all_reduces=[0, 0, 0], **fewer).verdict == "NOT_TESTABLE"
 
 
-def test_a_trend_over_one_variant_says_what_to_add(study: Path) -> None:
+def test_a_trend_over_one_variant_says_what_to_add(study):
     families = {"sizes": family("single", {1: "single", 2: "huge"})}
     test = {"kind": "trend", "family": "sizes", "direction": "rises"}
     found = judge(study, {"mine": claim(test)}, families)["mine"]
@@ -349,9 +343,7 @@ def test_a_trend_over_one_variant_says_what_to_add(study: Path) -> None:
     assert "add huge" in found.reason
 
 
-def test_the_job_refuses_what_it_cannot_read(
-    study: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_job_refuses_what_it_cannot_read(study, capsys):
     output = study / "out.json"
     assert run_job("claims", claims={}, results=study, output=output) == 1
     assert "families.json" in capsys.readouterr().err

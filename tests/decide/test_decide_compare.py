@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **stat
     return module.compare(runs, known, certificates, margin=0.02)
 
 
-def test_two_sessions_that_agree_are_a_verdict() -> None:
+def test_two_sessions_that_agree_are_a_verdict():
     fast, slow, same = compare(
         paired(1.499, 1.501, variant="fast"),
         paired(0.799, 0.801, variant="slow"),
@@ -37,7 +36,7 @@ def test_two_sessions_that_agree_are_a_verdict() -> None:
     assert (fast.variant, fast.reference, fast.counts, fast.note) == ("fast", "single", True, "")
 
 
-def test_turns_of_other_kernels_than_the_certified_ones_are_no_speed_up() -> None:
+def test_turns_of_other_kernels_than_the_certified_ones_are_no_speed_up():
     def sides(threads: int) -> dict[str, Any]:
         kernels = KERNELS.model_copy(update={"threads": threads})
         fast = side("fast").model_copy(update={"kernels": kernels})
@@ -62,7 +61,7 @@ def test_turns_of_other_kernels_than_the_certified_ones_are_no_speed_up() -> Non
     assert "fast was timed differently than certified (threads: 1 where" in other.note
 
 
-def test_one_session_is_never_a_verdict() -> None:
+def test_one_session_is_never_a_verdict():
     (only,) = compare(paired(2.0))
     assert only.verdict == "UNDECIDED"
     assert only.speedup.median == pytest.approx(2.0, rel=1e-3)
@@ -70,13 +69,13 @@ def test_one_session_is_never_a_verdict() -> None:
     assert only.effect("peak_memory").verdict == "UNDECIDED"
 
 
-def test_sessions_that_disagree_are_undecided() -> None:
+def test_sessions_that_disagree_are_undecided():
     (comparison,) = compare(paired(1.0, 1.3))
     assert comparison.verdict == "UNDECIDED"
     assert "holds 1" in comparison.effect("throughput").reason
 
 
-def test_a_side_that_ended_has_a_reason_and_no_number() -> None:
+def test_a_side_that_ended_has_a_reason_and_no_number():
     for status in ("unsupported", "oom", "diverged", "failed"):
         (comparison,) = compare(ended(status, "why", "bad"))
         effect = comparison.effect("throughput")
@@ -86,7 +85,7 @@ def test_a_side_that_ended_has_a_reason_and_no_number() -> None:
         assert comparison.effect("peak_memory").ratio is None
 
 
-def test_memory_is_that_of_the_sessions() -> None:
+def test_memory_is_that_of_the_sessions():
     less = {"sides": [side("single", 1000), side("lean", 600)]}
     (lean,) = compare(paired(1.0, 1.0, variant="lean", **less))
     effect = lean.effect("peak_memory")
@@ -106,7 +105,7 @@ def trained(variant: str, sent: int | None, steps: int = 100, **changes: Any) ->
     return result(variant, [100.0], communication=traffic, steps=steps, **changes)
 
 
-def test_traffic_is_counted_by_step() -> None:
+def test_traffic_is_counted_by_step():
     run = paired(1.0, 1.0, variant="sharded", reference="ddp")
     known = [trained("ddp", 1000, 100), trained("sharded", 3000, 200)]
     effect = compare(run, results=known)[0].effect("traffic")
@@ -116,7 +115,7 @@ def test_traffic_is_counted_by_step() -> None:
     assert compare(run, results=equal)[0].effect("traffic").verdict == "SAME"
 
 
-def test_traffic_of_one_process_is_none_at_all() -> None:
+def test_traffic_of_one_process_is_none_at_all():
     run = paired(1.0, 1.0, variant="ddp")
     effect = compare(run, results=[trained("single", None), trained("ddp", 5)])[0].effect("traffic")
     assert (effect.ratio, effect.verdict) == (None, "MORE")
@@ -127,7 +126,7 @@ def test_traffic_of_one_process_is_none_at_all() -> None:
     assert (effect.verdict, effect.reason) == (None, "the traffic of ddp is not counted")
 
 
-def test_a_ratio_counts_only_with_certificates_on_both_sides() -> None:
+def test_a_ratio_counts_only_with_certificates_on_both_sides():
     run = paired(1.5, 1.5)
     (good,) = compare(run)
     assert (good.counts, good.certificate, good.note) == (True, "equivalent", "")
@@ -145,7 +144,7 @@ def test_a_ratio_counts_only_with_certificates_on_both_sides() -> None:
     assert "single does not train the same model" in against.note
 
 
-def test_what_disturbed_the_sessions_is_noted() -> None:
+def test_what_disturbed_the_sessions_is_noted():
     hot = GpuState(
         index=0,
         clock_megahertz=900.0,
@@ -168,7 +167,7 @@ def test_what_disturbed_the_sessions_is_noted() -> None:
     assert "the GPU's clock was held down: power cap" in comparison.note
 
 
-def test_waiting_and_other_devices_are_noted() -> None:
+def test_waiting_and_other_devices_are_noted():
     def waiting(number: int) -> Session:
         rounds = [
             Round(windows=[window("single", 100.0), window("ddp", 100.0, wait=2.0)])
@@ -183,7 +182,7 @@ def test_waiting_and_other_devices_are_noted() -> None:
     assert "ddp waited for input 20% of the time" in compare(run)[0].note
 
 
-def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job(tmp_path, capsys):
     def write(name: str, record: Any) -> str:
         (tmp_path / name).write_text(record.model_dump_json())
         return str(tmp_path / name)
@@ -205,5 +204,5 @@ def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not output.exists()
 
 
-def test_a_study_of_one_variant_has_no_comparison() -> None:
+def test_a_study_of_one_variant_has_no_comparison():
     assert compare() == []

@@ -30,15 +30,8 @@ from schemas.results.certificates import (
 from tests.orders import run_job
 from tests.records import SHA
 from transformer_core.certify.bounds import Weights
-from transformer_core.certify.final_losses import (
-    LEVEL,
-    compare_final_losses,
-    final_loss_interval,
-)
-from transformer_core.certify.judge import (
-    certify,
-    different,
-)
+from transformer_core.certify.final_losses import LEVEL, compare_final_losses, final_loss_interval
+from transformer_core.certify.judge import certify, different
 
 LOSSES = [8.0, 7.8, 7.5, 7.1, 6.8, 6.6]
 NORMS = [3.0, 2.5, 2.0, 1.5, 1.2, 1.0]
@@ -46,9 +39,7 @@ INITIAL = {"layer.weight": np.zeros((2, 2)), "layer.bias": np.zeros(2), "key.bia
 FINAL = {"layer.weight": np.ones((2, 2)), "layer.bias": np.full(2, 0.1), "key.bias": np.ones(2)}
 
 FLOOR = CourseFloor(
-    loss=1e-6,
-    grad_norm=1e-5,
-    weights={"layer.weight": 4e-4, "layer.bias": 4e-4, "key.bias": 1.4},
+    loss=1e-6, grad_norm=1e-5, weights={"layer.weight": 4e-4, "layer.bias": 4e-4, "key.bias": 1.4}
 )
 
 BITWISE = Bitwise(kind="bitwise")
@@ -134,7 +125,7 @@ def failed(certificate: Certificate) -> list[str]:
 
 
 @pytest.mark.parametrize("equivalence", [BITWISE, TOLERANCE, STATISTICAL])
-def test_the_same_numbers_are_equivalent_in_every_class(equivalence: Any) -> None:
+def test_the_same_numbers_are_equivalent_in_every_class(equivalence):
     certificate = verdict(equivalence, seed())
     assert certificate.status == "equivalent"
     assert {d.measured for d in certificate.deviations} == {0.0}
@@ -144,7 +135,7 @@ def test_the_same_numbers_are_equivalent_in_every_class(equivalence: Any) -> Non
     assert certificate.steps[2].reference_loss == REFERENCE.seeds[0].losses[2]
 
 
-def test_rounding_is_within_tolerance_and_not_bitwise() -> None:
+def test_rounding_is_within_tolerance_and_not_bitwise():
     run = seed(
         losses=[loss * (1 + 1e-6) for loss in seed().losses],
         grad_norms=[norm * (1 - 1e-5) for norm in NORMS],
@@ -160,7 +151,7 @@ def test_rounding_is_within_tolerance_and_not_bitwise() -> None:
     assert failed(verdict(BITWISE, run, **close)) == ["loss", "grad_norm", "weights"]
 
 
-def test_key_biases_may_differ_within_tolerance_only() -> None:
+def test_key_biases_may_differ_within_tolerance_only():
     other = {"key.bias": -FINAL["key.bias"]}
     certificate = verdict(TOLERANCE, seed(), **other)
     assert (certificate.status, certificate.left_out) == ("equivalent", ["key.bias"])
@@ -207,9 +198,7 @@ def fault(failing: str, words: str, *classes: Any, **records: Any) -> Any:
         fault("", "different number of steps", TOLERANCE, losses=LOSSES[:3], grad_norms=NORMS[:3]),
     ],
 )
-def test_planted_fault(
-    failing: list[str], words: str, classes: tuple[Any, ...], run: SeedTrajectory
-) -> None:
+def test_planted_fault(failing, words, classes, run):
     for equivalence in classes:
         certificate = verdict(equivalence, run)
         assert certificate.status == "not_equivalent"
@@ -217,18 +206,18 @@ def test_planted_fault(
         assert words in certificate.reason
 
 
-def test_planted_fault_one_tensor_of_the_weights() -> None:
+def test_planted_fault_one_tensor_of_the_weights():
     certificate = verdict(TOLERANCE, seed(), **{"layer.bias": FINAL["layer.bias"] * 1.2})
     assert (certificate.status, failed(certificate)) == ("not_equivalent", ["weights"])
     assert "layer.bias" in certificate.reason
 
 
-def test_right_validations_and_decoding_within_its_rounding_are_allowed() -> None:
+def test_right_validations_and_decoding_within_its_rounding_are_allowed():
     near = checks(decoding=DecodedTokens(error=0.018, rounding=0.005), validation=validation())
     assert failed(verdict(STATISTICAL, seed(checks=near))) == []
 
 
-def test_one_seed_that_goes_elsewhere_leaves_the_rest_in_doubt() -> None:
+def test_one_seed_that_goes_elsewhere_leaves_the_rest_in_doubt():
     seeds = [seed(1), seed(2), seed(3, losses=[8.0, 7.9, 7.9, 7.9, 7.9, 7.9])]
     certificate = verdict(STATISTICAL, trajectory("run", seeds))
     assert certificate.status == "inconclusive"
@@ -236,7 +225,7 @@ def test_one_seed_that_goes_elsewhere_leaves_the_rest_in_doubt() -> None:
     assert "more seeds are needed" in certificate.reason
 
 
-def test_losses_that_hardly_fell_decide_nothing() -> None:
+def test_losses_that_hardly_fell_decide_nothing():
     flat = [8.0, 7.99, 7.99, 7.98, 7.98, 7.98]
     seeds = [seed(n, losses=flat) for n in (1, 2, 3)]
     certificate = verdict(STATISTICAL, trajectory("run", seeds), trajectory("reference", seeds))
@@ -244,7 +233,7 @@ def test_losses_that_hardly_fell_decide_nothing() -> None:
     assert "training of more steps is needed" in certificate.reason
 
 
-def test_a_statistical_certificate_says_what_it_would_have_found() -> None:
+def test_a_statistical_certificate_says_what_it_would_have_found():
     reference = [[8.0, 6.0, 6.0], [8.0, 6.0, 6.0], [8.0, 6.0, 6.0]]
     noisy = [[8.0, 6.0 * f, 6.0 * f] for f in (0.999, 1.0, 1.001)]
     outcome = compare_final_losses(noisy, reference, 0.005)
@@ -263,7 +252,7 @@ def test_a_statistical_certificate_says_what_it_would_have_found() -> None:
     assert "to find 1.0%" in compare_final_losses(wider, reference, 0.005).undecided[0]
 
 
-def test_the_error_of_the_format_is_allowed_where_the_class_allows_the_format() -> None:
+def test_the_error_of_the_format_is_allowed_where_the_class_allows_the_format():
     rounded = [tensor(error=0.03, ratio=1.005, rounding=0.01)]
     both = seed(checks=checks(gradients=rounded))
     assert verdict(STATISTICAL, both).status == "equivalent"
@@ -272,18 +261,18 @@ def test_the_error_of_the_format_is_allowed_where_the_class_allows_the_format() 
     assert failed(verdict(STATISTICAL, seed(checks=checks(gradients=turned)))) == ["gradient"]
 
 
-def test_a_tensor_of_lucky_rounding_is_given_the_usual_one() -> None:
+def test_a_tensor_of_lucky_rounding_is_given_the_usual_one():
     lucky = [tensor(str(n), rounding=0.01) for n in range(5)]
     lucky.append(tensor("lucky", error=0.03, rounding=0.0001))
     assert verdict(STATISTICAL, seed(checks=checks(gradients=lucky))).status == "equivalent"
 
 
-def test_a_unit_that_opens_on_the_other_side_of_0_is_allowed() -> None:
+def test_a_unit_that_opens_on_the_other_side_of_0_is_allowed():
     kink = [tensor(error=0.02, kinks=0.025)]
     assert verdict(TOLERANCE, seed(checks=checks(gradients=kink))).status == "equivalent"
 
 
-def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling() -> None:
+def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling():
     for error, floor, bound in ((5e-5, 1e-5, 4e-5), (3e-3, 1e-2, 2e-3), (1e-5, 1e-9, 4e-5)):
         found = verdict(
             TOLERANCE, seed(checks=checks(gradients=[tensor(error=error, rounding=floor)]))
@@ -296,9 +285,7 @@ def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling() -> None:
 
 
 @pytest.mark.parametrize(("floor", "off", "holds"), [(9e-4, 1.5e-3, True), (2e-4, 1.5e-3, False)])
-def test_a_course_may_be_off_as_far_as_the_reference_is_from_itself(
-    floor: float, off: float, holds: bool
-) -> None:
+def test_a_course_may_be_off_as_far_as_the_reference_is_from_itself(floor, off, holds):
     """Whatever the ceiling of its norms, 0.001."""
     reference = trajectory("reference")
     unstable = FLOOR.model_copy(update={"grad_norm": floor})
@@ -308,7 +295,7 @@ def test_a_course_may_be_off_as_far_as_the_reference_is_from_itself(
     assert failed(found) == ([] if holds else ["grad_norm"])
 
 
-def test_a_tensor_that_rounding_alone_decides_is_left_out() -> None:
+def test_a_tensor_that_rounding_alone_decides_is_left_out():
     noise = tensor("noise", error=3e5, ratio=3e5, size=1e-12, rounding=0.4)
     found = verdict(TOLERANCE, seed(checks=checks(gradients=[tensor(), noise])))
     assert (found.status, found.left_out) == ("equivalent", ["key.bias", "noise"])
@@ -320,9 +307,7 @@ def test_a_tensor_that_rounding_alone_decides_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"error": 0.02}, {"ratio": 1.02}])
-def test_planted_fault_an_error_that_does_not_cancel_over_the_steps(
-    changes: dict[str, Any],
-) -> None:
+def test_planted_fault_an_error_that_does_not_cancel_over_the_steps(changes):
     rounded = [tensor(error=0.02, ratio=1.004, rounding=0.01)]
     mean = tensor(rounding=0.004, along=0.001, **changes)
     assert verdict(STATISTICAL, seed(checks=checks(gradients=rounded))).status == "equivalent"
@@ -365,7 +350,7 @@ ALIKE = Agreement(same=1000, of=1000)
         ({"dropped": 0, "of": 0}, "nothing passed"),
     ],
 )
-def test_planted_fault_dropout(changes: dict[str, Any], words: str) -> None:
+def test_planted_fault_dropout(changes, words):
     known = {"dropout_probability": 0.2}
     healthy = verdict(TOLERANCE, seed(dropout=[place(), place()], **known))
     assert healthy.status == "equivalent", healthy.reason
@@ -374,26 +359,26 @@ def test_planted_fault_dropout(changes: dict[str, Any], words: str) -> None:
     assert words in certificate.reason
 
 
-def test_without_a_comparison_of_tensors_nothing_is_decided() -> None:
+def test_without_a_comparison_of_tensors_nothing_is_decided():
     for unchecked in (seed(checks=None), seed(checks=checks(gradients=[], points=[]))):
         assert verdict(TOLERANCE, unchecked).status == "inconclusive"
 
 
-def test_updates_lost_in_the_rounding_of_the_weights_decide_nothing() -> None:
+def test_updates_lost_in_the_rounding_of_the_weights_decide_nothing():
     lost = checks(updates=[tensor(rounding=0.2)])
     certificate = verdict(TOLERANCE, seed(checks=lost))
     assert certificate.status == "inconclusive"
     assert "updates of layer.weight are too small" in certificate.reason
 
 
-def test_planted_fault_a_bias_in_every_seed() -> None:
+def test_planted_fault_a_bias_in_every_seed():
     seeds = [seed(n, losses=[loss * 1.01 for loss in seed(n).losses]) for n in (1, 2, 3)]
     assert verdict(STATISTICAL, trajectory("run", seeds)).status == "not_equivalent"
     wide = Statistical(kind="statistical", loss=0.02)
     assert verdict(wide, trajectory("run", seeds)).status == "equivalent"
 
 
-def test_an_overflow_of_one_side_is_a_difference() -> None:
+def test_an_overflow_of_one_side_is_a_difference():
     overflow: list[float | None] = [None, *NORMS[1:]]
     assert failed(verdict(TOLERANCE, seed(grad_norms=overflow))) == ["grad_norm"]
     both = trajectory("reference", [seed(grad_norms=overflow)])
@@ -401,33 +386,33 @@ def test_an_overflow_of_one_side_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize("status", ["unsupported", "oom", "diverged", "failed"])
-def test_a_status_of_the_run_is_that_of_its_certificate(status: Any) -> None:
+def test_a_status_of_the_run_is_that_of_its_certificate(status):
     ended = trajectory("run", [], status=status, reason="because")
     certificate = verdict(TOLERANCE, ended)
     assert (certificate.status, certificate.reason) == (status, "because")
 
 
-def test_without_a_reference_there_is_no_certificate() -> None:
+def test_without_a_reference_there_is_no_certificate():
     ended = trajectory("reference", [], status="oom", reason="too large")
     certificate = verdict(TOLERANCE, seed(), ended)
     assert certificate.status == "failed"
     assert "reference, with which it is compared, ended oom: too large" in certificate.reason
 
 
-def test_seeds_that_do_not_match_are_an_error() -> None:
+def test_seeds_that_do_not_match_are_an_error():
     with pytest.raises(ConfigError, match="run both again"):
         verdict(STATISTICAL, trajectory("run", [seed(1), seed(2), seed(4)]))
     with pytest.raises(ConfigError, match="do not have 3 seeds"):
         verdict(STATISTICAL, trajectory("run", [seed(1)]))
 
 
-def test_a_different_model_has_none() -> None:
+def test_a_different_model_has_none():
     certificate = different("sgd", Different(kind="different", reason="Another rule."))
     assert (certificate.status, certificate.reason) == ("different", "Another rule.")
     assert certificate.reference is None
 
 
-def test_interval_against_a_paired_t_test() -> None:
+def test_interval_against_a_paired_t_test():
     random = np.random.default_rng(3)
     reference = 7 + random.random((5, 9))
     run = reference * (1 + 0.002 * random.standard_normal((5, 1)))
@@ -439,7 +424,7 @@ def test_interval_against_a_paired_t_test() -> None:
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.floats(-0.01, 0.01), min_size=2, max_size=6), st.floats(-0.05, 0.05))
-def test_interval_holds_the_mean_and_moves_with_it(noise: list[float], shift: float) -> None:
+def test_interval_holds_the_mean_and_moves_with_it(noise, shift):
     reference = [[7.0] * 6 for _ in noise]
     low, high = final_loss_interval([[7 * (1 + n)] * 6 for n in noise], reference)
     moved = final_loss_interval([[7 * (1 + n + shift)] * 6 for n in noise], reference)
@@ -447,7 +432,7 @@ def test_interval_holds_the_mean_and_moves_with_it(noise: list[float], shift: fl
     assert moved == pytest.approx((low + shift, high + shift), abs=1e-9)
 
 
-def test_one_seed_has_no_interval() -> None:
+def test_one_seed_has_no_interval():
     with pytest.raises(ValueError, match="two seeds"):
         final_loss_interval([[1.0]], [[1.0]])
 
@@ -460,7 +445,7 @@ def write(folder: Path, run: Trajectory) -> Path:
     return folder / "trajectory.json"
 
 
-def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job(tmp_path, capsys):
     short_run = write(tmp_path / "run", trajectory("ddp"))
     reference = write(tmp_path / "reference", REFERENCE)
     output = tmp_path / "ddp.json"
@@ -481,7 +466,7 @@ def test_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not output.exists()
 
 
-def test_a_table_names_every_variant_with_what_came_nearest_or_why(tmp_path: Path) -> None:
+def test_a_table_names_every_variant_with_what_came_nearest_or_why(tmp_path):
     near = [
         Deviation(quantity="loss", measured=2e-5, bound=1e-4, where="step 3"),
         Deviation(quantity="update", measured=9e-4, bound=1e-3, where="output.weight, step 2"),

@@ -26,17 +26,13 @@ def curve(
     return curves(study, {"sizes": family("s1", SIZES, unit="MiB")})["sizes"]
 
 
-def test_a_curve_has_every_quantity_by_value(tmp_path: Path) -> None:
+def test_a_curve_has_every_quantity_by_value(tmp_path):
     found = curve(tmp_path, [(1.2, 1.3), (1.4, 1.5), (1.4, 1.5)])
     assert [point.value for point in found.points] == [1, 2, 4, 8]
     first, second = found.points[:2]
-    assert first.throughput is not None
     assert (first.throughput.low, first.throughput.high, first.verdict) == (1.0, 1.0, None)
-    assert second.throughput is not None
     assert (second.throughput.low, second.verdict) == (1.2, "FASTER")
-    assert second.peak_memory is not None
     assert second.peak_memory.median == 1.1
-    assert second.traffic is not None
     assert second.traffic.median == 0.5
     assert [point.all_reduces for point in found.points] == [1, 2, 4, 8]
 
@@ -53,15 +49,13 @@ def test_a_curve_has_every_quantity_by_value(tmp_path: Path) -> None:
         ([(1.4, 1.6), (1.2, 1.25), (1.45, 1.65)], 8, 2, "2 MiB is the smallest value not shown"),
     ],
 )
-def test_the_knee(
-    tmp_path: Path, ratios: list[Ends], best: float, knee: float | None, note: str
-) -> None:
+def test_the_knee(tmp_path, ratios, best, knee, note):
     found = curve(tmp_path, ratios)
     assert (found.best, found.knee) == (best, knee)
     assert found.note.startswith(note)
 
 
-def test_what_trains_another_model_is_no_part_of_the_knee(tmp_path: Path) -> None:
+def test_what_trains_another_model_is_no_part_of_the_knee(tmp_path):
     ratios = [(1.2, 1.3), (1.4, 1.6), (2.0, 2.1)]
     assert curve(tmp_path, ratios).best == 8
     found = curve(tmp_path, ratios, {"s8": "not_equivalent"})
@@ -70,7 +64,7 @@ def test_what_trains_another_model_is_no_part_of_the_knee(tmp_path: Path) -> Non
     assert curve(tmp_path, ratios, {"s8": "different"}).best == 8
 
 
-def test_a_single_session_settles_nothing(tmp_path: Path) -> None:
+def test_a_single_session_settles_nothing(tmp_path):
     found = comparison("s2", "s1", 1.5, 1.6)
     once = found.effects[0].model_copy(update={"verdict": "UNDECIDED", "reason": ONE_SESSION})
     found = found.model_copy(update={"effects": [once, *found.effects[1:]]})
@@ -81,7 +75,7 @@ def test_a_single_session_settles_nothing(tmp_path: Path) -> None:
     assert (seen.best, seen.knee) == (1, None)
 
 
-def test_members_with_references_of_their_own(tmp_path: Path) -> None:
+def test_members_with_references_of_their_own(tmp_path):
     names = ["sync2", "no_sync2", "sync4", "no_sync4"]
     pairs = [
         comparison("no_sync2", "sync2", 1.1, 1.2),
@@ -95,7 +89,7 @@ def test_members_with_references_of_their_own(tmp_path: Path) -> None:
     assert [p.throughput and p.throughput.high for p in found.points] == [1.2, 1.4]
 
 
-def test_a_study_with_less_than_two_members_has_no_curve(tmp_path: Path) -> None:
+def test_a_study_with_less_than_two_members_has_no_curve(tmp_path):
     study = write_study(tmp_path, [run("s1"), run("other")])
     found = curves(study, {"sizes": family("s1", SIZES), "rest": family("s1", {1: "x", 2: "y"})})
     assert found["sizes"].points == []
@@ -104,7 +98,7 @@ def test_a_study_with_less_than_two_members_has_no_curve(tmp_path: Path) -> None
     assert "runs none of this family" in found["rest"].note
 
 
-def test_points_without_a_number_say_why(tmp_path: Path) -> None:
+def test_points_without_a_number_say_why(tmp_path):
     runs = [run("s1"), ended("s2", "oom", "9 GiB asked for"), run("s4"), run("s8")]
     study = write_study(tmp_path, runs, [comparison("s8", "s1", 1.5, 1.6)])
     found = curves(study, {"sizes": family("s1", SIZES)})["sizes"]
@@ -117,7 +111,7 @@ def test_points_without_a_number_say_why(tmp_path: Path) -> None:
     assert (found.best, found.knee) == (8, 8)
 
 
-def test_nothing_compared(tmp_path: Path) -> None:
+def test_nothing_compared(tmp_path):
     runs = [ended(name, "unsupported", "needs CUDA") for name in SIZES.values()]
     found = curves(write_study(tmp_path, runs), {"sizes": family("s1", SIZES)})["sizes"]
     assert (found.best, found.knee, found.note) == (
@@ -127,7 +121,7 @@ def test_nothing_compared(tmp_path: Path) -> None:
     )
 
 
-def test_the_job_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_job_names_what_is_missing(tmp_path, capsys):
     study = write_study(tmp_path, [run("s1"), run("s2")], [comparison("s2", "s1", 1.0, 1.1)])
     sizes = {"sizes": family("s1", {1: "s1", 2: "s2"}).model_dump(mode="json")}
     (study / "equivalence/s2.json").unlink()

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,13 +18,13 @@ from transformer_core.decide.data_frames import (
 BAD = result("bad", [100.0], status="diverged", reason="loss is nan")
 
 
-def test_frames_without_rows_keep_their_columns() -> None:
+def test_frames_without_rows_keep_their_columns():
     assert list(memory_frame([BAD])) == ["variant", "rank", "peak_bytes"]
     assert list(training_loss_frame({})) == ["variant", "step", "loss"]
     assert list(validation_frame([])) == ["variant", "step", "loss"]
 
 
-def test_rounds_show_drift_and_a_ratio_without_it() -> None:
+def test_rounds_show_drift_and_a_ratio_without_it():
     frame = rounds_frame(paired(1.5, 1.5))
     assert list(frame["session"]) == [1] * 8 + [2] * 8
     assert list(frame["round"]) == [*range(1, 9), *range(10, 18)], "a gap between sessions"
@@ -36,25 +34,21 @@ def test_rounds_show_drift_and_a_ratio_without_it() -> None:
     assert frame["ratio"].median() == pytest.approx(1.0)
 
 
-def test_memory_is_the_largest_of_the_repeats_by_rank() -> None:
+def test_memory_is_the_largest_of_the_repeats_by_rank():
     ranks = [memory(0, rss_bytes=5), memory(1, rss_bytes=7), memory(1, rss_bytes=3)]
     frame = memory_frame([result("ddp", [1.0], [1.0], memory=ranks)])
     assert frame.to_dict("list") == {"variant": ["ddp"] * 2, "rank": [0, 1], "peak_bytes": [5, 7]}
 
 
-def test_loss_leaves_out_steps_that_were_not_read(tmp_path: Path) -> None:
+def test_loss_leaves_out_steps_that_were_not_read(tmp_path):
     path = tmp_path / "steps.parquet"
     table = pa.table({"step": [1, 2, 3], "loss": pa.array([3.0, None, 2.0], pa.float64())})
     pq.write_table(table, path)
     frame = training_loss_frame({"single": path})
-    assert frame.to_dict("list") == {
-        "variant": ["single"] * 2,
-        "step": [1, 3],
-        "loss": [3.0, 2.0],
-    }
+    assert frame.to_dict("list") == {"variant": ["single"] * 2, "step": [1, 3], "loss": [3.0, 2.0]}
 
 
-def test_missing_or_broken_steps_name_the_file(tmp_path: Path) -> None:
+def test_missing_or_broken_steps_name_the_file(tmp_path):
     with pytest.raises(ConfigError, match=r"steps\.parquet"):
         training_loss_frame({"single": tmp_path / "steps.parquet"})
     (tmp_path / "steps.parquet").write_text("no parquet")
@@ -62,13 +56,13 @@ def test_missing_or_broken_steps_name_the_file(tmp_path: Path) -> None:
         training_loss_frame({"single": tmp_path / "steps.parquet"})
 
 
-def test_validation_leaves_out_losses_that_are_not_finite() -> None:
+def test_validation_leaves_out_losses_that_are_not_finite():
     losses = [Validation(step=5, loss=2.5), Validation(step=9, loss=None)]
     frame = validation_frame([result("single", [1.0], validations=losses), BAD])
     assert frame.to_dict("list") == {"variant": ["single"], "step": [5], "loss": [2.5]}
 
 
-def test_lengths_are_shares_of_each_side() -> None:
+def test_lengths_are_shares_of_each_side():
     lengths = LengthHistogram(unit="tokens", source={4: 1, 2: 3}, target={5: 2})
     frame = lengths_frame(lengths, "en", "de")
     assert frame.to_dict("list") == {
@@ -79,14 +73,14 @@ def test_lengths_are_shares_of_each_side() -> None:
     assert lengths_frame(LengthHistogram(unit="tokens", source={}, target={}), "a", "b").empty
 
 
-def test_wrong_json_names_file_and_field(tmp_path: Path) -> None:
+def test_wrong_json_names_file_and_field(tmp_path):
     path = tmp_path / "list.json"
     path.write_text('{"a": 1, "b": "x"}')
     with pytest.raises(ConfigError, match=r"list\.json: b = 'x'"):
         read_as(path, dict[str, int])
 
 
-def test_devices_of_one_rank_are_told_apart() -> None:
+def test_devices_of_one_rank_are_told_apart():
     """DataParallel drives all devices from one process: its imbalance must not be lost."""
     devices = [memory(0, "cuda:0", reserved_bytes=9), memory(0, "cuda:1", reserved_bytes=4)]
     frame = memory_frame([result("data_parallel", [1.0], [1.0], memory=devices)])

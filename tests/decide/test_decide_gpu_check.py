@@ -1,6 +1,5 @@
 """The lines of a check of a GPU: held, not held, unsupported, failed, each with its reason."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def gpu_tests(passed: int, *failed: GpuTest, status: Any = "ok") -> GpuTests:
     )
 
 
-def test_tests() -> None:
+def test_tests():
     assert lines.tests(gpu_tests(3)).outcome == "held"
     assert lines.tests(gpu_tests(0)).outcome == "not_held", "none that ran proves nothing"
     failed = lines.tests(gpu_tests(3, GpuTest(name="a.b", text="x\nassert 1 == 2")))
@@ -79,13 +78,13 @@ def attention(*cases: AttentionTruth, **changes: Any) -> Any:
         ({"finite": False}, "not_held", "numbers that are not finite"),
     ],
 )
-def test_kernels_of_attention(changes: dict[str, Any], outcome: str, reason: str | None) -> None:
+def test_kernels_of_attention(changes, outcome, reason):
     line = attention(truth(**changes))
     assert (line.outcome, line.reason) == (outcome, reason)
     assert "flash_fwd_kernel" in line.found
 
 
-def test_a_kernel_that_is_not_there_is_unsupported_and_one_that_breaks_has_failed() -> None:
+def test_a_kernel_that_is_not_there_is_unsupported_and_one_that_breaks_has_failed():
     nothing = {"dropped": None, "finite": None, "seconds": None, "kernels": []}
     missing = truth(status="unsupported", reason="no kernel", **nothing)
     assert attention(missing).outcome == "unsupported"
@@ -112,7 +111,7 @@ def line_of(pairs: dict[str, PairedRun], variant: str) -> Any:
     return lines.comparison(pairs, *asked)
 
 
-def test_comparisons_go_through_the_reference() -> None:
+def test_comparisons_go_through_the_reference():
     pairs = {"log_every_1": pair("log_every_1", 0.5), "log_every_100": pair("log_every_100", 2)}
     line = line_of(pairs, "log_every_1")
     assert (line.outcome, line.found) == ("held", "0.250 times as fast")
@@ -122,7 +121,7 @@ def test_comparisons_go_through_the_reference() -> None:
     assert line_of({"amp_bf16": pair("amp_bf16", 0.9)}, "amp_bf16").outcome == "not_held"
 
 
-def test_a_side_that_was_not_timed_is_named() -> None:
+def test_a_side_that_was_not_timed_is_named():
     line = line_of({}, "amp_bf16")
     assert (line.outcome, line.reason) == ("failed", "amp_bf16 was not timed")
     missing = pair("amp_bf16", 1).model_copy(
@@ -138,7 +137,7 @@ def test_a_side_that_was_not_timed_is_named() -> None:
     ("steps", "seconds", "outcome"),
     [(20, 1.0, "held"), (1, 1.0, "not_held"), (50, 0.02, "not_held")],
 )
-def test_short_windows_do_not_hold(steps: int, seconds: float, outcome: str) -> None:
+def test_short_windows_do_not_hold(steps, seconds, outcome):
     assert lines.windows({"a": pair("a", 1, steps, seconds)}).outcome == outcome
 
 
@@ -156,7 +155,7 @@ def memory_of(predicted: float, allocated: float | None, nvml: float | None = No
     return against_nvml("single", found, run)
 
 
-def test_memory_is_held_against_what_was_handed_out() -> None:
+def test_memory_is_held_against_what_was_handed_out():
     assert memory_of(10, 10.5, 12.1).outcome == "held"
     assert memory_of(10, 14, 16).outcome == "not_held"
     line = memory_of(10, 10.5, 5)
@@ -165,7 +164,7 @@ def test_memory_is_held_against_what_was_handed_out() -> None:
     assert (line.outcome, line.reason) == ("unsupported", "no device")
 
 
-def test_the_largest_batch() -> None:
+def test_the_largest_batch():
     found = LargestBatchResult.model_validate(
         {
             "variant": "amp_bf16",
@@ -200,7 +199,7 @@ def test_the_largest_batch() -> None:
         ("oom", None, "failed"),
     ],
 )
-def test_what_is_beside_the_device(status: Any, holds: bool | None, outcome: str) -> None:
+def test_what_is_beside_the_device(status, holds, outcome):
     fact = DeviceFact(
         name="NCCL, one rank", expected="It adds.", status=status, holds=holds, found="1",
         reason=None if status == "ok" else "because",
@@ -210,7 +209,7 @@ def test_what_is_beside_the_device(status: Any, holds: bool | None, outcome: str
     assert line.files == ["results/gpu_check/device.json"]
 
 
-def test_the_ends_of_all_logs_are_kept(tmp_path: Path) -> None:
+def test_the_ends_of_all_logs_are_kept(tmp_path):
     (tmp_path / "logs/run").mkdir(parents=True)
     (tmp_path / "logs/run/single.log").write_text("x" * 5000 + "RuntimeError: at the end\n")
     (tmp_path / "logs/empty.log").write_text("\n")
@@ -220,7 +219,7 @@ def test_the_ends_of_all_logs_are_kept(tmp_path: Path) -> None:
     assert len(end.text) == lines.LOG_CHARACTERS
 
 
-def test_the_page_has_all_that_is_needed_to_mend_it_from_afar() -> None:
+def test_the_page_has_all_that_is_needed_to_mend_it_from_afar():
     tests = gpu_tests(1, GpuTest(name="a.b", text="assert 1 == 2"))
     truths = AttentionTruths(status="ok", reason=None, dtype="bfloat16", shape=[1], cases=[truth()])
     fact = DeviceFact(name="NCCL", expected="", status="ok", holds=True, found="adds", reason=None)
@@ -240,7 +239,7 @@ def test_the_page_has_all_that_is_needed_to_mend_it_from_afar() -> None:
         assert words in page, words
 
 
-def test_a_page_is_made_of_whatever_is_there(tmp_path: Path) -> None:
+def test_a_page_is_made_of_whatever_is_there(tmp_path):
     output = tmp_path / "gpu_check/so_far.html"
     run_job("gpu_check_page", results=tmp_path, output=output)
     page = output.read_text()

@@ -1,7 +1,6 @@
 """The error of the emulated link, from runs that took turns on both."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,35 +31,33 @@ def trial(*ratios: float, kind: LinkKind = "namespaces", **changes: Any) -> Pair
     return paired(*ratios, reference=REAL, variant=EMULATED, sides=sides, **changes)
 
 
-def test_a_smaller_throughput_is_a_longer_step() -> None:
+def test_a_smaller_throughput_is_a_longer_step():
     found = judge("ddp", BANDWIDTH, trial(0.8, 0.8))
     assert found.status == "ok"
     # The rounds scatter around the ratio by less than a hundredth in the middle.
     assert found.error == pytest.approx(1 / 0.8 - 1, abs=0.01)
-    assert found.real_seconds is not None
-    assert found.emulated_seconds is not None
     assert found.emulated_seconds / found.real_seconds == pytest.approx(1.25, rel=0.05)
 
 
-def test_all_sessions_count() -> None:
+def test_all_sessions_count():
     found = judge("ddp", BANDWIDTH, trial(0.9, 1.1, 1.1))
     assert found.error == pytest.approx(1 / 1.1 - 1, abs=0.02)
 
 
-def test_two_emulated_links_are_no_check() -> None:
+def test_two_emulated_links_are_no_check():
     found = judge("ddp", BANDWIDTH, trial(1.0, kind="emulated"))
     assert found.status == "unsupported"
     assert "cannot be made" in str(found.reason)
     assert (found.real_seconds, found.emulated_seconds, found.error) == (None, None, None)
 
 
-def test_a_trial_that_ended_keeps_its_status() -> None:
+def test_a_trial_that_ended_keeps_its_status():
     run = ended("oom", "too large", EMULATED, REAL)
     found = judge("ddp", BANDWIDTH, run)
     assert (found.status, found.reason, found.error) == ("oom", "too large", None)
 
 
-def test_errors_are_summarised_without_their_sign() -> None:
+def test_errors_are_summarised_without_their_sign():
     ratios = {"a": 1.1, "b": 0.98, "c": 1.0}
     trials = [judge(name, BANDWIDTH, trial(ratio)) for name, ratio in ratios.items()]
     trials.append(judge("d", BANDWIDTH, ended("oom", "too large", EMULATED, REAL)))
@@ -72,7 +69,7 @@ def test_errors_are_summarised_without_their_sign() -> None:
     assert (nothing.median_error, nothing.worst_error) == (None, None)
 
 
-def test_the_job_writes_all_trials(tmp_path: Path) -> None:
+def test_the_job_writes_all_trials(tmp_path):
     (tmp_path / "0.json").write_text(trial(0.8).model_dump_json())
     (tmp_path / "1.json").write_text(trial(1.0, kind="emulated").model_dump_json())
     trials = [("ddp", 1e8, tmp_path / "0.json"), ("ring", 1e9, tmp_path / "1.json")]
@@ -81,7 +78,7 @@ def test_the_job_writes_all_trials(tmp_path: Path) -> None:
     assert [(t["name"], t["bandwidth"]) for t in written["trials"]] == [("ddp", 1e8), ("ring", 1e9)]
 
 
-def test_a_missing_trial_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_trial_is_named(tmp_path, capsys):
     trials = [("ddp", 1e8, tmp_path / "none.json")]
     assert run_job("link_error", trials=trials, output=tmp_path / "error.json") == 1
     assert "none.json" in capsys.readouterr().err

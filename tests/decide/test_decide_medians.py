@@ -16,7 +16,7 @@ def sample(seed: int, size: int, center: float = 100.0) -> list[float]:
     return list(np.random.default_rng(seed).normal(center, 3.0, size))
 
 
-def test_one_repeat_agrees_with_scipy() -> None:
+def test_one_repeat_agrees_with_scipy():
     values = sample(1, 40)
     ours = median_interval([values])
     theirs = stats.bootstrap(
@@ -33,7 +33,7 @@ def test_one_repeat_agrees_with_scipy() -> None:
     assert ours.high == pytest.approx(theirs.high, abs=0.2)
 
 
-def test_interval_covers_repeats_that_differ() -> None:
+def test_interval_covers_repeats_that_differ():
     apart = [sample(1, 20, 100.0), sample(2, 20, 130.0)]
     interval = median_interval(apart)
     assert interval.low < np.median(apart[0]) + 2
@@ -42,7 +42,7 @@ def test_interval_covers_repeats_that_differ() -> None:
     assert pooled.high - pooled.low < interval.high - interval.low
 
 
-def test_nominal_coverage_for_one_repeat() -> None:
+def test_nominal_coverage_for_one_repeat():
     covered = [
         interval.low <= 100.0 <= interval.high
         for interval in (median_interval([sample(seed, 25)]) for seed in range(200))
@@ -50,19 +50,19 @@ def test_nominal_coverage_for_one_repeat() -> None:
     assert 0.90 <= np.mean(covered) <= 0.99
 
 
-def test_repeats_of_different_length_leave_no_trace_of_the_padding() -> None:
+def test_repeats_of_different_length_leave_no_trace_of_the_padding():
     interval = median_interval([[5.0] * 9, [5.0], [5.0] * 3])
     assert (interval.low, interval.median, interval.high) == (5.0, 5.0, 5.0)
 
 
-def test_even_counts_take_the_mean_of_the_middle_two() -> None:
+def test_even_counts_take_the_mean_of_the_middle_two():
     interval = median_interval([[1.0, 2.0, 3.0, 10.0]])
     assert interval.median == 2.5
     assert (interval.low, interval.high) == (1.0, 10.0)
 
 
 @pytest.mark.parametrize("values", [[4.0], [4.0, 6.0]])
-def test_few_samples_give_their_range(values: list[float]) -> None:
+def test_few_samples_give_their_range(values):
     interval = median_interval([values, []])
     assert (interval.low, interval.high) == (min(values), max(values))
     assert interval.samples == len(values)
@@ -70,13 +70,13 @@ def test_few_samples_give_their_range(values: list[float]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(groups)
-def test_median_lies_in_the_interval_and_in_the_samples(samples: list[list[float]]) -> None:
+def test_median_lies_in_the_interval_and_in_the_samples(samples):
     interval = median_interval(samples)
     values = [value for group in samples for value in group]
     assert min(values) <= interval.low <= interval.median <= interval.high <= max(values)
     assert interval == median_interval(samples)
 
 
-def test_no_sample_is_refused() -> None:
+def test_no_sample_is_refused():
     with pytest.raises(ValueError, match="at least one sample"):
         median_interval([[], []])

@@ -24,7 +24,7 @@ def spec(**sections: Any) -> RunSpec:
         ({"optimizer": {"kind": "adamw_8bit"}}, 10),
     ],
 )
-def test_precision_and_optimizer(training: dict[str, Any], state: int) -> None:
+def test_precision_and_optimizer(training, state):
     assert formula(spec(training=training)).model_state == state
 
 
@@ -40,13 +40,13 @@ def test_precision_and_optimizer(training: dict[str, Any], state: int) -> None:
         ({"kind": "central"}, 0),
     ],
 )
-def test_buckets(parallel: dict[str, Any], buckets: int | None) -> None:
+def test_buckets(parallel, buckets):
     found = formula(spec(parallel=parallel))
     assert found.buckets == buckets
     assert found.model_state == 16
 
 
-def test_shards() -> None:
+def test_shards():
     four = {"parallel": {"kind": "fsdp"}, "machine": {"devices_per_node": 4}}
     assert formula(spec(**four)).model_state == 4
     # Copies are of whole layers.

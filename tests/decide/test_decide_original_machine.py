@@ -2,19 +2,15 @@
 
 import pytest
 
-from transformer_core.decide.step_model import (
-    REPORTED_SHARE,
-    parameters,
-    worked_example,
-)
+from transformer_core.decide.step_model import REPORTED_SHARE, parameters, worked_example
 
 
-def test_parameters_are_those_of_the_annotated_transformer() -> None:
+def test_parameters_are_those_of_the_annotated_transformer():
     # 6 + 6 layers of width 512: 44.0 million in matrices of the layers, 3 tables of 30,000 x 512.
     assert parameters() == 44_040_192 + 3 * 30_000 * 512
 
 
-def test_shares_are_between_the_ends_of_what_is_not_known() -> None:
+def test_shares_are_between_the_ends_of_what_is_not_known():
     example = worked_example()
     assert len(example.cases) == 8
     for case in example.cases:
@@ -31,13 +27,13 @@ def test_shares_are_between_the_ends_of_what_is_not_known() -> None:
     )
 
 
-def test_an_all_reduce_of_four_gpus_sends_six_quarters_of_the_bytes() -> None:
+def test_an_all_reduce_of_four_gpus_sends_six_quarters_of_the_bytes():
     case = worked_example().cases[0]
     sent = 2 * 3 / 4 * 4 * parameters()
     assert case.all_reduce_seconds == pytest.approx(sent / case.link_bytes_per_second)
 
 
-def test_one_all_reduce_does_not_explain_all_that_was_seen() -> None:
+def test_one_all_reduce_does_not_explain_all_that_was_seen():
     """What the report says of it holds only as long as this does."""
     example = worked_example()
     assert max(case.share for case in example.cases) < REPORTED_SHARE

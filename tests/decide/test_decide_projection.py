@@ -11,9 +11,9 @@ from projection_builders import LAYERS, compute, compute_times
 from schemas.config.measurement import Projecting
 from schemas.config.parallel import LinkModel
 from schemas.config.run_spec import RunSpec
-from schemas.results import CollectiveRun, ComputeRecord, MeasuredLink, ProjectionCheck
+from schemas.results import ComputeRecord, MeasuredLink, ProjectionCheck
 from tests.orders import run_job
-from tests.records import topology
+from tests.records import collective_run, topology
 from transformer_core.decide.projection import (
     CURVE_BUCKETS_MB,
     best_buckets,
@@ -46,7 +46,7 @@ def check_of(found: RunSpec, link: MeasuredLink | None = MEASURED, **times: Any)
     return check
 
 
-def test_curves_are_of_all_strategies_bucket_sizes_and_links() -> None:
+def test_curves_are_of_all_strategies_bucket_sizes_and_links():
     links = {"slow": SLOW, "fast": LinkModel(bandwidth=1e12)}
     found = list(curves([compute_times(), compute_times(4)], links, 1024))
     keys = [(curve.strategy, curve.link, curve.bucket_mb) for curve in found]
@@ -60,14 +60,14 @@ def test_curves_are_of_all_strategies_bucket_sizes_and_links() -> None:
             assert point.efficiency == pytest.approx(alone / point.step_seconds)
 
 
-def test_accumulation_is_projected_from_the_work_with_micro_batches() -> None:
+def test_accumulation_is_projected_from_the_work_with_micro_batches():
     found = list(curves([compute_times()], {"slow": SLOW}, 8))
     assert not [curve for curve in found if curve.strategy.startswith("accumulation")]
     found = list(curves([compute_times(4)], {"slow": SLOW}, 8))
     assert {curve.strategy for curve in found} == {"accumulation_sync", "accumulation_no_sync"}
 
 
-def test_the_knee_is_where_communication_is_more_than_half() -> None:
+def test_the_knee_is_where_communication_is_more_than_half():
     by_key = {
         (curve.strategy, curve.bucket_mb): curve
         for curve in curves([compute_times()], {"slow": SLOW}, 64)
@@ -80,7 +80,7 @@ def test_the_knee_is_where_communication_is_more_than_half() -> None:
     assert fast.knee is None
 
 
-def test_the_best_bucket_is_the_smallest_of_those_that_are_equally_good() -> None:
+def test_the_best_bucket_is_the_smallest_of_those_that_are_equally_good():
     (best,) = best_buckets(compute(), {"slow": SLOW}, 2)
     # Up to a layer, all are full when a layer is done.
     assert best.bucket_mb == 0.25
@@ -93,7 +93,7 @@ def test_the_best_bucket_is_the_smallest_of_those_that_are_equally_good() -> Non
     assert late.bucket_mb == 5
 
 
-def test_a_run_is_checked_with_the_measured_link() -> None:
+def test_a_run_is_checked_with_the_measured_link():
     check = check_of(spec())
     assert check.predicted_seconds == pytest.approx(step_seconds("ddp", compute(), SLOW, 2))
     assert check.measured_seconds == pytest.approx(0.2)
@@ -101,7 +101,7 @@ def test_a_run_is_checked_with_the_measured_link() -> None:
     assert (check.link, check.devices, check.note) == ("measured", 2, "")
 
 
-def test_a_limited_link_delivers_its_bandwidth_without_headers() -> None:
+def test_a_limited_link_delivers_its_bandwidth_without_headers():
     machine = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
     check = check_of(spec(machine=machine))
     link = LinkModel(bandwidth=1e6 * PAYLOAD_SHARE)
@@ -122,13 +122,13 @@ def test_a_limited_link_delivers_its_bandwidth_without_headers() -> None:
         ({"kind": "fsdp", "reshard_after_forward": False}, "fsdp", {"reshard": False}),
     ],
 )
-def test_strategies_of_runs(parallel: Any, strategy: Any, manner: Any) -> None:
+def test_strategies_of_runs(parallel, strategy, manner):
     seconds = step_seconds(strategy, compute(), SLOW, 2, **manner)
     check = check_of(spec(parallel=parallel), topology=None)
     assert check.predicted_seconds == pytest.approx(seconds)
 
 
-def test_fsdp_over_gloo_is_predicted_as_gloo_does_it() -> None:
+def test_fsdp_over_gloo_is_predicted_as_gloo_does_it():
     check = check_of(spec(parallel={"kind": "fsdp"}), topology=topology(2))
     seconds = step_seconds("fsdp", compute(), SLOW, 2, backend="gloo")
     assert check.predicted_seconds == pytest.approx(seconds)
@@ -136,7 +136,7 @@ def test_fsdp_over_gloo_is_predicted_as_gloo_does_it() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("synchronise", ["every", "last"])
-def test_accumulation_of_runs(synchronise: str, overlap: bool) -> None:
+def test_accumulation_of_runs(synchronise, overlap):
     training = {"accumulation": {"micro_batches": 4, "synchronise": synchronise}}
     parallel = {"kind": "ddp", "overlap": overlap, "bucket_mb": 1}
     strategy: Any = {"every": "accumulation_sync", "last": "accumulation_no_sync"}[synchronise]
@@ -145,7 +145,7 @@ def test_accumulation_of_runs(synchronise: str, overlap: bool) -> None:
     assert check.predicted_seconds == pytest.approx(seconds)
 
 
-def test_more_devices_that_are_emulated_are_predicted_too() -> None:
+def test_more_devices_that_are_emulated_are_predicted_too():
     hook = {"kind": "emulated_link", "bandwidth": "1Mbit/s", "devices": 8}
     check = check_of(spec(parallel={"kind": "ddp", "hook": hook}), link=None)
     seconds = step_seconds("ddp", compute(), LinkModel(bandwidth=1e6), 8)
@@ -159,30 +159,25 @@ def test_more_devices_that_are_emulated_are_predicted_too() -> None:
         ({}, None, {}, "was not measured"),
         ({}, MEASURED, {"status": "failed"}, "work on one device was not measured"),
         ({"parallel": {"kind": "fsdp", "bf16": True}}, MEASURED, {}, "32 bits"),
-        (
-            {"parallel": {"kind": "ddp", "hook": {"kind": "powersgd"}}},
-            MEASURED,
-            {},
-            "powersgd",
-        ),
+        ({"parallel": {"kind": "ddp", "hook": {"kind": "powersgd"}}}, MEASURED, {}, "powersgd"),
         ({"machine": {"nodes": 2}}, MEASURED, {}, "was not measured"),
     ],
 )
-def test_a_run_without_a_model_says_why(sections: Any, link: Any, times: Any, note: str) -> None:
+def test_a_run_without_a_model_says_why(sections, link, times, note):
     check = check_of(spec(**sections), link, **times)
     assert note in check.note
     assert (check.predicted_seconds, check.error) == (None, None)
     assert check.measured_seconds == pytest.approx(0.2)
 
 
-def test_runs_that_did_not_run_and_single_ones_are_not_checked() -> None:
+def test_runs_that_did_not_run_and_single_ones_are_not_checked():
     ended = result("ddp", [100.0]).model_copy(update={"status": "oom"})
     assert not list(checks({"ddp": spec()}, {"ddp": ended}, [compute_times()], MEASURED))
     alone = spec(parallel={"kind": "single"})
     assert not list(checks({"ddp": alone}, {"ddp": result("ddp", [100.0])}, [], MEASURED))
 
 
-def test_errors_are_summarised_without_their_sign() -> None:
+def test_errors_are_summarised_without_their_sign():
     specs = {"ddp": spec(), "late": spec("late", parallel={"kind": "ddp", "overlap": False})}
     slow = repeat(1, [], "late", windows=[window(100.0).model_copy(update={"seconds": 1000.0})])
     results = {"ddp": result("ddp", [100.0]), "late": result("late", [100.0])}
@@ -190,7 +185,7 @@ def test_errors_are_summarised_without_their_sign() -> None:
     record = ComputeRecord(times=[compute_times()])
     projection = project(record, specs, results, MEASURED, Projecting())
     errors = [check.error for check in projection.checks]
-    assert errors[0] > 0 > errors[1]  # type: ignore[operator]
+    assert errors[0] > 0 > errors[1]
     assert projection.worst_error == pytest.approx(max(abs(e) for e in errors if e is not None))
     assert projection.reason is None
     assert projection.curves[0].link == "measured"
@@ -203,7 +198,7 @@ def test_errors_are_summarised_without_their_sign() -> None:
         ([compute_times(status="oom", reason="too large")], "oom, too large"),
     ],
 )
-def test_without_a_measured_device_there_is_the_reason(times: Any, reason: str) -> None:
+def test_without_a_measured_device_there_is_the_reason(times, reason):
     projection = project(
         ComputeRecord(times=times),
         {"ddp": spec()},
@@ -219,15 +214,7 @@ def write_all(folder: Path) -> dict[str, Any]:
     (folder / "spec.json").write_text(spec().canonical_json())
     (folder / "metrics.json").write_text(result("ddp", [100.0]).model_dump_json())
     (folder / "compute.json").write_text(ComputeRecord(times=[compute_times()]).model_dump_json())
-    run = CollectiveRun(
-        status="ok",
-        reason=None,
-        backend="gloo",
-        world_size=2,
-        nodes=1,
-        device="cpu",
-        command="",
-    )
+    run = collective_run()
     rows = [
         (name, size, 10, all_reduce_seconds(SLOW, size, 2) * factor, 1.0, 1.0, 0.0)
         for name, factor in (("all_reduce", 1), ("broadcast", 7))
@@ -244,7 +231,7 @@ def write_all(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_the_job_fits_the_link_to_all_reduces_only(tmp_path: Path) -> None:
+def test_the_job_fits_the_link_to_all_reduces_only(tmp_path):
     assert run_job("projection", **write_all(tmp_path)) == 0
     written = json.loads((tmp_path / "projection.json").read_text())
     assert written["measured_link"]["bandwidth"] == pytest.approx(SLOW.bandwidth)
@@ -253,9 +240,7 @@ def test_the_job_fits_the_link_to_all_reduces_only(tmp_path: Path) -> None:
     assert written["checks"][0]["variant"] == "ddp"
 
 
-def test_results_that_are_missing_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_that_are_missing_are_named(tmp_path, capsys):
     options = write_all(tmp_path)
     (tmp_path / "metrics.json").write_text(result("other", [100.0]).model_dump_json())
     assert run_job("projection", **options) == 1

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,7 +49,7 @@ def by_share(report: SelfTestReport) -> dict[float, self_test_report.SelfTestKin
     return {kind.planted: kind for kind in report.kinds}
 
 
-def test_a_quiet_machine_passes() -> None:
+def test_a_quiet_machine_passes():
     report = self_test_report.report(run(noise=0.01), together=13, margin=0.02)
     kinds = by_share(report)
     assert report.holds, report.reason
@@ -66,7 +65,7 @@ def test_a_quiet_machine_passes() -> None:
     assert report.error_within == pytest.approx(0.01 * np.sqrt(2 / 8), rel=0.5)
 
 
-def test_a_noisy_machine_is_undecided_and_not_wrong() -> None:
+def test_a_noisy_machine_is_undecided_and_not_wrong():
     report = self_test_report.report(run(noise=0.3), together=13, margin=0.02)
     kinds = by_share(report)
     assert not report.holds
@@ -75,13 +74,13 @@ def test_a_noisy_machine_is_undecided_and_not_wrong() -> None:
     assert sum(kind.wrong for kind in report.kinds) <= 2
 
 
-def test_what_differs_between_processes_is_seen() -> None:
+def test_what_differs_between_processes_is_seen():
     report = self_test_report.report(run(noise=0.01, between=0.03), together=13, margin=0.02)
     assert report.deviation_between == pytest.approx(0.03, rel=0.3)
     assert by_share(report)[0.0].called_different.count <= 2
 
 
-def test_a_slow_down_that_is_not_found_fails() -> None:
+def test_a_slow_down_that_is_not_found_fails():
     report = self_test_report.report(run(noise=0.005, found=0.0), together=13, margin=0.02)
     kinds = by_share(report)
     assert not report.holds
@@ -90,7 +89,7 @@ def test_a_slow_down_that_is_not_found_fails() -> None:
     assert kinds[0.1].wrong == kinds[0.1].verdicts["SAME"] > 30
 
 
-def test_false_alarms_fail() -> None:
+def test_false_alarms_fail():
     noisy = run(noise=0.001)
     shifted = [
         item.model_copy(
@@ -119,14 +118,14 @@ def test_false_alarms_fail() -> None:
 
 
 @pytest.mark.parametrize(("groups", "size"), [(40, 3), (40, 4), (2, 4), (7, 3), (1, 1)])
-def test_every_group_is_in_one_part(groups: int, size: int) -> None:
+def test_every_group_is_in_one_part(groups, size):
     numbered = [{str(number): []} for number in range(groups)]
     parts = self_test_report._parts(numbered, size)
     assert [group for part in parts for group in part] == numbered
     assert all(len(part) >= min(size, groups) for part in parts)
 
 
-def test_job(tmp_path: Path) -> None:
+def test_job(tmp_path):
     sessions = tmp_path / "sessions.json"
     sessions.write_text(run(noise=0.01, comparisons=4).model_dump_json())
     output = tmp_path / "report.json"

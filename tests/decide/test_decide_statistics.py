@@ -5,15 +5,11 @@ import pytest
 from scipy import stats
 
 from schemas.results import LogRatio
-from transformer_core.decide.intervals import (
-    CONFIDENCE,
-    between_sessions,
-    simultaneous_ratios,
-)
+from transformer_core.decide.intervals import CONFIDENCE, between_sessions, simultaneous_ratios
 from transformer_core.measure.session_ratio import TRIM
 
 
-def test_no_session_is_refused() -> None:
+def test_no_session_is_refused():
     with pytest.raises(ValueError, match="at least one session"):
         simultaneous_ratios([[]])
 
@@ -65,9 +61,7 @@ UNLIKE = [0.03] * 7 + [0.06] * 6
         ([0.03], 0.02, 5, 5),
     ],
 )
-def test_all_intervals_of_a_study_hold_at_once(
-    noise: list[float], between: float, sessions: int, pairs: int
-) -> None:
+def test_all_intervals_of_a_study_hold_at_once(noise, between, sessions, pairs):
     """At least 95 % of studies may have no interval that misses; 99 % sure with 300 studies."""
     random = np.random.default_rng(5)
     studies = 300
@@ -78,7 +72,7 @@ def test_all_intervals_of_a_study_hold_at_once(
     assert failed <= stats.binom.ppf(0.99, studies, 1 - CONFIDENCE)
 
 
-def test_many_short_sessions_tell_more_than_few_long_ones() -> None:
+def test_many_short_sessions_tell_more_than_few_long_ones():
     random = np.random.default_rng(9)
 
     def width(sessions: int, pairs: int) -> float:
@@ -92,7 +86,7 @@ def test_many_short_sessions_tell_more_than_few_long_ones() -> None:
     assert width(2, 30) > 1.5 * width(3, 20) > 1.5 * width(5, 12)
 
 
-def test_a_real_difference_is_found() -> None:
+def test_a_real_difference_is_found():
     random = np.random.default_rng(6)
     found = [
         interval.high < 1
@@ -102,7 +96,7 @@ def test_a_real_difference_is_found() -> None:
     assert np.mean(found) > 0.95
 
 
-def test_errors_are_moderated_the_more_the_more_alike_they_are() -> None:
+def test_errors_are_moderated_the_more_the_more_alike_they_are():
     random = np.random.default_rng(8)
 
     def spread_of_widths(noise: Sequence[float]) -> float:
@@ -117,7 +111,7 @@ def test_errors_are_moderated_the_more_the_more_alike_they_are() -> None:
     assert 1.3 * alike < among_others < 0.3
 
 
-def test_variance_between_sessions_is_estimated_for_each_reference() -> None:
+def test_variance_between_sessions_is_estimated_for_each_reference():
     random = np.random.default_rng(7)
     many = study(random, [0.01] * 400, 0.02)
     none = study(random, [0.01] * 400, 0.0, reference="quiet")
@@ -139,8 +133,8 @@ def test_variance_between_sessions_is_estimated_for_each_reference() -> None:
     ],
 )
 def test_intervals_hold_where_comparisons_share_sessions_and_references_differ(
-    groups: dict[str, tuple[float, int]], share: float, sessions: int, processes: int
-) -> None:
+    groups, share, sessions, processes
+):
     """``groups`` has of each reference the standard deviation of its ratios between sessions, of
     whose variance it makes a ``share`` itself if it runs in one of ``processes``, and how many
     variants take turns with it. True ratios are 1 and 1 / 1.05: at most 5 % of studies may have an interval that misses."""
@@ -161,7 +155,7 @@ def test_intervals_hold_where_comparisons_share_sessions_and_references_differ(
     assert failed <= stats.binom.ppf(0.99, studies, 1 - CONFIDENCE)
 
 
-def test_without_an_error_the_spread_of_sessions_decides() -> None:
+def test_without_an_error_the_spread_of_sessions_decides():
     def exact(*values: float) -> list[LogRatio]:
         return [LogRatio("variant", "reference", value, 0.0, 0, 1) for value in values]
 
@@ -172,7 +166,7 @@ def test_without_an_error_the_spread_of_sessions_decides() -> None:
     assert alone.low == pytest.approx(alone.high, rel=1e-12)
 
 
-def test_without_an_error_rounding_does_not_matter() -> None:
+def test_without_an_error_rounding_does_not_matter():
     random = np.random.default_rng(0)
     for _ in range(100):
         pairs = random.normal(0.0, 0.01, (7, 2))
@@ -184,7 +178,7 @@ def test_without_an_error_rounding_does_not_matter() -> None:
         assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_level_is_corrected_for_the_number_of_comparisons() -> None:
+def test_the_level_is_corrected_for_the_number_of_comparisons():
     def width(count: int) -> float:
         # As many sessions in all, so that only the level differs.
         sessions = [

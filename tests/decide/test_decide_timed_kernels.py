@@ -49,7 +49,7 @@ def certified(kernels: StepKernels | None = KERNELS, as_timed: Checks | None = N
     )
 
 
-def test_the_same_kernels_are_nothing_to_speak_of() -> None:
+def test_the_same_kernels_are_nothing_to_speak_of():
     assert timed_otherwise(timed(), certified()) == []
     assert timed_otherwise(timed(), certified(kernels=None)) == []
     resumed = repeat(1, [1.0])
@@ -66,11 +66,11 @@ def test_the_same_kernels_are_nothing_to_speak_of() -> None:
     ],
     ids=str,
 )
-def test_other_kernels_are_named(change: dict[str, Any], said: str) -> None:
+def test_other_kernels_are_named(change, said):
     assert any(clause.startswith(said) for clause in timed_otherwise(timed(**change), certified()))
 
 
-def test_a_certificate_of_other_kernels_decides_nothing() -> None:
+def test_a_certificate_of_other_kernels_decides_nothing():
     tensors = {"layer.weight": np.ones(2)}
     weights = Weights(run=tensors, reference=tensors, initial={"layer.weight": np.zeros(2)})
     run = certified()
@@ -85,7 +85,7 @@ def test_a_certificate_of_other_kernels_decides_nothing() -> None:
     assert other.kernels == KERNELS
 
 
-def test_deterministic_algorithms_are_covered_by_steps_without_them() -> None:
+def test_deterministic_algorithms_are_covered_by_steps_without_them():
     strict = certified(KERNELS.model_copy(update={"deterministic": True}))
     assert timed_otherwise(timed(), strict) == [
         "deterministic algorithms: False where timed, True where certified"
@@ -94,7 +94,7 @@ def test_deterministic_algorithms_are_covered_by_steps_without_them() -> None:
     assert timed_otherwise(timed(), covered) == []
 
 
-def test_another_version_of_a_package_is_named() -> None:
+def test_another_version_of_a_package_is_named():
     run = timed()
     other = run.provenance.model_copy(
         update={"packages": run.provenance.packages | {"torch": "0.1"}}
@@ -132,10 +132,10 @@ def failing(mine: DropoutMoments, reduced: bool = False) -> list[str]:
     ],
     ids=str,
 )
-def test_moments(change: dict[str, Any], quantities: list[str]) -> None:
+def test_moments(change, quantities):
     assert failing(moments(**change)) == quantities
 
 
-def test_few_bits_may_bend_the_slope_more() -> None:
+def test_few_bits_may_bend_the_slope_more():
     assert failing(moments(slope=0.95)) == ["dropout_slope"]
     assert failing(moments(slope=0.95), reduced=True) == []

@@ -21,7 +21,7 @@ FAST, SLOW = link(0.125), link(1.0)
 ALL_FAST, ALL_SLOW = 0.125 * LAYERS, 1.0 * LAYERS
 
 
-def test_a_bucket_is_full_when_its_size_is_reached() -> None:
+def test_a_bucket_is_full_when_its_size_is_reached():
     gradients = compute().gradients
     assert buckets(gradients, 1) == [
         Bucket(MIB, 0.5),
@@ -38,44 +38,44 @@ def test_a_bucket_is_full_when_its_size_is_reached() -> None:
     "strategy",
     ["ddp", "ddp_no_overlap", "accumulation_sync", "accumulation_no_sync", "fsdp", "central"],
 )
-def test_a_device_alone_talks_to_nobody(strategy: str) -> None:
-    assert step_seconds(strategy, compute(), SLOW, 1) == ALONE  # type: ignore[arg-type]
+def test_a_device_alone_talks_to_nobody(strategy):
+    assert step_seconds(strategy, compute(), SLOW, 1) == ALONE
 
 
-def test_a_fast_link_leaves_only_the_last_bucket_exposed() -> None:
+def test_a_fast_link_leaves_only_the_last_bucket_exposed():
     assert step_seconds("ddp", compute(), FAST, PAIR, 1) == pytest.approx(ALONE + 0.125)
 
 
-def test_on_a_slow_link_buckets_queue_after_the_first() -> None:
+def test_on_a_slow_link_buckets_queue_after_the_first():
     # The first is there after half a second; then the link is never idle.
     seconds = FORWARD + 0.5 + ALL_SLOW + UPDATE
     assert step_seconds("ddp", compute(), SLOW, PAIR, 1) == pytest.approx(seconds)
 
 
-def test_one_large_bucket_overlaps_with_nothing() -> None:
+def test_one_large_bucket_overlaps_with_nothing():
     large = step_seconds("ddp", compute(), SLOW, PAIR, 25)
     assert large == pytest.approx(ALONE + ALL_SLOW)
     assert large == pytest.approx(step_seconds("ddp_no_overlap", compute(), SLOW, PAIR, 25))
 
 
-def test_without_overlap_small_buckets_gain_nothing() -> None:
+def test_without_overlap_small_buckets_gain_nothing():
     seconds = step_seconds("ddp_no_overlap", compute(), SLOW, PAIR, 1)
     assert seconds == pytest.approx(ALONE + ALL_SLOW)
 
 
-def test_a_latency_counts_once_for_each_message() -> None:
+def test_a_latency_counts_once_for_each_message():
     late = LinkModel(bandwidth=FAST.bandwidth, latency=0.25)
     # Two messages of a ring of two for each bucket; buckets then take 0.625 s and queue.
     seconds = FORWARD + 0.5 + 4 * (0.125 + 2 * 0.25) + UPDATE
     assert step_seconds("ddp", compute(), late, PAIR, 1) == pytest.approx(seconds)
 
 
-def test_half_the_bytes_take_half_the_time() -> None:
+def test_half_the_bytes_take_half_the_time():
     half = step_seconds("ddp", compute(), SLOW, PAIR, 25, payload=0.5)
     assert half == pytest.approx(ALONE + ALL_SLOW / 2)
 
 
-def test_accumulation_reduces_in_every_micro_batch_or_in_the_last() -> None:
+def test_accumulation_reduces_in_every_micro_batch_or_in_the_last():
     times, plain = compute(micro_batches=4), FORWARD + BACKWARD
     every = step_seconds("accumulation_sync", times, SLOW, PAIR, 25)
     assert every == pytest.approx(4 * (plain + ALL_SLOW) + UPDATE)
@@ -83,7 +83,7 @@ def test_accumulation_reduces_in_every_micro_batch_or_in_the_last() -> None:
     assert last == pytest.approx(4 * plain + ALL_SLOW + UPDATE)
 
 
-def test_fsdp_gathers_ahead_and_scatters_behind() -> None:
+def test_fsdp_gathers_ahead_and_scatters_behind():
     # Gathering a MiB takes 1/16 s between two devices, less than a layer: only the first gather of
     # each pass and the last scatter are waited for.
     seconds = ALONE + 2 * 0.0625 + 0.0625
@@ -93,7 +93,7 @@ def test_fsdp_gathers_ahead_and_scatters_behind() -> None:
     assert gloo == pytest.approx(seconds + 0.0625)
 
 
-def test_fsdp_that_keeps_its_layers_gathers_them_once() -> None:
+def test_fsdp_that_keeps_its_layers_gathers_them_once():
     seconds = step_seconds("fsdp", compute(), FAST, PAIR, reshard=False)
     # Waited for: the first gather of forward, and the last scatter.
     assert seconds == pytest.approx(ALONE + 2 * 0.0625)
@@ -101,7 +101,7 @@ def test_fsdp_that_keeps_its_layers_gathers_them_once() -> None:
     assert 2 * LAYERS * 4.0 < slow < step_seconds("fsdp", compute(), link(8.0), PAIR)
 
 
-def test_fsdp_on_a_slow_link_is_as_long_as_its_messages() -> None:
+def test_fsdp_on_a_slow_link_is_as_long_as_its_messages():
     very_slow = link(8.0)
     # 4 MiB gathered twice and scattered once, half an all-reduce each; little is hidden.
     messages = 3 * LAYERS * 4.0
@@ -109,7 +109,7 @@ def test_fsdp_on_a_slow_link_is_as_long_as_its_messages() -> None:
     assert messages < seconds < messages + ALONE
 
 
-def test_central_sends_everything_through_one_device() -> None:
+def test_central_sends_everything_through_one_device():
     times = compute()
     link_of_two = SLOW
     logits = scatter_seconds(link_of_two, 2 * times.logits_bytes, 2)
@@ -122,19 +122,19 @@ def test_central_sends_everything_through_one_device() -> None:
     assert more > 31 * (2 * logits + batch)
 
 
-def test_central_with_a_local_loss_gathers_no_logits() -> None:
+def test_central_with_a_local_loss_gathers_no_logits():
     logits = 2 * scatter_seconds(SLOW, 2 * compute().logits_bytes, 2)
     both = (step_seconds("central", compute(), SLOW, 2, local_loss=on) for on in (False, True))
     assert next(both) - next(both) == pytest.approx(logits)
 
 
-def test_late_reductions_after_every_micro_batch_hide_nothing() -> None:
+def test_late_reductions_after_every_micro_batch_hide_nothing():
     times = compute(micro_batches=4)
     seconds = step_seconds("accumulation_sync", times, SLOW, PAIR, 1, overlap=False)
     assert seconds == pytest.approx(4 * (FORWARD + BACKWARD + ALL_SLOW) + UPDATE)
 
 
-def test_times_that_were_not_measured_are_refused() -> None:
+def test_times_that_were_not_measured_are_refused():
     missing = compute_times(status="unsupported", forward_seconds=None)
     with pytest.raises(ValueError, match="unsupported"):
         Compute.of(missing)

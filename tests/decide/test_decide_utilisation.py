@@ -15,13 +15,7 @@ from schemas.errors import ConfigError
 from schemas.results import MatrixRate, Roofline, Topology, VendorPeak
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.decide.utilisation import (
-    Lengths,
-    ceiling,
-    rates,
-    step_flops,
-    training_flops,
-)
+from transformer_core.decide.utilisation import Lengths, ceiling, rates, step_flops, training_flops
 
 STEPS = 9
 
@@ -89,7 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_steps_are_those_that_the_feed_gave(name: str) -> None:
+def test_the_steps_are_those_that_the_feed_gave(name):
     """Over more than an epoch: 40 pairs in batches of 8."""
     sections, readers = CASES[name]
     spec = small_spec(**sections)
@@ -101,7 +95,7 @@ def test_the_steps_are_those_that_the_feed_gave(name: str) -> None:
     assert all(padded >= useful for padded, useful in zip(whole, model, strict=True))
 
 
-def test_other_batches_than_those_of_the_run_are_refused() -> None:
+def test_other_batches_than_those_of_the_run_are_refused():
     spec = small_spec()
     steps, _, _ = counted(spec)
     steps.loc[3, "tokens"] += 1
@@ -109,7 +103,7 @@ def test_other_batches_than_those_of_the_run_are_refused() -> None:
         step_flops(spec, small_store(), steps, Path("steps.parquet"))
 
 
-def test_a_rate_is_the_work_of_a_window_over_its_time() -> None:
+def test_a_rate_is_the_work_of_a_window_over_its_time():
     windows = [
         SimpleNamespace(first_step=2, last_step=3, seconds=2.0),
         SimpleNamespace(first_step=4, last_step=4, seconds=0.5),
@@ -129,7 +123,7 @@ def limits(kind: str, *known: tuple[str, int | None, float | None], **more: Any)
             "threads": 4,
             "matrix": [
                 MatrixRate(
-                    format=number_format,  # type: ignore[arg-type]
+                    format=number_format,
                     threads=threads,
                     flops_per_second=rate,
                     shape=None,
@@ -163,7 +157,7 @@ def topology(device: str, ranks: int, threads: int, nodes: int = 1, link: bool =
     )
 
 
-def test_ranks_on_a_cpu_share_one_ceiling() -> None:
+def test_ranks_on_a_cpu_share_one_ceiling():
     spec = small_spec()
     measured = limits("cpu", ("fp32", 1, 100.0), ("fp32", 4, 300.0))
     assert ceiling(spec, topology("cpu", 1, 4), measured) == (300.0, None, None)
@@ -176,7 +170,7 @@ def test_ranks_on_a_cpu_share_one_ceiling() -> None:
     assert "3 threads" in str(reason)
 
 
-def test_gpus_add_up_and_the_vendor_is_never_another() -> None:
+def test_gpus_add_up_and_the_vendor_is_never_another():
     spec = small_spec(
         parallel={"kind": "ddp"},
         training={"precision": {"kind": "bf16"}},
@@ -204,5 +198,5 @@ def test_gpus_add_up_and_the_vendor_is_never_another() -> None:
         ({"parallel": {"kind": "fsdp", "bf16": True}}, "bf16"),
     ],
 )
-def test_the_format_picks_the_ceiling(sections: dict[str, Any], expected: str) -> None:
+def test_the_format_picks_the_ceiling(sections, expected):
     assert small_spec(**sections).numbers.products == expected

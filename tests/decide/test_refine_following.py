@@ -18,8 +18,7 @@ def times(seconds: float) -> JobTimes:
     return JobTimes(count=1, seconds=seconds, share=1.0)
 
 
-def test_trainings_to_a_quality_follow_too() -> None:
-    assert STUDY.quality is not None
+def test_trainings_to_a_quality_follow_too():
     without = STUDY.model_copy(update={"quality": None})
     least = kept_for_the_rest(without, {})
     assert kept_for_the_rest(STUDY, {}) == pytest.approx(least + STUDY.quality.budget / 2)
@@ -28,7 +27,7 @@ def test_trainings_to_a_quality_follow_too() -> None:
     assert kept_for_the_rest(without, timed) == pytest.approx(least)
 
 
-def test_what_was_timed_counts_and_not_its_guess() -> None:
+def test_what_was_timed_counts_and_not_its_guess():
     assert STUDY.search is not None
     without = STUDY.model_copy(update={"quality": None})
     timed = {"search": times(7.0), "page": times(1.0), "figures": times(2.0)}

@@ -38,7 +38,7 @@ VARIANTS = ("fast", "noisy")
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def results(monkeypatch, tmp_path):
     """Results of a study after the first round of its comparisons; sides without torch."""
     paths = [str(HERE.parents[1]), *(str(HERE.parent / name) for name in ("measure", "decide"))]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
@@ -93,9 +93,7 @@ def refine(
     }
 
 
-def test_more_time_adds_sessions_and_keeps_those_there_are(
-    monkeypatch: pytest.MonkeyPatch, results: Path
-) -> None:
+def test_more_time_adds_sessions_and_keeps_those_there_are(monkeypatch, results):
     monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
     none, first = refine(monkeypatch, results, "1000 s", spent=999.5)
     assert none.stints == []

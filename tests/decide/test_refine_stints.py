@@ -26,7 +26,7 @@ def go_on(turns: FakeTurns, pairs: list[SoFar], time: float, folder: Path) -> fl
     return end - turns.now()
 
 
-def test_what_is_decided_gets_no_time(tmp_path: Path) -> None:
+def test_what_is_decided_gets_no_time(tmp_path):
     turns = FakeTurns({"twice": 2.0, "equal": 1.0, "half": 0.5})
     pairs = turns.pairs()
     assert verdicts(pairs) == {"twice": "FASTER", "equal": "UNDECIDED", "half": "SLOWER"}
@@ -36,13 +36,13 @@ def test_what_is_decided_gets_no_time(tmp_path: Path) -> None:
     assert left > 0, "nothing is undecided any more, so the rest of the time is not spent"
 
 
-def test_the_time_is_kept(tmp_path: Path) -> None:
+def test_the_time_is_kept(tmp_path):
     turns = FakeTurns({f"v{n}": 1.0 + 0.01 * n for n in range(5)}, noise=0.2, between=0.03)
     left = go_on(turns, turns.pairs(), 60.0, tmp_path)
     assert 0 <= left < 2 * (START + ROUNDS * ROUND), "less is left than a session takes"
 
 
-def test_no_time_no_session(tmp_path: Path) -> None:
+def test_no_time_no_session(tmp_path):
     turns = FakeTurns({"equal": 1.0})
     pairs = turns.pairs()
     go_on(turns, pairs, 0.0, tmp_path)
@@ -50,7 +50,7 @@ def test_no_time_no_session(tmp_path: Path) -> None:
     assert [pair.record().looks for pair in pairs] == [1]
 
 
-def test_what_matters_comes_first(tmp_path: Path) -> None:
+def test_what_matters_comes_first(tmp_path):
     turns = FakeTurns({"a": 1.0, "b": 1.0, "c": 1.0}, noise=0.1)
     pairs = turns.pairs()
     pairs[1].weight = 100.0
@@ -58,7 +58,7 @@ def test_what_matters_comes_first(tmp_path: Path) -> None:
     assert turns.made[0][0] == "b"
 
 
-def test_they_share_their_reference(tmp_path: Path) -> None:
+def test_they_share_their_reference(tmp_path):
     turns = FakeTurns({f"v{n}": 1.0 for n in range(6)}, noise=0.1)
     pairs = turns.pairs()
     go_on(turns, pairs, 60.0, tmp_path)
@@ -67,7 +67,7 @@ def test_they_share_their_reference(tmp_path: Path) -> None:
     assert set(pairs[0].record().others) <= {f"v{n}" for n in range(1, 6)}
 
 
-def test_more_time_goes_on_from_what_there_is(tmp_path: Path) -> None:
+def test_more_time_goes_on_from_what_there_is(tmp_path):
     truths = {"a": 1.0, "b": 1.01, "c": 0.99}
     turns = FakeTurns(truths, noise=0.2)
     pairs = turns.pairs()
@@ -85,7 +85,7 @@ def test_more_time_goes_on_from_what_there_is(tmp_path: Path) -> None:
     assert turns.made
 
 
-def test_sessions_of_something_else_do_not_count(tmp_path: Path) -> None:
+def test_sessions_of_something_else_do_not_count(tmp_path):
     turns = FakeTurns({"a": 1.0}, noise=0.2)
     pairs = turns.pairs()
     go_on(turns, pairs, 30.0, tmp_path)
@@ -96,7 +96,7 @@ def test_sessions_of_something_else_do_not_count(tmp_path: Path) -> None:
     assert other[0].looks == 1
 
 
-def test_a_damaged_session_does_not_count(tmp_path: Path) -> None:
+def test_a_damaged_session_does_not_count(tmp_path):
     turns = FakeTurns({"a": 1.0}, noise=0.2)
     pairs = turns.pairs()
     go_on(turns, pairs, 30.0, tmp_path)
@@ -107,7 +107,7 @@ def test_a_damaged_session_does_not_count(tmp_path: Path) -> None:
     assert len(again[0].added) == len(files) - 1
 
 
-def test_a_side_that_ends_is_left_alone(tmp_path: Path) -> None:
+def test_a_side_that_ends_is_left_alone(tmp_path):
     turns = FakeTurns({"a": 1.0, "dies": 1.0})
 
     def measure(plan: Plan, number: int) -> Session:
@@ -126,7 +126,7 @@ def test_a_side_that_ends_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_more_time_would_settle_is_about_right(tmp_path: Path) -> None:
+def test_what_more_time_would_settle_is_about_right(tmp_path):
     factors = []
     for seed in range(5):
         turns = FakeTurns({"slightly": 1.05, "equal": 1.0, "more": 1.06}, seed, noise=0.1)
@@ -144,9 +144,7 @@ FALSE_ALARM_STUDIES = 30
 
 @pytest.mark.slow
 @pytest.mark.parametrize("honest", [True, False])
-def test_looking_again_and_again_raises_no_false_alarm(
-    monkeypatch: pytest.MonkeyPatch, honest: bool
-) -> None:
+def test_looking_again_and_again_raises_no_false_alarm(monkeypatch, honest):
     """In 5 % of studies at most is any of equal sides called different. Were intervals as wide as
     if nobody had looked, it would be more: the test sees what it is for."""
 
@@ -163,13 +161,13 @@ def test_looking_again_and_again_raises_no_false_alarm(
         turns = FakeTurns({f"v{n}": 1.0 for n in range(4)}, seed, noise=0.05, between=0.02)
         pairs = turns.pairs()
         end = turns.seconds + 400
-        spend(pairs, LIMITS, NotKept(), turns.measure, lambda e=end, t=turns: e - t.now())  # type: ignore[arg-type, misc]
+        spend(pairs, LIMITS, NotKept(), turns.measure, lambda e=end, t=turns: e - t.now())
         alarms += not {"FASTER", "SLOWER"}.isdisjoint(verdicts(pairs).values())
     allowed = 0.05 * FALSE_ALARM_STUDIES
     assert (alarms <= allowed) == honest, alarms
 
 
-def test_weights(tmp_path: Path) -> None:
+def test_weights(tmp_path):
     turns = FakeTurns({"fast": 1.2, "slow": 0.5, "claimed": 0.5, "other_model": 1.2})
     runs = [pair.first for pair in turns.pairs()]
     same = {name: name != "other_model" for name in ("single", *turns.truths)}

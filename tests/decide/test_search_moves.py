@@ -80,12 +80,12 @@ class Study:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_it_finds_is_at_most_three_percent_slower_than_the_best(seed: int) -> None:
+def test_what_it_finds_is_at_most_three_percent_slower_than_the_best(seed):
     lost, _ = Study(seed).search()
     assert lost <= np.log(1.03)
 
 
-def test_its_interval_holds_how_much_is_lost() -> None:
+def test_its_interval_holds_how_much_is_lost():
     held = [lost <= np.log(said.high) for lost, said in (Study(s).search() for s in range(40))]
     assert np.mean(held) >= 0.9
     hurried = [Study(seed).search(sessions=2)[1].high for seed in range(10)]
@@ -93,7 +93,7 @@ def test_its_interval_holds_how_much_is_lost() -> None:
     assert np.median(hurried) > np.median(patient) + 0.05, "what was not tried may be better"
 
 
-def test_techniques_that_exclude_each_other_take_each_other_s_place() -> None:
+def test_techniques_that_exclude_each_other_take_each_other_s_place():
     steps = space().steps(frozenset("adf"))
     assert steps["b"] == frozenset("bdf")
     assert steps["c"] == frozenset("acf")
@@ -101,14 +101,14 @@ def test_techniques_that_exclude_each_other_take_each_other_s_place() -> None:
     assert steps["g"] == frozenset("adfg")
 
 
-def test_what_needs_another_comes_and_goes_with_it() -> None:
+def test_what_needs_another_comes_and_goes_with_it():
     needing = space(needs={"g": "f"})
     assert needing.steps(frozenset())["g"] == frozenset("fg")
     assert needing.steps(frozenset("fgh"))["f"] == frozenset("h")
     assert needing.filled("gf") == frozenset("fg")
 
 
-def test_it_starts_from_all_at_once_from_what_pays_alone_and_from_bundles() -> None:
+def test_it_starts_from_all_at_once_from_what_pays_alone_and_from_bundles():
     effects, bundle = {"a": 0.1, "h": 0.2, "d": -0.1}, frozenset("bdf")
     everything, paying, *others = starts(space(), effects, [bundle], 4)
     assert everything == frozenset("acfghij")
@@ -116,7 +116,7 @@ def test_it_starts_from_all_at_once_from_what_pays_alone_and_from_bundles() -> N
     assert others == [frozenset("bdfh"), bundle], "with all that pays and fits, and as it is"
 
 
-def test_what_turns_measured_is_not_measured_again() -> None:
+def test_what_turns_measured_is_not_measured_again():
     study = Study(0)
     turns = {frozenset(name): effect for name, effect in study.alone.items()}
     made = Exploration(space(), study.measure, 8, lambda: False, seen=[turns])
@@ -125,7 +125,7 @@ def test_what_turns_measured_is_not_measured_again() -> None:
     assert made.gains(frozenset("a"), frozenset()) == [study.alone["a"]]
 
 
-def test_what_cannot_run_is_left_alone() -> None:
+def test_what_cannot_run_is_left_alone():
     truth = {"a": 0.1, "f": 0.2, "g": -0.1}
     asked: list[Parts] = []
 

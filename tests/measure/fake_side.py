@@ -10,16 +10,7 @@ from pathlib import Path
 from schemas.errors import Unsupported
 from tests.records import provenance, topology
 from transformer_core.measure.sessions import COPY, TurnsOrder, without_copy
-from transformer_core.run.coordinator import (
-    Hello,
-    Leave,
-    Report,
-    TellKernels,
-    TellMemory,
-    TellProvenance,
-    Turn,
-    Turns,
-)
+from transformer_core.run import coordinator
 from transformer_core.run.statuses import end_with_parent
 
 SECONDS = 0.004
@@ -30,11 +21,11 @@ def run(order: TurnsOrder) -> None:
     log = Path(os.environ["FAKE_LOG"])
     if side == "unsupported":
         raise Unsupported("needs a device that is not here")
-    turns = Turns(order.coordinator, Hello(order.side, 0, topology()))
+    turns = coordinator.Turns(order.coordinator, coordinator.Hello(order.side, 0, topology()))
     done = 0
     while True:
         match turns.next():
-            case Turn(lead, steps):
+            case coordinator.Turn(lead, steps):
                 done += 1
                 if done == 4 and side == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -52,14 +43,16 @@ def run(order: TurnsOrder) -> None:
                     slow *= 1.21  # the mean of both is 1.1 times as long
                 if side == "noisy":
                     slow *= random.uniform(0.9, 1.1)
-                turns.answer(Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001))
-            case TellMemory():
+                turns.answer(
+                    coordinator.Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001)
+                )
+            case coordinator.TellMemory():
                 turns.answer(1000 + round(order.planted or 0))
-            case TellKernels():
+            case coordinator.TellKernels():
                 turns.answer(None)
-            case TellProvenance(command, _):
+            case coordinator.TellProvenance(command, _):
                 turns.answer(provenance(command=command))
-            case Leave():
+            case coordinator.Leave():
                 return
 
 

@@ -7,7 +7,7 @@ import torch
 
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import DecodedTokens
-from tests.attacks.planted.planting import Patch, arguments, swap
+from tests.attacks.planted.planting import arguments, swap
 from transformer_core.certify.checker import plain_function
 from transformer_core.certify.evaluation import checked_decoding
 from transformer_core.models import language_model as decoder
@@ -52,11 +52,8 @@ def decoded(study: dict[str, Any], change: dict[str, Any] | None = None) -> Deco
         (TEXTS, {"positions": {"kind": "sinusoidal"}, "feed_forward": {"kind": "relu"}}),
     ],
 )
-def test_healthy_decoding_is_exact_but_for_rounding(
-    study: dict[str, Any], change: dict[str, Any]
-) -> None:
+def test_healthy_decoding_is_exact_but_for_rounding(study, change):
     found = decoded(study, change)
-    assert found is not None
     # The angles of rotary positions are worked out in 32 bits.
     assert 0 < found.error < 1e-5
     assert found.rounding == 0.0  # not measured: no program is more exact
@@ -78,19 +75,17 @@ def places_with_padding(model: Any, tokens: Any, places: Any, start: int) -> tup
         swap(Decoder, "_embed", arguments(places_with_padding)),
     ],
 )
-def test_what_is_wrong_with_prompts_of_several_lengths_shows(fault: Patch) -> None:
+def test_what_is_wrong_with_prompts_of_several_lengths_shows(fault):
     with fault():
         found = decoded(TEXTS, GPT2)
-    assert found is not None
     assert found.error > 0.01 > 10 * found.rounding > 0
 
 
-def test_nothing_is_said_where_there_is_no_room_or_no_function_beside_it() -> None:
+def test_nothing_is_said_where_there_is_no_room_or_no_function_beside_it():
     assert decoded(TEXTS, GPT2 | {"positions": {"kind": "learned", "length": 10}}) is None
 
 
-def test_reduced_formats_are_allowed_their_own_rounding() -> None:
+def test_reduced_formats_are_allowed_their_own_rounding():
     study = TRANSLATION | {"training": {"precision": {"kind": "bf16"}}}
     found = decoded(study)
-    assert found is not None
     assert 1e-3 < found.error < 4 * found.rounding

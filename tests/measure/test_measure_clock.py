@@ -33,7 +33,7 @@ class World:
                         input_wait_seconds=wait)  # fmt: skip
 
 
-def test_windows_hold_exactly_their_steps() -> None:
+def test_windows_hold_exactly_their_steps():
     world = World()
     clock = world.clock(warmup_steps=2, window_steps=3)
     clock.start(0)
@@ -48,7 +48,7 @@ def test_windows_hold_exactly_their_steps() -> None:
     assert [w.input_wait_seconds for w in clock.windows] == [6.0, 10.5]
 
 
-def test_synchronises_at_borders_only_and_before_reading() -> None:
+def test_synchronises_at_borders_only_and_before_reading():
     world = World()
 
     def synchronise() -> None:
@@ -68,7 +68,7 @@ def test_synchronises_at_borders_only_and_before_reading() -> None:
     assert [w.seconds for w in clock.windows] == [3 + 100, 3 + 1000]
 
 
-def test_pauses_are_left_out_of_windows_and_warmup() -> None:
+def test_pauses_are_left_out_of_windows_and_warmup():
     world = World()
     clock = world.clock(warmup_steps=2, window_steps=2)
     clock.start(0)
@@ -84,9 +84,9 @@ def test_pauses_are_left_out_of_windows_and_warmup() -> None:
     assert [w.seconds for w in clock.windows] == [2.0, 2.0]
 
 
-def test_state_survives_a_restart() -> None:
-    world = World()
-    first = world.clock(warmup_steps=2, window_steps=3)
+def test_state_survives_a_restart():
+    world, steps = World(), {"warmup_steps": 2, "window_steps": 3}
+    first = world.clock(**steps)
     first.start(0)
     for step in range(1, 8):
         world.step(first, step)
@@ -94,7 +94,7 @@ def test_state_survives_a_restart() -> None:
     world.step(first, 8)  # closes a window that the state must not see
 
     world.time += 1e6
-    second = world.clock(warmup_steps=2, window_steps=3)
+    second = world.clock(**steps)
     second.load(state)
     assert second.windows == first.windows[:1]
     assert second.warmup_seconds == 2.0
@@ -116,9 +116,7 @@ def test_state_survives_a_restart() -> None:
         st.tuples(st.integers(0, 100), st.none() | st.integers(0, 1000)), min_size=1, max_size=40
     ),
 )
-def test_every_second_is_counted_once(
-    start: int, warmup: int, window: int, steps: list[tuple[int, int | None]]
-) -> None:
+def test_every_second_is_counted_once(start, warmup, window, steps):
     """Warm-up and windows tile the steps, and add up to the elapsed time without the pauses."""
     world = World()
     clock = world.clock(warmup, window)
@@ -163,7 +161,7 @@ class Moved:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.5])
-def test_a_step_is_longer_by_the_share(share: float) -> None:
+def test_a_step_is_longer_by_the_share(share):
     clock = Moved()
     delay = PlantedDelay(share, lambda: None, clock.now)
     for _ in range(3):
@@ -173,7 +171,7 @@ def test_a_step_is_longer_by_the_share(share: float) -> None:
         assert clock.time - began == pytest.approx(1 + share, abs=1e-4)
 
 
-def test_the_work_of_the_device_belongs_to_the_step() -> None:
+def test_the_work_of_the_device_belongs_to_the_step():
     clock = Moved()
 
     def device() -> None:
@@ -185,7 +183,7 @@ def test_the_work_of_the_device_belongs_to_the_step() -> None:
     assert clock.time == pytest.approx(4.4, abs=1e-4)
 
 
-def test_waiting_for_a_turn_is_no_part_of_a_step() -> None:
+def test_waiting_for_a_turn_is_no_part_of_a_step():
     clock = Moved()
     delay = PlantedDelay(0.5, lambda: None, clock.now)
     clock.time += 100.0

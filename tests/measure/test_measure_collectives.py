@@ -1,7 +1,6 @@
 """Collective operations: right results, sizes and bandwidths as nccl-tests defines them."""
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -14,6 +13,7 @@ from schemas.config.parallel import Machine
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
 from tests.orders import job_command
+from tests.records import collective_run
 from transformer_core.common.digests import NAME
 from transformer_core.measure import collectives as worker
 from transformer_core.measure.collectives import (
@@ -64,25 +64,25 @@ def check(rows: list[tuple[Any, ...]], ranks: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_operation_gives_the_right_result() -> None:
+def test_every_operation_gives_the_right_result():
     everyone = run_ranks(measured, 3, "cpu", LIMITS.canonical_json())
     assert everyone[0] == everyone[1], "the slowest rank counts, so all tell the same"
     check(everyone[0], 3)
     assert {row[1] for row in everyone[0]} == {4 * count for count in sizes(LIMITS, 3)}
 
 
-def test_a_wrong_result_on_any_rank_is_seen() -> None:
+def test_a_wrong_result_on_any_rank_is_seen():
     rows, _ = run_ranks(measured, 2, "cpu", LIMITS.canonical_json(), True)
     wrong = {row[0] for row in rows if row[-1] != 0}
     assert wrong == {"all_gather"}
 
 
-def test_factors_of_the_bus_bandwidth_for_four_ranks() -> None:
+def test_factors_of_the_bus_bandwidth_for_four_ranks():
     factors = [bus_factor(collective, 4) for collective in COLLECTIVES]
     assert factors == [1.0, 0.75, 0.75, 1.0, 0.75, 0.75, 1.5, 1.5]
 
 
-def test_sizes_grow_by_four_and_can_be_divided() -> None:
+def test_sizes_grow_by_four_and_can_be_divided():
     limits = Limits(smallest_message=4096, largest_message=2**24)
     counts = list(sizes(limits, 3))
     assert all(count % 3 == 0 for count in counts)
@@ -90,7 +90,7 @@ def test_sizes_grow_by_four_and_can_be_divided() -> None:
 
 
 @pytest.mark.slow
-def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
+def test_one_process_has_nobody_to_talk_to(tmp_path):
     file = tmp_path / "collectives.parquet"
     machine = {"device": "cpu", "devices_per_node": 1}
     command = job_command("collectives", machine=machine, output=file)
@@ -104,16 +104,8 @@ def test_one_process_has_nobody_to_talk_to(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {file.name, NAME}
 
 
-def test_the_table_keeps_rows_and_origin(tmp_path: Path) -> None:
-    run = CollectiveRun(
-        status="ok",
-        reason=None,
-        backend="gloo",
-        world_size=2,
-        nodes=1,
-        device="cpu",
-        command="again",
-    )
+def test_the_table_keeps_rows_and_origin(tmp_path):
+    run = collective_run(command="again")
     file = tmp_path / "new" / "collectives.parquet"
     write_table(file, [("broadcast", 4096, 3, 0.5, 8192.0, 8192.0, 0.0)], run)
     table = pq.read_table(file)
@@ -127,6 +119,6 @@ def test_the_table_keeps_rows_and_origin(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs 2 CUDA devices"
 )
-def test_every_operation_gives_the_right_result_over_nccl() -> None:
+def test_every_operation_gives_the_right_result_over_nccl():
     rows, _ = run_ranks(measured, 2, "cuda", LIMITS.canonical_json(), backend="nccl")
     check(rows, 2)

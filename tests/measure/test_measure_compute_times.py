@@ -13,13 +13,7 @@ from small_training import small_setup, small_spec
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord
 from tests.orders import job_command
-from transformer_core.measure.compute import (
-    StepTimes,
-    Times,
-    different_work,
-    slowest,
-    undisturbed,
-)
+from transformer_core.measure.compute import StepTimes, Times, different_work, slowest, undisturbed
 from transformer_core.study.reservations import work_of_a_device
 
 pytestmark = pytest.mark.slow
@@ -40,7 +34,7 @@ def accumulated(synchronise: str, **sections: Any) -> RunSpec:
     return ddp(training={"accumulation": accumulation}, **sections)
 
 
-def test_work_that_differs_in_talking_only_is_timed_once() -> None:
+def test_work_that_differs_in_talking_only_is_timed_once():
     link = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Gbit/s"}}
     same = [
         ddp(),
@@ -62,16 +56,16 @@ def test_work_that_differs_in_talking_only_is_timed_once() -> None:
         ddp(machine={"device": "cpu", "devices_per_node": 3, "threads": 1}),
     ],
 )
-def test_other_work_is_timed_by_itself(other: RunSpec) -> None:
+def test_other_work_is_timed_by_itself(other):
     assert work_of_a_device(other) != work_of_a_device(ddp())
     assert len(list(different_work([ddp(), other]))) == 2
 
 
-def test_when_micro_batches_are_reduced_is_no_other_work() -> None:
+def test_when_micro_batches_are_reduced_is_no_other_work():
     assert work_of_a_device(accumulated("every")) == work_of_a_device(accumulated("last"))
 
 
-def test_parts_of_a_step_are_within_it() -> None:
+def test_parts_of_a_step_are_within_it():
     training = {"accumulation": {"micro_batches": MICRO_BATCHES, "synchronise": "last"}}
     setup = small_setup(small_spec(training=training))
     times = StepTimes(setup)
@@ -100,7 +94,7 @@ def test_parts_of_a_step_are_within_it() -> None:
     assert None in {gradient.layer for gradient in gradients}
 
 
-def test_a_moment_is_that_of_the_last_rank() -> None:
+def test_a_moment_is_that_of_the_last_rank():
     early = Times([1.0], [2.0], [[0.5, 2.0]], [0.1], [3.2])
     late = Times([1.5], [1.0], [[0.25, 1.0]], [0.3], [2.9])
     both = slowest([early, late])
@@ -126,12 +120,11 @@ def run(folder: Path, *specs: RunSpec) -> ComputeRecord:
     return ComputeRecord.model_validate_json(output.read_text())
 
 
-def test_the_job_times_the_share_of_one_of_all_devices(tmp_path: Path) -> None:
+def test_the_job_times_the_share_of_one_of_all_devices(tmp_path):
     link = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
     spec = ddp(machine={"device": "cpu", "threads": 1} | link)
     (times,) = run(tmp_path, spec, ddp(variant="near")).times
     assert (times.variant, times.status, times.micro_batches) == ("small", "ok", 1)
-    assert times.topology is not None
     assert times.topology.world_size == 2, "both devices work"
     assert times.topology.nodes == 1, "and nobody talks over the link"
     # Eight pairs of 4 to 23 tokens and an end token, for two devices.
@@ -142,7 +135,7 @@ def test_the_job_times_the_share_of_one_of_all_devices(tmp_path: Path) -> None:
     assert times.gradients[-1].seconds > 0
 
 
-def test_hooks_tell_the_share_of_backward_and_not_its_length() -> None:
+def test_hooks_tell_the_share_of_backward_and_not_its_length():
     """A hook for each parameter makes backward on a GPU wait for the host."""
     followed = Times([1.0], [4.0, 4.0], [[1.0, 4.0], [2.0, 4.0]], [0.1], [5.1])
     plain = Times([1.0], [2.0, 2.0], [], [0.1], [3.1])
@@ -150,7 +143,7 @@ def test_hooks_tell_the_share_of_backward_and_not_its_length() -> None:
     assert (found.backward, found.ready) == ([2.0, 2.0], [[0.5, 2.0], [1.0, 2.0]])
 
 
-def test_no_hook_is_left_where_steps_are_not_followed() -> None:
+def test_no_hook_is_left_where_steps_are_not_followed():
     setup = small_setup(small_spec())
     times = StepTimes(setup)
     batches = setup.strategy.batches(setup.feed, 0, 0)

@@ -11,16 +11,12 @@ from transformer_core.certify.checker import Checker
 from transformer_core.certify.floors import MARGIN
 from transformer_core.certify.short_run_worker import Recorder
 from transformer_core.certify.tensors import CanonicalTensors
-from transformer_core.certify.updates import (
-    kept_moments,
-    levels,
-    rounded,
-)
+from transformer_core.certify.updates import kept_moments, levels, rounded
 from transformer_core.training.loop import train
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_levels_fill_eight_bits(signed: bool) -> None:
+def test_levels_fill_eight_bits(signed):
     found = levels(signed)
     assert 250 <= len(found.unique()) == len(found) <= 256
     assert found[-1] == 1.0
@@ -28,7 +24,7 @@ def test_levels_fill_eight_bits(signed: bool) -> None:
     assert float(found[found > 0.1].diff().max()) < 0.9 / (64 if signed else 128) + 1e-9
 
 
-def test_rounding_is_to_the_nearest_level_of_each_block_of_a_large_tensor() -> None:
+def test_rounding_is_to_the_nearest_level_of_each_block_of_a_large_tensor():
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(5000 + 64, generator=generator, dtype=torch.float64)
     found = rounded(values, (5000, 64), signed=True)
@@ -50,7 +46,7 @@ def checked(folder: Path) -> Checks:
     setup = small_setup(small_spec(model=model, training={"optimizer": optimizer, "steps": 5}))
     tensors = CanonicalTensors(setup, VOCABULARY)
     checker = Checker(setup, tensors, VOCABULARY, folder / "resumed")
-    train(setup, Recorder(setup.strategy, Silent(), checker), folder, validate_last=False)  # type: ignore[arg-type]
+    train(setup, Recorder(setup.strategy, Silent(), checker), folder, validate_last=False)
     kept = kept_moments(setup)
     assert kept is not None
     assert all(bool(torch.isfinite(each).all()) for of in kept for each in of.values())
@@ -64,9 +60,7 @@ def beyond(updates: list[TensorDistance]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_updates_follow_from_the_moments_that_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_follow_from_the_moments_that_are_kept(tmp_path, monkeypatch):
     pytest.importorskip("bitsandbytes")
     updates = checked(tmp_path).updates
     assert beyond(updates) == set()

@@ -21,7 +21,7 @@ FOUND = Outcome(status="ok", reason=None).result(
 
 
 @pytest.fixture
-def orders(monkeypatch: pytest.MonkeyPatch) -> list[EvaluationOrder]:
+def orders(monkeypatch):
     """The orders that workers got, who find what they should."""
     given: list[EvaluationOrder] = []
 
@@ -55,24 +55,20 @@ def evaluated(
     return read_record(folder / "output.json", EvaluationResult)
 
 
-def test_the_job_writes_its_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[EvaluationOrder]
-) -> None:
+def test_the_job_writes_its_result(tmp_path, monkeypatch, orders):
     assert evaluated(tmp_path, monkeypatch) == FOUND
     (order,) = orders
     # One process, with as many threads as the job has cores.
     assert (order.spec.world_size, order.spec.machine.threads) == (1, 0)
 
 
-def test_a_run_that_left_no_model_is_passed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: list[EvaluationOrder]
-) -> None:
+def test_a_run_that_left_no_model_is_passed_on(tmp_path, monkeypatch, orders):
     found = evaluated(tmp_path, monkeypatch, "oom")
     assert (found.status, found.reason) == ("oom", "the device is full")
     assert (found.bleu, found.pairs, found.samples, orders) == (None, 0, [], [])
 
 
-def test_an_end_of_the_worker_is_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_of_the_worker_is_a_status(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "run_workers", lambda _: 1)
     found = evaluated(tmp_path, monkeypatch)
     assert (found.status, found.bleu) == ("failed", None)

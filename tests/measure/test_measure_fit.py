@@ -12,11 +12,7 @@ from tests.orders import job_command
 from tests.records import prediction
 from tests.training.small_training import small_spec
 from transformer_core.measure import memory_fit
-from transformer_core.measure.memory_fit import (
-    available_bytes,
-    doubt,
-    warn_before,
-)
+from transformer_core.measure.memory_fit import available_bytes, doubt, warn_before
 from transformer_core.parallel import nvml
 
 MIB = 2**20
@@ -26,16 +22,15 @@ def predicted(peak: int, context: int | None = 100 * MIB, **fields: Any) -> Pred
     return prediction(peak, variant="small", context_bytes=context, **fields)
 
 
-def test_a_run_that_cannot_fit_is_named_with_numbers_and_a_remedy() -> None:
+def test_a_run_that_cannot_fit_is_named_with_numbers_and_a_remedy():
     text = doubt(predicted(500 * MIB), 599 * MIB)
-    assert text is not None
     assert "small will probably run out of memory" in text
     assert "600.00 MiB predicted" in text
     assert "599.00 MiB available" in text
     assert "model.checkpoint: layers" in text
 
 
-def test_what_fits_or_is_not_known_is_not_warned_of() -> None:
+def test_what_fits_or_is_not_known_is_not_warned_of():
     assert doubt(predicted(500 * MIB), 600 * MIB) is None
     assert doubt(predicted(500 * MIB), None) is None
     assert doubt(predicted(500 * MIB, ranks=[], status="failed"), 1) is None
@@ -44,14 +39,14 @@ def test_what_fits_or_is_not_known_is_not_warned_of() -> None:
     assert doubt(predicted(500 * MIB, context=None), 499 * MIB) is not None
 
 
-def test_processes_of_a_host_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_host_share_what_is_free(monkeypatch):
     monkeypatch.setattr(memory_fit, "free_bytes", lambda: 1000)
     ddp = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     assert available_bytes(small_spec(), "cpu") == 1000
     assert available_bytes(ddp, "cpu") == 500
 
 
-def test_of_gpus_the_fullest_that_can_be_seen_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_gpus_the_fullest_that_can_be_seen_counts(monkeypatch):
     monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
     monkeypatch.setattr(memory_fit, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
     assert available_bytes(small_spec(), "cuda") == 50
@@ -66,7 +61,7 @@ def write(folder: Path, found: Prediction) -> Path:
 
 
 @pytest.mark.slow
-def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
+def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path):
     """Through the command of the job, with a corpus that is not there: the run fails, and the
     warning has come before."""
     file = write(tmp_path, predicted(2**60))
@@ -86,7 +81,7 @@ def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/metrics.json").read_text())["status"] == "failed"
 
 
-def test_a_prediction_that_cannot_be_read_stops_nothing(tmp_path: Path) -> None:
+def test_a_prediction_that_cannot_be_read_stops_nothing(tmp_path):
     warn_before(small_spec(), tmp_path / "nothing.json")
     (tmp_path / "half.json").write_text("{")
     warn_before(small_spec(), tmp_path / "half.json")

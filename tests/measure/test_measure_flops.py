@@ -56,7 +56,7 @@ def counted(model: AnyModel) -> tuple[int, int]:
     ],
     ids=["own", "untied", "separate", "torch_nn", "huggingface"],
 )
-def test_the_count_is_that_of_the_operators(model: AnyModel) -> None:
+def test_the_count_is_that_of_the_operators(model):
     if model.kind == "huggingface":
         pytest.importorskip("transformers")
     lengths = one_batch(ROWS, SOURCE, TARGET)
@@ -65,7 +65,7 @@ def test_the_count_is_that_of_the_operators(model: AnyModel) -> None:
     assert training_flops(model, VOCABULARY, lengths) == [both]
 
 
-def test_padding_is_work_that_is_not_asked_for() -> None:
+def test_padding_is_work_that_is_not_asked_for():
     model = Transformer(**SIZES)
     short, long = one_batch(1, 3, 2), one_batch(1, SOURCE, TARGET)
     pairs = Lengths(
@@ -75,7 +75,7 @@ def test_padding_is_work_that_is_not_asked_for() -> None:
     assert needed < training_flops(model, VOCABULARY, one_batch(2, SOURCE, TARGET))
 
 
-def test_the_layers_of_a_users_model_are_not_guessed() -> None:
+def test_the_layers_of_a_users_model_are_not_guessed():
     model = ImportedModel(kind="import", factory="my_module:build", **SIZES)
     with pytest.raises(ValueError, match="my_module:build are not known"):
         training_flops(model, VOCABULARY, one_batch(1, 1, 1))

@@ -36,22 +36,22 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host h
 
 
 @pytest.mark.parametrize("asked", [0.0, 0.1, 0.5])
-def test_the_share_that_is_dropped_is_found_out(asked: float) -> None:
+def test_the_share_that_is_dropped_is_found_out(asked):
     torch.manual_seed(0)
     found = dropped_share(reference_attention, asked, CPU, torch.float32)
     assert found == pytest.approx(asked, abs=0.005)
 
 
-def test_a_share_rounded_to_a_sixteenth_is_found_out() -> None:
-    def rounded(q, k, v, mask, causal, dropout):  # type: ignore[no-untyped-def]
+def test_a_share_rounded_to_a_sixteenth_is_found_out():
+    def rounded(q, k, v, mask, causal, dropout):
         return reference_attention(q, k, v, mask, causal, round(16 * dropout) / 16)
 
     torch.manual_seed(0)
     assert abs(dropped_share(rounded, 0.1, CPU, torch.float32) - 0.1) > 0.02
 
 
-def test_a_kernel_that_forgets_the_mask_is_found_out() -> None:
-    def forgets(q, k, v, mask, causal, dropout):  # type: ignore[no-untyped-def]
+def test_a_kernel_that_forgets_the_mask_is_found_out():
+    def forgets(q, k, v, mask, causal, dropout):
         return reference_attention(q, k, v, None, causal, dropout)
 
     mask = padding(CPU)
@@ -59,8 +59,8 @@ def test_a_kernel_that_forgets_the_mask_is_found_out() -> None:
     assert relative_error(forgets, mask, CPU, torch.bfloat16) > 0.1
 
 
-def test_hidden_rows_that_are_no_numbers_are_found_out() -> None:
-    def infinite(q, k, v, mask, causal, dropout):  # type: ignore[no-untyped-def]
+def test_hidden_rows_that_are_no_numbers_are_found_out():
+    def infinite(q, k, v, mask, causal, dropout):
         scores = (q @ k.transpose(-2, -1)).masked_fill(~mask, -torch.inf)
         return scores.softmax(-1) @ v
 
@@ -69,7 +69,7 @@ def test_hidden_rows_that_are_no_numbers_are_found_out() -> None:
 
 
 @needs_no_gpu
-def test_without_a_gpu_both_are_unsupported_with_the_reason() -> None:
+def test_without_a_gpu_both_are_unsupported_with_the_reason():
     told: list[GpuTests] = []
     device_tests.run(1.0, told.append)
     (tests,) = told
@@ -86,7 +86,7 @@ assert 1 == 2</failure></testcase>
 </testsuite></testsuites>"""
 
 
-def test_what_pytest_says_is_read() -> None:
+def test_what_pytest_says_is_read():
     found = device_tests.read(REPORT)
     assert (found.status, found.passed, found.seconds) == ("ok", 1, 2.0)
     (failed,), (skipped,) = found.failed, found.skipped
@@ -97,9 +97,7 @@ def test_what_pytest_says_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_breaks_or_hangs_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_that_breaks_or_hangs_leaves_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(device_tests, "missing", lambda: None)
     monkeypatch.setattr(device_tests, "ROOT", tmp_path)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -141,7 +139,7 @@ def test_a_file_that_breaks_or_hangs_leaves_the_others(
     assert [len(state.failed) for state in told] == [0, 1, 2, 3, 4, 4]
 
 
-def test_all_files_with_a_test_for_a_gpu_are_found() -> None:
+def test_all_files_with_a_test_for_a_gpu_are_found():
     names = [path.name for path in device_tests.files()]
     assert "test_training_gpu.py" in names
     assert "test_models_attention_backends.py" in names
@@ -149,7 +147,7 @@ def test_all_files_with_a_test_for_a_gpu_are_found() -> None:
 
 
 @needs_no_gpu
-def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason() -> None:
+def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason():
     found = device_facts.measure()
     assert [one.name for one in found.facts] == [
         "NVML by nvidia-ml-py",
@@ -165,9 +163,7 @@ def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason() -> None:
     assert any(name.startswith("package ") for name in found.versions)
 
 
-def test_a_driver_that_is_too_old_is_the_reason_of_every_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_driver_that_is_too_old_is_the_reason_of_every_line(monkeypatch):
     def refuse(machine: object) -> None:
         raise Unsupported("driver 550 is too old")
 
@@ -189,9 +185,7 @@ REFUSED = {"status": "unsupported", "reason": "NCCL refuses two ranks on one GPU
         ([{"status": "failed", "reason": "NCCL error"}] * 2, False),
     ],
 )
-def test_two_ranks_on_one_gpu(
-    monkeypatch: pytest.MonkeyPatch, ends: list[dict[str, object]], holds: bool
-) -> None:
+def test_two_ranks_on_one_gpu(monkeypatch, ends, holds):
     monkeypatch.setattr(device_facts, "ranks_of_nccl", lambda count: ends[:count])
     found, said = device_facts.two_ranks_on_one_gpu()
     assert found == holds
@@ -200,15 +194,13 @@ def test_two_ranks_on_one_gpu(
 
 @pytest.mark.slow
 @needs_no_gpu
-def test_a_rank_that_fails_leaves_its_reason() -> None:
+def test_a_rank_that_fails_leaves_its_reason():
     (found,) = device_facts.ranks_of_nccl(1)
     assert found["status"] == "failed"
     assert "cuda" in found["reason"].lower() or "nvidia" in found["reason"].lower()
 
 
-def test_the_other_package_of_nvml_may_stand_beside(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_other_package_of_nvml_may_stand_beside(monkeypatch, tmp_path):
     def missing(package: str) -> str:
         raise metadata.PackageNotFoundError(package)
 
@@ -233,7 +225,7 @@ def test_the_other_package_of_nvml_may_stand_beside(
     assert asked == [("nvml_look()", folder)]
 
 
-def test_a_line_that_breaks_does_not_break_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_breaks_does_not_break_the_others(monkeypatch):
     def broken() -> tuple[bool, str]:
         raise ZeroDivisionError("by zero")
 
@@ -259,7 +251,7 @@ def say(module: str, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @needs_no_gpu
-def test_an_item_that_fails_ends_or_hangs_its_process_is_a_line(tmp_path: Path) -> None:
+def test_an_item_that_fails_ends_or_hangs_its_process_is_a_line(tmp_path):
     file = tmp_path / "lines.jsonl"
     lines = say("tests.measure.probing", "--output", str(file))
     assert lines == [json.loads(line) for line in file.read_text().splitlines()]
@@ -282,7 +274,7 @@ def test_an_item_that_fails_ends_or_hangs_its_process_is_a_line(tmp_path: Path) 
 
 @pytest.mark.slow
 @needs_no_gpu
-def test_without_a_gpu_every_probe_says_why_not() -> None:
+def test_without_a_gpu_every_probe_says_why_not():
     lines = say(first_contact.__name__, "--only", "driver,nvml,nccl")
     assert [line["probe"] for line in lines] == ["driver", "nvml", "nccl"]
     for line in lines:
@@ -291,7 +283,7 @@ def test_without_a_gpu_every_probe_says_why_not() -> None:
     assert lines[0]["found"]["torch"] == torch.__version__
 
 
-def test_no_time_is_a_line() -> None:
+def test_no_time_is_a_line():
     lines = list(first_contact.lines([*first_contact.PROBES], seconds=0.0))
     assert {line["status"] for line in lines} == {"timeout"}
     assert (
@@ -300,7 +292,7 @@ def test_no_time_is_a_line() -> None:
     )
 
 
-def test_variants_that_compile_come_last() -> None:
+def test_variants_that_compile_come_last():
     names = list(first_contact.specs())
     assert {"single", "amp_bf16", "fsdp"} <= set(names[:-2])
     assert set(names[-2:]) == {"layers_compiled", "layers_graphed"}
@@ -322,9 +314,7 @@ def small(**sections: Any) -> RunSpec:
     ],
     ids=["single", "ddp, accumulation", "fsdp"],
 )
-def test_three_steps_on_random_tokens(
-    sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_steps_on_random_tokens(sections, monkeypatch):
     monkeypatch.setattr(random_steps, "VOCABULARY", 50)
     found = random_steps.three_steps(small(**sections), CPU, rows=4, width=6)
     assert (found["status"], found["graph_breaks"], found["replayed"]) == ("ok", 0, None)
@@ -332,7 +322,7 @@ def test_three_steps_on_random_tokens(
     assert found["losses"][2] < found["losses"][0], "it trains on the same batch"
 
 
-def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_no_number_is_told(monkeypatch):
     monkeypatch.setattr(random_steps, "VOCABULARY", 50)
     nan = torch.tensor(torch.nan)
     monkeypatch.setattr(random_steps, "optimizer_step", lambda *_: (nan, nan))
@@ -341,9 +331,7 @@ def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert "nan" in found["reason"]
 
 
-def test_the_small_language_model_trains(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_small_language_model_trains(monkeypatch, capsys):
     smaller = {"VOCABULARY": 64, "WIDTH": 32, "LAYERS": 1, "CONTEXT": 8, "STEPS": 2}
     for name, value in smaller.items():
         monkeypatch.setattr(small_gpt, name, value)

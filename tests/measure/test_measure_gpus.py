@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,9 +30,7 @@ ALL = ["GPU-a", "GPU-b", "GPU-c"]
         ("-1", []),
     ],
 )
-def test_what_a_process_sees(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, seen: list[str]
-) -> None:
+def test_what_a_process_sees(monkeypatch, variable, seen):
     monkeypatch.setattr(nvml, "uuids", lambda: ALL)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if variable is not None:
@@ -41,7 +38,7 @@ def test_what_a_process_sees(
     assert visible_gpus() == seen
 
 
-def test_two_leases_never_share_a_gpu(tmp_path: Path) -> None:
+def test_two_leases_never_share_a_gpu(tmp_path):
     first = lease(ALL, 2, tmp_path)
     second = lease(ALL, 1, tmp_path)
     assert list(first) == ["GPU-a", "GPU-b"]
@@ -51,9 +48,7 @@ def test_two_leases_never_share_a_gpu(tmp_path: Path) -> None:
     assert list(lease(ALL, 2, tmp_path)) == ["GPU-a", "GPU-b"]
 
 
-def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(tmp_path, monkeypatch):
     held = lease(ALL, 2, tmp_path)
 
     def let_go(seconds: float) -> None:
@@ -66,7 +61,7 @@ def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(
     assert list(lease(ALL, 3, tmp_path)) == ALL
 
 
-def test_more_than_there_are_is_refused(tmp_path: Path) -> None:
+def test_more_than_there_are_is_refused(tmp_path):
     with pytest.raises(ValueError, match="4 GPUs are asked for, and 3 can be seen"):
         lease(ALL, 4, tmp_path)
 
@@ -88,7 +83,7 @@ def run(count: int, command: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_a_job_sees_its_own_gpus_by_uuid(tmp_path: Path) -> None:
+def test_a_job_sees_its_own_gpus_by_uuid(tmp_path):
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(ALL), "XDG_CACHE_HOME": str(tmp_path)}
     assert run(2, COMMAND, **visible).stdout.strip() == "GPU-a,GPU-b"
     nested = f"""import os, subprocess, sys
@@ -101,33 +96,33 @@ print(subprocess.run(inner, env=environment, text=True, capture_output=True).std
     assert run(2, nested, **visible).stdout.strip() == "GPU-c", "the job let go of its lease"
 
 
-def test_without_a_gpu_there_is_no_lease() -> None:
+def test_without_a_gpu_there_is_no_lease():
     done = run(1, COMMAND, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout.strip()) == (0, "")
 
 
-def test_with_too_few_gpus_a_job_sees_what_there_is(tmp_path: Path) -> None:
+def test_with_too_few_gpus_a_job_sees_what_there_is(tmp_path):
     done = run(2, COMMAND, CUDA_VISIBLE_DEVICES="GPU-a", XDG_CACHE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout.strip()) == (0, "GPU-a")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_uuid_makes_torch_see_that_device() -> None:
+def test_a_uuid_makes_torch_see_that_device():
     uuid = visible_gpus()[0]
     done = run(1, "import torch; print(torch.cuda.get_device_properties(0).uuid)")
     assert done.stdout.strip() == uuid.removeprefix("GPU-")
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path, monkeypatch):
     """The folder that this user's processes share."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "transformer_core"
 
 
-def test_a_folder_that_others_may_enter_is_refused(own: Path, tmp_path: Path) -> None:
+def test_a_folder_that_others_may_enter_is_refused(own, tmp_path):
     folder = lease_folder()
     assert folder.is_relative_to(own)
     assert {each.stat().st_mode & 0o777 for each in (own, folder)} == {0o700}
@@ -140,9 +135,7 @@ def test_a_folder_that_others_may_enter_is_refused(own: Path, tmp_path: Path) ->
         lease_folder()
 
 
-def test_the_runtime_folder_of_the_session_comes_first(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_runtime_folder_of_the_session_comes_first(own, tmp_path, monkeypatch):
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o755)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
@@ -151,7 +144,7 @@ def test_the_runtime_folder_of_the_session_comes_first(
     assert lease_folder().is_relative_to(runtime)
 
 
-def test_a_lock_is_no_link(own: Path, tmp_path: Path) -> None:
+def test_a_lock_is_no_link(own, tmp_path):
     lock = lease_folder() / "GPU-a"
     lock.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic link"):
@@ -159,7 +152,7 @@ def test_a_lock_is_no_link(own: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "victim").exists()
 
 
-def test_whoever_waits_for_a_folder_that_is_removed_gets_a_new_one(tmp_path: Path) -> None:
+def test_whoever_waits_for_a_folder_that_is_removed_gets_a_new_one(tmp_path):
     """The orphan of a killed Snakemake removed what the next attempt had begun to write."""
     folder = tmp_path / "job"
     begun, left = threading.Event(), []
@@ -191,7 +184,7 @@ def test_whoever_waits_for_a_folder_that_is_removed_gets_a_new_one(tmp_path: Pat
     assert not folder.exists()
 
 
-def test_many_take_turns_in_a_folder_that_everyone_removes(tmp_path: Path) -> None:
+def test_many_take_turns_in_a_folder_that_everyone_removes(tmp_path):
     folder = tmp_path / "job"
     faults: list[str] = []
 

@@ -25,13 +25,13 @@ Tree = Callable[[dict[str, str]], Path]
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path):
     """Writes files below a folder that stands for /."""
     return partial(write_tree, tmp_path)
 
 
 @pytest.fixture
-def _big_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def _big_host(monkeypatch):
     """A host with 64 cores and 1,000,000 bytes."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     memory = SimpleNamespace(total=1_000_000)
@@ -103,14 +103,14 @@ CONTROL_GROUPS = {
 
 @pytest.mark.usefixtures("_big_host")
 @pytest.mark.parametrize(("files", "cores", "memory"), CONTROL_GROUPS.values(), ids=CONTROL_GROUPS)
-def test_control_groups(tree: Tree, files: dict[str, str], cores: int, memory: int) -> None:
+def test_control_groups(tree, files, cores, memory):
     root = tree(files)
     assert hardware.usable_cores(root) == cores
     assert hardware.usable_memory_bytes(root) == memory
 
 
 @pytest.mark.usefixtures("_big_host")
-def test_affinity_bounds_cores(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_affinity_bounds_cores(tree, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
     files, _, _ = CONTROL_GROUPS["version 2"]
     assert hardware.usable_cores(tree(files)) == 2
@@ -119,7 +119,7 @@ def test_affinity_bounds_cores(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> N
     assert hardware.usable_cores(Path("/nonexistent")) == 7
 
 
-def test_cpu_of_x86(tree: Tree) -> None:
+def test_cpu_of_x86(tree):
     root = tree(
         {
             "proc/cpuinfo": "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\n"
@@ -130,7 +130,7 @@ def test_cpu_of_x86(tree: Tree) -> None:
     assert hardware.cpu_features(root) == ["amx_bf16", "avx2", "avx512f"]
 
 
-def test_cpu_of_arm(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_of_arm(tree, monkeypatch):
     root = tree({"proc/cpuinfo": "processor : 0\nFeatures : fp asimd bf16 i8mm sve\n"})
     said = {"lscpu": "Architecture: aarch64\nModel name:          Neoverse-V2\n"}
     monkeypatch.setattr(hardware, "_output", lambda command, **_: said.get(command[0], ""))
@@ -140,7 +140,7 @@ def test_cpu_of_arm(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.cpu_name(root) not in ("-", "")
 
 
-def test_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc(tmp_path, monkeypatch):
     said = {"sysctl": "Apple M9\n"}
     monkeypatch.setattr(hardware, "_output", lambda command, **_: said.get(command[0], ""))
     assert hardware.cpu_name(tmp_path) == "Apple M9"
@@ -149,7 +149,7 @@ def test_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.cpu_name(tmp_path)
 
 
-def test_allocator_and_its_settings(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_and_its_settings(tree, monkeypatch):
     for name in hardware._ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     root = tree({"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"})
@@ -173,12 +173,10 @@ def test_allocator_and_its_settings(tree: Tree, monkeypatch: pytest.MonkeyPatch)
         (None, "unknown"),
     ],
 )
-def test_the_library_that_owns_malloc(
-    monkeypatch: pytest.MonkeyPatch, file: str | None, name: str
-) -> None:
+def test_the_library_that_owns_malloc(monkeypatch, file, name):
     def owner(address: object, info: object) -> int:
         if file is not None:
-            info._obj.file = file.encode()  # type: ignore[attr-defined]
+            info._obj.file = file.encode()
         return file is not None
 
     library = SimpleNamespace(malloc=hardware.ctypes.c_void_p(1), dladdr=owner)
@@ -187,7 +185,7 @@ def test_the_library_that_owns_malloc(
     assert hardware._malloc_library() == name
 
 
-def test_this_machine() -> None:
+def test_this_machine():
     found = hardware.read_hardware()
     assert 1 <= found.cores <= found.logical_cpus
     assert found.memory_bytes > 2**28
@@ -196,7 +194,7 @@ def test_this_machine() -> None:
     assert found.gpus or found.gpu_note
 
 
-def test_job_writes_a_whole_file(tmp_path: Path) -> None:
+def test_job_writes_a_whole_file(tmp_path):
     output = tmp_path / "machine" / "hardware.json"
     assert run_job("hardware", output=output) == 0
     assert Hardware.model_validate_json(output.read_text()) == hardware.read_hardware()
@@ -204,7 +202,7 @@ def test_job_writes_a_whole_file(tmp_path: Path) -> None:
     assert left == {"hardware.json", NAME}
 
 
-def test_job_says_why_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_says_why_it_cannot_write(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     output = tmp_path / "file" / "hardware.json"
     assert run_job("hardware", output=output) == 1
@@ -215,14 +213,12 @@ def test_job_says_why_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixt
     ("cores", "text"),
     [({5}, "cores 5"), ({0, 1, 2, 3}, "cores 0-3"), ({0, 1, 4, 6, 7}, "cores 0-1, 4, 6-7")],
 )
-def test_cores_are_told_in_runs(
-    cores: set[int], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cores_are_told_in_runs(cores, text, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
     assert affinity() == text
 
 
-def test_threads_with_a_core_of_their_own_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_with_a_core_of_their_own_are_counted(monkeypatch):
     own = os.getpid()
     masks = {own: {0, 1}}
     monkeypatch.setattr(os, "sched_getaffinity", lambda t: masks.get(t, {1}), raising=False)
@@ -250,9 +246,7 @@ class _Root:
         ("cudaMallocAsync", None, "cudaMallocAsync"),
     ],
 )
-def test_the_allocator_of_cuda_memory_is_told_by_its_segments(
-    backend: str, segments: Any, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_allocator_of_cuda_memory_is_told_by_its_segments(backend, segments, text, monkeypatch):
     for name in hardware.CUDA_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -263,7 +257,7 @@ def test_the_allocator_of_cuda_memory_is_told_by_its_segments(
     assert cuda_allocator() == f"{text}, PYTORCH_ALLOC_CONF=a:b"
 
 
-def test_without_cuda_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert cuda_allocator() is None
     found = read_hardware()
@@ -282,7 +276,7 @@ print(cuda_allocator())
 @pytest.mark.parametrize(
     ("chosen", "segments"), [("default", "of fixed size"), ("expandable_segments", "that grow")]
 )
-def test_segments_are_as_the_run_spec_says(chosen: str, segments: str) -> None:
+def test_segments_are_as_the_run_spec_says(chosen, segments):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     content = {"variant": "v", "machine": {"cuda_allocator": chosen}}
@@ -312,7 +306,7 @@ over.set()
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system binds no threads to cores"
 )
-def test_all_threads_keep_to_the_last_cores_where_there_are_more_than_asked_for() -> None:
+def test_all_threads_keep_to_the_last_cores_where_there_are_more_than_asked_for():
     cores = sorted(os.sched_getaffinity(0))
     program = KEEPING.format(counts=[len(cores) + 1, len(cores), 1])
     done = subprocess.run(

@@ -25,23 +25,23 @@ class FakeExact:
 def kinks(exact: FakeExact, near: list[float]) -> float:
     gradient = {"weight": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)}
     checker: Any = SimpleNamespace(exact=exact)
-    found = Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, SINGLE, near)  # type: ignore[arg-type]
+    found = Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, SINGLE, near)
     return found["weight"]
 
 
-def test_both_sides_of_every_relu_are_tried() -> None:
+def test_both_sides_of_every_relu_are_tried():
     exact = FakeExact()
     assert kinks(exact, [0.1, 0.2]) == pytest.approx(0.02, rel=1e-3)
     assert exact.gates == [(0.1, 0.2), (-0.1, -0.2)]
 
 
-def test_nothing_is_widened_where_there_is_no_relu() -> None:
+def test_nothing_is_widened_where_there_is_no_relu():
     exact = FakeExact()
     assert kinks(exact, []) == 0.0
     assert not exact.gates
 
 
-def test_an_input_is_near_where_rounding_of_its_layer_reaches() -> None:
+def test_an_input_is_near_where_rounding_of_its_layer_reaches():
     torch.manual_seed(0)
     right = [torch.randn(64, 40).double() for _ in range(2)]
     once = to_bf16(right[0])
@@ -53,7 +53,7 @@ def test_an_input_is_near_where_rounding_of_its_layer_reaches() -> None:
     assert windows(right, None) == [NEAR_SINGLE * SINGLE.unit] * 2
 
 
-def test_sums_in_32_bits_round_away_more_than_their_format() -> None:
+def test_sums_in_32_bits_round_away_more_than_their_format():
     """As many products as a small model has in a sum, one after the other, as some kernels add."""
     torch.manual_seed(0)
     products = torch.randn(20_000, 128)

@@ -32,16 +32,13 @@ def judged(dropout: float, width: int, heads: int, change: dict[str, Any]) -> li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dropout", "width", "heads", "seed"),
-    [(0.3, 24, 4, 2), (0.5, 128, 8, 1)],
-)
-def test_nobody_is_accused(dropout: float, width: int, heads: int, seed: int) -> None:
+@pytest.mark.parametrize(("dropout", "width", "heads", "seed"), [(0.3, 24, 4, 2), (0.5, 128, 8, 1)])
+def test_nobody_is_accused(dropout, width, heads, seed):
     for deviation in judged(dropout, width, heads, {"training": {"seed": seed}}):
         assert deviation.measured <= deviation.bound, deviation.where
 
 
-def test_more_is_dropped_than_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_is_dropped_than_should_be(monkeypatch):
     """A tenth more, where half is dropped."""
     before = module.KnownDropout.read
 
@@ -59,5 +56,5 @@ def test_more_is_dropped_than_should_be(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("dropout", "tokens"), [(0.0, 16), (0.1, 16), (0.2, 16), (0.5, 64)])
-def test_an_encoder_is_seen_by_as_many_tokens_as_it_takes(dropout: float, tokens: int) -> None:
+def test_an_encoder_is_seen_by_as_many_tokens_as_it_takes(dropout, tokens):
     assert enough_tokens((1 - dropout) ** 2) == tokens

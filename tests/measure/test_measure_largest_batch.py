@@ -29,7 +29,7 @@ MIB = 2**20
 @pytest.mark.parametrize("start", [1, 3, 64, 100, 1000])
 @pytest.mark.parametrize("largest", [1, 2, 63, 64, 65, 99, 100, 1234])
 @pytest.mark.parametrize("resolution", [0.0001, 0.1])
-def test_the_search_ends_next_to_the_border(start: int, largest: int, resolution: float) -> None:
+def test_the_search_ends_next_to_the_border(start, largest, resolution):
     tried: list[int] = []
 
     def fits(size: int) -> bool:
@@ -46,7 +46,7 @@ def test_the_search_ends_next_to_the_border(start: int, largest: int, resolution
     assert len(tried) < 30
 
 
-def test_nothing_fits() -> None:
+def test_nothing_fits():
     tried: list[int] = []
     assert search(lambda size: bool(tried.append(size)), 9, 0.02) is None
     assert tried == [9, 4, 2, 1]
@@ -87,20 +87,17 @@ def pretended(tmp_path: Path, surprises: dict[int, str] | None = None, border: i
     return trials
 
 
-def test_the_answer_is_confirmed_and_a_step_more_fails_again(tmp_path: Path) -> None:
+def test_the_answer_is_confirmed_and_a_step_more_fails_again(tmp_path):
     trials = pretended(tmp_path)
     found = find(trials, 4)
     assert (found["status"], found["largest_pairs"], found["confirmed"]) == ("ok", 40, True)
     last = [(trial.pairs, trial.purpose, trial.status) for trial in trials.trials[-2:]]
-    assert last == [
-        (40, "confirmation", "ok"),
-        (40 + found["step_pairs"], "one_step_more", "oom"),
-    ]
+    assert last == [(40, "confirmation", "ok"), (40 + found["step_pairs"], "one_step_more", "oom")]
     # A pair for each of two devices.
     assert found["step_pairs"] == 2
 
 
-def test_a_size_that_does_not_fit_again_is_no_answer(tmp_path: Path) -> None:
+def test_a_size_that_does_not_fit_again_is_no_answer(tmp_path):
     trials = pretended(tmp_path)
     find(trials, 4)
     confirmation = len(trials.trials) - 2
@@ -109,7 +106,7 @@ def test_a_size_that_does_not_fit_again_is_no_answer(tmp_path: Path) -> None:
     assert (found["largest_pairs"], found["step_pairs"]) == (38, 4)
 
 
-def test_a_step_more_that_fits_after_all_is_followed_by_another(tmp_path: Path) -> None:
+def test_a_step_more_that_fits_after_all_is_followed_by_another(tmp_path):
     trials = pretended(tmp_path)
     find(trials, 4)
     last = len(trials.trials) - 1
@@ -124,26 +121,26 @@ def test_a_step_more_that_fits_after_all_is_followed_by_another(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
-def test_another_end_is_no_answer(tmp_path: Path, status: str) -> None:
+def test_another_end_is_no_answer(tmp_path, status):
     found = find(pretended(tmp_path, {2: status}), 4)
     assert (found["status"], found["largest_pairs"]) == (status, None)
     assert found["reason"].startswith(f"{status} at")
 
 
-def test_not_even_the_smallest(tmp_path: Path) -> None:
+def test_not_even_the_smallest(tmp_path):
     found = find(pretended(tmp_path, border=1), 4)
     assert found["status"] == "oom"
     assert found["reason"].startswith("Not even the smallest batch fits. oom at 2")
 
 
-def test_sizes_start_at_those_of_the_study() -> None:
+def test_sizes_start_at_those_of_the_study():
     ddp = {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}}
     assert first_size(small_spec(**ddp), 10) == 4  # 8 pairs for two devices
     budget = small_spec(**ddp).model_copy(update={"batching": TokenBudget(tokens=700)})
     assert first_size(budget, 70) == 5
 
 
-def test_without_a_limit_ranks_share_the_host() -> None:
+def test_without_a_limit_ranks_share_the_host():
     spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     kind, limit = memory_limit(spec, LargestBatch())
     assert kind == "data_segment"
@@ -153,24 +150,20 @@ def test_without_a_limit_ranks_share_the_host() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
-def test_a_real_process_runs_out_of_its_limit(tmp_path: Path) -> None:
+def test_a_real_process_runs_out_of_its_limit(tmp_path):
     spec = small_spec()
     order = order_of(spec, tmp_path)
     trials = Trials(order, LargestBatch(), [])
     assert trials.fits(4)
     assert not trials.fits(200_000)
     small, large = trials.trials
-    assert small.peak_bytes is not None
     assert small.peak_bytes < order.limit
-    assert large.reason is not None
     assert "asked for" in large.reason
     assert isinstance(large, BatchTrial)
 
 
 @pytest.mark.parametrize(("free", "fraction"), [(24, 0.75), (10, 0.5)])
-def test_the_limit_on_a_gpu_leaves_room_for_what_is_there(
-    monkeypatch: pytest.MonkeyPatch, free: int, fraction: float
-) -> None:
+def test_the_limit_on_a_gpu_leaves_room_for_what_is_there(monkeypatch, free, fraction):
     """Contexts, NCCL's buffers and other processes are outside of what torch's allocator counts."""
     set_to = []
     gib = 2**30

@@ -31,7 +31,7 @@ WORKER = "transformer_core.run.worker"
 
 
 @pytest.fixture(autouse=True)
-def _outside_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def _outside_a_cluster(monkeypatch):
     for name in CLUSTER:
         monkeypatch.delenv(name, raising=False)
 
@@ -59,16 +59,14 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_a_single_run_is_plain_python() -> None:
+def test_a_single_run_is_plain_python():
     quick = [sys.executable, "-m", "transformer_core.run.quick_start", WORKER]
     assert launcher(spec("single"), WORKER) == quick
     assert launcher(spec("single"), WORKER, anew=True) == [sys.executable, "-m", WORKER]
 
 
 @pytest.mark.parametrize(("gpus", "anew"), [(["GPU-1"], False), ([], True)])
-def test_one_process_per_device_through_torchrun(
-    gpus: list[str], anew: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_per_device_through_torchrun(gpus, anew, monkeypatch):
     monkeypatch.setattr(launch, "visible_gpus", lambda: gpus)
     command = launcher(spec("ddp", devices_per_node=3), WORKER, anew=anew)
     assert AGENT in command
@@ -77,25 +75,20 @@ def test_one_process_per_device_through_torchrun(
     assert command[command.index("-m", 3) :] == ["-m", *quick, WORKER]
 
 
-def test_without_gpus_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_processes_are_forked(monkeypatch):
     monkeypatch.setattr(launch, "visible_gpus", list)
     command = launcher(spec("ddp", devices_per_node=3), WORKER)
-    assert command[1:] == [
-        "-m",
-        "transformer_core.run.quick_start",
-        "--fork=3",
-        WORKER,
-    ]
+    assert command[1:] == ["-m", "transformer_core.run.quick_start", "--fork=3", WORKER]
     asked = launcher(spec("ddp", device="cuda"), WORKER)
     assert AGENT in asked, "the run itself says that there is no GPU"
 
 
-def test_several_hosts_need_slurm_or_a_meeting_point() -> None:
+def test_several_hosts_need_slurm_or_a_meeting_point():
     with pytest.raises(Unsupported, match=r"2 hosts.*Slurm.*NODE_RANK"):
         launcher(spec("ddp", nodes=2, devices_per_node=1), WORKER)
 
 
-def test_by_hand_every_host_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_hand_every_host_starts_its_own_processes(monkeypatch):
     monkeypatch.setenv("NODE_RANK", "1")
     monkeypatch.setenv("RENDEZVOUS", "first:29500")
     command = launcher(spec("ddp", nodes=2, devices_per_node=4), WORKER, place=3)
@@ -108,9 +101,7 @@ def test_by_hand_every_host_starts_its_own_processes(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("node", "rendezvous"), [("0", None), (None, "first:29500"), ("one", "a:1"), ("1", "first")]
 )
-def test_half_a_meeting_point_is_refused(
-    monkeypatch: pytest.MonkeyPatch, node: str | None, rendezvous: str | None
-) -> None:
+def test_half_a_meeting_point_is_refused(monkeypatch, node, rendezvous):
     for name, value in [("NODE_RANK", node), ("RENDEZVOUS", rendezvous)]:
         if value is not None:
             monkeypatch.setenv(name, value)
@@ -118,7 +109,7 @@ def test_half_a_meeting_point_is_refused(
         one_host.this_host()
 
 
-def test_a_slurm_job_starts_all_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slurm_job_starts_all_its_hosts(monkeypatch, tmp_path):
     slurm_commands(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
@@ -130,32 +121,28 @@ def test_a_slurm_job_starts_all_its_hosts(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "transformer_core.run.host_processes" in command
 
 
-def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     command = launcher(spec("ddp", devices_per_node=2), WORKER)
     assert command[0] == sys.executable
     assert "transformer_core.run.host_processes" not in command
 
 
-def test_a_step_of_slurm_knows_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_step_of_slurm_knows_its_place(monkeypatch, tmp_path):
     slurm_commands(tmp_path, monkeypatch)
     step = {"JOB_ID": "42", "STEP_ID": "1", "STEP_NUM_NODES": "2", "STEP_NODELIST": "n[7-8]"}
     for name, value in (step | {"NODEID": "1"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     host = one_host.this_host()
-    assert host is not None
     assert (host.node_rank, host.address) == (1, "10.1.2.3")
     monkeypatch.setenv("SLURM_STEP_ID", "2")
     other = one_host.this_host()
-    assert other is not None
     assert other.port != host.port, "two steps of a job would take each other for their own"
     command = launcher(spec("ddp", nodes=2), WORKER)
     assert command[:3] == [sys.executable, "-m", one_host.__name__]
 
 
-def test_the_first_host_knows_where_the_others_find_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_first_host_knows_where_the_others_find_it(monkeypatch, tmp_path):
     monkeypatch.setattr(one_host.socket, "gethostname", lambda: "seven")
     assert one_host.own_address() == "seven"
     slurm_commands(tmp_path, monkeypatch)
@@ -166,7 +153,7 @@ def test_the_first_host_knows_where_the_others_find_it(
     assert one_host.own_address() == "first"
 
 
-def test_one_host_becomes_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_host_becomes_its_torchrun(monkeypatch):
     command = launcher_of(spec("ddp", nodes=2, devices_per_node=4, timeout=7), place=2)
     assert command[1:3] == ["-m", one_host.__name__]
     became: list[list[str]] = []
@@ -206,7 +193,7 @@ def linked(**parallel: object) -> RunSpec:
     return RunSpec.model_validate({"variant": "v", "parallel": parallel, "machine": machine})
 
 
-def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch):
     monkeypatch.setattr(launch, "refusal", lambda: None)
     run = linked(kind="ddp")
     command = launcher(run, WORKER)
@@ -215,9 +202,7 @@ def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch: pytest.Monk
     assert spans_machines(spec("ddp", nodes=2))
 
 
-def test_where_no_namespace_is_allowed_the_link_is_emulated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_namespace_is_allowed_the_link_is_emulated(monkeypatch):
     monkeypatch.setattr(launch, "refusal", lambda: "not here")
     for hook in (None, {"kind": "compress", "dtype": "fp16"}):
         assert json.loads(launcher(linked(kind="ddp", hook=hook), WORKER)[3])["link"] == "emulated"
@@ -234,15 +219,13 @@ def test_where_no_namespace_is_allowed_the_link_is_emulated(
     ],
     ids=str,
 )
-def test_what_cannot_be_emulated_is_refused_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, object]
-) -> None:
+def test_what_cannot_be_emulated_is_refused_with_the_reason(monkeypatch, parallel):
     monkeypatch.setattr(launch, "refusal", lambda: "network namespaces are not allowed here")
     with pytest.raises(Unsupported, match=r"namespaces are not allowed here.*emulated only where"):
         launcher(linked(**parallel), WORKER)
 
 
-def test_hosts_on_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_on_one_machine_share_its_gpus(monkeypatch):
     monkeypatch.setattr(launch, "refusal", lambda: None)
     machine = {"nodes": 2, "devices_per_node": 2, "link": LINK, "device": "auto"}
     run = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
@@ -255,7 +238,7 @@ def test_hosts_on_one_machine_share_its_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert json.loads(launcher(run, WORKER)[3])["gpus"] == []
 
 
-def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_shared_evenly(monkeypatch):
     monkeypatch.setattr(launch, "usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_process(spec("single")) == 8
@@ -269,7 +252,7 @@ def test_cores_are_shared_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_per_process(spec("ddp", devices_per_node=2)) == 2
 
 
-def test_threads_beside_other_jobs_sleep_where_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_beside_other_jobs_sleep_where_they_wait(monkeypatch):
     """In as many threads: a certificate counts for those that are timed."""
     monkeypatch.setattr(launch, "usable_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -281,7 +264,7 @@ def test_threads_beside_other_jobs_sleep_where_they_wait(monkeypatch: pytest.Mon
     assert name not in made(spec("ddp", devices_per_node=2), {}, shares_cores=True)
 
 
-def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise() -> None:
+def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise():
     made = launch.worker_environment
     name = "PYTORCH_ALLOC_CONF"
     assert made(spec("single"), {})[name] == "expandable_segments:True"
@@ -294,7 +277,7 @@ def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
-def test_as_many_kernels_are_kept_as_the_run_spec_says(name: str) -> None:
+def test_as_many_kernels_are_kept_as_the_run_spec_says(name):
     made = launch.worker_environment
     assert made(spec("single"), {name: "9"})[name] == "256"
     assert made(spec("single", kept_kernels=16), {})[name] == "16"

@@ -54,7 +54,7 @@ os.waitpid(child, 0)
 
 
 @linked
-def test_the_link_lets_no_more_through_than_its_bandwidth() -> None:
+def test_the_link_lets_no_more_through_than_its_bandwidth():
     done = subprocess.run(
         [sys.executable, "-c", TRANSFER], capture_output=True, text=True, check=True, timeout=100
     )
@@ -64,7 +64,7 @@ def test_the_link_lets_no_more_through_than_its_bandwidth() -> None:
 
 
 @linked
-def test_nothing_is_left_of_it() -> None:
+def test_nothing_is_left_of_it():
     before = Path("/proc/self/ns/net").readlink(), socket.if_nameindex()
     subprocess.run(TRIAL, check=True, capture_output=True)
     assert (Path("/proc/self/ns/net").readlink(), socket.if_nameindex()) == before
@@ -72,7 +72,7 @@ def test_nothing_is_left_of_it() -> None:
 
 @linked
 @pytest.mark.skipif(os.getuid() != 0, reason="takes rights away from the superuser")
-def test_a_user_without_rights_gets_them_in_a_user_namespace() -> None:
+def test_a_user_without_rights_gets_them_in_a_user_namespace():
     done = subprocess.run(
         ["setpriv", "--bounding-set=-sys_admin,-net_admin", *TRIAL],
         capture_output=True,
@@ -84,7 +84,7 @@ def test_a_user_without_rights_gets_them_in_a_user_namespace() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_is_named(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(
         linked_hosts, "_tool", lambda name: None if name == "tc" else f"/sbin/{name}"
@@ -93,7 +93,7 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         linked_hosts.join_two(BANDWIDTH)
 
 
-def test_a_refusal_is_what_the_trial_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_what_the_trial_says(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert linked_hosts.refusal() == "it failed without a word"
@@ -101,7 +101,7 @@ def test_a_refusal_is_what_the_trial_says(monkeypatch: pytest.MonkeyPatch) -> No
 
 def run(folder: Path, kind: str) -> int:
     """Start a worker on two hosts of two processes; the exit code."""
-    command = linked_hosts.Linked(2, 60.0, kind, 1e9).command  # type: ignore[arg-type]
+    command = linked_hosts.Linked(2, 60.0, kind, 1e9).command
     done = subprocess.run(
         [*command, NAME, str(folder), "end"],
         env=write_worker(folder),
@@ -113,7 +113,7 @@ def run(folder: Path, kind: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["emulated", pytest.param("namespaces", marks=linked)])
-def test_hosts_have_their_ranks_and_say_who_they_are(kind: str, tmp_path: Path) -> None:
+def test_hosts_have_their_ranks_and_say_who_they_are(kind, tmp_path):
     assert run(tmp_path, kind) == 0
     ranks = told(tmp_path)
     assert [rank["RANK"] for rank in ranks] == ["0", "1", "2", "3"]
@@ -200,9 +200,7 @@ def end_of(
         ("asleep", 1, r"^rank 1 on host \S+ stands still, behind the others$"),
     ],
 )
-def test_the_lost_rank_and_its_host_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int, reason: str
-) -> None:
+def test_the_lost_rank_and_its_host_are_named(tmp_path, monkeypatch, end, nodes, reason):
     code, outcome = end_of(tmp_path, monkeypatch, end, nodes)
     assert code > 0
     assert outcome.status == "failed"

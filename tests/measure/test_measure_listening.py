@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True], ids=["forked", "torchrun"])
-def test_one_host(tmp_path: Path, anew: bool) -> None:
+def test_one_host(tmp_path, anew):
     (tmp_path / "listening_worker.py").write_text(WORKER)
     (tmp_path / "tmp").mkdir()
     data = {"variant": "v", "parallel": {"kind": "ddp"}, "machine": {"device": "cpu"}}
@@ -72,7 +72,7 @@ def test_one_host(tmp_path: Path, anew: bool) -> None:
     assert not list((tmp_path / "tmp").glob("torchelastic_*"))
 
 
-def test_the_users_interface_comes_first() -> None:
+def test_the_users_interface_comes_first():
     given = {"GLOO_SOCKET_IFNAME": "eth7"}
     found = interfaces.within_host(given)
     assert found["GLOO_SOCKET_IFNAME"] == "eth7"
@@ -80,14 +80,14 @@ def test_the_users_interface_comes_first() -> None:
     assert interfaces.interface_of("127.0.0.1").startswith("lo")
 
 
-def test_several_hosts_take_the_interface_that_leads_to_the_first() -> None:
+def test_several_hosts_take_the_interface_that_leads_to_the_first():
     first = interfaces.between_hosts("127.0.0.1", 29_500, True, {})
     other = interfaces.between_hosts("127.0.0.1", 29_500, False, {})
     assert set(first.values()) == set(other.values()) == {interfaces.interface_of("127.0.0.1")}
     assert interfaces.interface_of("192.0.2.77") == ""
 
 
-def test_an_address_of_another_host_is_refused_with_what_to_do() -> None:
+def test_an_address_of_another_host_is_refused_with_what_to_do():
     with pytest.raises(OSError, match="RENDEZVOUS"):
         listening("192.0.2.77", 0)
     with listening("127.0.0.1", 0) as listener:
@@ -95,9 +95,7 @@ def test_an_address_of_another_host_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("link", [{"bandwidth": "100Mbit/s"}, None], ids=["emulated", "real"])
-def test_only_real_hosts_connect_to_a_coordinator_over_the_network(
-    link: dict[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_real_hosts_connect_to_a_coordinator_over_the_network(link, tmp_path, monkeypatch):
     machine = {"nodes": 2, "devices_per_node": 1, "device": "cpu", "link": link}
     spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
     asked = []

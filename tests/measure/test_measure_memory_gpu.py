@@ -1,7 +1,6 @@
 """Memory on a GPU: the model of the original study, predicted and measured, added up to NVML's."""
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,12 +38,12 @@ def original(name: str) -> RunSpec:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     return write_shards(tmp_path_factory.mktemp("data"), 512, VOCABULARY)
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def measured(request: pytest.FixtureRequest, data: Path) -> MemoryResult:
+def measured(request, data):
     """By the job itself, in a process of its own."""
     spec = original(request.param)
     file, output = data / f"{spec.variant}.spec.json", data / f"{spec.variant}.json"
@@ -55,7 +54,7 @@ def measured(request: pytest.FixtureRequest, data: Path) -> MemoryResult:
     return found
 
 
-def test_the_peak_is_predicted_within_5_percent(measured: MemoryResult, data: Path) -> None:
+def test_the_peak_is_predicted_within_5_percent(measured, data):
     splits = ("train", "validation")
     train, validation = (open_shards(data / "shards" / s / "manifest.json") for s in splits)
     device = torch.device("cuda", 0)
@@ -65,7 +64,7 @@ def test_the_peak_is_predicted_within_5_percent(measured: MemoryResult, data: Pa
     assert predicted.training_bytes == pytest.approx(measured.ranks[0].peak_tensor_bytes, rel=0.05)
 
 
-def test_the_parts_add_up_to_the_number_of_nvml(measured: MemoryResult) -> None:
+def test_the_parts_add_up_to_the_number_of_nvml(measured):
     (rank,) = measured.ranks
     account = rank.device_account
     if account is None:
@@ -82,7 +81,7 @@ def test_the_parts_add_up_to_the_number_of_nvml(measured: MemoryResult) -> None:
     assert account.context_bytes > 0
 
 
-def test_milestones_grow_from_an_empty_device_to_the_peak(measured: MemoryResult) -> None:
+def test_milestones_grow_from_an_empty_device_to_the_peak(measured):
     found = {milestone.name: milestone for milestone in measured.ranks[0].milestones}
     tensors = [found[name].tensor_bytes for name in ("start", "weights", "first_forward")]
     assert tensors == sorted(tensors, key=int)

@@ -56,7 +56,7 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def two_ranks(tmp_path_factory):
     """Short runs of every kind and strategy in two processes."""
     folder = tmp_path_factory.mktemp("two-ranks")
     cases = {}
@@ -71,9 +71,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_train_what_one_process_trains(
-    kind: str, two_ranks: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_two_ranks_train_what_one_process_trains(kind, two_ranks, tmp_path):
     alone = recorded(spec_of(kind), tmp_path)
     runs, folder = two_ranks
     for strategy in STRATEGIES:
@@ -86,7 +84,7 @@ def test_two_ranks_train_what_one_process_trains(
                 torch.testing.assert_close(mine[name], tensor, rtol=1e-2, atol=1e-3)
 
 
-def test_torch_nn_trains_the_same_model_as_this_projects_layers(tmp_path: Path) -> None:
+def test_torch_nn_trains_the_same_model_as_this_projects_layers(tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     runs = [recorded(spec_of(kind), folder) for kind, folder in (("", ours), ("torch_nn", theirs))]
     assert runs[0].initial_sha256 == runs[1].initial_sha256
@@ -99,7 +97,7 @@ def test_torch_nn_trains_the_same_model_as_this_projects_layers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_learns(kind: str, tmp_path: Path) -> None:
+def test_learns(kind, tmp_path):
     training = {"steps": 40, "schedule": {"kind": "constant", "peak": 1e-2}}
     watcher, _ = run_small(spec_of(kind, training=training), tmp_path)
     assert watcher.losses[40] < 0.9 * watcher.losses[1]
@@ -107,7 +105,7 @@ def test_learns(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_ends_with_the_same_weights(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(kind, tmp_path):
     spec = spec_of(kind, training={"checkpoint_every": 2})
     _, through = run_small(spec, tmp_path / "through")
     run_small(spec, tmp_path / "stopped", stop_at=3)
@@ -118,7 +116,7 @@ def test_a_resumed_run_ends_with_the_same_weights(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_weights_translate(kind: str, tmp_path: Path) -> None:
+def test_saved_weights_translate(kind, tmp_path):
     spec = spec_of(kind)
     _, setup = run_small(spec, tmp_path)
     save_file(whole_weights(setup.model, keep=True), tmp_path / "model.safetensors")
@@ -131,7 +129,7 @@ def test_saved_weights_translate(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_certificate_compares_every_weight(kind: str) -> None:
+def test_a_certificate_compares_every_weight(kind):
     setup = small_setup(spec_of(kind))
     tensors = CanonicalTensors(setup, VOCABULARY)
     before = tensors.weights()

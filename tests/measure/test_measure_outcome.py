@@ -62,7 +62,7 @@ from transformer_core.run.supervisor import no_loopback, obstacle
         ),
     ],
 )
-def test_classify(error: BaseException, status: str, words: str) -> None:
+def test_classify(error, status, words):
     found, reason = classify(error)
     assert found == status
     assert words in reason
@@ -85,32 +85,30 @@ def test_classify(error: BaseException, status: str, words: str) -> None:
         ("CUDA error: no kernel image is available for execution on the device", "failed"),
     ],
 )
-def test_words_of_cuda_and_its_libraries(text: str, status: str) -> None:
+def test_words_of_cuda_and_its_libraries(text, status):
     found, reason = classify(RuntimeError(text))
     assert found == status
     if status == "failed":
         assert text in reason, "the cause stands in the reason"
 
 
-def test_a_real_allocation_that_does_not_fit_is_out_of_memory() -> None:
+def test_a_real_allocation_that_does_not_fit_is_out_of_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert classify(caught.value)[0] == "oom"
 
 
-def test_the_cause_is_told_and_not_its_consequences(tmp_path: Path) -> None:
+def test_the_cause_is_told_and_not_its_consequences(tmp_path):
     write_outcome(tmp_path, 1, RuntimeError("Connection closed by peer"))
     write_outcome(tmp_path, 0, torch.OutOfMemoryError("Tried to allocate 1 GiB"))
     outcome = read_outcomes(tmp_path)
-    assert outcome is not None
     assert (outcome.status, outcome.rank) == ("oom", 0)
 
 
-def test_of_equal_ends_the_first_is_told(tmp_path: Path) -> None:
+def test_of_equal_ends_the_first_is_told(tmp_path):
     write_outcome(tmp_path, 1, RuntimeError("first"))
     write_outcome(tmp_path, 0, RuntimeError("second"))
     outcome = read_outcomes(tmp_path)
-    assert outcome is not None
     assert "first" in (outcome.reason or "")
     assert "RuntimeError: first" in (outcome.traceback or "")
     clear_outcomes(tmp_path)
@@ -119,7 +117,7 @@ def test_of_equal_ends_the_first_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_supervisor(tmp_path):
     pid_file = tmp_path / "pid"
     worker = (
         "import os, pathlib, sys, time\n"
@@ -163,19 +161,19 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
         (CorpusError("has changed", file="shard-00000.arrow", remedy="make it again"), "has chang"),
     ],
 )
-def test_what_another_attempt_may_mend_is_tried_again(error: BaseException, words: str) -> None:
+def test_what_another_attempt_may_mend_is_tried_again(error, words):
     outcome = Outcome.of(error)
     assert (outcome.status, outcome.again) == ("failed", True)
     assert words in (outcome.reason or "")
 
 
-def test_a_fault_of_a_program_is_not_tried_again() -> None:
+def test_a_fault_of_a_program_is_not_tried_again():
     outcome = Outcome.of(ValueError("no such head"))
     assert not outcome.again
     assert outcome.traceback
 
 
-def test_the_count_of_failures_grows(tmp_path: Path) -> None:
+def test_the_count_of_failures_grows(tmp_path):
     result = tmp_path / "metrics.json"
     assert failures(result) == 0
     count_failure(result)
@@ -187,20 +185,15 @@ def test_the_count_of_failures_grows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words"), [(1, "exit code 1"), (-9, "signal SIGKILL"), (134, "exit code 134")]
 )
-def test_workers_without_words_have_a_status(
-    code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_without_words_have_a_status(code, words, tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "run_workers", lambda *_: code)
     order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
     outcome = supervisor.attempt(order, tmp_path / "metrics.json")
-    assert outcome is not None
     assert (outcome.status, outcome.again) == ("failed", True)
     assert words in (outcome.reason or "")
 
 
-def test_workers_that_were_asked_to_stop_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_were_asked_to_stop_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "run_workers", lambda *_: -15)
     order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
     with pytest.raises(SystemExit):
@@ -214,24 +207,23 @@ CUDA = (
 )
 
 
-def test_a_host_tells_what_was_asked_for_and_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_tells_what_was_asked_for_and_what_was_free(monkeypatch):
     monkeypatch.setattr(oom, "free_bytes", lambda: 3 * MIB)
     error = RuntimeError(
         "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 10485760 bytes. Error code 12 (Cannot allocate memory)"
     )
     reason = reason_of(error)
-    assert reason is not None
     assert reason.startswith("The host ran out of memory: 10.00 MiB asked for, 3.00 MiB free.")
 
 
 @pytest.mark.parametrize("error", [ValueError("no memory of it"), RuntimeError("shape"), OSError()])
-def test_other_errors_are_none_of_it(error: Exception) -> None:
+def test_other_errors_are_none_of_it(error):
     assert reason_of(error) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
-def test_a_limit_of_a_process_bounds_what_is_free() -> None:
+def test_a_limit_of_a_process_bounds_what_is_free():
     code = (
         "import resource\n"
         "from transformer_core.run.oom import *\n"
@@ -250,7 +242,7 @@ def test_a_limit_of_a_process_bounds_what_is_free() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] != 64 * MIB
 
 
-def test_control_groups_bound_what_is_free(tmp_path: Path) -> None:
+def test_control_groups_bound_what_is_free(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
     group = tmp_path / "sys/fs/cgroup/job"
@@ -262,7 +254,7 @@ def test_control_groups_bound_what_is_free(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > MIB
 
 
-def test_processes_ended_by_the_kernel_are_counted(tmp_path: Path) -> None:
+def test_processes_ended_by_the_kernel_are_counted(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
     (tmp_path / "proc/vmstat").write_text("nr_free_pages 12\noom_kill 3\n")
@@ -297,9 +289,8 @@ GPU = "The GPU ran out of memory. Try a smaller batch"
         (RuntimeError("std::bad_alloc"), "The host ran out of memory: "),
     ],
 )
-def test_ways_to_say_it(error: Exception, said: str) -> None:
+def test_ways_to_say_it(error, said):
     reason = reason_of(error)
-    assert reason is not None
     assert reason.startswith(said)
     assert "model.checkpoint: layers" in reason
 
@@ -307,9 +298,7 @@ def test_ways_to_say_it(error: Exception, said: str) -> None:
 @pytest.mark.parametrize(
     ("free", "ran_out"), [(20 * MIB, True), (9000 * MIB, False), (None, False)]
 )
-def test_cublas_that_does_not_start_had_no_room_where_little_is_free(
-    monkeypatch: pytest.MonkeyPatch, free: int | None, ran_out: bool
-) -> None:
+def test_cublas_that_does_not_start_had_no_room_where_little_is_free(monkeypatch, free, ran_out):
     monkeypatch.setattr(oom, "_free_on_device", lambda: free)
     error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate")
     reason = reason_of(error)
@@ -321,11 +310,11 @@ def test_cublas_that_does_not_start_had_no_room_where_little_is_free(
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_a_host_that_has_it_all(tmp_path: Path) -> None:
+def test_a_host_that_has_it_all(tmp_path):
     assert obstacle(tmp_path, threads=4) is None
 
 
-def test_too_few_files(tmp_path: Path) -> None:
+def test_too_few_files(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 8, before[1])
@@ -334,12 +323,11 @@ def test_too_few_files(tmp_path: Path) -> None:
         found = obstacle(tmp_path, threads=1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert found is not None
     assert found.startswith("Too few files may be open")
     assert "ulimit -n" in found
 
 
-def test_too_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_threads(tmp_path, monkeypatch):
     started = iter(range(5))
 
     def start(self: object) -> None:
@@ -349,13 +337,12 @@ def test_too_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(supervisor.threading.Thread, "start", start)
     monkeypatch.setattr(supervisor.threading.Thread, "join", lambda self: None)
     found = obstacle(tmp_path, threads=100_000)
-    assert found is not None
     assert "starts 5 more threads of the 100000" in found
     assert "machine.threads" in found
 
 
 @pytest.mark.parametrize("full", ["/dev/shm", "results"])
-def test_a_full_disk(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(full, tmp_path, monkeypatch):
     folder = tmp_path / "results"
 
     def usage(path: Path) -> Usage:
@@ -363,12 +350,11 @@ def test_a_full_disk(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(supervisor.shutil, "disk_usage", usage)
     found = obstacle(folder, threads=1)
-    assert found is not None
     assert f"{full} is full: 4096 bytes are free" in found
     assert "make" in found or "give it more room" in found
 
 
-def test_no_loopback() -> None:
+def test_no_loopback():
     program = "from transformer_core.run.supervisor import no_loopback\nprint(no_loopback())"
     command = ["unshare", "-Urn", sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -1,7 +1,6 @@
 """Gradients that a model's own code gives in 64 bits, beside those that its training has."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def language_model(architecture: str, tied: bool) -> HuggingFaceCausal:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_the_norm_of_all_gradients_is_that_of_the_model(architecture: str, tied: bool) -> None:
+def test_the_norm_of_all_gradients_is_that_of_the_model(architecture, tied):
     spec = language_model(architecture, tied)
     torch.manual_seed(1)
     model = build_model(spec, VOCABULARY)
@@ -47,7 +46,7 @@ def test_the_norm_of_all_gradients_is_that_of_the_model(architecture: str, tied:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_translation_model_has_its_tied_matrix_once(tied: bool, tmp_path: Path) -> None:
+def test_a_translation_model_has_its_tied_matrix_once(tied, tmp_path):
     fields = SIZES | {"kind": "huggingface", "tied_embeddings": tied}
     spec = HuggingFace.model_validate(fields)
     model = build_model(spec, VOCABULARY)

@@ -26,13 +26,7 @@ from tests.records import provenance
 from transformer_core.measure import comparison
 from transformer_core.measure import sessions as session_module
 from transformer_core.measure import turns as module
-from transformer_core.measure.comparison import (
-    Kept,
-    compare_pairs,
-    enough,
-    leave_sessions,
-    stop,
-)
+from transformer_core.measure.comparison import Kept, compare_pairs, enough, leave_sessions, stop
 from transformer_core.measure.session_ratio import log_ratios
 from transformer_core.measure.sessions import Sessions, Side, TurnsOrder, without_copy
 from transformer_core.measure.turns import pairs_of
@@ -49,7 +43,7 @@ TOGETHER = COMPARING.model_copy(update={"together": 4})
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def fake(monkeypatch, tmp_path):
     """Sides without torch; the log of their turns."""
     log = tmp_path / "turns.log"
     paths = [str(HERE), str(HERE.parent / "decide"), str(HERE.parents[1])]
@@ -74,7 +68,7 @@ def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine:
     return found[variant]
 
 
-def test_sides_take_turns_and_the_ratio_is_theirs(fake: Path, tmp_path: Path) -> None:
+def test_sides_take_turns_and_the_ratio_is_theirs(fake, tmp_path):
     found = run(tmp_path, "fast")
     assert (found.status, found.stopped, len(found.sessions)) == ("ok", "sessions", 2)
     first = found.sessions[0]
@@ -105,9 +99,7 @@ def test_sides_take_turns_and_the_ratio_is_theirs(fake: Path, tmp_path: Path) ->
         ("dies", "failed", r"ended before .* \(signal SIGKILL\)"),
     ],
 )
-def test_a_side_that_ends_gives_its_status_and_no_number(
-    fake: Path, tmp_path: Path, variant: str, status: str, reason: str
-) -> None:
+def test_a_side_that_ends_gives_its_status_and_no_number(fake, tmp_path, variant, status, reason):
     found = run(tmp_path, variant)
     assert (found.status, found.ended_by, found.sessions) == (status, variant, [])
     assert found.stopped is None
@@ -118,7 +110,7 @@ def test_a_side_that_ends_gives_its_status_and_no_number(
     assert not _children()
 
 
-def test_a_side_that_stalls_ends_at_the_timeout(fake: Path, tmp_path: Path) -> None:
+def test_a_side_that_stalls_ends_at_the_timeout(fake, tmp_path):
     found = run(tmp_path, "stalls", timeout=2.0)
     assert (found.status, found.ended_by) == ("failed", "stalls")
     assert "did not answer within 2 s (machine.timeout)" in str(found.reason)
@@ -130,7 +122,7 @@ def _children() -> list[int]:
     return [c.pid for c in psutil.Process().children(recursive=True) if "fake_side" in c.cmdline()]
 
 
-def test_finished_sessions_are_not_made_again(fake: Path, tmp_path: Path) -> None:
+def test_finished_sessions_are_not_made_again(fake, tmp_path):
     kept = Kept(
         tmp_path / "pairs/fast", [side(tmp_path, "single"), side(tmp_path, "fast")], COMPARING
     )
@@ -141,7 +133,7 @@ def test_finished_sessions_are_not_made_again(fake: Path, tmp_path: Path) -> Non
     assert Counter(line.split()[0] for line in fake.read_text().splitlines())["fast"] == 7
 
 
-def test_more_time_goes_on_from_what_there_is(fake: Path, tmp_path: Path) -> None:
+def test_more_time_goes_on_from_what_there_is(fake, tmp_path):
     first = run(tmp_path, "fast")
     leave_sessions(tmp_path / "pairs/fast", COMPARING)
     more = COMPARING.model_copy(update={"sessions_least": 3, "sessions_most": 3})
@@ -155,7 +147,7 @@ def test_more_time_goes_on_from_what_there_is(fake: Path, tmp_path: Path) -> Non
     assert third.sessions[0] != first.sessions[0]
 
 
-def test_only_sessions_of_the_same_comparison_are_kept(tmp_path: Path) -> None:
+def test_only_sessions_of_the_same_comparison_are_kept(tmp_path):
     sides = [side(tmp_path, "single"), side(tmp_path, "fast")]
     kept = Kept(tmp_path, sides, COMPARING)
     kept.add(session(2.0, 1))
@@ -189,15 +181,13 @@ def spread(error: float) -> tuple[float, ...]:
         (4, 0.01, 0.1, "sessions"),
     ],
 )
-def test_when_there_are_enough_sessions(
-    count: int, error: float, seconds: float, expected: str | None
-) -> None:
+def test_when_there_are_enough_sessions(count, error, seconds, expected):
     comparing = Comparing(precision=0.01, budget=12.0, sessions_least=2, sessions_most=4)
     done = [session(1.5, n + 1, noise=spread(error), seconds=seconds) for n in range(count)]
     assert stop(done, [FAST], comparing) == expected
 
 
-def test_sessions_that_agree_by_chance_are_no_reason_to_stop() -> None:
+def test_sessions_that_agree_by_chance_are_no_reason_to_stop():
     comparing = Comparing(precision=0.01, budget=100.0, sessions_least=2)
     agreeing = [session(1.5, n, noise=spread(0.02)) for n in (1, 2)]
     apart = [session(ratio, n, noise=spread(0.001)) for n, ratio in ((1, 1.0), (2, 2.0))]
@@ -205,7 +195,7 @@ def test_sessions_that_agree_by_chance_are_no_reason_to_stop() -> None:
     assert stop(apart, [FAST], comparing) == "precision"
 
 
-def test_a_session_ends_when_precise_or_out_of_time() -> None:
+def test_a_session_ends_when_precise_or_out_of_time():
     judge = enough([FAST], Comparing(precision=0.01, budget=12.0, pairs=8, sessions_least=2))
     precise, noisy = session(1.5, noise=spread(0.001)), session(1.5, noise=spread(0.05))
     assert not judge(precise.rounds[:7], 100.0), "fewer than the least"
@@ -214,9 +204,7 @@ def test_a_session_ends_when_precise_or_out_of_time() -> None:
     assert judge(noisy.rounds, 6.1)
 
 
-def test_another_host_lends_processes_until_there_is_a_record(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_host_lends_processes_until_there_is_a_record(monkeypatch, tmp_path):
     output = tmp_path / "pairs/ddp.json"
     output.parent.mkdir()
     output.write_text("an older one")
@@ -242,9 +230,7 @@ def test_another_host_lends_processes_until_there_is_a_record(
     assert started == [("ddp", 1)] * 3
 
 
-def test_nothing_starts_where_a_side_has_nothing_to_train(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_starts_where_a_side_has_nothing_to_train(monkeypatch, tmp_path):
     monkeypatch.setattr(session_module, "start_side", lambda *_: pytest.fail("nothing may start"))
     reference = side(tmp_path, "single")
     empty = reference.spec.model_copy(update={"variant": "odd", "no_meaning": "no such layer"})
@@ -252,7 +238,7 @@ def test_nothing_starts_where_a_side_has_nothing_to_train(
     assert (found.status, found.reason, found.ended_by) == ("unsupported", "no such layer", "odd")
 
 
-def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: Path) -> None:
+def test_several_variants_take_turns_around_one_reference(fake, tmp_path):
     sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
     found = compared(sides, TOGETHER, tmp_path, tmp_path / "turns")
     assert list(found) == ["fast", "other", "third"]
@@ -273,7 +259,7 @@ def test_several_variants_take_turns_around_one_reference(fake: Path, tmp_path: 
     assert found["fast"].others == ["other", "third"]
 
 
-def test_the_same_turns_serve_every_comparison_of_two_sides(fake: Path, tmp_path: Path) -> None:
+def test_the_same_turns_serve_every_comparison_of_two_sides(fake, tmp_path):
     sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
     pairs = [Pair("fast", "single"), Pair("other", "fast"), Pair("third", "other")]
     found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
@@ -289,7 +275,7 @@ def test_the_same_turns_serve_every_comparison_of_two_sides(fake: Path, tmp_path
         assert ratios == pytest.approx([-0.6931] * 6, abs=1e-3)
 
 
-def test_a_side_that_ends_takes_its_own_comparisons_with_it(fake: Path, tmp_path: Path) -> None:
+def test_a_side_that_ends_takes_its_own_comparisons_with_it(fake, tmp_path):
     """The reference of the turns, too; the others go on."""
     sides = [side(tmp_path, name) for name in ("fails", "single", "fast", "other")]
     pairs = [("single", "fails"), ("fast", "fails"), ("fast", "single"), ("other", "single")]
@@ -304,14 +290,14 @@ def test_a_side_that_ends_takes_its_own_comparisons_with_it(fake: Path, tmp_path
     }
 
 
-def test_a_comparison_with_a_side_that_takes_no_turns_is_refused() -> None:
+def test_a_comparison_with_a_side_that_takes_no_turns_is_refused():
     assert pairs_of((), ["a", "b", "c"]) == [("b", "a"), ("c", "a")]
     assert pairs_of(["c/b"], ["a", "b", "c"]) == [("c", "b")]
     with pytest.raises(ConfigError, match="VARIANT/REFERENCE of a, b, c"):
         pairs_of(["b/d"], ["a", "b", "c"])
 
 
-def test_the_budget_is_for_two_sides() -> None:
+def test_the_budget_is_for_two_sides():
     pairs = len(session(1.1).rounds)
     comparing = Comparing(precision=1e-6, budget=12.0, pairs=pairs, sessions_least=2)
     rounds = session(1.1).rounds
@@ -321,7 +307,7 @@ def test_the_budget_is_for_two_sides() -> None:
     assert enough(three, comparing)(rounds, 9.5)
 
 
-def test_the_coordinator_may_be_elsewhere(fake: Path, tmp_path: Path) -> None:
+def test_the_coordinator_may_be_elsewhere(fake, tmp_path):
     """As in a search, whose sessions share one and have folders of their own."""
     sides = side(tmp_path, "single"), side(tmp_path, "fast")
     with Coordinator(tmp_path / "coordinator.json", False) as coordinator:
@@ -338,7 +324,7 @@ def test_the_coordinator_may_be_elsewhere(fake: Path, tmp_path: Path) -> None:
         assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 
 
-def test_a_killed_job_goes_on(fake: Path, tmp_path: Path) -> None:
+def test_a_killed_job_goes_on(fake, tmp_path):
     """The job itself, killed in its second session, and started again."""
     for name in ("single", "fast"):
         side(tmp_path, name)

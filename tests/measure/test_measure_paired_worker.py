@@ -54,7 +54,7 @@ class Steps:
             self.done = step
             step_done(step, *counts)
 
-        taker.step_done = counted  # type: ignore[method-assign]
+        taker.step_done = counted
 
     def now(self) -> float:
         self.readings.append(self.done)
@@ -66,7 +66,7 @@ def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any],
     spec = spec or small_spec()
     setup = small_setup(endless(spec))
     turns = FakeTurns(*tasks, Leave())
-    taker = TurnTaker(turns, spec, setup.strategy, None)  # type: ignore[arg-type]
+    taker = TurnTaker(turns, spec, setup.strategy, None)
     steps = Steps(taker)
     taker._now = steps.now
     with pytest.raises(TurnsOver):
@@ -74,7 +74,7 @@ def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any],
     return turns.answers, steps
 
 
-def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study() -> None:
+def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study():
     spec = small_spec()
     assert of_session(spec, 1) == spec
     seeds = [of_session(spec, session).training.seed for session in (1, 2, 5)]
@@ -83,14 +83,14 @@ def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study() ->
     assert of_session(spec.model_copy(update={"training": last}), 2).training.seed == 0
 
 
-def test_steps_are_timed_turn_by_turn() -> None:
+def test_steps_are_timed_turn_by_turn():
     answers, steps = train_in_turns(Turn(0, 3), Turn(1, 2), Turn(2, 5))
     assert [report.seconds for report in answers] == [3.0, 2.0, 5.0]
     # Read where a turn's timed part begins and ends, and nowhere else.
     assert steps.readings == [0, 3, 4, 6, 8, 13]
 
 
-def test_a_side_prepares_itself_once_and_not_before_its_first_turn() -> None:
+def test_a_side_prepares_itself_once_and_not_before_its_first_turn():
     spec = small_spec()
     setup = small_setup(endless(spec))
     turns = FakeTurns(TellMemory(), Turn(0, 1), Turn(1, 1), Leave())
@@ -99,28 +99,23 @@ def test_a_side_prepares_itself_once_and_not_before_its_first_turn() -> None:
     def prepare() -> None:
         answered.append(len(turns.answers))
 
-    taker = TurnTaker(turns, spec, setup.strategy, None, prepare)  # type: ignore[arg-type]
+    taker = TurnTaker(turns, spec, setup.strategy, None, prepare)
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
     assert answered == [1]
 
 
-def test_it_tells_what_computed_its_first_step_and_looks_at_no_other() -> None:
+def test_it_tells_what_computed_its_first_step_and_looks_at_no_other():
     spec = small_spec()
     setup = small_setup(endless(spec))
     turns = FakeTurns(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels(), Leave())
     first = FirstStep()
     taker = TurnTaker(
-        turns,  # type: ignore[arg-type]
-        spec,
-        setup.strategy,
-        None,
-        first=first,
-        kernels=lambda: first.read(setup.model),
+        turns, spec, setup.strategy, None, first=first, kernels=lambda: first.read(setup.model)
     )
     began: list[int] = []
     begin = first.begin
-    first.begin = lambda: (began.append(1), begin())[1]  # type: ignore[method-assign]
+    first.begin = lambda: (began.append(1), begin())[1]
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
     _, once, _, again = turns.answers
@@ -130,7 +125,7 @@ def test_it_tells_what_computed_its_first_step_and_looks_at_no_other() -> None:
     assert any("embedding" in name for name in once.operators)
 
 
-def test_counts_are_those_of_the_timed_steps() -> None:
+def test_counts_are_those_of_the_timed_steps():
     (whole,), _ = train_in_turns(Turn(0, 4))
     first, second, third = train_in_turns(Turn(0, 1), Turn(1, 1), Turn(0, 1))[0]
     (skipped,), _ = train_in_turns(Turn(1, 3))
@@ -141,7 +136,7 @@ def test_counts_are_those_of_the_timed_steps() -> None:
     assert whole.input_wait_seconds > 0
 
 
-def test_it_trains_on_beyond_the_steps_of_its_spec() -> None:
+def test_it_trains_on_beyond_the_steps_of_its_spec():
     spec = small_spec(training={"steps": 2, "validate_every": 1, "checkpoint_every": 1})
     (report,), steps = train_in_turns(Turn(0, 9), spec=spec)
     assert report.seconds == 9.0
@@ -150,14 +145,14 @@ def test_it_trains_on_beyond_the_steps_of_its_spec() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_the_rate_does_not_fall_below_nothing(kind: str) -> None:
+def test_the_rate_does_not_fall_below_nothing(kind):
     schedule = {"kind": kind, "peak": 0.01, "warmup": 2}
     training = endless(small_spec(training={"steps": 4, "schedule": schedule})).training
     rates = [learning_rate(training.schedule, s, training.steps, 16) for s in (3, 50, 5_000)]
     assert all(0.0 < rate <= 0.01 for rate in rates)
 
 
-def test_memory_and_probes_are_told_between_turns() -> None:
+def test_memory_and_probes_are_told_between_turns():
     answers, _ = train_in_turns(ProbeDevices(), Turn(0, 1), TellMemory(), TellMemory())
     probes, _, memory, again = answers
     assert probes == [], "the supervisor probes the CPU"
@@ -171,7 +166,7 @@ def _rank_in_turns() -> list[float]:
 
 
 @pytest.mark.slow
-def test_all_ranks_of_a_side_stop_at_the_same_step() -> None:
+def test_all_ranks_of_a_side_stop_at_the_same_step():
     first, second = run_ranks(_rank_in_turns, 2)
     assert first == second, "counts are those of all ranks"
 
@@ -185,11 +180,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 @pytest.mark.gpu
 @needs_gpu
-def test_turns_on_a_gpu_with_memory_and_probe() -> None:
+def test_turns_on_a_gpu_with_memory_and_probe():
     spec = small_spec(machine={"device": "cuda"})
     setup = _cuda_setup(spec)
     turns = FakeTurns(ProbeDevices(), Turn(2, 5), Turn(1, 5), TellMemory(), Leave())
-    taker = TurnTaker(turns, spec, setup.strategy, None)  # type: ignore[arg-type]
+    taker = TurnTaker(turns, spec, setup.strategy, None)
     with pytest.raises(TurnsOver):
         train(setup, taker, NOWHERE)
     (probe,), first, second, memory = turns.answers
@@ -201,7 +196,7 @@ def test_turns_on_a_gpu_with_memory_and_probe() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step() -> None:
+def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step():
     spec = small_spec(machine={"device": "cuda"})
     seconds = []
     for share in (0.0, 1.0):
@@ -209,7 +204,7 @@ def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step() -> None:
         strategy = setup.strategy
         planted = PlantedDelay(share, lambda strategy=strategy: Strategy.synchronise(strategy))
         turns = FakeTurns(*[Turn(5, 20)] * 5, Leave())
-        taker = TurnTaker(turns, spec, strategy, planted)  # type: ignore[arg-type]
+        taker = TurnTaker(turns, spec, strategy, planted)
         with pytest.raises(TurnsOver):
             train(setup, taker, NOWHERE)
         seconds.append(sorted(report.seconds for report in turns.answers)[2])

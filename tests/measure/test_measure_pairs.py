@@ -21,20 +21,20 @@ def rounds(*ratios: float, base: float = 100.0, backwards: bool = False) -> list
     return found
 
 
-def test_a_drift_of_the_machine_cancels() -> None:
+def test_a_drift_of_the_machine_cancels():
     steady = log_ratios(rounds(1.5, 1.5, 1.5), Pair("b", "a"))
     assert steady == pytest.approx([log(1.5)] * 3)
     assert log_ratios(rounds(1.5, backwards=True), Pair("b", "a")) == pytest.approx([log(1.5)])
     assert log_ratios(rounds(1.5), Pair("a", "b")) == pytest.approx([-log(1.5)])
 
 
-def test_the_rate_counts_tokens_and_not_windows() -> None:
+def test_the_rate_counts_tokens_and_not_windows():
     half = window("b", 100.0).model_copy(update={"tokens": 500})
     (found,) = log_ratios([Round(windows=[window("a", 100.0), half])], Pair("b", "a"))
     assert found == pytest.approx(log(0.5))
 
 
-def test_disturbed_windows_do_not_reach_the_ratio() -> None:
+def test_disturbed_windows_do_not_reach_the_ratio():
     clean = [1.5, 1.51, 1.49, 1.5, 1.505, 1.495, 1.5, 1.5]
     disturbed = [*clean[:-2], 0.2, 9.0]
     ratio = session_ratio(rounds(*disturbed), Pair("b", "a"))
@@ -44,7 +44,7 @@ def test_disturbed_windows_do_not_reach_the_ratio() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=5, max_size=12))
-def test_the_other_way_round_is_the_reciprocal(ratios: list[float]) -> None:
+def test_the_other_way_round_is_the_reciprocal(ratios):
     there = session_ratio(rounds(*ratios), Pair("b", "a"))
     back = session_ratio(rounds(*ratios), Pair("a", "b"))
     assert back.estimate == pytest.approx(-there.estimate, abs=1e-9)

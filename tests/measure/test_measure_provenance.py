@@ -23,7 +23,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path, monkeypatch):
     """A repository with two committed files."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     git(tmp_path, "init", "--quiet")
@@ -34,7 +34,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_commit_of_a_clean_tree(repository: Path) -> None:
+def test_commit_of_a_clean_tree(repository):
     head = git(repository, "rev-parse", "HEAD")
     assert re.fullmatch(r"[0-9a-f]{40}", head)
     assert provenance.git_commit(repository / "one.py") == head
@@ -43,7 +43,7 @@ def test_commit_of_a_clean_tree(repository: Path) -> None:
     assert provenance.git_commit(repository / "one.py") == head, "untracked files are no change"
 
 
-def test_commit_of_a_changed_tree(repository: Path) -> None:
+def test_commit_of_a_changed_tree(repository):
     head = git(repository, "rev-parse", "HEAD")
     (repository / "two.py").write_text("changed\n")
     assert provenance.git_commit(repository / "one.py") == f"{head}-dirty"
@@ -51,7 +51,7 @@ def test_commit_of_a_changed_tree(repository: Path) -> None:
     assert provenance.git_commit(repository / "one.py") == f"{head}-dirty"
 
 
-def test_no_commit(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_commit(repository, tmp_path_factory):
     installed = repository / "site-packages"
     installed.mkdir()
     (installed / "module.py").write_text("pass\n")
@@ -62,12 +62,12 @@ def test_no_commit(repository: Path, tmp_path_factory: pytest.TempPathFactory) -
     assert provenance.git_commit(outside / "module.py") is None, "no repository"
 
 
-def test_no_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_git(repository, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert provenance.git_commit(repository / "one.py") is None
 
 
-def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions(monkeypatch):
     found = provenance.package_versions()
     assert found["torch"] == torch.__version__
     assert found["numpy"] == numpy.__version__
@@ -83,13 +83,13 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["cuda"], found["cudnn"], found["nccl"]) == ("13.0", "91300", "2.27.3")
 
 
-def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_not_installed_are_left_out(monkeypatch):
     monkeypatch.setattr(provenance, "DISTRIBUTIONS", ("numpy", "no-such-distribution-anywhere"))
     assert set(provenance.package_versions()) >= {"numpy", "torch"}
     assert "no-such-distribution-anywhere" not in provenance.package_versions()
 
 
-def test_collect() -> None:
+def test_collect():
     spec = RunSpec(variant="single")
     berlin = timezone(timedelta(hours=2))
     started = datetime(2024, 5, 1, 12, 30, 15, 999, tzinfo=berlin)
@@ -103,7 +103,7 @@ def test_collect() -> None:
     assert Provenance.model_validate_json(found.model_dump_json()) == found
 
 
-def test_versions_are_told_without_an_import_of_torch() -> None:
+def test_versions_are_told_without_an_import_of_torch():
     program = """
 import sys
 from transformer_core.machine.provenance import package_versions

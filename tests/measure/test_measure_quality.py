@@ -1,7 +1,6 @@
 """Time to quality: two trainings take turns until both translate as well as asked."""
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,11 +61,11 @@ def runners(goal: Quality = GOAL) -> list[Runner]:
 
 def outcome(track: Track, goal: Quality = GOAL) -> Any:
     sides = runners(goal)
-    race(track, sides, goal)  # type: ignore[arg-type]
-    return job._result(goal, *job._outcome(sides, goal), sides, track, 1.0)  # type: ignore[arg-type]
+    race(track, sides, goal)
+    return job._result(goal, *job._outcome(sides, goal), sides, track, 1.0)
 
 
-def test_the_time_of_both_until_they_arrive_is_compared() -> None:
+def test_the_time_of_both_until_they_arrive_is_compared():
     found = outcome(Track({BASELINE: (0.2, 1.5), BEST: (0.1, 1.5)}))
     assert found.status == "arrived"
     # 50 BLEU are there after 34 steps, and are seen after 40.
@@ -75,21 +74,21 @@ def test_the_time_of_both_until_they_arrive_is_compared() -> None:
     assert found.time_ratio == pytest.approx(0.5)
 
 
-def test_one_that_has_arrived_waits_for_the_other() -> None:
+def test_one_that_has_arrived_waits_for_the_other():
     track = Track({BASELINE: (0.1, 0.9), BEST: (0.1, 5.0)})
     found = outcome(track)
     assert track.steps == {BASELINE: 60, BEST: 10}
     assert found.time_ratio == pytest.approx(1 / 6)
 
 
-def test_turns_begin_with_one_side_and_then_with_the_other() -> None:
+def test_turns_begin_with_one_side_and_then_with_the_other():
     track = Track({BASELINE: (0.1, 1.5), BEST: (0.1, 1.5)})
     outcome(track)
     order = [name for name, task in track.asked if isinstance(task, Turn)]
     assert order[:4] == [BASELINE, BEST, BEST, BASELINE]
 
 
-def test_steps_end_a_race_and_the_page_is_told_what_would_help() -> None:
+def test_steps_end_a_race_and_the_page_is_told_what_would_help():
     track = Track({BASELINE: (0.1, 0.2), BEST: (0.1, 0.3)})
     found = outcome(track)
     assert track.steps == {BASELINE: 100, BEST: 100}
@@ -98,20 +97,20 @@ def test_steps_end_a_race_and_the_page_is_told_what_would_help() -> None:
     assert "quality.budget" in found.reason
 
 
-def test_time_ends_a_race_before_its_first_turn() -> None:
+def test_time_ends_a_race_before_its_first_turn():
     goal = GOAL.model_copy(update={"budget": 0.0})
     found = outcome(Track({BASELINE: (0.1, 1.0), BEST: (0.1, 1.0)}), goal)
     assert (found.status, [side.looks for side in found.sides]) == ("not_arrived", [[], []])
 
 
-def test_a_side_that_ends_keeps_what_was_seen_of_it() -> None:
+def test_a_side_that_ends_keeps_what_was_seen_of_it():
     found = outcome(Track({BASELINE: (0.1, 0.5), BEST: (0.1, 0.5)}, breaks=BEST))
     assert (found.status, found.reason) == ("failed", "best: too little memory")
     best = found.sides[1]
     assert (best.status, [look.step for look in best.looks]) == ("oom", [10])
 
 
-def test_a_race_is_a_whole_number_of_turns_with_its_own_schedule() -> None:
+def test_a_race_is_a_whole_number_of_turns_with_its_own_schedule():
     goal = Quality(steps=105, every=10, schedule={"kind": "linear", "peak": 0.002, "warmup": 50})
     training = for_race(small_spec(), goal).training
     assert (training.steps, training.validate_every, training.checkpoint_every) == (100, 0, 0)
@@ -119,7 +118,7 @@ def test_a_race_is_a_whole_number_of_turns_with_its_own_schedule() -> None:
     assert for_race(small_spec(), GOAL).training.schedule == small_spec().training.schedule
 
 
-def test_a_look_translates_without_a_trace_in_the_training() -> None:
+def test_a_look_translates_without_a_trace_in_the_training():
     setup = small_setup(small_spec())
     store = setup.validation_store
     names = {f"w{number}": number for number in range(store.manifest.vocabulary)}
@@ -136,12 +135,12 @@ def test_a_look_translates_without_a_trace_in_the_training() -> None:
     assert all((before[name] == value).all() for name, value in setup.model.state_dict().items())
 
 
-def test_without_a_search_there_is_nothing_to_race() -> None:
+def test_without_a_search_there_is_nothing_to_race():
     with pytest.raises(ValueError, match=r"(?s)quality.*search is null"):
         Study(name="x", variants=["single"], corpus={"kind": "grammar"}, search=None, quality={})
 
 
-def test_where_nothing_is_recommended_nothing_is_run(tmp_path: Path) -> None:
+def test_where_nothing_is_recommended_nothing_is_run(tmp_path):
     found: Any = type("Found", (), {"status": "baseline"})()
     result = job.time_to_quality(small_spec(), found, [], GOAL, tmp_path, tmp_path, "again")
     assert (result.status, result.sides) == ("not_run", [])

@@ -56,7 +56,7 @@ def told(folder: Path) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
-def test_ranks_are_forked_from_what_imported_their_module(tmp_path: Path) -> None:
+def test_ranks_are_forked_from_what_imported_their_module(tmp_path):
     child = start(tmp_path, "end", "--more")
     assert child.wait(60) == 0
     first, second = told(tmp_path)
@@ -68,13 +68,13 @@ def test_ranks_are_forked_from_what_imported_their_module(tmp_path: Path) -> Non
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
 
 
-def test_one_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
+def test_one_that_fails_takes_the_others_with_it(tmp_path):
     child = start(tmp_path, "fail")
     assert child.wait(60) == 1
     assert not any(psutil.pid_exists(rank["pid"]) for rank in told(tmp_path))
 
 
-def test_a_request_to_stop_reaches_all(tmp_path: Path) -> None:
+def test_a_request_to_stop_reaches_all(tmp_path):
     child = start(tmp_path, "wait")
     while len(told(tmp_path)) < 2:
         assert child.poll() is None
@@ -85,7 +85,7 @@ def test_a_request_to_stop_reaches_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("said", "code"), [("0", 0), ("7", 7), ("what went wrong", 1)])
-def test_one_process_ends_as_its_module_does(tmp_path: Path, said: str, code: int) -> None:
+def test_one_process_ends_as_its_module_does(tmp_path, said, code):
     child = start(tmp_path, "alone", said, fork=None)
     output, error = child.communicate(timeout=60)
     assert (child.returncode, output) == (code, b"told"), "what was printed is not lost"
@@ -95,7 +95,7 @@ def test_one_process_ends_as_its_module_does(tmp_path: Path, said: str, code: in
     assert only["options"] == ["alone", said]
 
 
-def test_an_exception_is_shown(tmp_path: Path) -> None:
+def test_an_exception_is_shown(tmp_path):
     child = start(tmp_path, "raise", fork=None)
     _, error = child.communicate(timeout=60)
     assert child.returncode == 1

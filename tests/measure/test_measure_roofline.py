@@ -1,7 +1,6 @@
 """The limits of a device: the best of repeated measurements, and reasons where there is none."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,24 +48,20 @@ class FakeClock:
     [([9.0, 3.0, 2.0, 4.0], 2.0), ([9.0, 1.0, 3.0], 1.0), ([9.0, 50.0, 50.0], 50.0)],
     ids=["slower first", "faster first", "longer than allowed"],
 )
-def test_the_best_reading_counts_and_the_first_call_does_not(
-    durations: list[float], best: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_reading_counts_and_the_first_call_does_not(durations, best, monkeypatch):
     clock = FakeClock(durations)
     monkeypatch.setattr(roofline, "time", clock)
     assert Stopwatch(CPU, 5.0).best(clock) == best
 
 
-def test_short_calls_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_calls_are_read_together(monkeypatch):
     clock = FakeClock([1e-6])
     monkeypatch.setattr(roofline, "time", clock)
     assert Stopwatch(CPU, 0.01).best(clock) == pytest.approx(1e-6)
     assert clock.calls > 5_000, "a reading must last much longer than the clock's resolution"
 
 
-def test_products_are_counted_as_multiplications_and_additions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_products_are_counted_as_multiplications_and_additions(monkeypatch):
     monkeypatch.setattr(Stopwatch, "best", lambda self, call: call() is not None and 1.0)
     rate = matrix_rate(Stopwatch(CPU, 1e9), "fp32", 512, 1)
     m, k, n = max(shapes(512), key=lambda shape: shape[0] * shape[1] * shape[2])
@@ -74,7 +69,7 @@ def test_products_are_counted_as_multiplications_and_additions(
     assert rate.shape == [m, k, n]
 
 
-def test_a_slow_format_is_not_tried_on_large_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_format_is_not_tried_on_large_matrices(monkeypatch):
     tried = []
 
     def product(m: int, k: int, n: int, *_: object) -> object:
@@ -87,20 +82,20 @@ def test_a_slow_format_is_not_tried_on_large_matrices(monkeypatch: pytest.Monkey
     assert set(tried) == {512**3}
 
 
-def test_a_format_that_a_cpu_lacks_has_a_reason() -> None:
+def test_a_format_that_a_cpu_lacks_has_a_reason():
     rate = matrix_rate(Stopwatch(CPU, 0.001), "tf32", 512, 1)
     assert (rate.flops_per_second, rate.shape) == (None, None)
     assert "CUDA devices" in str(rate.reason)
 
 
-def test_copy_and_triad_count_what_is_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_and_triad_count_what_is_read_and_written(monkeypatch):
     monkeypatch.setattr(Stopwatch, "best", lambda self, call: call() or 1.0)
     found = {b.operation: b for b in bandwidths(Stopwatch(CPU, 0.001), 4000, 1)}
     assert found["copy"].bytes_per_second == 8000
     assert found["triad"].bytes_per_second == 12000
 
 
-def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:
+def test_the_last_cache_is_the_largest(tmp_path):
     for index, size in enumerate(["32K", "1M", "16M", "odd"]):
         folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
         folder.mkdir(parents=True)
@@ -111,9 +106,7 @@ def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cpu_is_measured_with_one_and_all_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_is_measured_with_one_and_all_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(roofline, "array_size", lambda device: 2**20)
     before = torch.get_num_threads()
     try:
@@ -125,37 +118,34 @@ def test_a_cpu_is_measured_with_one_and_all_threads(
     found = Roofline.model_validate_json(file.read_text())
     assert (found.status, found.kind, found.vendor) == ("ok", "cpu", None)
     counts = sorted({1, hardware.usable_cores()})
-    assert sorted({rate.threads for rate in found.matrix}) == counts  # type: ignore[type-var]
+    assert sorted({rate.threads for rate in found.matrix}) == counts
     for rate in found.matrix:
         assert (rate.flops_per_second is None) == (rate.reason is not None)
         assert rate.flops_per_second or rate.format == "tf32"
     assert all(memory.bytes_per_second > 0 for memory in found.memory)
-    assert found.launch_overhead_seconds is not None
     assert found.launch_overhead_seconds > 0
     assert found.transfers == []
     assert found.transfer_reason
 
 
-def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = measure("cuda", QUICK, "again")
     assert (found.status, found.kind, found.matrix) == ("unsupported", None, [])
     assert "none" in str(found.reason)
 
 
-def test_a_vendors_peak_is_that_of_the_very_device() -> None:
+def test_a_vendors_peak_is_that_of_the_very_device():
     peak = vendor_peak("NVIDIA H200")
-    assert peak is not None
     assert peak.flops_per_second["bf16"] == 989.5e12
     for slower in ("NVIDIA H100 NVL", "NVIDIA H200 NVL"):
         other = vendor_peak(slower)
-        assert other is not None
         assert other.flops_per_second["bf16"] == 835.5e12
     for stranger in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA H200 PCIe", "h200", "AMD EPYC", ""):
         assert vendor_peak(stranger) is None
 
 
-def test_the_table_of_vendors_is_sound() -> None:
+def test_the_table_of_vendors_is_sound():
     names = [peak.device for peak in vendor_peaks()]
     assert len(names) == len(set(names))
     for peak in vendor_peaks():
@@ -169,11 +159,10 @@ def test_the_table_of_vendors_is_sound() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_has_all_limits() -> None:
+def test_a_gpu_has_all_limits():
     found = measure("auto", Limits(seconds=0.02, largest_matrix=4096), "again")
     assert (found.status, found.kind) == ("ok", "cuda")
     rates = {rate.format: rate.flops_per_second for rate in found.matrix}
-    assert rates["fp32"] is not None
     if torch.cuda.get_device_capability() >= (8, 0):
         assert rates["tf32"] is not None
         assert rates["bf16"] is not None
@@ -187,4 +176,4 @@ def test_a_gpu_has_all_limits() -> None:
     assert 1e-7 < launch_overhead(watch) < 1e-3
     speeds = {(t.direction, t.memory): t.bytes_per_second for t in transfers(watch, 2**26)}
     assert len(speeds) == 4
-    assert speeds["host_to_device", "pinned"] > speeds["host_to_device", "pageable"]  # type: ignore[operator]
+    assert speeds["host_to_device", "pinned"] > speeds["host_to_device", "pageable"]

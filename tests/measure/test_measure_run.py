@@ -35,8 +35,8 @@ def main():
 
 
 def test_workers_have_their_threads_and_keep_freed_memory_whatever_the_workflow_set(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     """Snakemake sets MKL_NUM_THREADS to the threads of the job, and torch listens to it first."""
     monkeypatch.setenv("MKL_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -53,7 +53,7 @@ def test_workers_have_their_threads_and_keep_freed_memory_whatever_the_workflow_
     assert environment["MALLOC_MMAP_THRESHOLD_"] == "65536", "the user's own"
 
 
-def test_allocators_are_chosen_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocators_are_chosen_by_environment(monkeypatch):
     assert allocator_environment("default") == {}
     assert allocator_environment("kept") == KEPT
     assert allocator_environment("huge_pages")["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
@@ -65,7 +65,7 @@ def test_allocators_are_chosen_by_environment(monkeypatch: pytest.MonkeyPatch) -
         allocator_environment("jemalloc")
 
 
-def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_an_order_is_read_as_it_was_written(tmp_path):
     order = TimedRunOrder(
         spec=spec("ddp", nodes=2), data=Path("d"), output=tmp_path, command="again", repeat=2
     )
@@ -86,7 +86,7 @@ def write_json(file: Path, other: Path, **more: object) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_the_launcher_ends_with_the_run(tmp_path: Path) -> None:
+def test_the_launcher_ends_with_the_run(tmp_path):
     run = (
         "import subprocess, sys\n"
         "from pathlib import Path\n"
@@ -105,7 +105,6 @@ def test_the_launcher_ends_with_the_run(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", run, str(tmp_path)], stdout=subprocess.PIPE
     ) as parent:
-        assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert psutil.pid_exists(child)
         parent.send_signal(signal.SIGKILL)
@@ -138,6 +137,6 @@ def made_again(kept: int) -> int:
     not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
     reason="oneDNN makes no kernels for bfloat16 on this CPU",
 )
-def test_no_more_kernels_are_kept_than_may_be() -> None:
+def test_no_more_kernels_are_kept_than_may_be():
     assert made_again(1_000) == 0
     assert made_again(8) >= 30, "one for each shape at least"

@@ -25,7 +25,7 @@ def seed(number: int, losses: list[float]) -> SeedTrajectory:
 
 
 @pytest.fixture(scope="module")
-def order(tmp_path_factory: pytest.TempPathFactory) -> ShortRunOrder:
+def order(tmp_path_factory):
     folder, spec = tmp_path_factory.mktemp("reference"), small_spec()
     reference = Trajectory(
         name="reference",
@@ -62,12 +62,7 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> ShortRunOrder:
     ],
     ids=["the same", "off", "noisy", "noisy and out of time", "nothing to compare"],
 )
-def test_seeds(
-    order: ShortRunOrder,
-    factors: tuple[float, ...],
-    changes: dict[str, object],
-    trained: int,
-) -> None:
+def test_seeds(order, factors, changes, trained):
     order = order.model_copy(update=changes)
     strategy = small_setup(small_spec()).strategy
     found: list[SeedTrajectory] = []

@@ -27,7 +27,7 @@ def rounds(ratios: list[float]) -> list[Round]:
 
 
 @pytest.mark.parametrize("count", [4, 7, 10, 25])
-def test_mean_and_error_are_those_of_scipy(count: int) -> None:
+def test_mean_and_error_are_those_of_scipy(count):
     ratios = np.exp(np.random.default_rng(count).standard_t(2, count) / 20)
     found = session_ratio(rounds(ratios.tolist()), Pair("b", "a"))
     values, cut = np.log(ratios), int(TRIM * count)
@@ -37,7 +37,7 @@ def test_mean_and_error_are_those_of_scipy(count: int) -> None:
     assert (found.freedom, found.pairs) == (count - 2 * cut - 1, count)
 
 
-def test_of_few_rounds_none_is_left_out() -> None:
+def test_of_few_rounds_none_is_left_out():
     """Where SciPy's function fails."""
     found = session_ratio(rounds([1.1, 1.2, 1.4]), Pair("b", "a"))
     values = np.log([1.1, 1.2, 1.4])
@@ -46,7 +46,7 @@ def test_of_few_rounds_none_is_left_out() -> None:
     assert found.freedom == 2
 
 
-def test_one_round_has_no_error() -> None:
+def test_one_round_has_no_error():
     found = session_ratio(rounds([1.5]), Pair("b", "a"))
     assert found.estimate == pytest.approx(math.log(1.5))
     assert math.isnan(found.error)

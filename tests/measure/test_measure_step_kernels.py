@@ -33,7 +33,7 @@ def seen(folder: Path, **sections: Any) -> StepKernels:
     return kernels.read(setup.model)
 
 
-def test_kernels_tell_what_a_variant_changes(tmp_path: Path) -> None:
+def test_kernels_tell_what_a_variant_changes(tmp_path):
     """Attention backend, fused update and number format are read off, not taken from the spec."""
     steps = {"training": {"steps": 1}}
     usual = seen(tmp_path, **steps, model={"dropout": 0.0})
@@ -57,7 +57,7 @@ def test_kernels_tell_what_a_variant_changes(tmp_path: Path) -> None:
     assert "aten.addmm bfloat16" in {*reduced.operators} - {*usual.operators}
 
 
-def test_a_dropout_that_drops_nothing_takes_the_kernels_of_one_that_drops(tmp_path: Path) -> None:
+def test_a_dropout_that_drops_nothing_takes_the_kernels_of_one_that_drops(tmp_path):
     """What a short run computes with is what a timed run computes with."""
     timed, short = (
         seen(tmp_path, training={"steps": 1}, model={"dropout": share}) for share in (0.1, 1e-9)
@@ -66,7 +66,7 @@ def test_a_dropout_that_drops_nothing_takes_the_kernels_of_one_that_drops(tmp_pa
     assert timed != seen(tmp_path, training={"steps": 1}, model={"dropout": 0.0})
 
 
-def test_nothing_is_watched_after_a_step_that_failed() -> None:
+def test_nothing_is_watched_after_a_step_that_failed():
     kernels = FirstStep()
     with contextlib.suppress(RuntimeError), kernels:
         kernels.begin()
@@ -75,7 +75,7 @@ def test_nothing_is_watched_after_a_step_that_failed() -> None:
     assert kernels.seen == set()
 
 
-def test_where_algorithms_are_deterministic_some_steps_are_checked_without(tmp_path: Path) -> None:
+def test_where_algorithms_are_deterministic_some_steps_are_checked_without(tmp_path):
     """As on CUDA, where a timed run takes other kernels than the short run."""
     process = Process(0, 1, 0, 1, torch.device("cpu"))
     stores = (small_store(), small_store(9, seed=1))
@@ -86,10 +86,8 @@ def test_where_algorithms_are_deterministic_some_steps_are_checked_without(tmp_p
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert found.kernels is not None
     assert found.kernels.deterministic
     checks = found.trajectory.as_timed
-    assert checks is not None
     assert [point.step for point in checks.points] == [1, 2, STEPS_AS_TIMED]
     usual = record(spec, process, VOCABULARY, stores, tmp_path, save_weights=True)
     assert usual.trajectory.as_timed is None

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from schemas.results import PARTS
-from transformer_core.observe.followed_step import (
-    Interval,
-    StepMemory,
-    Storage,
-    StorageTracker,
-)
+from transformer_core.observe.followed_step import Interval, StepMemory, Storage, StorageTracker
 from transformer_core.observe.milestones import CpuAllocations
 
 N = 1000
@@ -22,7 +17,7 @@ def alive(tracker: StorageTracker) -> int:
     return sum(record.size for record, _ in tracker.alive.values())
 
 
-def test_storages_live_as_long_as_a_tensor_needs_them() -> None:
+def test_storages_live_as_long_as_a_tensor_needs_them():
     with StorageTracker("cpu") as tracker:
         x = torch.ones(N)
         view = x[: N // 2]
@@ -38,7 +33,7 @@ def test_storages_live_as_long_as_a_tensor_needs_them() -> None:
     assert y.sum() == 2 * N
 
 
-def test_memory_that_autograd_keeps_lives_until_backward() -> None:
+def test_memory_that_autograd_keeps_lives_until_backward():
     x = torch.ones(N, requires_grad=True)
     with StorageTracker("cpu") as tracker, tracker.saving():
         loss = (x * 2).exp().sum()
@@ -48,7 +43,7 @@ def test_memory_that_autograd_keeps_lives_until_backward() -> None:
         assert kept[0].died is not None
 
 
-def test_a_storage_that_is_resized_changes_its_size() -> None:
+def test_a_storage_that_is_resized_changes_its_size():
     with StorageTracker("cpu") as tracker:
         x = torch.ones(N)
         tracker.label([x], "weights")
@@ -70,7 +65,7 @@ def tracked(*records: Storage) -> StorageTracker:
 PHASES = [Interval("forward", 10, 20), Interval("backward", 20, 30), Interval("update", 30, 40)]
 
 
-def test_each_storage_belongs_to_one_part() -> None:
+def test_each_storage_belongs_to_one_part():
     step = StepMemory(
         tracked(
             Storage(1, 0, labels={"weights", "saved"}),
@@ -93,7 +88,7 @@ def test_each_storage_belongs_to_one_part() -> None:
     assert step.saved_bytes == 64 + 128
 
 
-def test_the_parts_at_the_peak_add_up_to_it() -> None:
+def test_the_parts_at_the_peak_add_up_to_it():
     step = StepMemory(
         tracked(Storage(10, 0, None, {"weights"}), Storage(5, 14, 25), Storage(7, 25, 33)), PHASES
     )
@@ -104,7 +99,7 @@ def test_the_parts_at_the_peak_add_up_to_it() -> None:
     assert step.at_peak.temporary_bytes == 7
 
 
-def test_the_timeline_keeps_the_peak_and_the_order() -> None:
+def test_the_timeline_keeps_the_peak_and_the_order():
     step = StepMemory(tracked(Storage(10, 0), Storage(90, 23, 24)), PHASES)
     timeline = step.timeline(6)
     assert [point.phase for point in timeline] == sorted(
@@ -116,7 +111,7 @@ def test_the_timeline_keeps_the_peak_and_the_order() -> None:
     assert max(point.parts.total_bytes for point in timeline) == 100
 
 
-def test_allocations_are_counted_at_marks_and_between_them() -> None:
+def test_allocations_are_counted_at_marks_and_between_them():
     with CpuAllocations() as counted:
         counted.mark("start")
         x = torch.ones(N)
@@ -140,7 +135,7 @@ def test_allocations_are_counted_at_marks_and_between_them() -> None:
     assert counted.peak("two", "end") >= SIZE + 3 * SIZE, "values and positions of the sort"
 
 
-def test_what_another_thread_gives_back_is_gone() -> None:
+def test_what_another_thread_gives_back_is_gone():
     """The profiler knows nothing of that thread, like of those of gloo."""
     with CpuAllocations() as counted:
         counted.mark("start")

@@ -76,7 +76,7 @@ def verdict(
 TOLERANCE = Tolerance(kind="tolerance")
 
 
-def test_another_way_to_compute_is_equivalent_to_the_plain_one(tmp_path: Path) -> None:
+def test_another_way_to_compute_is_equivalent_to_the_plain_one(tmp_path):
     plain = tmp_path / "plain"
     spec = spec_of(model=PLAIN)
     reference = whole(spec, "reference", recorded(spec, plain, checked=False)), plain
@@ -90,7 +90,7 @@ def test_another_way_to_compute_is_equivalent_to_the_plain_one(tmp_path: Path) -
     assert exact.status == "not_equivalent", "another order of sums is not the same bits"
 
 
-def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path: Path) -> None:
+def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path):
     runs = []
     for every in (1, 4, 100):
         spec = spec_of(training={"log_every": every})
@@ -105,7 +105,7 @@ def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path: 
         assert {"loss", "grad_norm", "weights"} <= same
 
 
-def test_recording_does_not_disturb_the_training(tmp_path: Path) -> None:
+def test_recording_does_not_disturb_the_training(tmp_path):
     spec = small_spec(model={"dropout": 0.3})
     run = recorded(spec, tmp_path)
     setup = small_setup(spec)
@@ -114,7 +114,7 @@ def test_recording_does_not_disturb_the_training(tmp_path: Path) -> None:
         def updated(self, *_: Any) -> None:
             pass
 
-    history = train(setup, Silent(setup.strategy, _NoProgress()), tmp_path / "none")  # type: ignore[arg-type]
+    history = train(setup, Silent(setup.strategy, _NoProgress()), tmp_path / "none")
     logged = [step["loss"] for step in history.steps]
     assert run.losses == pytest.approx(logged, rel=1e-6)
     assert run.grad_norms == pytest.approx([step["grad_norm"] for step in history.steps])
@@ -127,7 +127,7 @@ class _NoProgress:
         return lambda *_: None
 
 
-def test_weights_have_the_same_names_and_start_for_every_projection() -> None:
+def test_weights_have_the_same_names_and_start_for_every_projection():
     fused, separate = (
         CanonicalTensors(small_setup(spec_of(model=changes)), VOCABULARY).weights()
         for changes in ({"qkv": {"kind": "fused"}}, PLAIN)
@@ -139,9 +139,9 @@ def test_weights_have_the_same_names_and_start_for_every_projection() -> None:
     assert digest(other) != digest(fused)
 
 
-def test_a_loss_that_is_not_finite_has_a_status(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_has_a_status(tmp_path):
     setup = small_setup(spec_of())
-    recorder = Recorder(setup.strategy, _NoProgress())  # type: ignore[arg-type]
+    recorder = Recorder(setup.strategy, _NoProgress())
     norm = torch.tensor(float("inf"))
     recorder.updated(1, 10, torch.tensor(20.0), norm)
     assert recorder.read(1, "0" * 64).grad_norms == [None]
@@ -151,7 +151,7 @@ def test_a_loss_that_is_not_finite_has_a_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without CUDA")
-def test_the_job_records_what_this_machine_cannot_do(tmp_path: Path) -> None:
+def test_the_job_records_what_this_machine_cannot_do(tmp_path):
     spec = spec_of(machine={"device": "cuda"})
     (tmp_path / "spec.json").write_text(spec.canonical_json())
     output = tmp_path / "out"
@@ -175,7 +175,7 @@ def test_the_job_records_what_this_machine_cannot_do(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without CUDA")
 @pytest.mark.parametrize("as_published", [False, True])
-def test_streams_without_cuda_are_unsupported(tmp_path: Path, as_published: bool) -> None:
+def test_streams_without_cuda_are_unsupported(tmp_path, as_published):
     qkv = {"kind": "streams", "device_synchronise": as_published}
     with pytest.raises(Unsupported, match=r"^needs CUDA: "):
         recorded(spec_of(model={"qkv": qkv}, machine={"device": "auto"}), tmp_path)

@@ -4,9 +4,8 @@ import json
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ def alive() -> None:
 
 
 @pytest.fixture(params=[False, True], ids=["one host", "several hosts"])
-def coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Coordinator]:
+def coordinator(request, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RENDEZVOUS", "127.0.0.1:1")
         with Coordinator(tmp_path / "coordinator.json", several_hosts=request.param) as made:
@@ -58,7 +57,7 @@ def join(
     return thread
 
 
-def test_who_comes_is_told_which_session_it_is(coordinator: Coordinator) -> None:
+def test_who_comes_is_told_which_session_it_is(coordinator):
     assert announced_session(coordinator.file) == 1
     coordinator.announce(3)
     assert announced_session(coordinator.file) == 3
@@ -70,7 +69,7 @@ def test_who_comes_is_told_which_session_it_is(coordinator: Coordinator) -> None
     lone.join(10)
 
 
-def test_answers_come_in_the_order_of_ranks(coordinator: Coordinator) -> None:
+def test_answers_come_in_the_order_of_ranks(coordinator):
     for rank in (2, 0, 1):
         join(coordinator, "a", rank, lambda task, rank=rank: report(rank, task.steps))
     lone = join(coordinator, "b", 0, lambda task: report(9))
@@ -85,7 +84,7 @@ def test_answers_come_in_the_order_of_ranks(coordinator: Coordinator) -> None:
     assert not lone.is_alive()
 
 
-def test_only_the_side_that_is_asked_works(coordinator: Coordinator) -> None:
+def test_only_the_side_that_is_asked_works(coordinator):
     asked: list[str] = []
     for side in ("a", "b"):
         join(coordinator, side, 0, lambda task, side=side: asked.append(side) or report(0))
@@ -95,7 +94,7 @@ def test_only_the_side_that_is_asked_works(coordinator: Coordinator) -> None:
     assert asked == ["a", "b", "b", "a"]
 
 
-def test_a_side_that_hangs_up_has_ended(coordinator: Coordinator) -> None:
+def test_a_side_that_hangs_up_has_ended(coordinator):
     connection = connect(coordinator.file)
     connection.send_bytes(
         json.dumps({"side": "a", "rank": 0, "topology": TOPOLOGY.model_dump()}).encode()
@@ -106,20 +105,20 @@ def test_a_side_that_hangs_up_has_ended(coordinator: Coordinator) -> None:
         coordinator.ask("a", Turn(0, 1), alive, timeout=10)
 
 
-def test_a_side_that_stalls_has_ended(coordinator: Coordinator) -> None:
+def test_a_side_that_stalls_has_ended(coordinator):
     join(coordinator, "a", 0, lambda task: time.sleep(60))
     coordinator.gather({"a": 1}, alive, timeout=10)
     with pytest.raises(SideEndedError, match=r"did not answer within 0\.3 s \(machine\.timeout\)"):
         coordinator.ask("a", Turn(0, 1), alive, timeout=0.3)
 
 
-def test_a_side_that_does_not_come(coordinator: Coordinator) -> None:
+def test_a_side_that_does_not_come(coordinator):
     join(coordinator, "a", 0, lambda task: None)
     with pytest.raises(SideEndedError, match=r"a was not ready after 0\.3 s"):
         coordinator.gather({"a": 2}, alive, timeout=0.3)
 
 
-def test_the_check_is_heard_while_the_coordinator_waits(coordinator: Coordinator) -> None:
+def test_the_check_is_heard_while_the_coordinator_waits(coordinator):
     def gone() -> None:
         raise SideEndedError("b", "is gone")
 
@@ -129,7 +128,7 @@ def test_the_check_is_heard_while_the_coordinator_waits(coordinator: Coordinator
     coordinator.gather({"a": 0}, alive, timeout=10)
 
 
-def test_a_stranger_has_no_key(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_stranger_has_no_key(coordinator, tmp_path):
     assert stat.S_IMODE(coordinator.file.stat().st_mode) == 0o600
     known = json.loads(coordinator.file.read_text())
     other = tmp_path / "other.json"
@@ -143,7 +142,7 @@ def test_a_stranger_has_no_key(coordinator: Coordinator, tmp_path: Path) -> None
     assert coordinator.ask("a", Turn(0, 1), alive, timeout=10) == [Report(1.0, 2, 3, 0.0)]
 
 
-def test_the_file_goes_with_the_coordinator(tmp_path: Path) -> None:
+def test_the_file_goes_with_the_coordinator(tmp_path):
     with Coordinator(tmp_path / "coordinator.json", several_hosts=False):
         assert (tmp_path / "coordinator.json").exists()
     assert not (tmp_path / "coordinator.json").exists()

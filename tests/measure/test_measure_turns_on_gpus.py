@@ -15,11 +15,7 @@ from tests.records import prediction
 from transformer_core.data.batching.feeding import CUDA_PREFETCH
 from transformer_core.measure import memory_fit
 from transformer_core.measure import sessions as session
-from transformer_core.measure.memory_fit import (
-    DoesNotFit,
-    keeping,
-    keeping_here,
-)
+from transformer_core.measure.memory_fit import DoesNotFit, keeping, keeping_here
 from transformer_core.measure.sessions import (
     PILOT_STEPS,
     SessionEndedError,
@@ -45,7 +41,7 @@ def sessions(comparing: Comparing, folder: Path, device: str = "cuda") -> Sessio
     return Sessions(sides, comparing, folder, folder, none, "", none, lambda text: None)
 
 
-def test_windows_are_longer_on_gpus_only() -> None:
+def test_windows_are_longer_on_gpus_only():
     asked = Comparing(warmup_steps=5, pairs=8, budget=8)
     assert for_devices(asked, [spec("cpu")]) == asked
     found = for_devices(asked, [spec("cpu"), spec("cuda")])
@@ -58,9 +54,7 @@ def test_windows_are_longer_on_gpus_only() -> None:
 
 
 @pytest.mark.parametrize(("step_seconds", "steps"), [(0.5, 20), (0.01, 100)])
-def test_a_turn_has_enough_steps_and_enough_time(
-    tmp_path: Path, step_seconds: float, steps: int
-) -> None:
+def test_a_turn_has_enough_steps_and_enough_time(tmp_path, step_seconds, steps):
     comparing = for_devices(Comparing(), [spec("cuda")])
     asked: list[Turn] = []
 
@@ -107,7 +101,7 @@ class SlowFeed:
         return (self.time - began) / turn.steps
 
 
-def test_a_turn_shows_what_slow_input_costs() -> None:
+def test_a_turn_shows_what_slow_input_costs():
     """In the long run a step waits for its batch: 3 seconds. What was prepared during the other
     side's turn must not hide that."""
     feed = SlowFeed(CUDA_PREFETCH)
@@ -132,16 +126,16 @@ def both(reference: float, other: float) -> dict[str, Prediction]:
     return {"single": predicted("single", reference, 1), "other": predicted("other", other, 1)}
 
 
-def test_two_sides_that_fit_keep_all() -> None:
+def test_two_sides_that_fit_keep_all():
     assert keeping(both(10, 12), 24 * GIB) == "all"
     assert keeping(both(99, 99), None) == "all", "nobody knows: it is tried"
 
 
-def test_sides_take_turns_in_memory_where_they_do_not_fit_together() -> None:
+def test_sides_take_turns_in_memory_where_they_do_not_fit_together():
     assert keeping(both(18, 20), 24 * GIB) == "state"
 
 
-def test_what_cannot_fit_is_refused_with_numbers_and_a_remedy() -> None:
+def test_what_cannot_fit_is_refused_with_numbers_and_a_remedy():
     with pytest.raises(DoesNotFit, match=r"single alone .* 60\.00 GiB .* 24\.00 GiB.*micro-batch"):
         keeping(both(60, 10), 24 * GIB)
     with pytest.raises(DoesNotFit, match="other beside what the others cannot do without") as found:
@@ -149,9 +143,7 @@ def test_what_cannot_fit_is_refused_with_numbers_and_a_remedy() -> None:
     assert found.value.side == "other"
 
 
-def test_a_session_that_cannot_fit_ends_with_a_status(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_session_that_cannot_fit_ends_with_a_status(monkeypatch, tmp_path):
     monkeypatch.setattr(nvml, "exclusive_gpus", list)
     monkeypatch.setattr(memory_fit, "available_bytes", lambda spec, device: 24 * GIB)
     monkeypatch.setattr(memory_fit, "_predicted", lambda *_: both(60, 60))
@@ -159,22 +151,20 @@ def test_a_session_that_cannot_fit_ends_with_a_status(
         sessions(Comparing(), tmp_path)._start()
 
 
-def test_a_gpu_for_one_process_only_is_said_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_gpu_for_one_process_only_is_said_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [0])
     monkeypatch.setattr(session, "start_side", lambda *_: pytest.fail("nothing may start"))
     with pytest.raises(SessionEndedError, match=r"unsupported, 2 processes.*nvidia-smi -i 0 -c"):
         sessions(Comparing(), tmp_path)._start()
 
 
-def test_without_gpus_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_gpus_nothing_is_predicted(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_fit, "_predicted", lambda *_: pytest.fail("not needed"))
     specs = {"single": spec("cpu"), "other": spec("cpu")}
     assert keeping_here(specs, tmp_path, tmp_path) == "all"
 
 
-def test_a_side_rests_before_the_next_one_is_asked() -> None:
+def test_a_side_rests_before_the_next_one_is_asked():
     """It has told its time by then: giving memory back belongs to no window."""
     small = small_spec()
     setup = small_setup(endless(small))

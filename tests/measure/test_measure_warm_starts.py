@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,7 @@ def hear_no_end() -> None:
 
 
 @pytest.fixture(scope="module")
-def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
+def starts(tmp_path_factory):
     made = Starts(tmp_path_factory.mktemp("w"))
     yield made
     made.owner.kill()
@@ -132,7 +131,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
 
 
 @pytest.fixture(scope="module")
-def trained(starts: Starts) -> list[dict[str, Any]]:
+def trained(starts):
     """What a new process tells, and two warm ones after one another."""
     for name, offer in (("new", "off"), ("warm", None), ("again", None)):
         child = starts.start(name, "train", offer=offer)
@@ -140,7 +139,7 @@ def trained(starts: Starts) -> list[dict[str, Any]]:
     return [starts.told(name) for name in ("new", "warm", "again")]
 
 
-def test_what_nobody_may_end_goes_on(starts: Starts) -> None:
+def test_what_nobody_may_end_goes_on(starts):
     child = starts.start("deaf", "wait", deaf=True)
     pid = starts.told("deaf")["pid"]
     for number in (signal.SIGHUP, signal.SIGINT):
@@ -153,13 +152,13 @@ def test_what_nobody_may_end_goes_on(starts: Starts) -> None:
     assert gone(pid)
 
 
-def test_a_warm_start_is_one(trained: list[dict[str, Any]]) -> None:
+def test_a_warm_start_is_one(trained):
     new, warm, again = trained
     assert warm["parent"] == again["parent"] != new["parent"] == os.getpid()
     assert len({new["pid"], warm["pid"], again["pid"]}) == 3
 
 
-def test_a_fork_is_what_a_new_process_is(trained: list[dict[str, Any]]) -> None:
+def test_a_fork_is_what_a_new_process_is(trained):
     new, *warm = trained
     for name in (
         *("losses", "threads", "parallel", "folder", "path", "blocked", "caught"),
@@ -170,12 +169,12 @@ def test_a_fork_is_what_a_new_process_is(trained: list[dict[str, Any]]) -> None:
         assert told["environment"].keys() == new["environment"].keys()
 
 
-def test_what_nobody_seeded_is_random_in_every_fork(trained: list[dict[str, Any]]) -> None:
+def test_what_nobody_seeded_is_random_in_every_fork(trained):
     for values in zip(*(told["unseeded"] for told in trained), strict=True):
         assert len(set(values)) == 3
 
 
-def test_ends_as_the_program_ends(starts: Starts) -> None:
+def test_ends_as_the_program_ends(starts):
     child = starts.start("end", "end")
     assert (child.communicate(timeout=120), child.returncode) == ((b"told", b""), 7)
     child = starts.start("raise", "raise")
@@ -185,7 +184,7 @@ def test_ends_as_the_program_ends(starts: Starts) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_program_ends_with_whoever_started_it(starts: Starts, number: int) -> None:
+def test_a_program_ends_with_whoever_started_it(starts, number):
     child = starts.start(f"wait-{number}", "wait")
     told = starts.told(f"wait-{number}")
     child.send_signal(number)
@@ -193,7 +192,7 @@ def test_a_program_ends_with_whoever_started_it(starts: Starts, number: int) -> 
     assert gone(told["pid"])
 
 
-def test_forks_of_a_fork(starts: Starts) -> None:
+def test_forks_of_a_fork(starts):
     child = starts.start("ranks", "", "--fork=2")
     assert child.wait(120) == 0
     first, second = starts.told("ranks", 0), starts.told("ranks", 1)
@@ -202,14 +201,12 @@ def test_forks_of_a_fork(starts: Starts) -> None:
 
 
 @pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])
-def test_without_an_offer_for_this_place_the_start_is_a_new_process(
-    monkeypatch: pytest.MonkeyPatch, offer: str
-) -> None:
+def test_without_an_offer_for_this_place_the_start_is_a_new_process(monkeypatch, offer):
     monkeypatch.setenv(places.WARM_STARTS, offer)
     assert places.server_owner() is None
 
 
-def test_what_differs_from_the_start_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_from_the_start_has_another_server(monkeypatch):
     key = places.server_key()
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -225,7 +222,7 @@ def test_what_differs_from_the_start_has_another_server(monkeypatch: pytest.Monk
     assert places.server_owner() is None
 
 
-def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch):
     keys = set()
     for threads in "12":
         for name in THREADS:
@@ -236,7 +233,7 @@ def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch: pytest.Mon
     assert len(keys) == 1
 
 
-def test_the_server_for_jobs_imports_no_torch_and_has_what_rules_start() -> None:
+def test_the_server_for_jobs_imports_no_torch_and_has_what_rules_start():
     program = f"""
 import importlib, sys
 for name in {(*JOBS, "transformer_core.measure.self_test")!r}:
@@ -253,7 +250,7 @@ assert "torch" not in sys.modules
     assert {module for module in started if not is_job(module)} == set()
 
 
-def test_a_process_of_another_user_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_user_is_not_heard(monkeypatch):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(b"{}")

@@ -43,7 +43,7 @@ def step(checkpoint: str, norm: str = "pre") -> tuple[torch.Tensor, list[torch.T
     ("kind", "norm"),
     [("layers", "pre"), ("layers", "post"), ("alternate", "pre"), ("products", "pre")],
 )
-def test_losses_and_gradients_are_the_same_to_the_last_bit(kind: str, norm: str) -> None:
+def test_losses_and_gradients_are_the_same_to_the_last_bit(kind, norm):
     (logits, gradients), (plain, expected) = step(kind, norm), step("none", norm)
     assert torch.equal(logits, plain)
     for one, other in zip(gradients, expected, strict=True):
@@ -66,7 +66,7 @@ def saved_bytes(checkpoint: str) -> int:
     return sum(storages.values()) - weights if logits.requires_grad else 0
 
 
-def test_the_forward_pass_keeps_less() -> None:
+def test_the_forward_pass_keeps_less():
     assert saved_bytes("layers") < saved_bytes("none") / 3
     assert saved_bytes("layers") < saved_bytes("alternate") < saved_bytes("none")
 
@@ -94,7 +94,7 @@ class Counting(TorchDispatchMode):
         ("products", 0, 2, 2),
     ],
 )
-def test_what_is_computed_twice(kind: Any, number: int, products: int, activations: int) -> None:
+def test_what_is_computed_twice(kind, number, products, activations):
     layer = nn.Sequential(nn.Linear(8, 8, bias=False), nn.GELU(), nn.Linear(8, 8, bias=False))
     x = torch.randn(4, 8, requires_grad=True)
     with Counting() as plain:
@@ -105,7 +105,7 @@ def test_what_is_computed_twice(kind: Any, number: int, products: int, activatio
     assert counted.calls["gelu"] == activations
 
 
-def test_nothing_is_computed_twice_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_computed_twice_without_gradients(monkeypatch):
     net = model("layers").eval()
 
     def refuse(*arguments: object, **options: object) -> None:

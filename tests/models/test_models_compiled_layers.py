@@ -128,7 +128,7 @@ def test_graphs_give_the_gradients_of_every_step():
     assert_same_gradients((graphed, plain), batches, 1e-3)
 
 
-def test_a_share_of_activations_is_refused_with_dropout() -> None:
+def test_a_share_of_activations_is_refused_with_dropout():
     tokens = torch.ones(1, 3, dtype=torch.long)
     for dropout in (0.1, 1e-9):
         spec = Transformer(

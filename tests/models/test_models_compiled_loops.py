@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ COUNT = 2**17
 
 
 @pytest.fixture(params=["torch's threads", "pool"])
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def run(request, monkeypatch):
     """Three threads, of either kind."""
     if request.param == "pool":
         monkeypatch.setattr(compiled_loops, "_on_threads", lambda: compiled_loops._on_pool)
@@ -28,7 +28,7 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize("count", [0, 1, 2**15, COUNT, COUNT + 1])
-def test_every_element_is_in_one_piece(run: None, count: int) -> None:
+def test_every_element_is_in_one_piece(run, count):
     found = torch.zeros(count, dtype=torch.int64)
 
     def work(start: int, stop: int) -> None:
@@ -38,7 +38,7 @@ def test_every_element_is_in_one_piece(run: None, count: int) -> None:
     assert found.eq(1).all()
 
 
-def test_pieces_run_at_the_same_time(run: None) -> None:
+def test_pieces_run_at_the_same_time(run):
     """Each waits for the others: one after the other they would never meet."""
     meeting, threads = threading.Barrier(3, timeout=60), set()
 
@@ -50,7 +50,7 @@ def test_pieces_run_at_the_same_time(run: None) -> None:
     assert len(threads) == 3
 
 
-def test_threads_are_those_of_torchs_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_those_of_torchs_operators(monkeypatch):
     """Started once by either, and taken by both: nothing new is started for the other."""
     if compiled_loops._on_threads() is compiled_loops._on_pool:
         pytest.skip("this torch does not compute by OpenMP")
@@ -70,7 +70,7 @@ def threads_of_process() -> set[int]:
     return {thread.id for thread in psutil.Process().threads()}
 
 
-def test_an_error_of_a_piece_is_raised_when_all_have_ended(run: None) -> None:
+def test_an_error_of_a_piece_is_raised_when_all_have_ended(run):
     done: list[int] = []
 
     def work(start: int, _: int) -> None:
@@ -83,7 +83,7 @@ def test_an_error_of_a_piece_is_raised_when_all_have_ended(run: None) -> None:
     assert done == [0]
 
 
-def test_what_a_signal_raises_ends_the_program(run: None) -> None:
+def test_what_a_signal_raises_ends_the_program(run):
     def work(start: int, _: int) -> None:
         if start:
             sys.exit(1)
@@ -92,7 +92,7 @@ def test_what_a_signal_raises_ends_the_program(run: None) -> None:
         in_pieces(work, COUNT)
 
 
-def test_a_signal_that_is_lost_in_c_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_is_lost_in_c_ends_the_program(monkeypatch):
     """This thread's call never came to its first line."""
     monkeypatch.setattr(compiled_loops, "_on_threads", lambda: lambda _, __: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -100,7 +100,7 @@ def test_a_signal_that_is_lost_in_c_ends_the_program(monkeypatch: pytest.MonkeyP
         in_pieces(lambda _, __: None, COUNT)
 
 
-def test_without_gccs_way_in_there_is_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gccs_way_in_there_is_a_pool(monkeypatch):
     find: Callable[[], object] = compiled_loops._on_threads.__wrapped__
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert find() is compiled_loops._on_pool

@@ -21,7 +21,7 @@ def gradients(
 
 
 @pytest.mark.parametrize("spec", [FusedNorm(), PublishedNorm(kind="published")])
-def test_gradients_of_many_tokens_are_added_up_in_32_bits(spec) -> None:  # type: ignore[no-untyped-def]
+def test_gradients_of_many_tokens_are_added_up_in_32_bits(spec):
     found = gradients(build_norm(spec, WIDTH), torch.bfloat16)
     expected = gradients(build_norm(spec, WIDTH), torch.float32)
     assert len(found) == 2
@@ -29,7 +29,7 @@ def test_gradients_of_many_tokens_are_added_up_in_32_bits(spec) -> None:  # type
         assert (mine - right).norm() < 0.02 * right.norm()
 
 
-def test_a_residual_stream_of_few_bits_takes_none_from_the_gradients_of_weights() -> None:
+def test_a_residual_stream_of_few_bits_takes_none_from_the_gradients_of_weights():
     found = gradients(build_norm(FusedNorm(), WIDTH), torch.bfloat16, torch.float32)
     expected = gradients(build_norm(FusedNorm(), WIDTH), torch.float32)
     for mine, right in zip(found, expected, strict=True):

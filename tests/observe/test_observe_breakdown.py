@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown
@@ -41,7 +40,7 @@ def ranks(*files: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_capture(tmp_path: Path) -> None:
+def test_a_capture(tmp_path):
     for rank in (0, 1):
         kineto(tmp_path / f"rank-{rank}.json.gz", KERNEL)
     capture = write_capture(tmp_path, ranks=ranks("rank-0.json.gz", "rank-1.json.gz"))
@@ -51,13 +50,13 @@ def test_a_capture(tmp_path: Path) -> None:
     assert found.viewer_files == ["rank-0.json.gz", "rank-1.json.gz"]
 
 
-def test_a_capture_that_did_not_happen_keeps_its_reason(tmp_path: Path) -> None:
+def test_a_capture_that_did_not_happen_keeps_its_reason(tmp_path):
     capture = write_capture(tmp_path, status="unsupported", reason="needs two GPUs")
     found = run(tmp_path, capture)
     assert (found.status, found.reason, found.devices) == ("unsupported", "needs two GPUs", [])
 
 
-def test_a_damaged_file_of_a_capture_is_a_status(tmp_path: Path) -> None:
+def test_a_damaged_file_of_a_capture_is_a_status(tmp_path):
     path = kineto(tmp_path / "rank-0.json", KERNEL)
     path.write_text(path.read_text()[:-20])
     found = run(tmp_path, write_capture(tmp_path, ranks=ranks("rank-0.json")))
@@ -65,14 +64,14 @@ def test_a_damaged_file_of_a_capture_is_a_status(tmp_path: Path) -> None:
     assert "damaged or cut off" in (found.reason or "")
 
 
-def test_a_capture_without_events_says_so(tmp_path: Path) -> None:
+def test_a_capture_without_events_says_so(tmp_path):
     kineto(tmp_path / "rank-0.json", [complete("user_annotation", "phase:step", 0, 5)])
     found = run(tmp_path, write_capture(tmp_path, ranks=ranks("rank-0.json")))
     assert found.status == "failed"
     assert "the capture range never began" in (found.reason or "")
 
 
-def test_a_missing_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_capture(tmp_path, capsys):
     files = {name: tmp_path / f"{name}.json" for name in ("capture", "events", "output")}
     assert run_job("breakdown", **files) == 1
     assert "make it again" in capsys.readouterr().err

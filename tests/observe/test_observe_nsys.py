@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from capture_builders import NEW_HELP, OLD_HELP, exported, fake_nsys, spec_of, trained
@@ -34,7 +33,7 @@ def captured(folder: Path, profiler: str) -> Capture:
         data=folder,
         output=output,
         command="again",
-        profiling=Profiling(profiler=profiler),  # type: ignore[arg-type]
+        profiling=Profiling(profiler=profiler),
         profiler="torch",
     )
     supervise(order)
@@ -42,7 +41,7 @@ def captured(folder: Path, profiler: str) -> Capture:
 
 
 @pytest.fixture
-def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def on_path(tmp_path, monkeypatch):
     """Puts a fake nsys on the PATH."""
 
     def put(profile: str, text: str = NEW_HELP) -> Path:
@@ -54,12 +53,12 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def no_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_nsys(monkeypatch):
     found = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "nsys" else found(name))
 
 
-def test_the_flags_are_those_that_a_version_knows() -> None:
+def test_the_flags_are_those_that_a_version_knows():
     new, old = (nsys(text).command(Path("/out"), cuda=True) for text in (NEW_HELP, OLD_HELP))
     for command in (new, old):
         assert command[:2] == ["/bin/nsys", "profile"]
@@ -80,24 +79,24 @@ def test_the_flags_are_those_that_a_version_knows() -> None:
     ]
 
 
-def test_a_value_that_a_version_lacks_is_not_asked_for() -> None:
+def test_a_value_that_a_version_lacks_is_not_asked_for():
     no_sqlite = nsys(NEW_HELP.replace("none sqlite text json", "none hdf"))
     command = no_sqlite.command(Path("/out"), cuda=True)
     assert not [word for word in command if word.startswith("--export")]
     assert "--trace=cuda,nvtx" in command
 
 
-def test_without_a_gpu_a_range_starts_the_capture() -> None:
+def test_without_a_gpu_a_range_starts_the_capture():
     command = nsys().command(Path("/out"), cuda=False)
     assert {"--capture-range=nvtx", "--nvtx-capture=capture@transformer_core"} <= set(command)
 
 
-def test_a_version_without_what_is_needed_says_so() -> None:
+def test_a_version_without_what_is_needed_says_so():
     with pytest.raises(ValueError, match="does not know --capture-range, --output"):
         nsys("\t-t, --trace=\n").command(Path("/out"), cuda=True)
 
 
-def test_it_runs_around_every_process_of_torchrun() -> None:
+def test_it_runs_around_every_process_of_torchrun():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "-m", "worker"]
     assert under(["nsys", "profile"], torchrun) == [
         *torchrun[:-2],
@@ -116,7 +115,7 @@ def test_it_runs_around_every_process_of_torchrun() -> None:
     ]
 
 
-def test_secrets_and_the_unknown_stay_out_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_and_the_unknown_stay_out_of_the_report(monkeypatch):
     for name in ("MY_NOTES", "HF_TOKEN", "CUDA_API_TOKEN", "PYTHON_SECRET", "NCCL_DEBUG", "RANK"):
         monkeypatch.setenv(name, "3")
     kept = environment()
@@ -125,7 +124,7 @@ def test_secrets_and_the_unknown_stay_out_of_the_report(monkeypatch: pytest.Monk
     assert not {"MY_NOTES", "HF_TOKEN", "CUDA_API_TOKEN", "PYTHON_SECRET"} & set(kept)
 
 
-def test_which_profiler_and_why() -> None:
+def test_which_profiler_and_why():
     auto = Profiling()
     assert choose(auto, nsys(), cuda=True).profiler == "nsys"
     assert "not on the PATH" in choose(auto, None, cuda=True).reason
@@ -139,14 +138,14 @@ def test_which_profiler_and_why() -> None:
         choose(Profiling(profiler="nsys"), nsys(), cuda=True, nodes=2)
 
 
-def test_not_installed(tmp_path: Path, no_nsys: None) -> None:
+def test_not_installed(tmp_path, no_nsys):
     record = captured(tmp_path, "nsys")
     assert record.status == "unsupported"
     assert "not on the PATH" in str(record.reason)
     assert record.profiler is None
 
 
-def test_a_good_report_is_kept_and_private(on_path: Any) -> None:
+def test_a_good_report_is_kept_and_private(on_path):
     folder = on_path(RUNS + "b.exported(output, kernels=5, ranges=7)")
     record = captured(folder, "nsys")
     assert (record.status, record.profiler) == ("ok", "nsys")
@@ -158,7 +157,7 @@ def test_a_good_report_is_kept_and_private(on_path: Any) -> None:
     assert not (folder / "out" / "rank-0.json").exists()
 
 
-def test_an_old_report_without_an_export_is_exported(tmp_path: Path, on_path: Any) -> None:
+def test_an_old_report_without_an_export_is_exported(tmp_path, on_path):
     folder = on_path(RUNS + "pathlib.Path(output + '.qdrep').write_bytes(b'report')")
     fake = folder / "bin" / "nsys"
     fake.write_text(
@@ -188,7 +187,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_went_wrong_is_a_status(fault: str, on_path: Any) -> None:
+def test_what_went_wrong_is_a_status(fault, on_path):
     profile, reason = FAULTS[fault]
     record = captured(on_path(profile), "nsys")
     assert record.status == "unsupported"
@@ -196,7 +195,7 @@ def test_what_went_wrong_is_a_status(fault: str, on_path: Any) -> None:
     assert (record.profiler, record.ranks) == (None, [])
 
 
-def test_auto_takes_torch_where_nsys_cannot(on_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_torch_where_nsys_cannot(on_path, monkeypatch):
     def recorded(order: CaptureOrder) -> None:
         trained(order.output / "rank-0")
 
@@ -206,9 +205,7 @@ def test_auto_takes_torch_where_nsys_cannot(on_path: Any, monkeypatch: pytest.Mo
     assert "Nsight Systems could not: nsys recorded no kernel" in record.profiler_reason
 
 
-def test_a_run_that_cannot_be_is_not_tried_again(
-    on_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_is_not_tried_again(on_path, monkeypatch):
     monkeypatch.setattr(job, "capture_with_torch", lambda *_: pytest.fail("tried again"))
     folder = on_path(
         "record = dict(status='unsupported', reason='needs 8 GPUs', rank=0, time=1)\n"
@@ -220,7 +217,7 @@ def test_a_run_that_cannot_be_is_not_tried_again(
     assert (record.status, record.reason) == ("unsupported", "needs 8 GPUs")
 
 
-def test_rows_of_tables_that_are_not_there(tmp_path: Path) -> None:
+def test_rows_of_tables_that_are_not_there(tmp_path):
     exported(tmp_path / "rank-0", kernels=0, ranges=0)
     with sqlite3.connect(tmp_path / "rank-0.sqlite") as database:
         database.execute("CREATE TABLE other (x INTEGER)")
@@ -229,7 +226,7 @@ def test_rows_of_tables_that_are_not_there(tmp_path: Path) -> None:
     assert rows(tmp_path / "rank-1.sqlite") == (2, 3)
 
 
-def test_the_lines_that_tell() -> None:
+def test_the_lines_that_tell():
     assert (
         telling_lines("fine\nerror: a\rmore\nPermission denied\n") == "error: a Permission denied"
     )
@@ -237,7 +234,7 @@ def test_the_lines_that_tell() -> None:
     assert telling_lines("") == ""
 
 
-def test_a_program_that_does_not_start_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_program_that_does_not_start_is_not_there(tmp_path, monkeypatch):
     (tmp_path / "nsys").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "nsys").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -245,10 +242,9 @@ def test_a_program_that_does_not_start_is_not_there(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="Nsight Systems is not on the PATH")
-def test_the_real_one_records_ranges_and_no_kernel_without_a_gpu(tmp_path: Path) -> None:
+def test_the_real_one_records_ranges_and_no_kernel_without_a_gpu(tmp_path):
     """Its flags are accepted, a range starts the capture, and the export holds the ranges."""
     found = find_nsys()
-    assert found is not None
     program = (
         "import nvtx\n"
         "from transformer_core.observe.nsys import CAPTURE_RANGE, DOMAIN\n"

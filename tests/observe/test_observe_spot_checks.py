@@ -51,7 +51,7 @@ def failed(found: list[SpotCheck]) -> set[str]:
 
 
 @pytest.mark.parametrize("training", VARIANTS.values(), ids=list(VARIANTS))
-def test_healthy_steps_agree(tmp_path: Path, training: dict[str, Any]) -> None:
+def test_healthy_steps_agree(tmp_path, training):
     found = checked(tmp_path, training)
     assert len(found) == STEPS
     assert all(4 <= check.step <= 6 and not check.skipped for check in found)
@@ -62,12 +62,12 @@ def late_rate(real: Any) -> Any:
     return lambda schedule, step, *more: real(schedule, step, *more) * (1.01 if step > 3 else 1.0)
 
 
-def test_a_rate_that_goes_wrong_late_shows(tmp_path: Path) -> None:
+def test_a_rate_that_goes_wrong_late_shows(tmp_path):
     with mock.patch.object(loop, "learning_rate", late_rate(loop.learning_rate)):
         assert "timed_rate" in failed(checked(tmp_path, {}))
 
 
-def test_an_update_that_goes_wrong_late_shows(tmp_path: Path) -> None:
+def test_an_update_that_goes_wrong_late_shows(tmp_path):
     steps = [0]
     # torch wraps the step in its hooks, which must surround the fault.
     real = getattr(torch.optim.AdamW.step, "__wrapped__", torch.optim.AdamW.step)
@@ -84,7 +84,7 @@ def test_an_update_that_goes_wrong_late_shows(tmp_path: Path) -> None:
         assert "timed_update" in failed(checked(tmp_path, {}))
 
 
-def test_clipping_that_stops_shows(tmp_path: Path) -> None:
+def test_clipping_that_stops_shows(tmp_path):
     real = Precision.step
 
     def step(self: Any, optimizer: Any, parameters: Any, clip: float) -> Tensor:
@@ -94,12 +94,12 @@ def test_clipping_that_stops_shows(tmp_path: Path) -> None:
         assert "timed_clipping" in failed(checked(tmp_path, {"clip_norm": 1e-3}))
 
 
-def test_moments_of_8_bits_are_not_checked(tmp_path: Path) -> None:
+def test_moments_of_8_bits_are_not_checked(tmp_path):
     pytest.importorskip("bitsandbytes")
     assert checked(tmp_path, {"optimizer": {"kind": "adamw_8bit"}}) == []
 
 
-def test_the_memory_of_a_gradient_may_be_used_again() -> None:
+def test_the_memory_of_a_gradient_may_be_used_again():
     rule, gradient, weights = ExpectedUpdates(MomentumRule(0.9, 1.0)), torch.ones(3), torch.zeros(3)
     rule.next(weights, gradient, 0.1)
     gradient.fill_(2.0)

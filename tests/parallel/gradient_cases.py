@@ -134,5 +134,4 @@ class NeverSynchronises(DdpStrategy):
     """no_sync is also around the last micro-batch."""
 
     def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        assert self.module is not None
         return self.module.no_sync()

@@ -76,12 +76,12 @@ def trained_all() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
+def ranks():
     return run_ranks(trained_all, 2)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_trains_as_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+def test_it_trains_as_one_process(ranks, name):
     single = trained({"kind": "single"}, PRECISIONS["fp32"])
     for rank in ranks:
         result = rank[name]
@@ -97,15 +97,13 @@ def test_it_trains_as_one_process(ranks: list[dict[str, Any]], name: str) -> Non
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_takes_the_gathered_logits(
-    ranks: list[dict[str, Any]], precision: str
-) -> None:
+def test_half_precision_takes_the_gathered_logits(ranks, precision):
     plain = ranks[0]["central"]["losses"]
     for rank in ranks:
         assert rank[precision]["losses"] == pytest.approx(plain, rel=2e-2)
 
 
-def test_only_the_first_rank_reads_and_updates(ranks: list[dict[str, Any]]) -> None:
+def test_only_the_first_rank_reads_and_updates(ranks):
     for name in KINDS:
         first, second = (rank[name] for rank in ranks)
         assert (first["reads_the_corpus"], second["reads_the_corpus"]) == (True, False)
@@ -113,7 +111,7 @@ def test_only_the_first_rank_reads_and_updates(ranks: list[dict[str, Any]]) -> N
         assert all(map(torch.equal, first["weights"], second["weights"]))
 
 
-def test_the_first_rank_holds_the_logits_of_all(ranks: list[dict[str, Any]]) -> None:
+def test_the_first_rank_holds_the_logits_of_all(ranks):
     excess = {name: ranks[0][name]["saved_bytes"] - ranks[1][name]["saved_bytes"] for name in KINDS}
     gathered = ranks[0]["central"]["told"]["traffic"]["gather of logits"]["received_bytes"][0]
     # For its loss the first rank keeps its own logits and those that it received.
@@ -121,7 +119,7 @@ def test_the_first_rank_holds_the_logits_of_all(ranks: list[dict[str, Any]]) -> 
     assert abs(excess["central_local_loss"]) < gathered / 10
 
 
-def test_traffic_of_logits_and_of_losses(ranks: list[dict[str, Any]]) -> None:
+def test_traffic_of_logits_and_of_losses(ranks):
     central, local = (ranks[0][name]["told"]["traffic"] for name in KINDS)
     steps = len(ranks[0]["central"]["steps"])
     for traffic in (central, local):
@@ -143,9 +141,7 @@ def test_traffic_of_logits_and_of_losses(ranks: list[dict[str, Any]]) -> None:
     assert "gather of logits" not in local
 
 
-def test_numbers_for_the_host_go_from_host_to_host_beside_nccl(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_numbers_for_the_host_go_from_host_to_host_beside_nccl(monkeypatch):
     """Through the GPU both hosts would wait for their devices at every step."""
     hosts = object()
     sent: list[tuple[str, object]] = []

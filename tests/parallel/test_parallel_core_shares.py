@@ -29,9 +29,7 @@ CPU = torch.device("cpu")
         (1, 2, 1, [13]),
     ],
 )
-def test_processes_share_the_last_cores(
-    place: int, places: int, threads: int, expected: list[int]
-) -> None:
+def test_processes_share_the_last_cores(place, places, threads, expected):
     assert core_share([8, 9, 12, 13], place, places, threads) == expected
 
 
@@ -53,7 +51,7 @@ print(sum(len(mask) == 1 for mask in masks), later, affinity(), sep="; ")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nothing binds threads here")
-def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these() -> None:
+def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these():
     cores = sorted(os.sched_getaffinity(0))[-2:]
     if len(cores) < 2:
         pytest.skip("needs 2 cores")
@@ -66,7 +64,7 @@ def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these() -> None:
     assert told.endswith(", 1 threads on one core each")
 
 
-def test_fewer_cores_than_threads_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_cores_than_threads_are_told(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("bound"), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -74,7 +72,7 @@ def test_fewer_cores_than_threads_are_told(monkeypatch: pytest.MonkeyPatch) -> N
         bind_threads(1, 2)
 
 
-def test_systems_that_bind_nothing_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_that_bind_nothing_say_so(monkeypatch):
     system = SimpleNamespace(sched_getaffinity=lambda _: {0, 1})
     monkeypatch.setattr(core_shares, "os", system)
     with pytest.raises(Unsupported, match="needs Linux"):
@@ -82,23 +80,21 @@ def test_systems_that_bind_nothing_say_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("affinity", "bound"), [("none", []), ("cores", [(3, 4)])])
-def test_only_what_the_run_spec_says_is_bound(
-    affinity: str, bound: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_the_run_spec_says_is_bound(affinity, bound, monkeypatch):
     seen: list[tuple[int, int]] = []
     monkeypatch.setattr(settling, "bind_threads", lambda *places: seen.append(places))
     settle(CPU, Machine.model_validate({"affinity": affinity}), 3, 4)
     assert seen == bound
 
 
-def test_torchs_own_segments_are_refused_on_a_cpu() -> None:
+def test_torchs_own_segments_are_refused_on_a_cpu():
     machine = Machine(cuda_allocator="default")
     with pytest.raises(Unsupported, match=r"machine\.cuda_allocator: default .* on a CPU"):
         settle(CPU, machine, 0, 1)
     settle(CPU, Machine(), 0, 1)
 
 
-def test_hosts_that_are_made_on_this_machine_share_its_cores() -> None:
+def test_hosts_that_are_made_on_this_machine_share_its_cores():
     process = Process(rank=3, world_size=4, local_rank=1, local_world_size=2, device=CPU)
     assert process.among(Machine()) == (1, 2)
     assert process.among(Machine(nodes=2, link=Link(bandwidth="100Mbit/s"))) == (3, 4)

@@ -64,19 +64,19 @@ def _observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
+def ranks():
     return run_ranks(observed, 2, CASES)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "ring"])
-def test_all_reduces_are_counted(ranks: list[dict[str, Any]], name: str) -> None:
+def test_all_reduces_are_counted(ranks, name):
     for rank in ranks:
         case = rank[name]
         assert case["all_reduces"] > 0
         assert case["told"]["traffic"]["all_reduce"]["calls"] == case["all_reduces"]
 
 
-def test_the_ring_sends_and_never_all_reduces(ranks: list[dict[str, Any]]) -> None:
+def test_the_ring_sends_and_never_all_reduces(ranks):
     for rank in ranks:
         case = rank["ring"]
         steps = case["told"]["traffic"]["ring_step"]["calls"]
@@ -85,7 +85,7 @@ def test_the_ring_sends_and_never_all_reduces(ranks: list[dict[str, Any]]) -> No
         assert case["all_reduces"] == 0
 
 
-def test_buckets_hold_the_gradients(ranks: list[dict[str, Any]]) -> None:
+def test_buckets_hold_the_gradients(ranks):
     for name in ("default", "no_overlap", "one_bucket"):
         case = ranks[0][name]
         sizes = case["told"]["bucket_bytes"]
@@ -93,7 +93,7 @@ def test_buckets_hold_the_gradients(ranks: list[dict[str, Any]]) -> None:
         assert (len(sizes) == 1) == (name == "one_bucket")
 
 
-def test_reductions_follow_the_accumulation(ranks: list[dict[str, Any]]) -> None:
+def test_reductions_follow_the_accumulation(ranks):
     counts = {
         name: ranks[0][name]["told"]["synchronised_micro_batches"]
         for name in ("default", "every", "no_overlap", "no_overlap_every")
@@ -107,7 +107,7 @@ def test_reductions_follow_the_accumulation(ranks: list[dict[str, Any]]) -> None
     }
 
 
-def test_bytes_of_the_hooks(ranks: list[dict[str, Any]]) -> None:
+def test_bytes_of_the_hooks(ranks):
     # Two ranks: each sends its gradients once, 2 (p - 1) / p = 1.
     told = {name: case["told"]["traffic"] for name, case in ranks[0].items()}
     whole = 4 * ranks[0]["default"]["elements"]
@@ -119,7 +119,7 @@ def test_bytes_of_the_hooks(ranks: list[dict[str, Any]]) -> None:
     assert 4 * whole < sent < 4.8 * whole
 
 
-def test_replicas_stay_equal(ranks: list[dict[str, Any]]) -> None:
+def test_replicas_stay_equal(ranks):
     assert all(case["difference"] == 0.0 for rank in ranks for case in rank.values())
 
 
@@ -134,7 +134,7 @@ def drifted(change: float) -> list[float | None]:
 
 
 @pytest.mark.parametrize("change", [0.25, float("nan")])
-def test_a_drifted_replica_is_seen(change: float) -> None:
+def test_a_drifted_replica_is_seen(change):
     for before, after in run_ranks(drifted, 2, change):
         assert before == 0.0
         assert after == (float("inf") if change != change else pytest.approx(0.25))
@@ -160,13 +160,13 @@ def powersgd_errors(steps: int) -> tuple[float, float]:
     return first, mean
 
 
-def test_powersgd_feeds_its_error_back() -> None:
+def test_powersgd_feeds_its_error_back():
     ((first, mean), other) = run_ranks(powersgd_errors, 2, 30)
     assert other == (first, mean)
     assert first > 0.05  # it does compress
     assert mean < first / 3
 
 
-def test_a_hook_needs_overlap() -> None:
+def test_a_hook_needs_overlap():
     with pytest.raises(ValueError, match="overlap is false"):
         Ddp.model_validate({"kind": "ddp", "overlap": False, "hook": {"kind": "ring"}})

@@ -116,12 +116,12 @@ def on_ranks(cases: dict[str, Case]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two() -> list[dict[str, Any]]:
+def two():
     return run_ranks(on_ranks, 2, CASES)
 
 
 @pytest.fixture(scope="module")
-def four() -> list[dict[str, Any]]:
+def four():
     return run_ranks(on_ranks, 4, ON_FOUR)
 
 
@@ -130,7 +130,7 @@ def alone(case: Case) -> tuple[list[float], dict[str, Tensor], float | None]:
 
 
 @pytest.mark.parametrize("name", CASES | ON_FOUR)
-def test_ranks_find_what_one_process_finds(name: str, request: pytest.FixtureRequest) -> None:
+def test_ranks_find_what_one_process_finds(name, request):
     cases = CASES | ON_FOUR
     numbers, weights, _ = alone(cases[name])
     for rank in request.getfixturevalue("two" if name in CASES else "four"):
@@ -160,7 +160,7 @@ def refused() -> list[str]:
     return reasons
 
 
-def test_what_cannot_be_divided_is_refused() -> None:
+def test_what_cannot_be_divided_is_refused():
     words = ("model.dropout: 0", "kv_heads", "separate", "rows, not lists", "do not divide a run")
     for reasons in run_ranks(refused, 2):
         assert len(reasons) == len(words)
@@ -179,7 +179,7 @@ def local_steps() -> list[Any]:
     return [meetings(2, 1.0), meetings(2, 0.5), meetings(3, 1.0)]
 
 
-def test_replicas_meet_at_the_average_of_their_changes() -> None:
+def test_replicas_meet_at_the_average_of_their_changes():
     ranks = run_ranks(local_steps, 2)
     (apart, other) = ranks[0][2][0], ranks[1][2][0]
     torch.manual_seed(1)

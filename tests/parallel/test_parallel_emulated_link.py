@@ -50,7 +50,7 @@ def two_buckets(device: str = "cpu") -> Seen:
         store.wait(["called"])
     began = time.monotonic()
     values = [torch.full((BYTES // 4,), float(dist.get_rank() + n), device=place) for n in range(2)]
-    futures = [link.average(Bucket(bucket)) for bucket in values]  # type: ignore[arg-type]
+    futures = [link.average(Bucket(bucket)) for bucket in values]
     store.set("called", "")
     done, results = [], []
     for future in futures:
@@ -69,12 +69,12 @@ def check(ranks: list[Seen]) -> None:
         assert seen.done[1] >= late.began + 2 * SECONDS
 
 
-def test_buckets_wait_for_the_link_and_for_the_last_rank() -> None:
+def test_buckets_wait_for_the_link_and_for_the_last_rank():
     check(run_ranks(two_buckets, 2))
 
 
 @pytest.mark.gpu(2)
-def test_the_stream_is_held_on_cuda() -> None:
+def test_the_stream_is_held_on_cuda():
     check(run_ranks(two_buckets, 2, "cuda", backend="nccl"))
 
 
@@ -89,20 +89,20 @@ def after_a_rest(burst_seconds: float) -> tuple[list[float], list[float]]:
         held.append(seconds)
         time.sleep(seconds)
 
-    hooks.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)  # type: ignore[assignment]
+    hooks.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     for _ in range(3):
         time.sleep(burst_seconds)
         dist.barrier()
         began = time.monotonic()
         buckets = [Bucket(torch.zeros(BYTES // 4)) for _ in range(2)]
-        for future in [link.average(bucket) for bucket in buckets]:  # type: ignore[arg-type]
+        for future in [link.average(bucket) for bucket in buckets]:
             future.wait()
         took.append(time.monotonic() - began)
     link.close()
     return took, held
 
 
-def test_an_idle_link_lets_a_burst_through_at_once() -> None:
+def test_an_idle_link_lets_a_burst_through_at_once():
     burst = 0.8 * SECONDS
     for took, held in run_ranks(after_a_rest, 2, burst):
         assert min(took) >= 2 * SECONDS - burst, "one burst, and not two"
@@ -114,10 +114,10 @@ def held_alone() -> tuple[float, float, float]:
     place = torch.device("cuda", 0)
     link = EmulatedLink(Hook(Traffic()), LINK, 2, place)
     bucket = Bucket(torch.ones(BYTES // 4, device=place))
-    link.average(bucket).wait()  # type: ignore[arg-type]
+    link.average(bucket).wait()
     torch.cuda.synchronize()
     began = time.monotonic()
-    future = link.average(bucket)  # type: ignore[arg-type]
+    future = link.average(bucket)
     called = time.monotonic() - began
     bucket.values.new_ones(4).sum().item()
     computed = time.monotonic() - began
@@ -128,7 +128,7 @@ def held_alone() -> tuple[float, float, float]:
 
 
 @pytest.mark.gpu
-def test_on_cuda_neither_the_host_nor_the_computing_stream_is_held() -> None:
+def test_on_cuda_neither_the_host_nor_the_computing_stream_is_held():
     ((called, computed, done),) = run_ranks(held_alone, 1, backend="nccl")
     assert called < computed < SECONDS
     # A clock that is faster than while it was measured makes it a little shorter.
@@ -139,12 +139,12 @@ def imagined(devices: int | None) -> float:
     link = EmulatedLink(Hook(Traffic()), LINK, devices, torch.device("cpu"))
     dist.barrier()
     began = time.monotonic()
-    link.average(Bucket(torch.zeros(BYTES // 4))).wait()  # type: ignore[arg-type]
+    link.average(Bucket(torch.zeros(BYTES // 4))).wait()
     link.close()
     return time.monotonic() - began
 
 
-def test_more_devices_can_be_imagined_than_there_are() -> None:
+def test_more_devices_can_be_imagined_than_there_are():
     seconds = all_reduce_seconds(LINK, BYTES, 8)
     assert seconds > 1.5 * SECONDS
     assert all(took >= seconds for took in run_ranks(imagined, 2, 8))
@@ -154,12 +154,12 @@ def failing() -> str:
     class Broken(Hook):
         def average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            future.set_exception(ValueError("torn cable"))  # type: ignore[arg-type]
+            future.set_exception(ValueError("torn cable"))
             return future
 
     link = EmulatedLink(Broken(Traffic()), LINK, None, torch.device("cpu"))
     try:
-        link.average(Bucket(torch.zeros(4))).wait()  # type: ignore[arg-type]
+        link.average(Bucket(torch.zeros(4))).wait()
     except Exception as error:
         return str(error)
     finally:
@@ -167,12 +167,12 @@ def failing() -> str:
     return "no error"
 
 
-def test_an_error_of_the_real_collective_is_handed_on() -> None:
+def test_an_error_of_the_real_collective_is_handed_on():
     assert all("torn cable" in said for said in run_ranks(failing, 2))
 
 
 @pytest.mark.gpu
-def test_cycles_are_those_of_a_device_at_work() -> None:
+def test_cycles_are_those_of_a_device_at_work():
     """The link holds buckets back while the device trains, not while it rests."""
     device = torch.device("cuda", 0)
     per_second = _cycles_per_second(device)

@@ -142,13 +142,13 @@ def all_cases() -> dict[str, Case]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[Found]]:
+def found():
     """On three ranks, none of which has as many pairs as another."""
     return find_on_ranks(all_cases(), 3)
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, Found]:
+def expected():
     return {name: reference(number) for name, number in BATCHES.items()}
 
 
@@ -158,9 +158,7 @@ def assert_all_same(ranks: list[Found], expected: Found, tolerance: float) -> No
 
 
 @pytest.mark.parametrize(("strategy", "way"), OTHER_CASES)
-def test_other_ways_find_the_same(
-    found: dict[str, list[Found]], expected: dict[str, Found], strategy: str, way: str
-) -> None:
+def test_other_ways_find_the_same(found, expected, strategy, way):
     main = found[f"{strategy}-{way}"][0]
     wanted = expected["empty" if way == "packed_last" else "unequal"]
     if strategy == "fsdp":
@@ -172,7 +170,7 @@ def test_other_ways_find_the_same(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_process_finds_the_same_in_other_ways(expected: dict[str, Found], way: str) -> None:
+def test_one_process_finds_the_same_in_other_ways(expected, way):
     case = in_another_way(way, {"kind": "single"})
     wanted = expected["empty" if way == "packed_last" else "unequal"]
     assert_same(find(case.spec, case.batch), wanted, EXACT)
@@ -180,13 +178,7 @@ def test_one_process_finds_the_same_in_other_ways(expected: dict[str, Found], wa
 
 @pytest.mark.parametrize(("accumulation", "batch"), DIVISIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradients_are_those_of_one_process(
-    found: dict[str, list[Found]],
-    expected: dict[str, Found],
-    strategy: str,
-    accumulation: str,
-    batch: str,
-) -> None:
+def test_gradients_are_those_of_one_process(found, expected, strategy, accumulation, batch):
     parallel, tolerance = STRATEGIES[strategy]
     ranks = found[f"{strategy}-{accumulation}-{batch}"]
     # Only the first rank of the central scheme has gradients.
@@ -198,9 +190,7 @@ def test_gradients_are_those_of_one_process(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_caught(
-    found: dict[str, list[Found]], expected: dict[str, Found], fault: str
-) -> None:
+def test_a_fault_is_caught(found, expected, fault):
     # The widest of the tolerances above.
     tolerance = max(tolerance for _, tolerance in STRATEGIES.values())
     with pytest.raises(AssertionError):
@@ -208,11 +198,8 @@ def test_a_fault_is_caught(
 
 
 @pytest.mark.parametrize("accumulation", ACCUMULATIONS)
-def test_synchronised_micro_batches_are_counted(
-    found: dict[str, list[Found]], accumulation: str
-) -> None:
+def test_synchronised_micro_batches_are_counted(found, accumulation):
     (rank, *_) = found[f"ddp-{accumulation}-unequal"]
-    assert rank.communication is not None
     counts = (rank.communication["micro_batches"], rank.communication["synchronised_micro_batches"])
     # Of two steps.
     assert counts == {"once": (2, 2), "every": (6, 6), "last": (6, 2)}[accumulation]

@@ -11,7 +11,7 @@ from transformer_core.parallel.link_times import (
 )
 
 
-def test_a_ring_costs_each_device_the_same_however_many_there_are() -> None:
+def test_a_ring_costs_each_device_the_same_however_many_there_are():
     """2 (p - 1) / p of the bytes, and 2 (p - 1) latencies (Patarasuk and Yuan, 2009)."""
     link = LinkModel(bandwidth=8e6)
     assert all_reduce_seconds(link, 1e6, 1) == 0
@@ -22,13 +22,13 @@ def test_a_ring_costs_each_device_the_same_however_many_there_are() -> None:
     assert all_reduce_seconds(slow, 0, 4) == pytest.approx(2 * 3 * 0.01)
 
 
-def test_a_tree_takes_few_steps_with_all_bytes() -> None:
+def test_a_tree_takes_few_steps_with_all_bytes():
     tree = LinkModel(bandwidth=8e6, latency=0.01, algorithm="tree")
     for devices, levels in [(2, 1), (3, 2), (4, 2), (5, 3), (1024, 10)]:
         assert all_reduce_seconds(tree, 1e6, devices) == pytest.approx(2 * levels * 1.01)
 
 
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
     link = LinkModel(bandwidth=1e9, latency=1e-4)
     for devices in (2, 3, 8):
         assert all_reduce_seconds(link, 1e6, devices) == pytest.approx(
@@ -36,7 +36,7 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
         )
 
 
-def test_a_burst_is_a_millisecond_of_a_fast_link_and_a_few_packets_of_a_slow_one() -> None:
+def test_a_burst_is_a_millisecond_of_a_fast_link_and_a_few_packets_of_a_slow_one():
     assert burst_bytes(1e9) == 125_000
     assert burst_seconds(1e9) == pytest.approx(0.001)
     assert burst_bytes(1e6) == 16 * 1024

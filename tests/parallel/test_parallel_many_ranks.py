@@ -45,7 +45,7 @@ def spec_of(name: str, world_size: int) -> Any:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_step_of_rank_0_and_of_the_last(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_rank_0_and_of_the_last(name, monkeypatch):
     world_size = 4
     spec = spec_of(name, world_size)
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ def test_a_step_of_rank_0_and_of_the_last(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "central"])
-def test_memory_by_the_number_of_ranks(name: str) -> None:
+def test_memory_by_the_number_of_ranks(name):
     ranks, parameters = predict_ranks(spec_of(name, 4), 61, CPU)
     share = ranks[0].anatomy.weights_bytes / (4 * parameters)
     if name == "fsdp":

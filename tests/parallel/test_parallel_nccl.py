@@ -53,7 +53,7 @@ def gradients(cases: dict[str, tuple[dict[str, Any], float]]) -> dict[str, torch
 
 
 @pytest.mark.gpu(2)
-def test_gradients_over_nccl() -> None:
+def test_gradients_over_nccl():
     expected = reference()
     right = torch.cat([expected.gradients[name].flatten() for name in sorted(expected.gradients)])
     for rank, found in enumerate(run_ranks(gradients, 2, CASES, backend="nccl")):

@@ -32,6 +32,6 @@ def unpickled(folder: Path) -> list[str]:
     return found
 
 
-def test_no_strategy_unpickles_messages() -> None:
+def test_no_strategy_unpickles_messages():
     with tempfile.TemporaryDirectory() as folder:
         assert run_ranks(unpickled, 2, Path(folder)) == [[], []]

@@ -54,15 +54,13 @@ def buckets(setup: Setup) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
+def ranks():
     with tempfile.TemporaryDirectory() as folder:
         return run_ranks(ends, 2, folder)
 
 
 @pytest.mark.parametrize("stop_at", STOPS)
-def test_a_resumed_run_is_the_whole_one_to_the_last_bit(
-    ranks: list[dict[str, Any]], stop_at: int
-) -> None:
+def test_a_resumed_run_is_the_whole_one_to_the_last_bit(ranks, stop_at):
     for rank in ranks:
         whole, resumed = rank["0"], rank[str(stop_at)]
         assert resumed["began"] == [stop_at]
@@ -72,14 +70,14 @@ def test_a_resumed_run_is_the_whole_one_to_the_last_bit(
             assert all(map(torch.equal, resumed[part], whole[part])), part
 
 
-def test_there_are_several_buckets_and_something_left_out(ranks: list[dict[str, Any]]) -> None:
+def test_there_are_several_buckets_and_something_left_out(ranks):
     whole = ranks[0]["0"]
     first, rebuilt = whole["buckets"]
     assert rebuilt > first, "a resumed run begins with other buckets than it goes on with"
     assert any(error.abs().max() > 0 for error in whole["errors"])
 
 
-def test_a_gpu_keeps_its_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_keeps_its_random_numbers(monkeypatch):
     """torch seeds every GPU where it draws the first factors."""
     state = {"cuda:1": torch.tensor([5])}
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state[str(device)])

@@ -28,22 +28,22 @@ def both_sums(lengths: list[int]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
-def ranks(request: pytest.FixtureRequest) -> list[list[dict[str, Any]]]:
+def ranks(request):
     return run_ranks(both_sums, request.param, LENGTHS)
 
 
-def test_the_sum_is_the_native_one(ranks: list[list[dict[str, Any]]]) -> None:
+def test_the_sum_is_the_native_one(ranks):
     for rank in ranks:
         for result in rank:
             torch.testing.assert_close(result["ring"], result["native"], rtol=1e-6, atol=1e-6)
 
 
-def test_all_ranks_have_the_same_bits(ranks: list[list[dict[str, Any]]]) -> None:
+def test_all_ranks_have_the_same_bits(ranks):
     for of_ranks in zip(*ranks, strict=True):
         assert all(torch.equal(result["ring"], of_ranks[0]["ring"]) for result in of_ranks)
 
 
-def test_steps_and_bytes(ranks: list[list[dict[str, Any]]]) -> None:
+def test_steps_and_bytes(ranks):
     p = len(ranks)
     for of_ranks in zip(*ranks, strict=True):
         length = of_ranks[0]["length"]

@@ -15,12 +15,12 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @pytest.fixture(autouse=True)
-def _lone_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def _lone_process(monkeypatch):
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_rank_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_a_host(monkeypatch):
     for name, value in zip(ENVIRONMENT, (3, 4, 1, 2), strict=True):
         monkeypatch.setenv(name, str(value))
     process = this_process(Machine(device="cpu", nodes=2, devices_per_node=2), 2)
@@ -28,7 +28,7 @@ def test_a_rank_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not process.is_main
 
 
-def test_data_parallel_is_one_process_for_all_devices() -> None:
+def test_data_parallel_is_one_process_for_all_devices():
     spec = spec_of(parallel={"kind": "data_parallel"}, machine={"devices_per_node": 4})
     process = this_process(spec.machine, spec.processes_per_node)
     assert (process.rank, process.world_size) == (0, 1)
@@ -39,7 +39,7 @@ def test_data_parallel_is_one_process_for_all_devices() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "central", "fsdp"])
-def test_one_process_per_device_elsewhere(kind: str) -> None:
+def test_one_process_per_device_elsewhere(kind):
     spec = spec_of(parallel={"kind": kind}, machine={"devices_per_node": 3})
     command = launcher(spec, "worker", anew=True)
     assert "transformer_core.run.rendezvous" in command
@@ -48,7 +48,7 @@ def test_one_process_per_device_elsewhere(kind: str) -> None:
         this_process(spec.machine, spec.processes_per_node)
 
 
-def test_missing_devices_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_devices_are_a_reason(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(topology, "require_usable_gpus", lambda machine: None)

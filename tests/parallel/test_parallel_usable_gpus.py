@@ -1,7 +1,6 @@
 """GPUs that are there but cannot be used are refused with the remedy, never passed over."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,9 +68,7 @@ THERE = CUDA13 | {"is_available": True, "device_count": 1, "arch_list": ["sm_75"
         (THERE | {"capability": (7, 0)}, r"capability 7\.0.*built for sm_75, sm_80"),
     ],
 )
-def test_gpus_that_cannot_be_used_are_refused_with_what_is_needed(
-    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], words: str
-) -> None:
+def test_gpus_that_cannot_be_used_are_refused_with_what_is_needed(monkeypatch, facts, words):
     host(monkeypatch, [GPU], **facts)
     with pytest.raises(Unsupported, match=words):
         require_usable_gpus(Machine(device="auto"))
@@ -81,9 +78,7 @@ def test_gpus_that_cannot_be_used_are_refused_with_what_is_needed(
         require_usable_gpus(Machine(device="auto"))
 
 
-def test_usable_gpus_and_none_at_all_are_no_reason_to_refuse(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_usable_gpus_and_none_at_all_are_no_reason_to_refuse(monkeypatch):
     host(monkeypatch, [])
     require_usable_gpus(Machine(device="auto"))
     host(monkeypatch, [GPU], **THERE, capability=(8, 6))
@@ -102,31 +97,25 @@ def test_usable_gpus_and_none_at_all_are_no_reason_to_refuse(
         ((10, 0), ["sm_120"], False),
     ],
 )
-def test_which_machine_code_runs_where(
-    capability: tuple[int, int], architectures: list[str], runs: bool
-) -> None:
+def test_which_machine_code_runs_where(capability, architectures, runs):
     assert has_kernels(capability, architectures) == runs
 
 
-def test_exclusive_process_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exclusive_process_mode(monkeypatch):
     monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [2])
     require_shared_gpus(1)
     with pytest.raises(Unsupported, match="nvidia-smi -i 2 -c DEFAULT"):
         require_shared_gpus(2)
 
 
-def test_every_worker_looks_before_it_takes_its_place(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_worker_looks_before_it_takes_its_place(monkeypatch, tmp_path):
     host(monkeypatch, [GPU], version="13.0")
     order = Order(spec=RunSpec(variant="single"), output=tmp_path, command="")
     with pytest.raises(Unsupported, match="sees none of them"):
         take_place(order)
 
 
-def test_threads_change_often_where_one_of_them_launches_kernels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_threads_change_often_where_one_of_them_launches_kernels(monkeypatch, tmp_path):
     order = Order(spec=RunSpec(variant="single"), output=tmp_path, command="")
     before = sys.getswitchinterval()
     monkeypatch.setattr(settling, "take_segments", lambda device: None)
@@ -148,9 +137,7 @@ def test_threads_change_often_where_one_of_them_launches_kernels(
         ("CUDA error: an illegal memory access was encountered", False),
     ],
 )
-def test_a_driver_that_grows_no_segments_gets_those_of_fixed_size(
-    monkeypatch: pytest.MonkeyPatch, said: str, fixed: bool
-) -> None:
+def test_a_driver_that_grows_no_segments_gets_those_of_fixed_size(monkeypatch, said, fixed):
     settings: list[str] = []
 
     def empty(count: int, device: torch.device) -> None:
@@ -168,9 +155,7 @@ def test_a_driver_that_grows_no_segments_gets_those_of_fixed_size(
         assert not settings
 
 
-def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(monkeypatch):
     old = "The NVIDIA driver on your system is too old (found version 12040). Please update it."
 
     def refuse() -> None:
@@ -183,9 +168,7 @@ def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(
         this_process(Machine(device="cuda", devices_per_node=1), 1)
 
 
-def test_training_alone_looks_before_it_trains(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_alone_looks_before_it_trains(monkeypatch, tmp_path, capsys):
     host(monkeypatch, [GPU], version="13.0")
     (tmp_path / "spec.json").write_text(RunSpec(variant="single").canonical_json())
     options = ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
@@ -193,9 +176,7 @@ def test_training_alone_looks_before_it_trains(
     assert "driver 550.54" in capsys.readouterr().err
 
 
-def test_the_evaluation_looks_before_it_translates(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_evaluation_looks_before_it_translates(monkeypatch, tmp_path):
     host(monkeypatch, [GPU], version="13.0")
     spec = evaluation_job.alone(RunSpec(variant="single"))
     known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
@@ -204,7 +185,7 @@ def test_the_evaluation_looks_before_it_translates(
         evaluation_job.work(order, Program(order, 0.0))
 
 
-def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path: Path) -> None:
+def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     machine = {"device": "cuda", "devices_per_node": 4}
@@ -224,9 +205,7 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     ("exclusive", "words"),
     [([1], "nvidia-smi -i 1 -c DEFAULT"), ([], "another process may have it")],
 )
-def test_a_gpu_that_lets_nobody_in(
-    monkeypatch: pytest.MonkeyPatch, exclusive: list[int], words: str
-) -> None:
+def test_a_gpu_that_lets_nobody_in(monkeypatch, exclusive, words):
     def refuse(index: int) -> None:
         raise RuntimeError(BUSY)
 

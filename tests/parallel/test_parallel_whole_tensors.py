@@ -29,7 +29,7 @@ def gathered(together: int) -> dict[str, Tensor]:
     return dict(whole_tensors(tensors))
 
 
-def test_tensors_come_back_whole_however_many_share_a_message() -> None:
+def test_tensors_come_back_whole_however_many_share_a_message():
     expected = originals() | {"replicated": torch.arange(4.0), "of no ranks": torch.arange(3.0)}
     for together in (2**24, 20):
         for found in run_ranks(gathered, 3, together):

@@ -1,5 +1,4 @@
 import shutil
-from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -12,24 +11,24 @@ from transformer_core.report.kit import svg
 
 
 @pytest.fixture(scope="session")
-def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study_folder(tmp_path_factory):
     """StudyResults of a study in which one variant is unsupported; tests must not write to it."""
     return build(tmp_path_factory.mktemp("study") / "results", mixed)
 
 
 @pytest.fixture(scope="session")
-def results(study_folder: Path) -> StudyResults:
+def results(study_folder):
     return StudyResults(study_folder)
 
 
 @pytest.fixture
-def copied(study_folder: Path, tmp_path: Path) -> Path:
+def copied(study_folder, tmp_path):
     """The same for one test, which may change it."""
     return shutil.copytree(study_folder, tmp_path / "results")
 
 
 @pytest.fixture(scope="session")
-def quick_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quick_folder(study_folder, tmp_path_factory):
     """The same with a page, whose figures are empty: drawing them takes most of the time."""
     folder = tmp_path_factory.mktemp("quick") / "results"
     shutil.copytree(study_folder, folder)
@@ -42,18 +41,18 @@ def quick_folder(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def written(quick_folder: Path, tmp_path: Path) -> Path:
+def written(quick_folder, tmp_path):
     """That folder for one test, which may change it and write its page again."""
     return shutil.copytree(quick_folder, tmp_path / "results")
 
 
 @pytest.fixture(scope="session")
-def html(quick_folder: Path) -> str:
+def html(quick_folder):
     """That page, without figures."""
     return (quick_folder / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
-def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_folder(tmp_path_factory):
     """StudyResults of a study in which no variant could run."""
     return build(tmp_path_factory.mktemp("empty") / "results", unsupported)

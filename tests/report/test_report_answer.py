@@ -33,23 +33,22 @@ RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
 
 
 @pytest.fixture(scope="module")
-def answer(quick_folder: Path) -> Answer:
+def answer(quick_folder):
     return Answer.model_validate_json((quick_folder / "summary.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def text(quick_folder: Path) -> str:
+def text(quick_folder):
     return (quick_folder / "report.md").read_text(encoding="utf-8")
 
 
-def test_summary_says_what_was_found(answer: Answer) -> None:
+def test_summary_says_what_was_found(answer):
     assert answer.status == "found"
     assert answer.recommended == ["amp_bf16"]
     assert (answer.verdict, answer.certificate) == ("FASTER", "equivalent")
     by_name = {variant.variant: variant for variant in answer.variants}
     assert next(iter(by_name)) == answer.baseline == "single"
     fast = by_name["amp_bf16"]
-    assert fast.speedup is not None
     assert fast.speedup.median == pytest.approx(SPEED["amp_bf16"] / SPEED["single"], rel=1e-2)
     assert fast.counts
     assert not by_name["forgetful"].counts
@@ -60,19 +59,16 @@ def test_summary_says_what_was_found(answer: Answer) -> None:
     assert answer.commit == "abc1234"
 
 
-def test_numbers_of_the_page_and_of_the_summary_are_the_same(
-    answer: Answer, quick_folder: Path
-) -> None:
+def test_numbers_of_the_page_and_of_the_summary_are_the_same(answer, quick_folder):
     html = (quick_folder / "report.html").read_text(encoding="utf-8")
     shown = set(re.findall(r'<data value="([^"]+)"', html))
-    assert answer.speedup is not None
     assert exact(answer.speedup.median) in shown
     for variant in answer.variants:
         for interval in (variant.speedup, variant.tokens_per_second):
             assert interval is None or exact(interval.median) in shown, variant.variant
 
 
-def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, text: str) -> None:
+def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer, text):
     table = text.partition("## Every variant")[2].partition("\n## ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
     said = {name[1]: line for line in lines if (name := re.match(r"\| `(\w+)`", line))}
@@ -82,7 +78,6 @@ def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, te
         if variant.speedup is None:
             assert found is None
             continue
-        assert found is not None
         exact = (variant.speedup.median, variant.speedup.low, variant.speedup.high)
         assert [float(part) for part in found.groups()] == pytest.approx(exact, abs=0.006)
     assert "| not counted | not equivalent |" in said["forgetful"]
@@ -90,7 +85,7 @@ def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer: Answer, te
     assert "| unsupported |" in said["ddp"]
 
 
-def test_trainings_towards_a_quality_are_in_the_brief(answer: Answer) -> None:
+def test_trainings_towards_a_quality_are_in_the_brief(answer):
     trainings = [
         AnswerTraining(name="single", bleu=20.1, steps=400, time_ratio=1.0),
         AnswerTraining(name="amp_bf16", bleu=20.4, steps=420, time_ratio=0.625),
@@ -104,7 +99,7 @@ def test_trainings_towards_a_quality_are_in_the_brief(answer: Answer) -> None:
     assert "it reaches 20 BLEU" not in text
 
 
-def test_brief_is_one_page_and_nothing_of_others_is_markup(text: str) -> None:
+def test_brief_is_one_page_and_nothing_of_others_is_markup(text):
     assert len(text.splitlines()) < 70
     assert "**Training is 1.62× [1.59, 1.65] as fast as `single`** (FASTER) with `amp_bf16`" in text
     assert "<script>" not in text
@@ -114,11 +109,11 @@ def test_brief_is_one_page_and_nothing_of_others_is_markup(text: str) -> None:
     assert "python -m transformer_core.training --spec results/recommended.yaml" in text
 
 
-def test_a_cell_has_no_markup() -> None:
+def test_a_cell_has_no_markup():
     assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
 
 
-def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(study_folder: Path) -> None:
+def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(study_folder):
     results = StudyResults(study_folder)
     specs = resolve_all(results.study, results.definitions)
     found = changed_settings(specs["single"], specs["amp_bf16"])
@@ -149,9 +144,7 @@ def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
         {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]},
     ],
 )
-def test_no_certified_row_is_faster_than_the_answer(
-    study_folder: Path, tmp_path: Path, found: dict[str, object]
-) -> None:
+def test_no_certified_row_is_faster_than_the_answer(study_folder, tmp_path, found):
     answer = searched(study_folder, tmp_path / "results", **found)
     row = next(v for v in answer.variants if v.variant == "amp_bf16")
     assert (answer.status, answer.recommended, answer.searched) == ("found", ["amp_bf16"], False)
@@ -162,8 +155,8 @@ def test_no_certified_row_is_faster_than_the_answer(
 
 
 def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison(
-    study_folder: Path, tmp_path: Path
-) -> None:
+    study_folder, tmp_path
+):
     beside = stage("amp_bf16", 1.02, "SAME")
     found = {"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
     answer = searched(study_folder, tmp_path / "results", beyond=[beside], **found)
@@ -179,8 +172,8 @@ def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison
 
 
 def test_each_technique_is_one_change_beside_the_baseline_and_one_less_beside_the_recommendation(
-    study_folder: Path, tmp_path: Path
-) -> None:
+    study_folder, tmp_path
+):
     without = {
         name: Interval(median=ratio, low=ratio - 0.02, high=ratio + 0.02, samples=4)
         for name, ratio in {"amp_bf16": 0.7, "qkv_separate": 1.0, "accum4_sync": 0.9}.items()
@@ -197,9 +190,8 @@ def test_each_technique_is_one_change_beside_the_baseline_and_one_less_beside_th
     assert "| not taken: `accum4_sync` | – | 0.90× [0.88, 0.92] |" in brief(answer)
 
 
-def test_the_fastest_change_is_a_single_one(answer: Answer, study_folder: Path) -> None:
+def test_the_fastest_change_is_a_single_one(answer, study_folder):
     results = StudyResults(study_folder)
-    assert answer.fastest_change is not None
     assert answer.fastest_change.variant == "amp_bf16"
     assert answer.fastest_change.changes == ["training.precision"]
     assert changes(results, "accum4_sync", "single") == ["parallel", "training.accumulation"]
@@ -208,7 +200,7 @@ def test_the_fastest_change_is_a_single_one(answer: Answer, study_folder: Path) 
     assert "The fastest bundle of changes is `amp_bf16`" in text
 
 
-def test_a_bundle_is_called_a_bundle(study_folder: Path) -> None:
+def test_a_bundle_is_called_a_bundle(study_folder):
     """A recommended variant stands for all that it inherits, and is no technique."""
     found = StudyResults(study_folder).search
     stage = found.waterfall[0].model_copy(
@@ -229,12 +221,11 @@ def test_a_bundle_is_called_a_bundle(study_folder: Path) -> None:
     answer = read_answer(results)
     assert answer.bundle == ["parallel", "training.accumulation"]
     assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
-    assert answer.fastest_change is not None
     assert answer.fastest_change.variant != "accum4_sync"
     assert answer.techniques == []
 
 
-def test_a_study_without_numbers_has_an_answer(empty_folder: Path) -> None:
+def test_a_study_without_numbers_has_an_answer(empty_folder):
     found = read_answer(StudyResults(empty_folder))
     assert all(v.speedup is None for v in found.variants)
     assert "| not compared |" not in brief(found)
@@ -242,9 +233,7 @@ def test_a_study_without_numbers_has_an_answer(empty_folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def timed_folder(
-    study_folder: Path, quick_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def timed_folder(study_folder, quick_folder, tmp_path_factory):
     """The same study with a time of its own, which left two comparisons undecided."""
     folder = tmp_path_factory.mktemp("timed") / "results"
     shutil.copytree(quick_folder, folder)
@@ -262,9 +251,8 @@ def timed_folder(
     return folder
 
 
-def test_a_study_with_a_time_says_where_it_went(timed_folder: Path) -> None:
+def test_a_study_with_a_time_says_where_it_went(timed_folder):
     answer = Answer.model_validate_json((timed_folder / "summary.json").read_text())
-    assert answer.time is not None
     assert (answer.time.asked_seconds, answer.time.taken_seconds) == (600.0, 590.0)
     # 590 s and 30 s kept and 200 s more, in whole minutes.
     assert answer.time.next_seconds == 840.0
@@ -282,6 +270,6 @@ def test_a_study_with_a_time_says_where_it_went(timed_folder: Path) -> None:
     assert "75.0 %" in table[train:page_job]
 
 
-def test_a_study_without_a_time_says_nothing_of_it(answer: Answer, text: str) -> None:
+def test_a_study_without_a_time_says_nothing_of_it(answer, text):
     assert answer.time is None
     assert "The study had" not in text

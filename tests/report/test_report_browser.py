@@ -1,7 +1,6 @@
 """The page in a real browser: accessibility, phones, dark paper, print, keyboard, no scripts."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
+def browser():
     with Chromium() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def page(quick_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(quick_folder, tmp_path_factory):
     """The page, whose study names languages that there are."""
     text = (quick_folder / "report.html").read_text(encoding="utf-8")
     made = tmp_path_factory.mktemp("browser") / "report.html"
@@ -54,7 +53,7 @@ def brightness(browser: Chromium) -> int:
     return sum(map(int, re.findall(r"\d+", colour)))
 
 
-def test_axe_finds_nothing_serious(browser: Chromium, page: Path) -> None:
+def test_axe_finds_nothing_serious(browser, page):
     browser.open(page)
     assert brightness(browser) > 600
     # Everything that is folded, too.
@@ -62,7 +61,7 @@ def test_axe_finds_nothing_serious(browser: Chromium, page: Path) -> None:
     assert problems(browser) == {}
 
 
-def test_words_stand_out_from_dark_paper(browser: Chromium, page: Path) -> None:
+def test_words_stand_out_from_dark_paper(browser, page):
     browser.open(page, dark=True)
     assert brightness(browser) < 150
     # Sections that have every kind of word: badges, links, tables, code, captions.
@@ -70,14 +69,14 @@ def test_words_stand_out_from_dark_paper(browser: Chromium, page: Path) -> None:
     assert problems(browser, where, ", runOnly: ['color-contrast']") == {}
 
 
-def test_axe_would_find_something(browser: Chromium, tmp_path: Path) -> None:
+def test_axe_would_find_something(browser, tmp_path):
     wrong = tmp_path / "wrong.html"
     wrong.write_text("<html><body><p style='color:#eee;background:#fff'>pale</p><img src='x'>")
     browser.open(wrong)
     assert {"color-contrast", "html-has-lang", "image-alt"} <= set(problems(browser))
 
 
-def test_a_desk_scrolls_in_one_direction(browser: Chromium, page: Path) -> None:
+def test_a_desk_scrolls_in_one_direction(browser, page):
     browser.open(page)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     widths = "[document.documentElement.scrollWidth, window.innerWidth]"
@@ -86,7 +85,7 @@ def test_a_desk_scrolls_in_one_direction(browser: Chromium, page: Path) -> None:
 
 
 @pytest.mark.parametrize("korean", [False, True])
-def test_a_phone_scrolls_in_one_direction(browser: Chromium, page: Path, korean: bool) -> None:
+def test_a_phone_scrolls_in_one_direction(browser, page, korean):
     browser.open(page, width=360, height=740, phone=True)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     if korean:
@@ -99,7 +98,7 @@ def test_a_phone_scrolls_in_one_direction(browser: Chromium, page: Path, korean:
     assert browser.evaluate("document.documentElement.scrollWidth") == 360
 
 
-def test_print_keeps_figures_and_rows_whole_and_unfolds(browser: Chromium, page: Path) -> None:
+def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     browser.open(page, media="print")
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert browser.evaluate("[...document.querySelectorAll('details.folded')].every(d => d.open)")
@@ -112,7 +111,7 @@ def test_print_keeps_figures_and_rows_whole_and_unfolds(browser: Chromium, page:
     assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
 
 
-def test_all_is_there_without_scripts(browser: Chromium, page: Path) -> None:
+def test_all_is_there_without_scripts(browser, page):
     browser.open(page, scripts=False)
     text = browser.evaluate("document.body.innerText")
     assert "On this machine training is 1.62" in text
@@ -121,7 +120,7 @@ def test_all_is_there_without_scripts(browser: Chromium, page: Path) -> None:
     assert browser.evaluate("document.querySelectorAll('details > summary').length") > 5
 
 
-def test_keys_are_enough(browser: Chromium, page: Path) -> None:
+def test_keys_are_enough(browser, page):
     browser.open(page)
     browser.press("Tab", 9)
     assert browser.evaluate("document.activeElement.className") == "skip"
@@ -139,9 +138,7 @@ def test_keys_are_enough(browser: Chromium, page: Path) -> None:
     assert [float(value) for value in numbers] == sorted(float(value) for value in numbers)
 
 
-def test_the_open_page_is_short_and_links_open_what_is_folded(
-    browser: Chromium, page: Path
-) -> None:
+def test_the_open_page_is_short_and_links_open_what_is_folded(browser, page):
     closed = "[...document.querySelectorAll('main > section > details.whole')]"
     browser.open(page)
     assert browser.evaluate(f"{closed}.every(d => !d.open)")
@@ -153,7 +150,7 @@ def test_the_open_page_is_short_and_links_open_what_is_folded(
     assert browser.evaluate(opened)
 
 
-def test_search_leaves_the_sections_that_say_it(browser: Chromium, page: Path) -> None:
+def test_search_leaves_the_sections_that_say_it(browser, page):
     browser.open(page)
     browser.evaluate(
         "(() => {const box = document.getElementById('search-words'); box.value = 'chrF bpe';"

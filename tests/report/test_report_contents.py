@@ -24,17 +24,17 @@ def functions(pattern: str) -> list[str]:
     return sorted(found)
 
 
-def test_every_section_has_a_template() -> None:
+def test_every_section_has_a_template():
     assert all((FOLDER.parent / section.template).exists() for section in SECTIONS)
 
 
-def test_every_figure_and_table_is_listed_once() -> None:
+def test_every_figure_and_table_is_listed_once():
     assert functions("draw_(.*)") == sorted(FIGURES)
     assert len(FIGURES) == sum(len(section.figures) for section in SECTIONS)
     assert all(callable(getattr(tables, f"_{name}")) for name in {*TABLES})
 
 
-def test_the_names_cost_no_drawing_library() -> None:
+def test_the_names_cost_no_drawing_library():
     """Every call of Snakemake reads them."""
     code = (
         "import sys, transformer_core.report.contents;"

@@ -1,6 +1,5 @@
 import re
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -18,12 +17,12 @@ from transformer_core.report.page import FIGURES, draw, draw_all
 
 
 @pytest.fixture(scope="module")
-def drawings(results: StudyResults) -> dict[str, str]:
+def drawings(results):
     return {name: draw(name, results) for name in FIGURES}
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figure_is_accessible_and_follows_the_theme(name: str, drawings: dict[str, str]) -> None:
+def test_figure_is_accessible_and_follows_the_theme(name, drawings):
     root = ElementTree.fromstring(drawings[name])
     assert root.get("role") == "img"
     labels = (root.get("aria-labelledby") or "").split()
@@ -38,7 +37,7 @@ def test_figure_is_accessible_and_follows_the_theme(name: str, drawings: dict[st
     assert not re.search(r"fill: #(fff|FFF)", drawings[name])
 
 
-def test_identifiers_are_unique_over_all_figures(drawings: dict[str, str]) -> None:
+def test_identifiers_are_unique_over_all_figures(drawings):
     ids = re.findall(r'\bid="([^"]+)"', "".join(drawings.values()))
     assert len(ids) == len(set(ids))
     for name, drawing in drawings.items():
@@ -63,11 +62,11 @@ def test_identifiers_are_unique_over_all_figures(drawings: dict[str, str]) -> No
         ("lengths_tokens", "tokens in a sentence"),
     ],
 )
-def test_axes_have_units(name: str, unit: str, drawings: dict[str, str]) -> None:
+def test_axes_have_units(name, unit, drawings):
     assert unit in texts(drawings[name])
 
 
-def test_variant_without_numbers_is_left_out_with_a_note(drawings: dict[str, str]) -> None:
+def test_variant_without_numbers_is_left_out_with_a_note(drawings):
     for name in ("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"):
         shown = texts(drawings[name])
         assert "amp_bf16" in shown
@@ -75,11 +74,11 @@ def test_variant_without_numbers_is_left_out_with_a_note(drawings: dict[str, str
         assert "Left out: ddp (unsupported)." in description(drawings[name])
 
 
-def test_baseline_is_not_compared_with_itself(drawings: dict[str, str]) -> None:
+def test_baseline_is_not_compared_with_itself(drawings):
     assert "single" not in texts(drawings["speedup"])
 
 
-def test_labels_are_text_and_not_markup(drawings: dict[str, str]) -> None:
+def test_labels_are_text_and_not_markup(drawings):
     label = next(t for t in texts(drawings["lengths_tokens"]) if t.startswith("target ("))
     assert EVIL_LANGUAGE in label
     assert "<script" not in drawings["lengths_tokens"]
@@ -97,7 +96,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_study_without_a_number_still_has_its_figures(name: str, empty_folder: Path) -> None:
+def test_study_without_a_number_still_has_its_figures(name, empty_folder):
     drawing = draw(name, StudyResults(empty_folder))
     # Of the corpus there is always something, and the search found something here.
     if not name.startswith("lengths") and name != "waterfall":
@@ -105,9 +104,7 @@ def test_study_without_a_number_still_has_its_figures(name: str, empty_folder: P
 
 
 @pytest.mark.slow
-def test_processes_share_the_figures_and_draw_the_same_bytes(
-    study_folder: Path, tmp_path: Path, drawings: dict[str, str]
-) -> None:
+def test_processes_share_the_figures_and_draw_the_same_bytes(study_folder, tmp_path, drawings):
     draw_all(StudyResults(study_folder), tmp_path, processes=2)
     assert {path.stem: path.read_text() for path in tmp_path.glob("*.svg")} == drawings
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in FIGURES} | {
@@ -119,9 +116,7 @@ def test_processes_share_the_figures_and_draw_the_same_bytes(
     assert "prefers-color-scheme" in picture.markup
 
 
-def test_a_page_with_its_figures_is_whole_and_small(
-    written: Path, drawings: dict[str, str]
-) -> None:
+def test_a_page_with_its_figures_is_whole_and_small(written, drawings):
     for name, drawing in drawings.items():
         (written / "figures" / f"{name}.svg").write_text(drawing)
     html = page_of(written)
@@ -130,9 +125,7 @@ def test_a_page_with_its_figures_is_whole_and_small(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_job_names_missing_steps(
-    processes: int, copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_names_missing_steps(processes, copied, monkeypatch):
     folder = copied
     (folder / "runs" / "single" / "repeat-1" / "steps.parquet").unlink()
     only = {"training_loss": FIGURES["training_loss"]}
@@ -141,7 +134,7 @@ def test_job_names_missing_steps(
         draw_all(StudyResults(folder), folder / "figures", processes)
 
 
-def test_markup_in_titles_is_escaped() -> None:
+def test_markup_in_titles_is_escaped():
     figure = Figure()
     figure.text(0.5, 0.5, "<b> & </b>")
     drawing = svg.render(figure, "x", "<b> & </b>", "</desc><script>")
@@ -150,7 +143,7 @@ def test_markup_in_titles_is_escaped() -> None:
     assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == "<b> & </b>"
 
 
-def test_names_of_a_trace_may_hold_anything() -> None:
+def test_names_of_a_trace_may_hold_anything():
     figure = Figure()
     figure.text(0.5, 0.5, "kernel \x1b[2J \x00")
     drawing = svg.render(figure, "x", "\x1b", "\ufffe")
@@ -168,14 +161,14 @@ def test_names_of_a_trace_may_hold_anything() -> None:
         "<svg",
     ],
 )
-def test_foreign_svg_is_refused(content: str, tmp_path: Path) -> None:
+def test_foreign_svg_is_refused(content, tmp_path):
     path = tmp_path / "figure.svg"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"figure\.svg"):
         svg.read(path)
 
 
-def test_axes_without_labels_need_no_legend() -> None:
+def test_axes_without_labels_need_no_legend():
     """A study of one variant on one device has no second colour to explain."""
     figure, axes = plt.subplots()
     axes.barh(["single"], [1.0])

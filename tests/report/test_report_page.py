@@ -85,7 +85,7 @@ def page_of(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def page(html: str) -> Page:
+def page(html):
     return Page(html)
 
 
@@ -93,7 +93,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_page_is_well_formed(page: Page) -> None:
+def test_page_is_well_formed(page):
     assert page.unbalanced == []
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
@@ -104,7 +104,7 @@ def test_page_is_well_formed(page: Page) -> None:
     assert {name for label in labels for name in str(label).split()} <= set(ids)
 
 
-def test_page_needs_nothing_else(html: str, page: Page) -> None:
+def test_page_needs_nothing_else(html, page):
     assert not {tag for tag, _ in page.elements} & {"img", "link", "iframe", "object"}
     assert page.all("script") == [{}], "one script of its own, inside the page"
     addresses = set(re.findall(r"https?://[^\"'<\s]+", html))
@@ -113,7 +113,7 @@ def test_page_needs_nothing_else(html: str, page: Page) -> None:
     assert not any(key.startswith("on") for _, a in page.elements for key in a)
 
 
-def test_texts_are_escaped(html: str, page: Page) -> None:
+def test_texts_are_escaped(html, page):
     assert html.count("<script") == 1
     assert "alert(1)</script>" not in html
     for name in (
@@ -130,23 +130,22 @@ def test_texts_are_escaped(html: str, page: Page) -> None:
     assert EVIL_LANGUAGE in languages
 
 
-def test_sections_are_in_order(page: Page) -> None:
+def test_sections_are_in_order(page):
     shown = [a["id"] for a in page.all("section")]
     assert shown == [section.name for section in OF_TRANSLATIONS]
     assert len(page.all("h1")) == 1
 
 
-def test_every_section_begins_with_its_answer(html: str) -> None:
+def test_every_section_begins_with_its_answer(html):
     for section in OF_TRANSLATIONS:
         found = re.search(
             rf'<section id="{section.name}".*?</h2>(?:</summary>)?\s*(.*?</p>)', html, re.DOTALL
         )
-        assert found is not None
         assert found[1].startswith('<p class="answer">'), section.name
         assert len(words(re.sub(r"<[^>]+>", "", found[1]))) > 20, section.name
 
 
-def test_only_the_first_sections_are_open_and_their_tables_are_folded(html: str) -> None:
+def test_only_the_first_sections_are_open_and_their_tables_are_folded(html):
     for section in OF_TRANSLATIONS:
         body = html.split(f'<section id="{section.name}"')[1].split("</section>")[0]
         assert ('<details class="folded whole">' in body) == section.closed, section.name
@@ -164,12 +163,12 @@ def test_only_the_first_sections_are_open_and_their_tables_are_folded(html: str)
     ]
 
 
-def test_tables_have_captions_and_scopes(page: Page) -> None:
+def test_tables_have_captions_and_scopes(page):
     assert len(page.all("caption")) == len(page.all("table"))
     assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
 
 
-def test_row_of_a_variant(page: Page) -> None:
+def test_row_of_a_variant(page):
     row = [words(cell) for cell in page.row("amp_bf16")]
     assert row[1] == "ok"
     assert re.fullmatch(r"\d+ \[\d+, \d+\]", row[2])
@@ -180,14 +179,14 @@ def test_row_of_a_variant(page: Page) -> None:
     assert words(page.row("single")[3]) == "baseline"
 
 
-def test_row_of_a_variant_that_did_not_run(page: Page) -> None:
+def test_row_of_a_variant_that_did_not_run(page):
     row = [words(cell) for cell in page.row("ddp")]
     assert row[1].startswith("unsupported")
     assert EVIL in row[1]
     assert row[2:] == ["–", "–", "unsupported"] + ["–"] * 6
 
 
-def test_summary_says_what_the_intervals_support(page: Page) -> None:
+def test_summary_says_what_the_intervals_support(page):
     text = words(page.texts["tried"])
     assert "6 of 7 variants ran to the end" in text
     assert re.search(r"Faster: amp_bf16 reached 1\.62× \[[\d., ]+\] the throughput of single", text)
@@ -199,7 +198,7 @@ def test_summary_says_what_the_intervals_support(page: Page) -> None:
     assert re.search(r"Not the same training: sgd 1\.100?×", text)
 
 
-def test_the_fastest_is_no_speedup_if_it_is_not_equivalent(page: Page) -> None:
+def test_the_fastest_is_no_speedup_if_it_is_not_equivalent(page):
     row = [words(cell) for cell in page.row("forgetful")]
     assert re.fullmatch(r"2\.10× \[[\d., ]+\]no speed-up: not equivalent", row[3])
     assert row[4] == "not equivalent"
@@ -208,7 +207,7 @@ def test_the_fastest_is_no_speedup_if_it_is_not_equivalent(page: Page) -> None:
     assert other[4] == "different"
 
 
-def test_certificates_say_what_was_measured(page: Page) -> None:
+def test_certificates_say_what_was_measured(page):
     text = words(page.texts["equivalence"])
     assert "4 of 7 variants have a certificate" in text
     first = next(row for row in page.rows if row[0] == "forgetful" and "loss" in row[3])
@@ -224,7 +223,7 @@ def test_certificates_say_what_was_measured(page: Page) -> None:
     assert "training loss off by 1.3e-02 (step 2)" in words(page.texts["variant-forgetful"])
 
 
-def test_details_tell_how_to_make_a_run_again(page: Page) -> None:
+def test_details_tell_how_to_make_a_run_again(page):
     text = words(page.texts["variant-accum4_sync"])
     assert "snakemake --cores all results/runs/accum4_sync/metrics.json" in text
     assert '"synchronise": "every"' in text
@@ -238,7 +237,7 @@ def test_details_tell_how_to_make_a_run_again(page: Page) -> None:
     assert len(rows) == 2 * len(VARIANTS)
 
 
-def test_every_comparison_has_a_verdict_on_each_quantity(page: Page) -> None:
+def test_every_comparison_has_a_verdict_on_each_quantity(page):
     rows = [[words(cell) for cell in row] for row in page.rows if len(row) == 5]
     found = {row[0]: row[1:] for row in rows if row[1] == "single"}
     assert found["accum4_sync"][1].endswith("SLOWER")
@@ -248,7 +247,7 @@ def test_every_comparison_has_a_verdict_on_each_quantity(page: Page) -> None:
     assert found["ddp"][1] == "–ddp ended unsupported"
 
 
-def test_nothing_is_faster_after_one_session(written: Path) -> None:
+def test_nothing_is_faster_after_one_session(written):
     folder = written
     pairs = sorted((folder / "turns/single/1").glob("*/single.json"))
     for path in pairs:
@@ -267,7 +266,7 @@ def test_nothing_is_faster_after_one_session(written: Path) -> None:
     assert "FASTER" not in page.texts["variants"]
 
 
-def test_translations_that_agree_stand_together(study_folder: Path) -> None:
+def test_translations_that_agree_stand_together(study_folder):
     results = StudyResults(study_folder)
     first, second = translations(results).values()
     everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync", "sgd", "forgetful"]
@@ -275,9 +274,7 @@ def test_translations_that_agree_stand_together(study_folder: Path) -> None:
     assert second["Der Lehrer sieht ein Haus."] == ["amp_bf16"]
 
 
-def test_study_without_a_number_has_a_page(
-    empty_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_study_without_a_number_has_a_page(empty_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("none") / "results"
     shutil.copytree(empty_folder, folder)
     assert run_job("report", results=folder) == 0
@@ -291,7 +288,7 @@ def test_study_without_a_number_has_a_page(
         assert set(cells) <= {"–", "baseline", "unsupported", "different"}
 
 
-def test_missing_figure_is_named(study_folder: Path) -> None:
+def test_missing_figure_is_named(study_folder):
     with pytest.raises(ConfigError, match=rf"{next(iter(FIGURES))}\.svg"):
         write_page(StudyResults(study_folder))
     assert not (study_folder / "report.html").exists()

@@ -1,7 +1,5 @@
 """From kernel to quality: how much of a gain is left after a race."""
 
-from pathlib import Path
-
 import pytest
 
 from schemas.results import QualityLook
@@ -9,7 +7,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
 
 
-def test_the_same_loss_is_found_between_two_evaluations() -> None:
+def test_the_same_loss_is_found_between_two_evaluations():
     looks = [
         QualityLook(step=10 * k, seconds=5.0 * k, loss=6.0 - k, bleu=0.0) for k in (1, 2, 3, 4)
     ]
@@ -19,7 +17,7 @@ def test_the_same_loss_is_found_between_two_evaluations() -> None:
     assert reaching(looks, 1.0) is None  # never reached
 
 
-def test_gains_are_those_of_the_race(study_folder: Path) -> None:
+def test_gains_are_those_of_the_race(study_folder):
     """The recommendation takes half as long for a step, and as many steps."""
     (gain,) = from_kernel_to_quality(StudyResults(study_folder))
     assert (gain.name, gain.kernels) == ("amp_bf16", None)

@@ -9,7 +9,7 @@ from transformer_core.report.tables import write_tables
 
 
 @pytest.fixture(scope="module")
-def tables(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tables(study_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("tables")
     write_tables(StudyResults(study_folder), output)
     return output
@@ -20,7 +20,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_variants_are_in_the_order_of_the_study(tables: Path) -> None:
+def test_variants_are_in_the_order_of_the_study(tables):
     table = rows(tables / "variants.csv")
     names = [row["variant"] for row in table]
     assert names == ["single", "amp_bf16", "qkv_separate", "ddp", "accum4_sync", "sgd", "forgetful"]
@@ -35,7 +35,7 @@ def test_variants_are_in_the_order_of_the_study(tables: Path) -> None:
     assert table[0]["speedup_median"] == ""
 
 
-def test_what_was_not_measured_is_empty_and_never_zero(tables: Path) -> None:
+def test_what_was_not_measured_is_empty_and_never_zero(tables):
     ddp = rows(tables / "variants.csv")[3]
     assert ddp["status"] == "unsupported"
     assert "needs 2 GPUs" in ddp["reason"]
@@ -43,7 +43,7 @@ def test_what_was_not_measured_is_empty_and_never_zero(tables: Path) -> None:
     assert [ddp[name] for name in [*measured, "padding_share", "peak_memory_bytes"]] == [""] * 6
 
 
-def test_certificates_stand_beside_the_speed(tables: Path) -> None:
+def test_certificates_stand_beside_the_speed(tables):
     table = {row["variant"]: row for row in rows(tables / "variants.csv")}
     assert table["amp_bf16"]["certificate"] == "equivalent"
     assert table["amp_bf16"]["speedup_counts"] == "True"
@@ -53,7 +53,7 @@ def test_certificates_stand_beside_the_speed(tables: Path) -> None:
         assert float(table[name]["speedup_median"]) > 1, "the timing stays"
 
 
-def test_a_row_for_every_deviation(tables: Path) -> None:
+def test_a_row_for_every_deviation(tables):
     table = rows(tables / "equivalence.csv")
     ours = [row for row in table if row["variant"] == "forgetful"]
     quantities = [row["quantity"] for row in ours]
@@ -66,7 +66,7 @@ def test_a_row_for_every_deviation(tables: Path) -> None:
     assert "Another update rule" in sgd["reason"]
 
 
-def test_corpus_counts(tables: Path) -> None:
+def test_corpus_counts(tables):
     train, *others = rows(tables / "corpus.csv")
     assert train["pairs_read"] == "20003"
     assert train["pairs"] == "20000"
@@ -75,7 +75,7 @@ def test_corpus_counts(tables: Path) -> None:
     assert [row["split"] for row in others] == ["validation", "test"]
 
 
-def test_machine_lists_host_and_gpus(tables: Path) -> None:
+def test_machine_lists_host_and_gpus(tables):
     table = {(row["device"], row["property"]): row["value"] for row in rows(tables / "machine.csv")}
     assert table["host", "cores"] == "2"
     assert "<script>" in table["host", "cpu"]
@@ -83,7 +83,7 @@ def test_machine_lists_host_and_gpus(tables: Path) -> None:
     assert table["gpu 0", "memory_bytes"] == str(80 << 30)
 
 
-def test_missing_result_is_named(copied: Path) -> None:
+def test_missing_result_is_named(copied):
     folder = copied
     (folder / "runs" / "amp_bf16" / "metrics.json").unlink()
     with pytest.raises(ConfigError, match=r"snakemake .*amp_bf16/metrics\.json"):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Sgd
 from schemas.errors import from_validation
+from transformer_core.study.variants import leaves
 
 LEAVES = st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]) | st.lists(st.integers(0, 3))
 KINDS = st.sampled_from(["one", "two"])
@@ -30,14 +30,6 @@ def _section(children: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, An
 SECTIONS = _section(st.recursive(LEAVES, _section, max_leaves=8))
 
 
-def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from leaves(value, (*path, key))
-    elif path:
-        yield path, tree
-
-
 def at(tree: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         tree = tree[key]
@@ -46,7 +38,7 @@ def at(tree: Any, path: tuple[str, ...]) -> Any:
 
 @settings(deadline=None, derandomize=True)
 @given(SECTIONS, SECTIONS)
-def test_the_change_wins_and_the_rest_stays(base: dict[str, Any], change: dict[str, Any]) -> None:
+def test_the_change_wins_and_the_rest_stays(base, change):
     before = copy.deepcopy((base, change))
     merged = merge(base, change)
     assert (base, change) == before, "neither input is touched"
@@ -64,9 +56,7 @@ FIELDS_OF_KINDS = st.dictionaries(KINDS, st.frozensets(st.sampled_from(["a", "b"
 
 @settings(deadline=None, derandomize=True)
 @given(SECTIONS, SECTIONS, FIELDS_OF_KINDS)
-def test_a_new_kind_keeps_only_the_fields_it_has_too(
-    old: dict[str, Any], new: dict[str, Any], fields: dict[str, frozenset[str]]
-) -> None:
+def test_a_new_kind_keeps_only_the_fields_it_has_too(old, new, fields):
     merged = merge({"section": old}, {"section": new}, {("section",): fields})["section"]
     if new.get("kind", old.get("kind")) == old.get("kind"):
         assert set(merged) == set(old) | set(new)
@@ -77,7 +67,7 @@ def test_a_new_kind_keeps_only_the_fields_it_has_too(
         assert merged[name] == old[name]
 
 
-def test_kinds_of_all_sections() -> None:
+def test_kinds_of_all_sections():
     kinds = kinds_of(RunSpec)
     assert kinds["training", "optimizer"]["sgd"] == set(Sgd.model_fields)
     hooks = {"ring", "compress", "powersgd", "emulated_link"}
@@ -120,9 +110,7 @@ def shuffled(tree: Any) -> Any:
 
 @settings(deadline=None, derandomize=True)
 @given(CHOICES)
-def test_canonical_json_round_trips_whatever_the_order_of_keys(
-    values: dict[tuple[str, ...], Any],
-) -> None:
+def test_canonical_json_round_trips_whatever_the_order_of_keys(values):
     spec = spec_of(values)
     text = spec.canonical_json()
     read = RunSpec.model_validate_json(text)
@@ -134,14 +122,12 @@ def test_canonical_json_round_trips_whatever_the_order_of_keys(
 
 @settings(deadline=None, derandomize=True)
 @given(CHOICES, CHOICES)
-def test_the_hash_changes_iff_a_value_changes(
-    one: dict[tuple[str, ...], Any], two: dict[tuple[str, ...], Any]
-) -> None:
+def test_the_hash_changes_iff_a_value_changes(one, two):
     first, second = spec_of(one), spec_of(two)
     assert (first.digest() == second.digest()) == (first == second)
 
 
-def test_defaults_are_written_out_and_numbers_normalised() -> None:
+def test_defaults_are_written_out_and_numbers_normalised():
     spec = RunSpec(variant="single")
     assert '"dropout":0.1' in spec.canonical_json()
     whole = spec_of({("training", "clip_norm"): 2})
@@ -149,12 +135,12 @@ def test_defaults_are_written_out_and_numbers_normalised() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "ddp_bucket_100mb", "x" * 64])
-def test_names(name: str) -> None:
+def test_names(name):
     assert TypeAdapter(Name).validate_python(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "A", "1a", "a-b", "a b", "a/b", "../a", "a\n", "ä", "x" * 65])
-def test_names_that_are_no_folder_names(name: str) -> None:
+def test_names_that_are_no_folder_names(name):
     with pytest.raises(ValidationError):
         TypeAdapter(Name).validate_python(name)
 
@@ -167,7 +153,7 @@ def test_names_that_are_no_folder_names(name: str) -> None:
         ("link_check.bandwidths", {"link_check": {"bandwidths": [1e6, True]}}),
     ],
 )
-def test_a_switch_is_no_number(field: str, settings: dict[str, Any]) -> None:
+def test_a_switch_is_no_number(field, settings):
     study = {"name": "mine", "variants": ["single"], **settings}
     with pytest.raises(ValidationError) as caught:
         Study.model_validate(study)

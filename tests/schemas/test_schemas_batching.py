@@ -29,15 +29,13 @@ def scaled(scale: float, change: dict[str, Any] | None = None) -> dict[str, Vari
     ("size", "scale", "expected"),
     [(64, 1.0, 64), (64, 0.5, 32), (64, 4.0, 256), (10, 0.25, 2), (3, 0.9, 3), (1, 0.1, 1)],
 )
-def test_size_times_scale_to_the_nearest_whole_number(
-    size: int, scale: float, expected: int
-) -> None:
+def test_size_times_scale_to_the_nearest_whole_number(size, scale, expected):
     assert FixedSize(kind="fixed_size", pairs=size, scale=scale).scaled_pairs == expected
     assert TokenBudget(tokens=size, scale=scale).scaled_tokens == expected
 
 
 @pytest.mark.parametrize("kind", ["fixed_size", "token_budget"])
-def test_variants_scale_the_batches_of_any_study(kind: str) -> None:
+def test_variants_scale_the_batches_of_any_study(kind):
     size = {"fixed_size": "pairs", "token_budget": "tokens"}[kind]
     variants = read_variants(ROOT / "config/variants.yaml").variants
     base = study({"kind": kind, size: 9_000})
@@ -69,8 +67,8 @@ SMALL = [
 
 @pytest.mark.parametrize(("base", "variants", "message", "remedy", "other"), SMALL)
 def test_a_scale_that_leaves_a_device_without_work_is_refused(
-    base: Study, variants: dict[str, Variant], message: str, remedy: str, other: str
-) -> None:
+    base, variants, message, remedy, other
+):
     with pytest.raises(ConfigError) as caught:
         resolve(base, "v", variants, "study.yaml")
     (problem,) = caught.value.problems
@@ -81,7 +79,7 @@ def test_a_scale_that_leaves_a_device_without_work_is_refused(
     assert other in problem.remedy
 
 
-def test_the_remedies_are_enough_and_no_more() -> None:
+def test_the_remedies_are_enough_and_no_more():
     machine = {"devices_per_node": 4}
     tight = study({"kind": "fixed_size", "pairs": 10}, machine=machine)
     resolve(tight, "v", scaled(0.4, DDP))
@@ -91,7 +89,7 @@ def test_the_remedies_are_enough_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
-def test_a_scale_is_positive(scale: float) -> None:
+def test_a_scale_is_positive(scale):
     with pytest.raises(ConfigError, match="at least"):
         resolve(study({"kind": "token_budget"}), "v", scaled(scale))
 
@@ -104,7 +102,7 @@ def laid_out(change: dict[str, Any]) -> dict[str, Variant]:
 
 
 @pytest.mark.parametrize("batching", [{"kind": "fixed_size", "pairs": 9}, {"tokens": 900}])
-def test_packed_rows_change_no_global_batch(batching: dict[str, Any]) -> None:
+def test_packed_rows_change_no_global_batch(batching):
     plain = study({"kind": "token_budget"} | batching)
     found = resolve(plain, "v", laid_out(PACKED)).batching
     assert found.rows == PackedRows(kind="packed", tokens=64)
@@ -112,7 +110,7 @@ def test_packed_rows_change_no_global_batch(batching: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch_nn", "huggingface", "import"])
-def test_packed_rows_need_a_model_that_knows_them(kind: str) -> None:
+def test_packed_rows_need_a_model_that_knows_them(kind):
     model = {"kind": kind} | ({"factory": "m:f"} if kind == "import" else {})
     with pytest.raises(ConfigError) as caught:
         resolve(study({"kind": "token_budget"}, model=model), "v", laid_out(PACKED), "study.yaml")

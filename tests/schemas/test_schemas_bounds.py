@@ -4,7 +4,6 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import annotated_types
@@ -85,7 +84,7 @@ def fields_without_bounds(model: type[BaseModel]) -> list[str]:
     ]
 
 
-def test_every_number_has_bounds() -> None:
+def test_every_number_has_bounds():
     found = models()
     assert len(found) > 150
     without = {name for model in found for name in fields_without_bounds(model)}
@@ -113,8 +112,8 @@ WINDOW = {"first_step": 1, "last_step": 3, "seconds": 1.5, "pairs": 4, "tokens":
     ],
 )
 def test_a_result_with_a_number_out_of_bounds_is_refused(
-    tmp_path: Path, model: type[Schema], right: dict[str, Any], field: str, value: str, remedy: str
-) -> None:
+    tmp_path, model, right, field, value, remedy
+):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(right))
     read_record(path, model)
@@ -128,6 +127,6 @@ def test_a_result_with_a_number_out_of_bounds_is_refused(
     assert not remedy or problem.field == field
 
 
-def test_the_loss_of_a_run_that_diverges_is_within_its_bounds() -> None:
+def test_the_loss_of_a_run_that_diverges_is_within_its_bounds():
     (loss,) = get_args(Repeat.model_fields["validations"].annotation)
     assert loss(step=1, loss=3e38).loss == 3e38

@@ -94,28 +94,26 @@ def problems_of(tmp_path: Path, *tests: Any, **more: Any) -> tuple[ConfigProblem
         ({"kind": "certificate", "variant": "dpp"}, "variant", "did you mean ddp"),
     ],
 )
-def test_a_wrong_test_is_named_with_a_remedy(
-    tmp_path: Path, test: dict[str, Any], field: str, words: str
-) -> None:
+def test_a_wrong_test_is_named_with_a_remedy(tmp_path, test, field, words):
     (problem,) = problems_of(tmp_path, COMPARISON, test)
     place = "C1.tests[1]" + (f".{field}" if field else "")
     assert problem.field in (place, f"{place}.kind")
     assert words in f"{problem.message} {problem.remedy}"
 
 
-def test_a_claim_needs_a_test(tmp_path: Path) -> None:
+def test_a_claim_needs_a_test(tmp_path):
     (problem,) = problems_of(tmp_path)
     assert problem.field == "C1.tests"
     assert "at least 1" in problem.remedy
 
 
-def test_a_path_cannot_leave_the_results(tmp_path: Path) -> None:
+def test_a_path_cannot_leave_the_results(tmp_path):
     number = NUMBER | {"file": "results/../{variant}.json"}
     (problem,) = problems_of(tmp_path, MEASUREMENT | {"number": number})
     assert problem.field == "C1.tests[0].number.file"
 
 
-def test_pairs_and_files_of_claims(tmp_path: Path) -> None:
+def test_pairs_and_files_of_claims(tmp_path):
     back = COMPARISON | {"variant": "single", "reference": "ddp"}
     found = claims(tmp_path, COMPARISON, back, COMPARISON, MEASUREMENT, MEASUREMENT)
     both = Study(name="mine", variants=["single", "ddp"])
@@ -132,12 +130,12 @@ FAMILY_ERRORS = [
 
 
 @pytest.mark.parametrize(("members", "words"), FAMILY_ERRORS)
-def test_a_wrong_family(members: list[dict[str, Any]], words: str) -> None:
+def test_a_wrong_family(members, words):
     with pytest.raises(ValidationError, match=words):
         Family.model_validate(FAMILY | {"members": members})
 
 
-def test_members_and_pairs_of_a_study() -> None:
+def test_members_and_pairs_of_a_study():
     found = Family.model_validate(FAMILY)
     study = Study(name="mine", variants=["single", "ddp_bucket_5mb", "ddp", "ddp_bucket_1mb"])
     assert [member.value for member in members_in(found, study)] == [1, 5, 25]
@@ -150,7 +148,7 @@ def test_members_and_pairs_of_a_study() -> None:
         assert family_pairs({"one": found}, Study(name="mine", variants=variants)) == []
 
 
-def test_the_original_claims_are_all_there_and_known_to_their_variants() -> None:
+def test_the_original_claims_are_all_there_and_known_to_their_variants():
     variants, families = read_variants(ROOT / "config/variants.yaml")
     found = read_claims(ROOT / "config/claims.yaml", variants, families)
     assert [name for name in found if name.startswith("C")] == [f"C{n}" for n in range(1, 17)]
@@ -164,7 +162,7 @@ def test_the_original_claims_are_all_there_and_known_to_their_variants() -> None
         assert used, name
 
 
-def test_the_examples_of_the_document_are_valid(tmp_path: Path) -> None:
+def test_the_examples_of_the_document_are_valid(tmp_path):
     text = (ROOT / "docs/adding-a-claim.md").read_text(encoding="utf-8")
     claims, number, sweeps = re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S)
     assert TypeAdapter(Claims).validate_python(yaml.safe_load(claims))
@@ -193,7 +191,7 @@ def fields_in(node: Any) -> set[str]:
     return own.union(*(fields_in(child) for child in node["children"]))
 
 
-def test_the_original_claims_look_up_fields_that_results_have() -> None:
+def test_the_original_claims_look_up_fields_that_results_have():
     variants, families = read_variants(ROOT / "config/variants.yaml")
     found = read_claims(ROOT / "config/claims.yaml", variants, families)
     numbers = [n for claim in found.values() for test in claim.tests for n in numbers_of(test)]

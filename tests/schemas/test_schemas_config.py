@@ -30,13 +30,13 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_there_are_studies_and_variants() -> None:
+def test_there_are_studies_and_variants():
     assert {"config/config.yaml", "config/variants.yaml"} <= {name(path) for path in FILES}
     assert len(STUDIES) >= 2
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
-def test_the_first_line_points_to_a_schema_that_holds(path: Path) -> None:
+def test_the_first_line_points_to_a_schema_that_holds(path):
     schema = schema_of(path)
     assert schema is not None, f"{name(path)}: begin with '# yaml-language-server: $schema=PATH'"
     assert schema.is_file(), f"{name(path)}: {schema} does not exist"
@@ -49,7 +49,7 @@ def test_the_first_line_points_to_a_schema_that_holds(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=name)
-def test_every_study_resolves(path: Path) -> None:
+def test_every_study_resolves(path):
     study = check_study(read_yaml(path), name(path))
     specs = resolve_all(study, read_variants(ROOT / "config/variants.yaml").variants, name(path))
     assert list(specs) == study.variants
@@ -57,12 +57,12 @@ def test_every_study_resolves(path: Path) -> None:
         assert spec.variant == variant
 
 
-def test_studies_have_different_names() -> None:
+def test_studies_have_different_names():
     names = [read_yaml(path)["name"] for path in STUDIES]
     assert len(names) == len(set(names))
 
 
-def test_variants_differ() -> None:
+def test_variants_differ():
     # In the full study, whose batches can be divided by any of them.
     study = check_study(read_yaml(ROOT / "config/studies/full.yaml"), "config/studies/full.yaml")
     variants = read_variants(ROOT / "config/variants.yaml").variants
@@ -70,7 +70,7 @@ def test_variants_differ() -> None:
     assert len(digests) == len(variants)
 
 
-def test_the_full_study_has_every_variant_but_those_over_a_slow_link() -> None:
+def test_the_full_study_has_every_variant_but_those_over_a_slow_link():
     """With them, a study of every technique would take hours. Variants that only name a default
     are there for compositions."""
     variants = read_variants(ROOT / "config/variants.yaml").variants

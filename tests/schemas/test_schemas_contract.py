@@ -5,7 +5,6 @@ import inspect
 import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ MODELS = sorted(
 )
 
 
-def test_every_schema_and_setting_is_described() -> None:
+def test_every_schema_and_setting_is_described():
     for model in MODELS:
         assert model.__doc__, f"{model.__name__} has no docstring"
         if ".results." not in model.__module__:
@@ -39,7 +38,7 @@ def test_every_schema_and_setting_is_described() -> None:
             assert not missing, f"{model.__name__}: describe {', '.join(sorted(missing))}"
 
 
-def test_extra_keys_are_refused_and_records_cannot_be_changed() -> None:
+def test_extra_keys_are_refused_and_records_cannot_be_changed():
     for model in MODELS:
         with pytest.raises(ValidationError) as caught:
             model.model_validate({"no_such_field": 1})
@@ -50,17 +49,17 @@ def test_extra_keys_are_refused_and_records_cannot_be_changed() -> None:
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def made():
     """The generated files, made once for all tests: it takes seconds."""
     return generate.generated()
 
 
 @pytest.fixture(autouse=True)
-def _made_once(monkeypatch: pytest.MonkeyPatch, made: dict[str, str]) -> None:
+def _made_once(monkeypatch, made):
     monkeypatch.setattr(generate, "generated", lambda: made)
 
 
-def test_generated_files_are_current() -> None:
+def test_generated_files_are_current():
     stale = generate.drifted()
     assert not stale, f"{', '.join(stale)} stale; repair with: {generate.REPAIR}"
     folders = [generate.ROOT / "schemas/json", generate.ROOT / "docs/reference"]
@@ -69,9 +68,7 @@ def test_generated_files_are_current() -> None:
     assert files == made, f"left over: {files - made}"
 
 
-def test_generate_writes_and_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_writes_and_checks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate", "--check"])
     assert generate.main() == 1
@@ -84,21 +81,21 @@ def test_generate_writes_and_checks(
     assert generate.drifted() == ["schemas/json/study.json", "docs/reference/study.md"]
 
 
-def test_json_schemas_describe_fields_to_an_editor() -> None:
+def test_json_schemas_describe_fields_to_an_editor():
     definitions = TypeAdapter(RunSpec).json_schema()["$defs"]
     assert definitions["Transformer"]["properties"]["d_ff"]["description"]
     entries: dict[str, Any] = TypeAdapter(Variants).json_schema()["patternProperties"]
     assert len(entries) == 1
 
 
-def test_names_of_results_are_imported_when_they_are_asked_for() -> None:
+def test_names_of_results_are_imported_when_they_are_asked_for():
     assert results.Repeat is Repeat
     assert results.STEP_COLUMNS
     with pytest.raises(AttributeError, match="'Nothing'"):
         results.Nothing  # noqa: B018
 
 
-def test_schemas_do_not_import_torch() -> None:
+def test_schemas_do_not_import_torch():
     code = (
         f"import sys\nfor name in {MODULES!r}: __import__(name)\nsys.exit('torch' in sys.modules)"
     )

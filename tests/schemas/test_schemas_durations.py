@@ -26,7 +26,7 @@ def study(time: object) -> Study:
         ("168h", "168 h", MOST_SECONDS),
     ],
 )
-def test_one_duration_is_written_in_one_way(text: str, canonical: str, seconds: float) -> None:
+def test_one_duration_is_written_in_one_way(text, canonical, seconds):
     found = study(text).time
     assert found == canonical
     assert study(found).time == canonical
@@ -36,7 +36,7 @@ def test_one_duration_is_written_in_one_way(text: str, canonical: str, seconds: 
 @pytest.mark.parametrize(
     "text", ["10", 10, "", "min", "-5 s", "1e3 s", "5 days", "1:30", "5 sm", []]
 )
-def test_what_is_no_duration_is_refused_with_what_to_write(text: object) -> None:
+def test_what_is_no_duration_is_refused_with_what_to_write(text):
     with pytest.raises(ValidationError) as caught:
         study(text)
     (problem,) = from_validation(caught.value, Study, "study.yaml").problems
@@ -45,14 +45,14 @@ def test_what_is_no_duration_is_refused_with_what_to_write(text: object) -> None
 
 
 @pytest.mark.parametrize("text", ["0 s", "0.5 s", "169 h", "999999 h"])
-def test_durations_have_bounds(text: str) -> None:
+def test_durations_have_bounds(text):
     with pytest.raises(ValidationError) as caught:
         study(text)
     (problem,) = from_validation(caught.value, Study, "study.yaml").problems
     assert problem.remedy == "give a duration from 1 s to 168 h"
 
 
-def test_without_one_there_is_none() -> None:
+def test_without_one_there_is_none():
     assert study(None).time is None
     with pytest.raises(ValueError, match="not a duration"):
         seconds_of("soon")

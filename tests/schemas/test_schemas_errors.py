@@ -1,7 +1,6 @@
 """Errors of configuration files: each names file, field, value and remedy."""
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +73,7 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
 @pytest.mark.parametrize(
     ("fields", "field", "value", "remedy"), WRONG, ids=[f"{w[1]}={w[2]!r:.20}" for w in WRONG]
 )
-def test_studies(fields: dict[str, Any], field: str, value: Any, remedy: str) -> None:
+def test_studies(fields, field, value, remedy):
     with pytest.raises(ConfigError) as caught:
         check_study(STUDY | fields, "config/mine.yaml")
     (problem,) = caught.value.problems
@@ -86,13 +85,13 @@ def test_studies(fields: dict[str, Any], field: str, value: Any, remedy: str) ->
 
 
 @pytest.mark.parametrize("data", [None, {}, []])
-def test_an_empty_study_lacks_its_required_fields(data: Any) -> None:
+def test_an_empty_study_lacks_its_required_fields(data):
     with pytest.raises(ConfigError) as caught:
         check_study(data, "empty.yaml")
     assert [p.remedy for p in caught.value.problems] == ["add name", "add variants"]
 
 
-def test_a_study_that_is_a_list() -> None:
+def test_a_study_that_is_a_list():
     with pytest.raises(ConfigError) as caught:
         check_study(["name"], "list.yaml")
     (problem,) = caught.value.problems
@@ -129,7 +128,7 @@ WRONG_VARIANTS = [
 
 
 @pytest.mark.parametrize(("text", "field", "value", "remedy"), WRONG_VARIANTS)
-def test_variants(tmp_path: Path, text: str, field: str, value: Any, remedy: str) -> None:
+def test_variants(tmp_path, text, field, value, remedy):
     path = tmp_path / "variants.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -150,7 +149,7 @@ WRONG_CHANGES: list[tuple[dict[str, Any], str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "field", "value", "remedy"), WRONG_CHANGES)
-def test_changes(change: dict[str, Any], field: str, value: Any, remedy: str) -> None:
+def test_changes(change, field, value, remedy):
     study = check_study(STUDY, "study.yaml")
     variants = {
         "parent": Variant(change=change, equivalence="tolerance", summary="s"),
@@ -164,13 +163,13 @@ def test_changes(change: dict[str, Any], field: str, value: Any, remedy: str) ->
     assert remedy in problem.remedy
 
 
-def test_all_mistakes_are_said_at_once() -> None:
+def test_all_mistakes_are_said_at_once():
     with pytest.raises(ConfigError) as caught:
         check_study(STUDY | {"repeats": 0, "model": MODEL | {"heads": 0, "d_f": 1}}, "study.yaml")
     assert {p.field for p in caught.value.problems} == {"repeats", "model.heads", "model.d_f"}
 
 
-def test_of_thousands_of_mistakes_some_are_said() -> None:
+def test_of_thousands_of_mistakes_some_are_said():
     with pytest.raises(ConfigError) as caught:
         check_study(STUDY | {f"k{number}": 1 for number in range(5_000)}, "study.yaml")
     *said, others = caught.value.problems
@@ -178,7 +177,7 @@ def test_of_thousands_of_mistakes_some_are_said() -> None:
     assert (others.field, others.value) == ("(others)", 4_950)
 
 
-def test_other_schemas_and_unforeseen_errors() -> None:
+def test_other_schemas_and_unforeseen_errors():
     with pytest.raises(ValidationError) as caught:
         Interval.model_validate({"median": 1, "low": 0, "high": "x", "samples": 1, "lo": 2})
     problems = from_validation(caught.value, Interval, "metrics.json").problems
@@ -192,25 +191,25 @@ def test_other_schemas_and_unforeseen_errors() -> None:
     assert "invalid json" in problem.remedy
 
 
-def test_nearest() -> None:
+def test_nearest():
     assert nearest("singel", ["single", "ddp"]) == "did you mean single?"
     assert nearest("xyz", ["single", "ddp", "ddp"]) == "choose from ddp, single"
     assert nearest("xyz", []) == "there is none to choose from"
 
 
-def test_long_values_are_shortened() -> None:
+def test_long_values_are_shortened():
     text = str(ConfigProblem("f", "x", "y" * 500, "is long", "shorten it"))
     assert max(map(len, text.splitlines())) < 140
     assert "..." in text
 
 
-def test_an_error_comes_back_from_another_process() -> None:
+def test_an_error_comes_back_from_another_process():
     error = ConfigError([ConfigProblem("study.yaml", "steps", -1, "is below 1", "take 1 or more")])
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.problems, str(again)) == (ConfigError, error.problems, str(error))
 
 
-def test_a_name_does_not_steer_the_terminal() -> None:
+def test_a_name_does_not_steer_the_terminal():
     said = str(ConfigProblem("a\x1b[2Jb", "variants[0]", "\x9b2J", "is \x1b]0;x\x07", "none"))
     assert said.replace("\n", "").isprintable()
     assert r"a\x1b[2Jb" in said

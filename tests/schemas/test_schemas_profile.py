@@ -9,7 +9,7 @@ from transformer_core.study.resolve import check_study
 STUDY = {"name": "mine", "variants": ["single"]}
 
 
-def test_traces_are_targets_beside_the_variants() -> None:
+def test_traces_are_targets_beside_the_variants():
     study = check_study(STUDY | {"traces": {"other": ["a.sqlite"]}}, "study")
     known = known_targets(study)
     for name in ("single", "other"):
@@ -27,7 +27,7 @@ def test_traces_are_targets_beside_the_variants() -> None:
         ({"other": []}, "has no file for other", "name a file"),
     ],
 )
-def test_traces_that_cannot_be_read(traces: dict, message: str, remedy: str) -> None:
+def test_traces_that_cannot_be_read(traces, message, remedy):
     with pytest.raises(ConfigError, match=message) as error:
         check_study(STUDY | {"traces": traces}, "study")
     assert error.value.problems[0].field == "traces"

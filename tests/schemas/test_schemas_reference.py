@@ -64,7 +64,7 @@ def examples(page: str) -> Iterator[dict[str, Any]]:
 WHOLE = {"name": "example", "variants": ["single"]}
 
 
-def test_sections_of_a_study_can_be_written_as_shown() -> None:
+def test_sections_of_a_study_can_be_written_as_shown():
     shown = set()
     for example in examples("study.md"):
         if set(example) == set(WHOLE):
@@ -84,7 +84,7 @@ SECTIONS = [schema for schema in every_schema() if schema not in FILES_AND_RECOR
 
 
 @pytest.mark.parametrize("schema", SECTIONS, ids=lambda schema: schema.__name__)
-def test_a_section_can_be_written_as_its_example(schema: type[Schema]) -> None:
+def test_a_section_can_be_written_as_its_example(schema):
     example = settings_of(schema)
     schema.model_validate(example)
     fields = schema.model_fields.items()
@@ -92,7 +92,7 @@ def test_a_section_can_be_written_as_its_example(schema: type[Schema]) -> None:
     assert set(example) >= single
 
 
-def test_numbers_have_their_units() -> None:
+def test_numbers_have_their_units():
     for schema in every_schema():
         for name, field in schema.model_fields.items():
             value = value_text(field.annotation, field.metadata)
@@ -114,5 +114,5 @@ def test_numbers_have_their_units() -> None:
         (dict[Name, Link], "sections by name"),
     ],
 )
-def test_values_in_words(annotation: Any, words: str) -> None:
+def test_values_in_words(annotation, words):
     assert value_text(annotation) == words

@@ -53,29 +53,29 @@ def runs(*names: str) -> dict[str, int]:
     return {name: run.seeds for name, run in found.items()}
 
 
-def test_every_run_is_made_once_with_the_most_seeds_that_are_needed() -> None:
+def test_every_run_is_made_once_with_the_most_seeds_that_are_needed():
     assert runs("single", "bf16", "fp16") == {"single": 1, REFERENCE: 8, "bf16": 8, "fp16": 6}
 
 
-def test_only_statistical_runs_look_whether_their_seeds_are_enough() -> None:
+def test_only_statistical_runs_look_whether_their_seeds_are_enough():
     of = study("single", "bf16", "fp16")
     found = short_runs(of, VARIANTS, resolve_all(of, VARIANTS))
     looks = {name: (run.first_look, run.margin) for name, run in found.items()}
     assert looks == {"single": (0, 0), REFERENCE: (0, 0), "bf16": (4, 0.005), "fp16": (3, 0.005)}
 
 
-def test_a_bitwise_variant_brings_the_one_it_must_equal() -> None:
+def test_a_bitwise_variant_brings_the_one_it_must_equal():
     assert runs("logging") == {"logging": 1, "ddp": 1}
 
 
-def test_a_different_model_needs_no_run() -> None:
+def test_a_different_model_needs_no_run():
     assert runs("sgd") == {}
     assert compared_with(VARIANTS["sgd"]) is None
     assert compared_with(VARIANTS["ddp"]) == REFERENCE
     assert compared_with(VARIANTS["logging"]) == "ddp"
 
 
-def test_the_reference_is_as_plain_as_it_can_be() -> None:
+def test_the_reference_is_as_plain_as_it_can_be():
     spec = reference_spec(study("single"))
     assert (spec.model.attention.kind, spec.model.qkv.kind) == ("reference", "separate")
     assert spec.training.precision == Fp32()
@@ -86,12 +86,12 @@ def test_the_reference_is_as_plain_as_it_can_be() -> None:
     assert RunSpec.model_validate_json(spec.canonical_json()) == spec
 
 
-def test_the_reference_of_another_kind_of_model() -> None:
+def test_the_reference_of_another_kind_of_model():
     spec = reference_spec(study("single", model={"kind": "torch_nn", "d_model": 32}))
     assert (spec.model.kind, spec.model.d_model) == ("torch_nn", 32)
 
 
-def test_short_runs_are_short_and_without_dropout() -> None:
+def test_short_runs_are_short_and_without_dropout():
     of = study("ddp")
     spec = short_spec(of, resolve_all(of, VARIANTS)["ddp"])
     training = spec.training
@@ -114,7 +114,7 @@ def test_short_runs_are_short_and_without_dropout() -> None:
     ],
     ids=str,
 )
-def test_what_a_variant_changes_is_not_smoothed_over(change: dict[str, Any]) -> None:
+def test_what_a_variant_changes_is_not_smoothed_over(change):
     of = study("plain", "changed")
     variants = {"plain": variant("tolerance"), "changed": variant("tolerance", change)}
     specs = resolve_all(of, variants)
@@ -123,7 +123,7 @@ def test_what_a_variant_changes_is_not_smoothed_over(change: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("field", ["repeats", "measurement", "evaluation"])
-def test_timing_and_evaluation_make_no_certificate_stale(field: str) -> None:
+def test_timing_and_evaluation_make_no_certificate_stale(field):
     values = {"repeats": 9, "measurement": {"window_steps": 3}, "evaluation": {"beam_size": 1}}
     one, other = study("ddp"), study("ddp", **{field: values[field]})
     digests = [
@@ -134,7 +134,7 @@ def test_timing_and_evaluation_make_no_certificate_stale(field: str) -> None:
     assert digests[:2] == digests[2:]
 
 
-def test_a_variant_that_is_only_compared_with_must_resolve() -> None:
+def test_a_variant_that_is_only_compared_with_must_resolve():
     broken = variant("tolerance", {"training": {"steps": 0}})
     variants = {"a": variant({"kind": "bitwise", "against": "b"}), "b": broken}
     of = study("a")

@@ -19,7 +19,7 @@ def study(**fields: Any) -> Study:
     )
 
 
-def test_every_variant_with_the_baseline_then_what_is_asked_for() -> None:
+def test_every_variant_with_the_baseline_then_what_is_asked_for():
     asked = study(comparisons=[["b", "a"]])
     assert compared_pairs(asked) == [("a", "single"), ("b", "single"), ("b", "a")]
     extra = [("a", "b"), ("a", "single"), ("b", "a")]
@@ -31,14 +31,14 @@ def test_every_variant_with_the_baseline_then_what_is_asked_for() -> None:
     ]
 
 
-def test_the_baseline_alone_is_compared_with_nothing() -> None:
+def test_the_baseline_alone_is_compared_with_nothing():
     assert compared_pairs(study(variants=["single"])) == []
 
 
 PAIRS = [("a", "single"), ("b", "single"), ("b", "a"), ("c", "single"), ("d", "single")]
 
 
-def test_a_job_has_as_many_variants_as_there_is_room_for() -> None:
+def test_a_job_has_as_many_variants_as_there_is_room_for():
     with_single = [("a", "single"), ("b", "single"), ("c", "single"), ("d", "single")]
     assert turn_groups(with_single, together=4) == {
         "single/1": TurnGroup(("single", "a", "b", "c"), tuple(with_single[:3])),
@@ -46,7 +46,7 @@ def test_a_job_has_as_many_variants_as_there_is_room_for() -> None:
     }
 
 
-def test_the_same_turns_serve_comparisons_among_the_variants_of_a_job() -> None:
+def test_the_same_turns_serve_comparisons_among_the_variants_of_a_job():
     linked = [*PAIRS, ("d", "b")]
     assert turn_groups(linked, together=4) == {
         "single/1": TurnGroup(
@@ -57,7 +57,7 @@ def test_the_same_turns_serve_comparisons_among_the_variants_of_a_job() -> None:
     }
 
 
-def test_comparisons_that_fit_into_no_job_have_their_own() -> None:
+def test_comparisons_that_fit_into_no_job_have_their_own():
     linked = [("a", "single"), ("b", "single"), ("c", "single"), ("b", "a"), ("c", "b"), ("e", "a")]
     assert turn_groups(linked, together=3) == {
         "single/1": TurnGroup(("single", "a", "b"), (("a", "single"), ("b", "single"), ("b", "a"))),
@@ -68,7 +68,7 @@ def test_comparisons_that_fit_into_no_job_have_their_own() -> None:
 
 
 @pytest.mark.parametrize("together", range(2, 9))
-def test_every_comparison_is_made_once_and_no_job_is_too_large(together: int) -> None:
+def test_every_comparison_is_made_once_and_no_job_is_too_large(together):
     rng = random.Random(together)
     names = [f"v{number}" for number in range(12)]
     for _ in range(50):
@@ -82,13 +82,13 @@ def test_every_comparison_is_made_once_and_no_job_is_too_large(together: int) ->
 
 
 @pytest.mark.parametrize(("together", "alone"), [(2, []), (9, ["a", "b", "c", "d"])])
-def test_pairs_by_themselves(together: int, alone: list[str]) -> None:
+def test_pairs_by_themselves(together, alone):
     found = turn_groups(PAIRS, together, alone)
     assert [group.pairs for group in found.values()] == [(pair,) for pair in PAIRS]
     assert [group.sides for group in found.values()] == [(b, a) for a, b in PAIRS]
 
 
-def test_one_that_must_be_alone_does_not_part_the_others() -> None:
+def test_one_that_must_be_alone_does_not_part_the_others():
     found = turn_groups(PAIRS, together=4, alone=["b"])
     assert found["single/1"].sides == ("single", "a", "c", "d")
     assert found["single/2"].sides == ("single", "b")
@@ -102,7 +102,7 @@ def test_one_that_must_be_alone_does_not_part_the_others() -> None:
         (["a", "a"], "a", "is compared with itself"),
     ],
 )
-def test_a_wrong_pair_is_named(pair: list[str], field: str, words: str) -> None:
+def test_a_wrong_pair_is_named(pair, field, words):
     with pytest.raises(ConfigError, match=r"my\.yaml: comparisons\[1\]") as caught:
         compared_pairs(study(comparisons=[["a", "b"], pair]), file="my.yaml")
     (problem,) = caught.value.problems
@@ -113,12 +113,12 @@ def test_a_wrong_pair_is_named(pair: list[str], field: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("pairs", 4), ("margin", 1.0), ("precision", 0.0), ("sessions_least", 0)]
 )
-def test_settings_that_cannot_work_are_refused(field: str, value: float) -> None:
+def test_settings_that_cannot_work_are_refused(field, value):
     with pytest.raises(ValidationError, match=field):
         Comparing.model_validate({field: value})
 
 
-def test_settings_of_measurements_are_no_part_of_a_run_spec() -> None:
+def test_settings_of_measurements_are_no_part_of_a_run_spec():
     """Else every training would be made again when they change."""
     others = {"comparison", "comparisons", "self_test", "profiling", "limits", "traces"}
     assert not others & set(RunSpec.model_fields)

@@ -1,7 +1,6 @@
 """Rules for run specs on GPUs, and the requirements of the original study."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def original() -> Any:
+def original():
     text = (ROOT / "config/studies/original.yaml").read_text()
     return check_study(yaml.safe_load(text), "original.yaml")
 
 
-def test_a_study_in_micro_batches_has_no_member_without(original: Any) -> None:
+def test_a_study_in_micro_batches_has_no_member_without(original):
     """The curve over micro-batches takes plain DDP as the one without them."""
     _, families = read_variants(ROOT / "config/variants.yaml")
     family = families["accumulation"]
@@ -36,7 +35,7 @@ def test_a_study_in_micro_batches_has_no_member_without(original: Any) -> None:
     assert "ddp" in {member.variant for member in members_in(family, whole)}
 
 
-def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original: Any) -> None:
+def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original):
     variants, _ = read_variants(ROOT / "config/variants.yaml")
     specs = resolve_all(original, variants)
     found = reservation([on_one_device(largest(specs.values()))], 30_000)
@@ -46,13 +45,13 @@ def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original: Any) ->
     assert "GPU_JOB" in rule, "without a lease the memory of other jobs would count as context"
 
 
-def test_the_turns_of_one_large_gpu_start_the_reference_a_few_times() -> None:
+def test_the_turns_of_one_large_gpu_start_the_reference_a_few_times():
     study = check_study(yaml.safe_load((ROOT / "config/studies/h200.yaml").read_text()), "h200")
     groups = turn_groups(compared_pairs(study), study.comparison.together)
     assert len(groups) <= len(study.variants) / 5
 
 
-def test_a_job_on_a_gpu_has_room_to_check_a_step_on_the_host(original: Any) -> None:
+def test_a_job_on_a_gpu_has_room_to_check_a_step_on_the_host(original):
     """The checker takes up to 8 GB of main memory beside what the model itself needs there."""
     variants, _ = read_variants(ROOT / "config/variants.yaml")
     spec = on_one_device(resolve_all(original, variants)["single"])
@@ -64,7 +63,7 @@ AS_PUBLISHED = {"original", "published"}
 """Studies whose batches are those of the original study."""
 
 
-def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together() -> None:
+def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together():
     """It computes more padding than words; settings that somebody starts from do not."""
     assert Study.model_fields["batching"].default.kind == "token_budget"
     for file in (ROOT / "config/studies").glob("*.yaml"):
@@ -73,7 +72,7 @@ def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together()
             assert (study.batching.kind == "fixed_size") == (study.name in AS_PUBLISHED), file.name
 
 
-def test_the_search_of_the_original_study_can_leave_padding_out(original: Any) -> None:
+def test_the_search_of_the_original_study_can_leave_padding_out(original):
     variants, _ = read_variants(ROOT / "config/variants.yaml")
     specs = resolve_all(original, variants)
     assert pads(specs[original.baseline])

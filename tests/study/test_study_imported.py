@@ -20,7 +20,7 @@ def spec(**more: Any) -> RunSpec:
     return RunSpec.model_validate({"variant": "single", "task": TASK} | more)
 
 
-def test_a_plain_study_is_right() -> None:
+def test_a_plain_study_is_right():
     assert list(contradictions(study(), "study")) == []
     assert list(violations(spec())) == []
     assert list(asked_in_vain(["--cores", REPORT], study())) == []
@@ -34,7 +34,7 @@ def test_a_plain_study_is_right() -> None:
         ("batching", {"kind": "token_budget", "tokens": 999}, "batching.tokens"),
     ],
 )
-def test_sections_that_nothing_reads_are_refused(section: str, value: Any, field: str) -> None:
+def test_sections_that_nothing_reads_are_refused(section, value, field):
     found = [name for name, *_ in violations(spec(**{section: value}))]
     assert found == [field]
 
@@ -47,18 +47,18 @@ def test_sections_that_nothing_reads_are_refused(section: str, value: Any, field
         ("memory", {"largest_batch": {"variants": ["single"]}}, "memory.largest_batch"),
     ],
 )
-def test_measurements_of_variants_are_refused(section: str, value: Any, field: str) -> None:
+def test_measurements_of_variants_are_refused(section, value, field):
     (problem,) = contradictions(study(**{section: value}), "study")
     assert problem.field == field
     assert "time" in problem.remedy
 
 
-def test_the_margin_counts_and_null_is_no_setting() -> None:
+def test_the_margin_counts_and_null_is_no_setting():
     mine = study(comparison={"margin": 0.05}, search=None, memory=None, quality=None)
     assert list(contradictions(mine, "study")) == []
 
 
-def test_variants_and_other_targets_are_refused() -> None:
+def test_variants_and_other_targets_are_refused():
     (problem,) = contradictions(study(variants=["single", "ddp"]), "study")
     assert problem.field == "variants"
     assert "task.techniques" in problem.message
@@ -66,7 +66,7 @@ def test_variants_and_other_targets_are_refused() -> None:
     assert REPORT in problem.remedy
 
 
-def test_what_the_users_module_imports_is_kept() -> None:
+def test_what_the_users_module_imports_is_kept():
     lines = own_models([spec()])
     assert [line.split()[0] for line in lines if "examples" in line] == [
         "docs/examples/byte_gpt.py",

@@ -31,12 +31,12 @@ def machine(**fields: Any) -> dict[str, Any]:
         (spec(**machine(devices_per_node=2, nodes=2, link={"bandwidth": 1e9})), 1, 4),
     ],
 )
-def test_hosts_and_gpus_are_those_of_the_spec(run: RunSpec, hosts: int, gpus: int) -> None:
+def test_hosts_and_gpus_are_those_of_the_spec(run, hosts, gpus):
     job = reservation([run], VOCABULARY)
     assert (job.hosts, job.gpus_per_host) == (hosts, gpus)
 
 
-def test_parameters_are_those_of_the_matrices() -> None:
+def test_parameters_are_those_of_the_matrices():
     """The model of the Annotated Transformer: 6 + 6 layers, 512 wide, has 44 million in layers."""
     sizes = {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8}
     model = {"model": {"kind": "transformer"} | sizes}
@@ -44,7 +44,7 @@ def test_parameters_are_those_of_the_matrices() -> None:
     assert parameters(spec(**model), 30_000) - parameters(spec(**model), 0) == 30_000 * 512
 
 
-def test_bigger_models_batches_and_longer_trainings_take_more() -> None:
+def test_bigger_models_batches_and_longer_trainings_take_more():
     small = reservation([spec()], VOCABULARY)
     wide = reservation(
         [spec(model={"kind": "transformer", "d_model": 4096, "d_ff": 16384})], VOCABULARY
@@ -57,14 +57,14 @@ def test_bigger_models_batches_and_longer_trainings_take_more() -> None:
     assert long.memory_mb == small.memory_mb
 
 
-def test_a_second_attempt_asks_for_more() -> None:
+def test_a_second_attempt_asks_for_more():
     first, second = (reservation([spec()], VOCABULARY, attempt=n) for n in (1, 2))
     assert second.memory_mb == 2 * first.memory_mb
     assert second.minutes == 2 * first.minutes
     assert second.hosts == first.hosts
 
 
-def test_two_specs_at_the_same_time_need_the_memory_of_both() -> None:
+def test_two_specs_at_the_same_time_need_the_memory_of_both():
     one = reservation([spec()], VOCABULARY)
     two = reservation([spec(), spec(**machine(device="cpu", nodes=2))], VOCABULARY)
     # The processes are as many on each host, with half the batch.
@@ -87,7 +87,7 @@ def prediction(process_bytes: int) -> Prediction:
     )
 
 
-def test_a_prediction_of_memory_stands_in_place_of_the_estimate() -> None:
+def test_a_prediction_of_memory_stands_in_place_of_the_estimate():
     run = spec(**machine(device="cpu", devices_per_node=2))
     job = reservation([run], VOCABULARY, [prediction(8 * 10**9)])
     assert job.memory_mb == pytest.approx(2 * 1.25 * 8000)
@@ -95,7 +95,7 @@ def test_a_prediction_of_memory_stands_in_place_of_the_estimate() -> None:
     assert reservation([other], VOCABULARY, [prediction(8 * 10**9)]).memory_mb < job.memory_mb
 
 
-def test_the_spec_with_most_hosts_is_the_largest() -> None:
+def test_the_spec_with_most_hosts_is_the_largest():
     runs = [spec("single"), spec(**machine(devices_per_node=8)), spec(**machine(nodes=2))]
     assert largest(runs) is runs[2]
     assert on_one_device(runs[2]).machine.nodes == 1

@@ -24,7 +24,7 @@ SHARDS = [f"results/data/mine/shards/{split}/manifest.json" for split in ("train
 WILDCARDS = SimpleNamespace(variant="ddp", items=lambda: [("variant", "ddp")])
 
 
-def test_named_files_are_fields_and_settings_are_parameters() -> None:
+def test_named_files_are_fields_and_settings_are_parameters():
     params = order_params(
         "turns",
         "digest",
@@ -53,14 +53,14 @@ def test_named_files_are_fields_and_settings_are_parameters() -> None:
     assert not {"own", "again"} & params.keys()
 
 
-def test_outputs_that_have_names_are_no_other_field() -> None:
+def test_outputs_that_have_names_are_no_other_field():
     params = order_params("read", "digest", output=None)
     order = json.loads(params["order"](WILDCARDS, Names(), Names(pairs="p.arrow"), 1))
     assert order == {"kind": "read", "pairs": "p.arrow"}
     assert "asked" in params
 
 
-def test_models_and_failures_make_results_stale(monkeypatch: Any) -> None:
+def test_models_and_failures_make_results_stale(monkeypatch):
     monkeypatch.setattr(orders, "failures", lambda result: f"failures of {result}")
     monkeypatch.setattr(orders, "own_models", lambda specs: [f"model of {spec}" for spec in specs])
     params = order_params(

@@ -20,7 +20,7 @@ PLANNED = '{"name":"it\'s {mine}","training":{"steps":80}}'
 
 
 @pytest.fixture(autouse=True)
-def _study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
     Path(PLACE).write_text(f"{MADE}\n")
@@ -30,7 +30,7 @@ def check(planned: str = PLANNED) -> None:
     check_foreign({PLACE: planned}, "config/config.yaml", Path(".snakemake"))
 
 
-def test_results_of_another_study_are_refused() -> None:
+def test_results_of_another_study_are_refused():
     with pytest.raises(ConfigError) as caught:
         check()
     (problem,) = caught.value.problems
@@ -39,12 +39,12 @@ def test_results_of_another_study_are_refused() -> None:
     assert "--forceall" in problem.remedy
 
 
-def test_those_of_this_study_are_taken() -> None:
+def test_those_of_this_study_are_taken():
     check(MADE)
 
 
 @pytest.mark.parametrize("kept", ["metadata", "incomplete"])
-def test_what_snakemake_knows_it_makes_again(kept: str) -> None:
+def test_what_snakemake_knows_it_makes_again(kept):
     file = Path(".snakemake", kept, "some")
     file.parent.mkdir(parents=True)
     with pytest.raises(ConfigError):
@@ -53,7 +53,7 @@ def test_what_snakemake_knows_it_makes_again(kept: str) -> None:
     check()
 
 
-def test_no_results_and_damaged_ones_are_for_others_to_say() -> None:
+def test_no_results_and_damaged_ones_are_for_others_to_say():
     Path(PLACE).unlink()
     check()
     Path(PLACE).write_text("{")
@@ -63,7 +63,7 @@ def test_no_results_and_damaged_ones_are_for_others_to_say() -> None:
         check()
 
 
-def test_the_results_of_another_study_are_kept(tmp_path: Path) -> None:
+def test_the_results_of_another_study_are_kept(tmp_path):
     marker = tmp_path / ".study"
     check_owner(STUDY, marker, "my.yaml")
     marker.write_text("mine\n")
@@ -110,9 +110,8 @@ def work() -> subprocess.Popen[str]:
     )
 
 
-def test_one_snakemake_at_a_time_and_a_killed_one_blocks_nobody() -> None:
+def test_one_snakemake_at_a_time_and_a_killed_one_blocks_nobody():
     first = work()
-    assert first.stdout is not None
     assert first.stdout.readline() == "working\n"
     second = work()
     said = second.communicate()[1]
@@ -122,7 +121,6 @@ def test_one_snakemake_at_a_time_and_a_killed_one_blocks_nobody() -> None:
     first.kill()
     first.wait()
     third = work()
-    assert third.stdout is not None
     assert third.stdout.readline() == "working\n"
     for one in (first, third):
         kill_group(one)

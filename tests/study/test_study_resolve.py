@@ -56,9 +56,7 @@ def nested(flat: dict[tuple[str, str], Any]) -> dict[str, Any]:
     st.lists(st.fixed_dictionaries({}, optional=CHANGES), min_size=1, max_size=4),
     st.fixed_dictionaries({}, optional=CHANGES),
 )
-def test_the_youngest_change_wins_and_the_rest_is_the_study(
-    changes: list[dict[tuple[str, str], Any]], own: dict[tuple[str, str], Any]
-) -> None:
+def test_the_youngest_change_wins_and_the_rest_is_the_study(changes, own):
     base = study(**nested(own))
     names = [f"v{number}" for number in range(len(changes))]
     variants = {
@@ -77,7 +75,7 @@ def test_the_youngest_change_wins_and_the_rest_is_the_study(
     assert RunSpec.model_validate_json(spec.canonical_json()) == spec
 
 
-def test_a_new_kind_keeps_the_fields_that_it_has_too() -> None:
+def test_a_new_kind_keeps_the_fields_that_it_has_too():
     base = study(
         training={"schedule": {"kind": "noam", "factor": 3.0, "warmup": 7}},
         model={"kind": "transformer", "d_model": 96, "heads": 6, "norm": "post"},
@@ -100,7 +98,7 @@ def test_a_new_kind_keeps_the_fields_that_it_has_too() -> None:
     assert back == Transformer(d_model=96, heads=8), "what the kind between lacks is forgotten"
 
 
-def test_single_is_independent_of_the_devices_of_the_study() -> None:
+def test_single_is_independent_of_the_devices_of_the_study():
     variants = {
         "single": variant({"parallel": {"kind": "single"}}),
         "unsaid": variant(),
@@ -117,7 +115,7 @@ def test_single_is_independent_of_the_devices_of_the_study() -> None:
     assert resolve(two, "ddp", variants).world_size == 12
 
 
-def test_single_takes_one_device_however_it_is_built() -> None:
+def test_single_takes_one_device_however_it_is_built():
     machine = Machine(devices_per_node=4, nodes=2, threads=3)
     spec = RunSpec(variant="single", parallel=Single(), machine=machine)
     assert spec.machine == Machine(devices_per_node=1, nodes=1, threads=3)
@@ -130,7 +128,7 @@ def problems(study: Study, variants: dict[str, Variant]) -> list[tuple[str, str,
     return [(p.file, p.field, p.value, p.remedy) for p in caught.value.problems]
 
 
-def test_names_in_the_study() -> None:
+def test_names_in_the_study():
     variants = {"single": variant(), "ddp": variant({"parallel": {"kind": "ddp"}})}
     base = study(variants=["single", "dpd", "single"], baseline="singel")
     assert problems(base, variants) == [
@@ -140,7 +138,7 @@ def test_names_in_the_study() -> None:
     ]
 
 
-def test_a_mistake_in_a_parent_is_said_once_and_there() -> None:
+def test_a_mistake_in_a_parent_is_said_once_and_there():
     variants = {
         "single": variant({"model": {"headz": 2}}),
         "child": variant({"training": {"seed": 2}}, parent="single"),
@@ -154,7 +152,7 @@ def test_a_mistake_in_a_parent_is_said_once_and_there() -> None:
 
 
 @pytest.mark.parametrize("heads", [0, 3])
-def test_the_youngest_of_several_authors_is_named(heads: int) -> None:
+def test_the_youngest_of_several_authors_is_named(heads):
     variants = {
         "parent": variant({"model": {"heads": 2}}),
         "child": variant({"model": {"heads": heads}}, parent="parent"),
@@ -164,14 +162,14 @@ def test_the_youngest_of_several_authors_is_named(heads: int) -> None:
     assert (field, value) == ("child.change.model.heads", heads)
 
 
-def test_a_mistake_in_the_study_is_said_once() -> None:
+def test_a_mistake_in_the_study_is_said_once():
     variants = {"single": variant(), "other": variant({"training": {"seed": 5}})}
     base = study(variants=list(variants), model={"kind": "transformer", "heads": 3})
     found = problems(base, variants)
     assert found == [("study.yaml", "model.heads", 3, "take 2 or 4 heads, or change model.d_model")]
 
 
-def test_variants_that_need_different_values_are_all_heard() -> None:
+def test_variants_that_need_different_values_are_all_heard():
     variants = {
         "single": variant(),
         "ddp": variant({"parallel": {"kind": "ddp"}}),
@@ -184,7 +182,7 @@ def test_variants_that_need_different_values_are_all_heard() -> None:
     assert "at least 8 pairs" in found[1][3]
 
 
-def test_streams_on_a_cpu_are_laid_to_the_variant_once() -> None:
+def test_streams_on_a_cpu_are_laid_to_the_variant_once():
     variants = {
         "single": variant(),
         "streams": variant({"model": {"qkv": {"kind": "streams"}}}),
@@ -220,7 +218,7 @@ VARIANT_FILES = {
 
 
 @pytest.mark.parametrize(("text", "expected"), VARIANT_FILES.values(), ids=VARIANT_FILES)
-def test_variants_files(tmp_path: Path, text: str, expected: tuple[str, Any, str, str]) -> None:
+def test_variants_files(tmp_path, text, expected):
     path = write(tmp_path / "variants.yaml", text)
     with pytest.raises(ConfigError) as caught:
         read_variants(path)

@@ -19,14 +19,14 @@ RULE = re.compile(r"^\s*rule (\w+):\n(.*?)(?=^\s*(?:use )?rule |\Z)", re.MULTILI
 
 
 @pytest.fixture(scope="module")
-def sources() -> Sources:
+def sources():
     made = Sources(ROOT, ROOT / CACHE)
     staleness.fingerprints(made)  # keeps what was read
     return made
 
 
 @pytest.fixture(scope="module")
-def rules(sources: Sources) -> dict[str, list[str]]:
+def rules(sources):
     return staleness.rules_of_files(sources)
 
 
@@ -44,7 +44,7 @@ FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.(tune\.side|tune\.factory|
 ORDERED = "transformer_core.run.job"
 
 
-def test_the_table_names_the_programs_that_the_rules_start() -> None:
+def test_the_table_names_the_programs_that_the_rules_start():
     started = {}
     for name, body in written_rules().items():
         found = re.findall(r"(?<=[ \"])(transformer_core\.[\w.]+)(?=[ \"])", body)
@@ -64,20 +64,20 @@ def test_the_table_names_the_programs_that_the_rules_start() -> None:
     assert {name: programs for name, programs in started.items() if programs} == listed
 
 
-def test_a_section_of_the_report_matters_where_it_is_shown(rules: dict[str, list[str]]) -> None:
+def test_a_section_of_the_report_matters_where_it_is_shown(rules):
     section = "transformer_core/report/sections/equivalence"
     assert "page" in rules[f"{section}.py"]
     assert "page" in rules[f"{section}.po"]
     assert "page" in rules[f"{section}.html"]
 
 
-def test_every_rule_with_a_program_has_its_own_fingerprint() -> None:
+def test_every_rule_with_a_program_has_its_own_fingerprint():
     for name, body in written_rules().items():
         found = re.findall(r'code=CODE\["(\w+)"\],|\*\*job\(\s*"(\w+)"', body)
         assert {"".join(one) for one in found} == {name} & {*PROGRAMS}, name
 
 
-def test_what_reads_the_rules_imports_nothing_heavy() -> None:
+def test_what_reads_the_rules_imports_nothing_heavy():
     """It is imported whenever Snakemake starts, whatever it then does."""
     text = "\n".join(path.read_text() for path in sorted(ROOT.glob("workflow/rules/*.smk")))
     imports = re.findall(
@@ -90,11 +90,11 @@ def test_what_reads_the_rules_imports_nothing_heavy() -> None:
     assert (ended.stdout.strip(), ended.stderr) == ("", "")
 
 
-def test_no_source_is_an_input() -> None:
+def test_no_source_is_an_input():
     assert "transformer_core/" not in "".join(written_rules().values())
 
 
-def test_names_of_modules_are_written_whole() -> None:
+def test_names_of_modules_are_written_whole():
     # A name that is put together when the program runs would not be found.
     start = tuple(f"{package}." for package in PACKAGES)
     for package in PACKAGES:
@@ -108,7 +108,7 @@ TIMED = {"train", "turns", "self_test_sessions", "profile", "compute_times", "li
 
 
 @pytest.mark.parametrize("module", ["quick_start", "host_processes"])
-def test_what_starts_a_timed_job_counts(rules: dict[str, list[str]], module: str) -> None:
+def test_what_starts_a_timed_job_counts(rules, module):
     found = set(rules[f"transformer_core/run/{module}.py"])
     assert found >= TIMED
     assert not found & {"claims", "families", "compare", "page", "tokenizer"}
@@ -124,15 +124,13 @@ def test_what_starts_a_timed_job_counts(rules: dict[str, list[str]], module: str
         ("decide/verdicts.py", {"compare"}, {"train", "turns"}),
     ],
 )
-def test_a_file_makes_results_stale_that_it_can_change(
-    rules: dict[str, list[str]], file: str, stale: set[str], fresh: set[str]
-) -> None:
+def test_a_file_makes_results_stale_that_it_can_change(rules, file, stale, fresh):
     found = set(rules[f"transformer_core/{file}"])
     assert found >= stale
     assert not found & fresh
 
 
-def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_for_people(capsys):
     assert staleness.main(["--rule", "hardware"]) == 0
     assert "transformer_core/machine/hardware.py" in capsys.readouterr().out
     file = "transformer_core/data/corpus/readers.py"
@@ -145,7 +143,7 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--rule", "trian"], ["--file", "transformer_core/tain.py"]])
-def test_an_unknown_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name(arguments, capsys):
     with pytest.raises(SystemExit):
         staleness.main(arguments)
     assert f"{' '.join(arguments)}: is not known" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from transformer_core.study.variants import read_variants
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_files_are_laid_over_one_another_and_entries_on_top(tmp_path: Path) -> None:
+def test_files_are_laid_over_one_another_and_entries_on_top(tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.json"
     first.write_text("name: a\nmodel: {heads: 2, d_ff: 8}\nvariants: [single, ddp]\n")
     second.write_text('{"model": {"heads": 4}, "variants": ["single"]}')
@@ -30,7 +30,7 @@ def test_files_are_laid_over_one_another_and_entries_on_top(tmp_path: Path) -> N
     }
 
 
-def test_a_file_may_not_be_a_program(tmp_path: Path) -> None:
+def test_a_file_may_not_be_a_program(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text('__use_yte__: true\n__definitions__: [\'open("made", "w")\']\n')
     with pytest.raises(ConfigError, match="__use_yte__"):
@@ -48,7 +48,7 @@ def test_a_file_may_not_be_a_program(tmp_path: Path) -> None:
         ["-C", "name=x", "model=[[[[[[[[[[[[[[[[[[[[[1", "--cores", "all"],
     ],
 )
-def test_the_guard_reads_what_the_command_line_names(tmp_path: Path, arguments: list[str]) -> None:
+def test_the_guard_reads_what_the_command_line_names(tmp_path, arguments):
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("name: a\n")
     bad.write_text("a: &a [*a]\n")
@@ -60,7 +60,7 @@ def test_the_guard_reads_what_the_command_line_names(tmp_path: Path, arguments: 
 
 
 @pytest.mark.slow
-def test_snakemake_never_reads_what_the_guard_refuses(tmp_path: Path) -> None:
+def test_snakemake_never_reads_what_the_guard_refuses(tmp_path):
     """An alias bomb would keep it busy; a template would be run."""
     levels = "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 40))
     path = tmp_path / "study.yaml"
@@ -103,7 +103,7 @@ WRONG: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("entries", "field", "remedy"), WRONG, ids=[w[1] for w in WRONG])
-def test_contradictions_name_field_value_and_remedy(entries: str, field: str, remedy: str) -> None:
+def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
     declared = read_variants(ROOT / "config/variants.yaml")
     claims: dict[str, Claim] = {}
     settings = study_settings([], ["name=a", "variants=[single, ddp]", entries])
@@ -114,7 +114,7 @@ def test_contradictions_name_field_value_and_remedy(entries: str, field: str, re
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
 
 
-def test_powersgd_that_never_begins_is_refused() -> None:
+def test_powersgd_that_never_begins_is_refused():
     declared = read_variants(ROOT / "config/variants.yaml")
     name = next(n for n, v in declared.variants.items() if "powersgd" in str(v.change))
     training = "training={steps: 4, schedule: {kind: noam, warmup: 4}}"
@@ -124,7 +124,7 @@ def test_powersgd_that_never_begins_is_refused() -> None:
         plan_study(settings, "study.yaml", declared, {})
 
 
-def test_a_target_behind_the_option_is_told(tmp_path: Path) -> None:
+def test_a_target_behind_the_option_is_told(tmp_path):
     study = tmp_path / "study.yaml"
     study.write_text("name: mine\n")
     with pytest.raises(SystemExit) as caught:

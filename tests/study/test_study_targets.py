@@ -9,7 +9,7 @@ from transformer_core.study.compared_pairs import check_targets, known_targets
 STUDY = Study.model_validate({"name": "mine", "variants": ["single", "ddp"], "repeats": 2})
 
 
-def test_every_variant_and_repeat_is_a_target() -> None:
+def test_every_variant_and_repeat_is_a_target():
     known = known_targets(STUDY)
     assert "results/report.html" in known
     assert "results/runs/ddp/repeat-2/metrics.json" in known
@@ -25,7 +25,7 @@ def test_every_variant_and_repeat_is_a_target() -> None:
         ("results/data/gramar/tokenizer.json", "results/data/grammar/tokenizer.json"),
     ],
 )
-def test_a_mistyped_target(asked: str, near: str) -> None:
+def test_a_mistyped_target(asked, near):
     with pytest.raises(ConfigError) as caught:
         check_targets(["--cores", "all", asked], known_targets(STUDY))
     (problem,) = caught.value.problems
@@ -33,7 +33,7 @@ def test_a_mistyped_target(asked: str, near: str) -> None:
     assert near in problem.remedy
 
 
-def test_what_is_known_or_not_ours_passes() -> None:
+def test_what_is_known_or_not_ours_passes():
     known = known_targets(STUDY)
     check_targets(
         ["--cores", "2", "results/report.html", "all", "results/runs/ddp/spec.json"], known

@@ -31,7 +31,7 @@ SINCE = {
 """Settings that came with techniques since, by section."""
 
 
-def test_a_translation_has_the_run_spec_that_it_had_before_there_were_tasks() -> None:
+def test_a_translation_has_the_run_spec_that_it_had_before_there_were_tasks():
     spec = RunSpec(variant="a").model_dump(mode="json")
     assert "task" not in spec
     for section, names in SINCE.items():
@@ -41,7 +41,7 @@ def test_a_translation_has_the_run_spec_that_it_had_before_there_were_tasks() ->
     assert hashlib.sha256(text.encode()).hexdigest() == BEFORE_THERE_WERE_TASKS
 
 
-def test_a_language_model_has_defaults_of_its_own() -> None:
+def test_a_language_model_has_defaults_of_its_own():
     spec = RunSpec.model_validate(TEXTS)
     assert (spec.corpus.kind, spec.model.kind) == ("grammar_documents", "decoder_only")
     assert spec.training.label_smoothing == 0
@@ -51,7 +51,7 @@ def test_a_language_model_has_defaults_of_its_own() -> None:
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_what_is_set_stays() -> None:
+def test_what_is_set_stays():
     sections = {"training": {"label_smoothing": 0.2}, "filter": {"max_characters": 10}}
     spec = RunSpec.model_validate(TEXTS | sections)
     assert spec.training.label_smoothing == 0.2
@@ -65,7 +65,7 @@ def study_of_texts() -> dict[str, Any]:
     return found
 
 
-def test_the_study_resolves() -> None:
+def test_the_study_resolves():
     study = check_study(study_of_texts(), "study.yaml")
     assert set(resolve_all(study, VARIANTS)) == set(study.variants)
 
@@ -79,7 +79,7 @@ def test_the_study_resolves() -> None:
         ("huggingface", "no model.kind = huggingface"),
     ],
 )
-def test_a_technique_without_meaning_is_unsupported_with_the_reason(name: str, lacks: str) -> None:
+def test_a_technique_without_meaning_is_unsupported_with_the_reason(name, lacks):
     listed = study_of_texts()
     study = check_study(listed | {"variants": [*listed["variants"], name]}, "study.yaml")
     specs = resolve_all(study, VARIANTS)
@@ -97,7 +97,7 @@ def test_a_technique_without_meaning_is_unsupported_with_the_reason(name: str, l
     )
 
 
-def test_a_mistake_is_none_of_that() -> None:
+def test_a_mistake_is_none_of_that():
     listed = study_of_texts()
     wrong = {
         "wide": Variant.model_validate(
@@ -119,10 +119,9 @@ def test_a_mistake_is_none_of_that() -> None:
         resolve_all(study, VARIANTS)
 
 
-def test_a_change_for_language_models_alone_means_nothing_for_a_translation() -> None:
+def test_a_change_for_language_models_alone_means_nothing_for_a_translation():
     study = check_study({"name": "a", "variants": ["single", "kernels_liger"]}, "study.yaml")
     reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
-    assert reason is not None
     assert "translation of kind transformer, which has no model.kernels = liger" in reason
     unknown = Variant.model_validate(
         {"change": {"model": {"colour": 2}}, "equivalence": "tolerance", "summary": "Wrong."}
@@ -132,7 +131,7 @@ def test_a_change_for_language_models_alone_means_nothing_for_a_translation() ->
         resolve_all(study, VARIANTS | {"unknown": unknown})
 
 
-def test_quality_in_bleu_is_refused() -> None:
+def test_quality_in_bleu_is_refused():
     study = check_study(study_of_texts() | {"quality": {}}, "study.yaml")
     (problem,) = contradictions(study, "study.yaml")
     assert problem.field == "quality"

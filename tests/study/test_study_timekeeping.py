@@ -55,7 +55,7 @@ def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -
     one.tell()
 
 
-def test_the_line_says_what_how_far_and_how_long_still(tmp_path: Path) -> None:
+def test_the_line_says_what_how_far_and_how_long_still(tmp_path):
     one, now, _ = keeper(tmp_path)
     for number in range(3):
         run_job(one, now, number, "train", 100.0)
@@ -70,7 +70,7 @@ def test_the_line_says_what_how_far_and_how_long_still(tmp_path: Path) -> None:
     assert one.left().high == pytest.approx(left.high - 60.0)
 
 
-def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> None:
+def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path):
     one, now, _ = keeper(tmp_path)
     run_job(one, now, 0, "train", 100.0)
     one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
@@ -81,21 +81,21 @@ def test_a_job_that_takes_longer_than_expected_is_said_to(tmp_path: Path) -> Non
     assert f" over {Range(left.high, left.high)} left".replace("about ", "") in one.line()
 
 
-def test_the_log_has_a_line_now_and_then(tmp_path: Path) -> None:
+def test_the_log_has_a_line_now_and_then(tmp_path):
     one, now, said = keeper(tmp_path)
     for number in range(100):
         run_job(one, now, number, "train", LINE_SECONDS / 10)
     assert len(said) == 10
 
 
-def test_the_line_knows_of_the_time_of_the_study(tmp_path: Path) -> None:
+def test_the_line_knows_of_the_time_of_the_study(tmp_path):
     one, now, _ = keeper(tmp_path, asked=600.0)
     one.todo["refine"] = 1
     run_job(one, now, 0, "page", 60.0)
     assert "1:00 of 10:00, 9 min left" in one.line().replace("about ", "")
 
 
-def test_a_failed_job_no_longer_runs(tmp_path: Path) -> None:
+def test_a_failed_job_no_longer_runs(tmp_path):
     one, *_ = keeper(tmp_path)
     one.emit(record("job_info", jobid=0, rule_name="train", rule_msg=None))
     one.emit(record("job_error", jobid=0))
@@ -103,7 +103,7 @@ def test_a_failed_job_no_longer_runs(tmp_path: Path) -> None:
     assert one.clock.clock.jobs == {}
 
 
-def test_what_took_long_before_is_expected_to_take_long() -> None:
+def test_what_took_long_before_is_expected_to_take_long():
     known = {"train": JobTimes(count=2, seconds=20.0)}
     forecast = Forecast(known, {"other": 2.0, "train": 1.5}, 1.0, {"other": 0.5})
     found, guess = forecast.job("train"), forecast.job("other")
@@ -115,7 +115,7 @@ def test_what_took_long_before_is_expected_to_take_long() -> None:
     assert both.high < 3 * found.high + 2 * guess.high
 
 
-def test_trainings_that_ended_correct_what_others_are_guessed_to_take() -> None:
+def test_trainings_that_ended_correct_what_others_are_guessed_to_take():
     guessed = {"train": 16.0, "profile": 8.0, "turns": 8.0}
     known = {"train": JobTimes(count=2, seconds=16.0)}
     forecast, before = (Forecast(times, guessed, 1.0, {}) for times in (known, {}))
@@ -124,7 +124,7 @@ def test_trainings_that_ended_correct_what_others_are_guessed_to_take() -> None:
     assert fmean(forecast.job("turns")) == pytest.approx(fmean(before.job("turns")) / 2)
 
 
-def test_turns_of_few_sides_tell_how_long_those_of_many_take(tmp_path: Path) -> None:
+def test_turns_of_few_sides_tell_how_long_those_of_many_take(tmp_path):
     guessed = {"turns a/1": 50.0, "turns a/2": 20.0}
     clock, now = RunningClock(tmp_path / "clock.json", Now()), Now()
     one = Timekeeper(
@@ -137,7 +137,7 @@ def test_turns_of_few_sides_tell_how_long_those_of_many_take(tmp_path: Path) -> 
     assert fmean(one.left()) == pytest.approx(100.0)
 
 
-def test_a_guess_grows_with_the_model_and_the_steps() -> None:
+def test_a_guess_grows_with_the_model_and_the_steps():
     def guess(width: int, steps: int) -> float:
         study = Study.model_validate(
             {
@@ -155,7 +155,7 @@ def test_a_guess_grows_with_the_model_and_the_steps() -> None:
     assert guess(512, 10) > 8 * guess(64, 10)
 
 
-def test_turns_take_at_least_the_sessions_that_each_comparison_has() -> None:
+def test_turns_take_at_least_the_sessions_that_each_comparison_has():
     """Where steps are slow the budget is spent long before."""
     spec = RunSpec(variant="single")
     study = Study(name="test", variants=["single"], comparison={"budget": 1.0}, search=None)
@@ -181,11 +181,11 @@ def test_turns_take_at_least_the_sessions_that_each_comparison_has() -> None:
         (Range(8_000.0, 20_000.0), "2 to 6 h"),
     ],
 )
-def test_ranges_in_words(seconds: Range, words: str) -> None:
+def test_ranges_in_words(seconds, words):
     assert str(seconds) == words
 
 
-def test_the_start_says_how_sure_it_is() -> None:
+def test_the_start_says_how_sure_it_is():
     counts = {"train": 100, "turns": 1}
     guess = Forecast({}, {"train": 4.0}, 0.0, {})
     said = at_the_start(16, counts, guess, None, 0.0)
@@ -210,7 +210,7 @@ def test_the_start_says_how_sure_it_is() -> None:
     )
 
 
-def test_the_end_says_what_more_time_would_settle(tmp_path: Path) -> None:
+def test_the_end_says_what_more_time_would_settle(tmp_path):
     file = tmp_path / "refinement.json"
     assert at_the_end(None, 10.0, file) == ""
     assert at_the_end(600.0, 580.0, file) == "9:40 of 10:00 are spent."

@@ -1,7 +1,6 @@
 """Corpora and models of the user, found without running anything."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
@@ -13,7 +12,7 @@ from transformer_core.study.users_files import corpus_files, own_sources, script
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path):
     files = {
         "lab/__init__.py": "raise SystemExit('this package was run')",
         "lab/model.py": "import torch\nfrom . import layers\nfrom helpers import size\n",
@@ -26,7 +25,7 @@ def own(tmp_path: Path) -> Path:
     return write_tree(tmp_path, files)
 
 
-def test_a_model_with_all_that_it_imports_from_files_beside_it(own: Path) -> None:
+def test_a_model_with_all_that_it_imports_from_files_beside_it(own):
     found = own_sources("lab.model", [str(own), *sys.path])
     names = [path.relative_to(own).as_posix() for path in found]
     assert names == [
@@ -40,12 +39,12 @@ def test_a_model_with_all_that_it_imports_from_files_beside_it(own: Path) -> Non
     assert "lab" not in sys.modules
 
 
-def test_an_installed_model_is_its_own_file_alone() -> None:
+def test_an_installed_model_is_its_own_file_alone():
     (found,) = own_sources("torch.nn", sys.path)
     assert found.as_posix().endswith("torch/nn/__init__.py")
 
 
-def test_packages_beside_a_model_are_not_followed(own: Path) -> None:
+def test_packages_beside_a_model_are_not_followed(own):
     (own / "beside.py").write_text("import heavy\nimport deep\n")
     heavy = own / "venv/lib/python3.11/site-packages/heavy.py"
     heavy.parent.mkdir(parents=True)
@@ -58,7 +57,7 @@ def test_packages_beside_a_model_are_not_followed(own: Path) -> None:
     assert [*own_sources("heavy", [str(own), str(heavy.parent)])] == [heavy]
 
 
-def test_packages_that_pip_put_beside_a_model_are_not_followed(own: Path) -> None:
+def test_packages_that_pip_put_beside_a_model_are_not_followed(own):
     (own / "beside.py").write_text("import heavy.core, single, lab.unused\n")
     files = {
         "heavy/core.py": "import lab.layers",
@@ -76,7 +75,7 @@ def test_packages_that_pip_put_beside_a_model_are_not_followed(own: Path) -> Non
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "lab.no_such_module", "sys"])
-def test_a_module_without_a_file(own: Path, module: str) -> None:
+def test_a_module_without_a_file(own, module):
     found = own_sources(module, [str(own)])
     assert found == {}
 
@@ -115,9 +114,7 @@ def test_a_module_without_a_file(own: Path, module: str) -> None:
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
-def test_files_of_a_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: dict[str, object], expected: list[str]
-) -> None:
+def test_files_of_a_corpus(tmp_path, monkeypatch, corpus, expected):
     monkeypatch.chdir(tmp_path)
     names = "a.en a.de a.tsv b.tsv set/data.arrow set/train/more.arrow copies/a.en copies/a.de"
     write_tree(tmp_path, dict.fromkeys(names.split(), ""))
@@ -126,9 +123,7 @@ def test_files_of_a_corpus(
 
 
 @pytest.mark.parametrize("command", [["train.py"], ["torchrun", "train.py"], ["-m", "train"]])
-def test_files_of_a_script_are_those_beside_it_and_what_it_imports(
-    command: list[str], tmp_path: Path
-) -> None:
+def test_files_of_a_script_are_those_beside_it_and_what_it_imports(command, tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "train.py").write_text("from parts import model\n")

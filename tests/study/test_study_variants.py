@@ -48,7 +48,7 @@ def read(folder: Path, **entries: Any) -> dict[str, Variant]:
     return read_variants(path).variants
 
 
-def test_all_of_the_first_and_the_own_changes_of_the_others(tmp_path: Path) -> None:
+def test_all_of_the_first_and_the_own_changes_of_the_others(tmp_path):
     variants = read(tmp_path)
     spec = resolve(Study(name="s", variants=["ddp"]), "three", variants)
     assert spec.parallel.kind == "ddp", "the parent of bf16 is no part of its own change"
@@ -61,7 +61,7 @@ def test_all_of_the_first_and_the_own_changes_of_the_others(tmp_path: Path) -> N
     assert set(both.model_dump()) == set(Variant.model_fields), "written like any other"
 
 
-def test_a_study_composes_variants_of_the_file(tmp_path: Path) -> None:
+def test_a_study_composes_variants_of_the_file(tmp_path):
     variants = read(tmp_path)
     names = ["single", {"with": ["bf16", "clipped"]}, "bf16_with_kept"]
     study = check_study({"name": "s", "variants": names}, "study.yaml")
@@ -90,18 +90,18 @@ def test_a_study_composes_variants_of_the_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, entry: Any, place: str, words: str) -> None:
+def test_mistakes_are_named(tmp_path, entry, place, words):
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, wrong=entry)
     assert any(place in str(one) and words in str(one) for one in caught.value.problems), caught
 
 
-def test_a_name_with_the_joint_is_refused(tmp_path: Path) -> None:
+def test_a_name_with_the_joint_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="joins the names of a composition"):
         read(tmp_path, ddp_with_bf16=ENTRIES["ddp"])
 
 
-def test_a_value_that_no_run_can_have_names_its_part(tmp_path: Path) -> None:
+def test_a_value_that_no_run_can_have_names_its_part(tmp_path):
     part = {"parent": "single", "change": {"training": {"steps": -1}}}
     variants = read(tmp_path, never=part, wrong={"with": ["ddp", "bf16", "never"]})
     with pytest.raises(ConfigError) as caught:
@@ -128,9 +128,7 @@ def test_a_value_that_no_run_can_have_names_its_part(tmp_path: Path) -> None:
         ("clippd", "is not a variant", "did you mean clipped"),
     ],
 )
-def test_names_in_a_study_that_are_no_variants(
-    tmp_path: Path, name: str, message: str, remedy: str
-) -> None:
+def test_names_in_a_study_that_are_no_variants(tmp_path, name, message, remedy):
     variants = read(tmp_path, clipped={"change": {"training": {"precision": {"kind": "tf32"}}}})
     study = Study(name="s", variants=["single", name])
     with pytest.raises(ConfigError) as caught:

@@ -82,10 +82,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "take at most 50",
     ),
     (
-        {
-            "parallel": {"kind": "ddp"},
-            "machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}},
-        },
+        {"parallel": {"kind": "ddp"}, "machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}}},
         "machine.nodes",
         "",
     ),
@@ -118,7 +115,7 @@ RIGHT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("sections", "field", "words"), WRONG)
-def test_contradictions_are_named(sections: dict[str, Any], field: str, words: str) -> None:
+def test_contradictions_are_named(sections, field, words):
     found = [*violations(RunSpec.model_validate({"variant": "v"} | sections))]
     assert {name for name, *_ in found} == {field}
     _, _, message, remedy = found[0]
@@ -127,7 +124,7 @@ def test_contradictions_are_named(sections: dict[str, Any], field: str, words: s
 
 
 @pytest.mark.parametrize("sections", RIGHT)
-def test_what_fits_is_taken(sections: dict[str, Any]) -> None:
+def test_what_fits_is_taken(sections):
     assert [*violations(RunSpec.model_validate({"variant": "v"} | sections))] == []
 
 
@@ -142,7 +139,7 @@ def test_what_fits_is_taken(sections: dict[str, Any]) -> None:
         {"model": {"norm_method": {"kind": "with_residual"}}},  # the compiler makes it itself
     ],
 )
-def test_what_cannot_be_compiled_is_refused(sections: dict[str, Any]) -> None:
+def test_what_cannot_be_compiled_is_refused(sections):
     model = {"compile": "layers"} | sections.get("model", {})
     found = violations(small_spec(**(sections | {"model": model})))
     assert [field for field, *_ in found] == ["model.compile"]

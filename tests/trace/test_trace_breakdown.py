@@ -24,7 +24,7 @@ def device(*rows: dict[str, Any]) -> DeviceBreakdown:
     return found
 
 
-def test_activities_share_the_sum_of_all_device_time() -> None:
+def test_activities_share_the_sum_of_all_device_time():
     found = device(
         talk("all_reduce", 0, 60),
         talk("broadcast", 60, 79),
@@ -38,7 +38,7 @@ def test_activities_share_the_sum_of_all_device_time() -> None:
     assert found.activities[-1].bytes == 8
 
 
-def test_streams_count_their_own_time() -> None:
+def test_streams_count_their_own_time():
     found = device(work("a", 0, 10), work("b", 5, 15), work("c", 90, 100, stream=9))
     assert [(s.stream, s.events, s.busy_ns, s.occupancy) for s in found.streams] == [
         (7, 2, 15, 0.15),
@@ -46,7 +46,7 @@ def test_streams_count_their_own_time() -> None:
     ]
 
 
-def test_a_step_lasts_until_what_it_launched_has_ended() -> None:
+def test_a_step_lasts_until_what_it_launched_has_ended():
     found = device(
         mark("step", 0, 100),
         mark("step", 200, 300),
@@ -60,13 +60,13 @@ def test_a_step_lasts_until_what_it_launched_has_ended() -> None:
     assert found.span.window_ns == 370  # 50 to 420
 
 
-def test_without_steps_the_span_is_profiled() -> None:
+def test_without_steps_the_span_is_profiled():
     found = device(work("a", 10, 20), work("b", 30, 40))
     assert found.steps == []
     assert found.profiled == found.span
 
 
-def test_waiting_is_what_exceeds_the_fastest_rank() -> None:
+def test_waiting_is_what_exceeds_the_fastest_rank():
     """Two executions: rank 1 comes late to the first, rank 0 to the second."""
     sizes = {"bytes": 100, "group_size": 2}
     first, second = devices(
@@ -82,7 +82,7 @@ def test_waiting_is_what_exceeds_the_fastest_rank() -> None:
     assert slow.bus_bandwidth == pytest.approx(200 / 30e-9)
 
 
-def test_idle_time_until_a_launch_is_bound_by_the_host() -> None:
+def test_idle_time_until_a_launch_is_bound_by_the_host():
     found = device(
         work("a", 0, 10, launch_ns=0),
         work("b", 50, 60, launch_ns=40),  # idle 10 to 50, launched at 40: 30 of it
@@ -93,7 +93,7 @@ def test_idle_time_until_a_launch_is_bound_by_the_host() -> None:
     assert (found.span.idle_ns, found.host_bound_ns) == (65, 35)
 
 
-def test_phases_own_what_they_launch() -> None:
+def test_phases_own_what_they_launch():
     found = device(
         mark("forward", 0, 40, phase="forward"),
         mark("loss", 30, 40, phase="loss"),
@@ -110,7 +110,7 @@ def test_phases_own_what_they_launch() -> None:
     ]
 
 
-def test_backward_against_forward() -> None:
+def test_backward_against_forward():
     def product(operator: str, phase: str, time: int, flops: int) -> dict[str, Any]:
         row = work("gemm", 0, time, operator_class="contraction", operator=operator)
         return row | {"phase": phase, "flops": flops, "operator_bytes": 3 * flops}
@@ -160,11 +160,11 @@ def test_backward_against_forward() -> None:
         ("sm80_xmma_gemm_f32f32", None),
     ],
 )
-def test_names_of_collectives(name: str, collective: str | None) -> None:
+def test_names_of_collectives(name, collective):
     assert collective_of(name) == collective
 
 
-def test_sizes_and_factors_are_those_of_nccl_tests() -> None:
+def test_sizes_and_factors_are_those_of_nccl_tests():
     assert message_bytes("all_reduce", 100, None, None) == 100
     assert message_bytes("all_gather", 100, None, 4) == 400
     assert message_bytes("all_gather", 100, None, None) is None
@@ -189,7 +189,7 @@ def total(bound: StepBound) -> int:
     return sum(getattr(bound, name) for name in parts)
 
 
-def test_parts_of_a_step_by_what_it_waits_for() -> None:
+def test_parts_of_a_step_by_what_it_waits_for():
     rows = [
         *step(200),
         work("gemm", 50, 90, launch_ns=40, step=0),  # launched late: bound by the host
@@ -200,7 +200,6 @@ def test_parts_of_a_step_by_what_it_waits_for() -> None:
     ]
     (device,) = break_down(event_table(rows))
     bound = device.bound
-    assert bound is not None
     assert total(bound) == bound.window_ns == 200
     assert (bound.device_ns, bound.link_ns, bound.copies_ns) == (60, 30, 0)
     assert bound.input_ns == 20
@@ -210,18 +209,17 @@ def test_parts_of_a_step_by_what_it_waits_for() -> None:
     assert bound.verdict == "device"
 
 
-def test_a_cpu_is_its_own_host() -> None:
+def test_a_cpu_is_its_own_host():
     rows = [
         *step(100),
         work("aten::mm", 40, 90, device="cpu", kind="operator", launch_ns=40, step=0),
     ]
     (device,) = break_down(event_table(rows))
-    assert device.bound is not None
     assert (device.bound.input_ns, device.bound.host_ns, device.bound.other_ns) == (20, 30, 0)
     assert device.launches is None
 
 
-def test_delays_and_queues() -> None:
+def test_delays_and_queues():
     rows = [
         work("a", 100, 200, launch_ns=90),
         work("b", 200, 300, launch_ns=95),
@@ -230,21 +228,19 @@ def test_delays_and_queues() -> None:
     ]
     (device,) = break_down(event_table(rows))
     found = device.launches
-    assert found is not None
     assert (found.launches, found.delay_median_ns, found.queue_largest) == (3, 105, 3)
     assert found.queue_median == 2
 
 
-def test_a_cuda_graph_is_launched_once() -> None:
+def test_a_cuda_graph_is_launched_once():
     graph = {"launch_ns": 10, "thread": 1, "graph": 3, "correlation": 5}
     rows = [work("k", t0, t0 + 50, **graph) for t0 in (60, 110, 160)]
     (device,) = break_down(event_table(rows))
     found = device.launches
-    assert found is not None
     assert (found.launches, found.delay_median_ns, found.queue_largest) == (1, 50, 1)
 
 
-def test_the_critical_path_goes_back_to_what_was_waited_for() -> None:
+def test_the_critical_path_goes_back_to_what_was_waited_for():
     waits = [mark("", 150, 260, kind="wait", thread=1)]
     rows = [
         *step(400),
@@ -276,9 +272,7 @@ def test_the_critical_path_goes_back_to_what_was_waited_for() -> None:
     st.lists(st.tuples(st.integers(0, 120), st.integers(0, 20)), max_size=4),
     st.booleans(),
 )
-def test_path_and_parts_sum_to_the_step(
-    events: list[tuple[int, int, int, int]], waits: list[tuple[int, int]], cpu: bool
-) -> None:
+def test_path_and_parts_sum_to_the_step(events, waits, cpu):
     device = {"device": "cpu" if cpu else "cuda:0", "step": 0}
     rows = [
         *step(100),
@@ -290,13 +284,12 @@ def test_path_and_parts_sum_to_the_step(
     ]
     (found,) = break_down(event_table(rows))
     window = found.steps[0].partition.window_ns
-    assert found.bound is not None
     assert total(found.bound) == found.bound.window_ns == window
     assert min(found.bound.model_dump().values()) >= 0
     assert sum(part.time_ns for part in found.critical_path) == window
 
 
-def test_calls_that_wait_are_read(tmp_path: Path) -> None:
+def test_calls_that_wait_are_read(tmp_path):
     rows = [
         complete("cuda_runtime", "cudaDeviceSynchronize", 10, 5),
         complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
@@ -338,7 +331,7 @@ def traced(folder: Path, rows: Sequence[dict[str, Any]]) -> DeviceBreakdown:
     return found
 
 
-def test_what_loaders_launch_is_listed_apart(tmp_path: Path) -> None:
+def test_what_loaders_launch_is_listed_apart(tmp_path):
     found = {phase.phase: phase for phase in traced(tmp_path, PHASES + WORK).phases}
     assert list(found) == ["forward", "backward", "optimizer", "loader"]
     assert [phase.compute_ns for phase in found.values()] == [10_000, 10_000, 3_000, 10_000]
@@ -346,13 +339,13 @@ def test_what_loaders_launch_is_listed_apart(tmp_path: Path) -> None:
     assert found["loader"].host_ns is None
 
 
-def test_a_thread_with_operators_takes_part(tmp_path: Path) -> None:
+def test_a_thread_with_operators_takes_part(tmp_path):
     rows = [*PHASES, *WORK, complete("cpu_op", "aten::to", 49, 5, tid=PINNING)]
     found = {phase.phase: phase for phase in traced(tmp_path, rows).phases}
     assert found["optimizer"].copies_ns == 7_000
 
 
-def test_without_a_range_of_backward_kernels_may_be_those_of_autograd(tmp_path: Path) -> None:
+def test_without_a_range_of_backward_kernels_may_be_those_of_autograd(tmp_path):
     found = {phase.phase: phase for phase in traced(tmp_path, PHASES[::2] + WORK).phases}
     assert list(found) == ["forward", "optimizer", "loader", "other"]
     assert found["loader"].compute_ns == 0

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ EDGES = [NULL, NULL + 1, -(2**32), -1, 0, 1, 254, 255, 256, 65_535, 2**32, 2**63
 @given(
     st.lists(st.tuples(*[st.sampled_from(EDGES)] * 2), max_size=40), st.integers(1, 7), st.data()
 )
-def test_columns_over_many_blocks(rows: list[tuple[int, int]], block: int, data: Any) -> None:
+def test_columns_over_many_blocks(rows, block, data):
     mask = np.array(
         data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), np.bool_
     )
@@ -99,16 +98,14 @@ def rows(path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool) -> tuple[list
 
 
 @pytest.mark.parametrize("more", [[], *UNUSUAL])
-def test_events_decoded_with_their_args_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Sequence[dict[str, Any]]
-) -> None:
+def test_events_decoded_with_their_args_are_the_same(tmp_path, monkeypatch, more):
     # Many stretches: categories that the first of them brings are known to those behind.
     monkeypatch.setattr(kineto_stream, "_CHUNK", 2000)
     path = kineto(tmp_path / "trace.json", [*EVENTS, *more, *EVENTS[:7] * 9, *more])
     assert rows(path, monkeypatch, typed=True) == rows(path, monkeypatch, typed=False)
 
 
-def test_reading_imports_what_it_needs(tmp_path: Path) -> None:
+def test_reading_imports_what_it_needs(tmp_path):
     path = kineto(tmp_path / "trace.json", EVENTS)
     program = f"""
 import sys
@@ -126,7 +123,7 @@ print(sorted(heavy & set(sys.modules)), "schemas.config.run_spec" in sys.modules
 LARGE = 200_000
 
 
-def test_columns_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_beyond_memory(monkeypatch):
     few = Spill(0)
     monkeypatch.setattr("transformer_core.trace.events.columns.spill", lambda: few)
     values = np.random.default_rng(5).integers(0, 2**40, LARGE)
@@ -145,14 +142,14 @@ def full(*arguments: object, **more: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_without_room_on_the_disk_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_on_the_disk_memory_is_taken(monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     for name in ("some room", "none"):
         assert list(Spill(0).keep(np.arange(5))) == [0, 1, 2, 3, 4], name
         monkeypatch.setattr(tempfile, "TemporaryFile", full)
 
 
-def test_a_table_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_written_in_parts(tmp_path, monkeypatch):
     rows = event_table([work(f"k{n % 5}", 10 * n, 10 * n + n) for n in range(50)])
     events = events_of(rows)
     write_events(tmp_path / "whole.parquet", events)
@@ -171,7 +168,7 @@ _NAMES = ("thread", "t0", "t1", "name")
 
 
 @pytest.fixture(params=[5, 64, 1 << 15])
-def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def block(request, monkeypatch):
     monkeypatch.setattr(columns, "_BLOCK", request.param)
     return int(request.param)
 
@@ -193,7 +190,7 @@ def nested(seed: int, count: int, ordered: bool) -> Columns:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_the_innermost_around(block: int, ordered: bool) -> None:
+def test_the_innermost_around(block, ordered):
     rows = nested(1, 300, ordered)
     thread, t0, t1, _ = (rows[name] for name in _NAMES)
     random = np.random.default_rng(2)
@@ -210,7 +207,7 @@ def test_the_innermost_around(block: int, ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_leaves_have_none_of_their_kind_inside(block: int, ordered: bool) -> None:
+def test_leaves_have_none_of_their_kind_inside(block, ordered):
     rows = nested(3, 300, ordered)
     thread, t0, t1, name = (rows[column] for column in _NAMES)
     kinds = {0: 10, 1: 10, 2: 11, 3: 12, 4: 12}
@@ -241,7 +238,7 @@ def covered(pairs: list[tuple[int, int]]) -> set[int]:
     return {moment for t0, t1 in pairs for moment in range(t0, t1)}
 
 
-def union_of_pairs(pairs: list[tuple[int, int]]):  # type: ignore[no-untyped-def]
+def union_of_pairs(pairs: list[tuple[int, int]]):
     t0, t1 = (np.array([pair[k] for pair in pairs], np.int64) for k in (0, 1))
     return union(t0, t1)
 
@@ -258,7 +255,7 @@ STRADDLING = [(-5, 3), (55, 65)]
 @example(NESTED)
 @example(EMPTY)
 @example(STRADDLING)
-def test_a_union_covers_what_its_intervals_cover(pairs: list[tuple[int, int]]) -> None:
+def test_a_union_covers_what_its_intervals_cover(pairs):
     found = union_of_pairs(pairs)
     assert covered(list(zip(found.t0.tolist(), found.t1.tolist(), strict=True))) == covered(pairs)
     assert found.length == len(covered(pairs))
@@ -268,7 +265,7 @@ def test_a_union_covers_what_its_intervals_cover(pairs: list[tuple[int, int]]) -
 @settings(deadline=None)
 @given(intervals)
 @example(STRADDLING)
-def test_clip_and_gaps_divide_a_window(pairs: list[tuple[int, int]]) -> None:
+def test_clip_and_gaps_divide_a_window(pairs):
     found = union_of_pairs(pairs)
     window = set(range(END))
     assert found.clip(0, END).length == len(covered(pairs) & window)
@@ -279,7 +276,7 @@ def test_clip_and_gaps_divide_a_window(pairs: list[tuple[int, int]]) -> None:
 @given(st.lists(intervals, min_size=4, max_size=4))
 @example([TOUCHING, NESTED, EMPTY, STRADDLING])
 @example([[], [], [], []])
-def test_the_partition_sums_to_the_window(layers: list[list[tuple[int, int]]]) -> None:
+def test_the_partition_sums_to_the_window(layers):
     found = partition([union_of_pairs(pairs) for pairs in layers], 0, END)
     window = set(range(END))
     compute, communication, copies, graphs = (covered(pairs) & window for pairs in layers)
@@ -304,7 +301,7 @@ def test_the_partition_sums_to_the_window(layers: list[list[tuple[int, int]]]) -
 @given(intervals)
 @example(NESTED)
 @example(TOUCHING)
-def test_every_moment_has_one_owner(pairs: list[tuple[int, int]]) -> None:
+def test_every_moment_has_one_owner(pairs):
     t0, t1 = (np.array([pair[k] for pair in pairs], np.int64) for k in (0, 1))
     cut = innermost(t0, t1)
     assert int((cut.t1 - cut.t0).sum()) == len(covered(pairs))

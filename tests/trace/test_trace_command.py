@@ -38,7 +38,7 @@ def run(folder: Path, *arguments: str) -> Breakdown:
     return read(folder / "out.json")
 
 
-def test_traces_of_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_of_all_ranks(tmp_path, capsys):
     paths = [
         kineto(tmp_path / f"r{rank}.json", KERNEL, distributedInfo={"rank": rank, "world_size": 2})
         for rank in (1, 0)
@@ -53,7 +53,7 @@ def test_traces_of_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "1 cuda:0" in said
 
 
-def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path: Path) -> None:
+def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path):
     paths = [
         str(kineto(tmp_path / f"{name}.json", [on_device("kernel", name, 0, 5, 1)]))
         for name in "ab"
@@ -63,9 +63,7 @@ def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path: Path) -> None:
     assert "The traces do not say their ranks: they are counted in order" in found.notes
 
 
-def test_traces_that_do_not_belong_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traces_that_do_not_belong_together(tmp_path, capsys):
     head: dict[str, Any] = {"distributedInfo": {"rank": 0, "world_size": 2}}
     usual = kineto(tmp_path / "usual.json", KERNEL, **head)
     other = kineto(tmp_path / "other.json", [on_device("kernel", "other", 0, 5, 1)], **head)
@@ -91,7 +89,7 @@ def step(rank: int, name: str = "sgemm") -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def traces(tmp_path: Path) -> list[str]:
+def traces(tmp_path):
     folder = tmp_path / "traces"
     folder.mkdir()
     for rank in range(2):
@@ -101,12 +99,7 @@ def traces(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])
-def test_one_page_over_all_ranks_in_the_width_of_the_terminal(
-    traces: list[str],
-    columns: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_one_page_over_all_ranks_in_the_width_of_the_terminal(traces, columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(traces) == 0
     said = capsys.readouterr()
@@ -117,9 +110,7 @@ def test_one_page_over_all_ranks_in_the_width_of_the_terminal(
     assert all(len(line) <= columns for line in said.out.splitlines())
 
 
-def test_top_and_filter_change_what_is_printed(
-    traces: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_top_and_filter_change_what_is_printed(traces, capsys):
     main([*traces, "--top", "1"])
     said = capsys.readouterr().out
     assert "sgemm" in said
@@ -132,23 +123,19 @@ def test_top_and_filter_change_what_is_printed(
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--output", "-"]])
-def test_numbers_are_printed(
-    traces: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_are_printed(traces, words, capsys):
     assert main([*traces, *words]) == 0
     said = capsys.readouterr()
     assert Breakdown.model_validate_json(said.out).devices[1].rank == 1
     assert said.err == ""
 
 
-def test_perfetto_prints_its_file(traces: list[str], capfdbinary: Any) -> None:
+def test_perfetto_prints_its_file(traces, capfdbinary):
     assert main(["perfetto", *traces, "--output", "-"]) == 0
     assert json.loads(capfdbinary.readouterr().out)["traceEvents"]
 
 
-def test_names_cannot_command_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_cannot_command_a_terminal(tmp_path, capsys):
     bad = "sg\x1b[31memm\x9b\u202e\nx"
     rows = [on_device("kernel", bad, 0, 5, 1), complete("user_annotation", "\x1b]0;x\x07", 0, 9)]
     path = kineto(tmp_path / "a\x1b[2J.json", rows)
@@ -171,7 +158,7 @@ ROWS = [
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def trace(tmp_path):
     return kineto(tmp_path / "trace.json", ROWS)
 
 
@@ -181,7 +168,7 @@ def written(trace: Path, *arguments: str) -> Breakdown:
     return Breakdown.model_validate_json(output.read_text())
 
 
-def test_a_window_cuts_what_lies_across_its_edges(trace: Path) -> None:
+def test_a_window_cuts_what_lies_across_its_edges(trace):
     (device,) = written(trace, "--from", "1", "--to", "2.5").devices
     assert {kernel.name: kernel.time_ns for kernel in device.kernel_times} == {
         "gemm_large": 1_000_000,
@@ -190,7 +177,7 @@ def test_a_window_cuts_what_lies_across_its_edges(trace: Path) -> None:
     assert device.span.window_ns == device.span.compute_ns == 1_500_000
 
 
-def test_kernels_by_name(trace: Path) -> None:
+def test_kernels_by_name(trace):
     (device,) = written(trace, "--filter", "^gemm").devices
     assert [kernel.name for kernel in device.kernel_times] == ["gemm_large", "gemm_small"]
     assert device.kernel_times[0].share == 0.5, "of all kernels, listed or not"
@@ -198,9 +185,7 @@ def test_kernels_by_name(trace: Path) -> None:
     assert [kernel.name for kernel in device.kernel_times] == ["gemm_large"]
 
 
-def test_an_event_table_stands_for_its_traces(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_table_stands_for_its_traces(trace, tmp_path, monkeypatch):
     head: dict[str, Any] = {"distributedInfo": {"rank": 3, "world_size": 8}}
     trace = kineto(trace, [*ROWS, on_device("kernel", "backwards", 9, -1, 4)], **head)
     table = tmp_path / "events.parquet"
@@ -226,7 +211,7 @@ def _view_outside(table: pa.Table) -> pa.Table:
 @pytest.mark.parametrize(
     "damage", [_view_outside, lambda table: table.drop_columns(["t0_ns"]), lambda _: None]
 )
-def test_event_tables_of_strangers(trace: Path, tmp_path: Path, damage: Any) -> None:
+def test_event_tables_of_strangers(trace, tmp_path, damage):
     path = tmp_path / "events.parquet"
     table = damage(read_files([trace]).table)
     if table is None:
@@ -243,7 +228,7 @@ def test_event_tables_of_strangers(trace: Path, tmp_path: Path, damage: Any) -> 
         read_files([path])
 
 
-def test_large_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_read_side_by_side(tmp_path, monkeypatch):
     heads = [{"distributedInfo": {"rank": rank, "world_size": 2}} for rank in range(2)]
     paths = [
         kineto(tmp_path / f"{k}.json", [on_device("kernel", f"k{k}", 0, 5, 1)], **head)
@@ -278,7 +263,7 @@ def profile(path: Path, kernels: dict[str, tuple[int, int]], steps: Sequence[int
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Path, Path]:
+def pair(tmp_path):
     return (
         profile(tmp_path / "first.json", FIRST, (100, 100)),
         profile(tmp_path / "second.json", SECOND, (60, 60, 60)),
@@ -289,7 +274,7 @@ def by_name(changes: Sequence[Change]) -> dict[str, float]:
     return {change.name: round(change.difference_ms * 1e3, 6) for change in changes}
 
 
-def test_the_parts_explain_the_step(pair: tuple[Path, Path]) -> None:
+def test_the_parts_explain_the_step(pair):
     found = difference(*map(read_profile, pair))
     assert found.step.first_ms == pytest.approx(0.1)
     assert found.step.second_ms == pytest.approx(0.06)
@@ -304,9 +289,7 @@ def test_the_parts_explain_the_step(pair: tuple[Path, Path]) -> None:
     assert by_name(found.phases) == {"forward": -20}
 
 
-def test_exit_codes_and_the_last_line(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_codes_and_the_last_line(pair, capsys):
     first, second = map(str, pair)
     for words, code, verdict in (
         ([first, second], 0, "A step takes 40.0 % less"),
@@ -323,9 +306,7 @@ def test_exit_codes_and_the_last_line(
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(
-    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(pair, tmp_path, capsys):
     output = tmp_path / "some" / "breakdown.json"
     main([str(pair[0]), "--top", "1", "--output", str(output)])
     some, whole = read_profile(output), read_profile(pair[0])
@@ -356,15 +337,13 @@ def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(
         (["perfetto", "a", "--output", "b", "--from", "50", "--to", "10"], "--to must be later"),
     ],
 )
-def test_words_that_mean_nothing(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_that_mean_nothing(words, told, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert told in capsys.readouterr().err
 
 
-def test_a_breakdown_stands_for_its_traces(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_breakdown_stands_for_its_traces(pair, tmp_path):
     output = tmp_path / "mine" / "breakdown.json"
     assert main([str(pair[0]), "--name", "mine", "--output", str(output)]) == 0
     assert read_profile(output.parent) == read_profile(output)
@@ -374,7 +353,7 @@ def test_a_breakdown_stands_for_its_traces(pair: tuple[Path, Path], tmp_path: Pa
     assert all(change.difference_ms == 0 for change in found.kernels)
 
 
-def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared(tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main(["diff", str(empty), str(empty)]) == 1
@@ -390,9 +369,7 @@ def run_of(path: Path, steps: int, time: int = 10) -> Path:
     return kineto(path, [*rows, on_device("kernel", "last", 30 * steps, 0, steps + 1)])
 
 
-def test_without_steps_the_same_work_is_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_steps_the_same_work_is_compared(tmp_path, capsys):
     """A recording three times as long is not slower."""
     short_one, long_one = run_of(tmp_path / "a.json", 10), run_of(tmp_path / "b.json", 30)
     assert main(["diff", str(short_one), str(long_one)]) == 0

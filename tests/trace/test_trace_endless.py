@@ -31,7 +31,7 @@ def changed(path: Path, *statements: str) -> Path:
 
 
 @pytest.mark.parametrize("table", ["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"])
-def test_a_view_is_no_table_of_a_report(tmp_path: Path, table: str) -> None:
+def test_a_view_is_no_table_of_a_report(tmp_path, table):
     path = changed(
         training_report(tmp_path / "report.sqlite"),
         f'DROP TABLE "{table}"',
@@ -42,14 +42,14 @@ def test_a_view_is_no_table_of_a_report(tmp_path: Path, table: str) -> None:
         read_nsys(path)
 
 
-def test_more_work_than_the_size_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_work_than_the_size_explains(tmp_path, monkeypatch):
     monkeypatch.setattr(nsys._Report, "_spent", lambda report: True)
     monkeypatch.setattr(nsys, "_WORK_AT_ONCE", 1)
     with pytest.raises(ConfigError, match="takes more work than its size explains"):
         read_nsys(training_report(tmp_path / "report.sqlite"))
 
 
-def test_a_text_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(nsys, "_LONGEST_TEXT", 1 << 20)
     path = changed(
         training_report(tmp_path / "report.sqlite"),
@@ -59,7 +59,7 @@ def test_a_text_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read_nsys(path)
 
 
-def test_long_texts_are_read_a_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_read_a_few_at_once(tmp_path, monkeypatch):
     path = changed(
         training_report(tmp_path / "report.sqlite"),
         "UPDATE NVTX_EVENTS SET text = 'layer:' || hex(zeroblob(2000)) WHERE _rowid_ > 4",
@@ -83,7 +83,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_rows_that_are_not_as_usual_change_no_other(tmp_path: Path, name: str) -> None:
+def test_rows_that_are_not_as_usual_change_no_other(tmp_path, name):
     usual = read_files([training_report(tmp_path / "usual.sqlite")])
     odd = read_files([changed(training_report(tmp_path / "odd.sqlite"), ODD[name])])
     kept = [column for column in usual.table.column_names if column != "operator"]
@@ -169,9 +169,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_file_that_is_refused(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_refused(tmp_path, name, monkeypatch, capsys):
     monkeypatch.setattr(kineto_stream, "_LONGEST", 200_000)
     monkeypatch.setattr(kineto_stream, "_CHUNK", 50_000)
     path = tmp_path / "trace.json"
@@ -184,7 +182,7 @@ def test_a_file_that_is_refused(
     assert "None" not in said
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", Path("/dev/zero")):
         with pytest.raises(ConfigError, match="is not a regular file and may never end"):
@@ -193,7 +191,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["ts", "dur"])
 @pytest.mark.parametrize("value", ["1e999999999", "1e-999999999", "-1e999999999"])
-def test_times_with_endless_digits(tmp_path: Path, field: str, value: str) -> None:
+def test_times_with_endless_digits(tmp_path, field, value):
     bad = KERNEL.replace(f'"{field}": {1 if field == "ts" else 2}', f'"{field}": {value}')
     exact = KERNEL.replace('"ts": 1', '"ts": 5000000000000.5')
     path = tmp_path / "trace.json"
@@ -202,7 +200,7 @@ def test_times_with_endless_digits(tmp_path: Path, field: str, value: str) -> No
 
 
 @pytest.mark.parametrize("head", ["", "\ufeff", " \n" * 9])
-def test_events_alone_are_a_trace(tmp_path: Path, head: str) -> None:
+def test_events_alone_are_a_trace(tmp_path, head):
     path = tmp_path / "trace.json"
     path.write_text(f"{head}[{KERNEL}]")
     assert read_files([path]).table.num_rows == 1
@@ -210,7 +208,7 @@ def test_events_alone_are_a_trace(tmp_path: Path, head: str) -> None:
     assert read_files([path]).table.num_rows == 1
 
 
-def test_devices_have_the_names_of_their_accelerator(tmp_path: Path) -> None:
+def test_devices_have_the_names_of_their_accelerator(tmp_path):
     rows = [
         complete("xpu_runtime", "zeCommandListAppendLaunchKernel", 1, 1, correlation=1),
         on_device("kernel", "gemm", 5, 5, 1),
@@ -232,7 +230,7 @@ def ranks(folder: Path, prefix: str, ranks: int, begin: int) -> list[str]:
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 3)])
-def test_two_trainings_in_a_folder_are_told_apart(tmp_path: Path, sizes: tuple[int, int]) -> None:
+def test_two_trainings_in_a_folder_are_told_apart(tmp_path, sizes):
     first = ranks(tmp_path, "x", sizes[0], 10)
     second = ranks(tmp_path, "a", sizes[1], 5000)
     with pytest.raises(ConfigError, match="these are 2 recordings") as refused:
@@ -241,7 +239,7 @@ def test_two_trainings_in_a_folder_are_told_apart(tmp_path: Path, sizes: tuple[i
     assert len(read_files([tmp_path / name for name in second]).table) == sizes[1]
 
 
-def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path: Path) -> None:
+def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path):
     ranks(tmp_path, "r", 2, 0)
     (tmp_path / "config.json").write_text('{"learning_rate": 1}')
     (tmp_path / "empty.json").write_text("")
@@ -265,7 +263,7 @@ def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path: Path) -> No
         read_files([tmp_path])
 
 
-def test_a_folder_without_any_trace(tmp_path: Path) -> None:
+def test_a_folder_without_any_trace(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"holds no traces: .*config\.json is not a torch"):
         read_files([tmp_path])

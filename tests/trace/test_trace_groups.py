@@ -14,10 +14,7 @@ from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown, CollectiveUse
 from transformer_core.trace.breakdown.summary import breakdown_of_files
-from transformer_core.trace.events.process import (
-    UNKNOWN_GROUP,
-    usual_group,
-)
+from transformer_core.trace.events.process import UNKNOWN_GROUP, usual_group
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -48,13 +45,12 @@ def collectives(breakdown: Breakdown) -> list[CollectiveUse]:
     return [use for device in breakdown.devices for use in device.collectives]
 
 
-def test_two_groups_of_two_ranks(tmp_path: Path) -> None:
+def test_two_groups_of_two_ranks(tmp_path):
     found = four(tmp_path, [0.25, 0.5, 0.5, 0.75])
     transfers = [use.transfer_ns for use in collectives(found)]
     waits = [use.waiting_ns for use in collectives(found)]
     assert transfers == [250_000, 250_000, 500_000, 500_000]
     assert waits == [0, 250_000, 0, 250_000]
-    assert found.summary is not None
     (whole,) = found.summary.collectives
     assert (whole.transfer_ns, whole.waiting_ns) == (1_500_000, 500_000)
     named = [(s.rank, s.last, s.share, s.caused_ns) for s in found.summary.stragglers]
@@ -65,7 +61,7 @@ def test_two_groups_of_two_ranks(tmp_path: Path) -> None:
     ]
 
 
-def test_a_rank_of_a_group_is_missing(tmp_path: Path) -> None:
+def test_a_rank_of_a_group_is_missing(tmp_path):
     found = four(tmp_path, [0.25, 0.5, 0.5, 0.75], ranks=(0, 1, 3))
     assert [use.transfer_ns for use in collectives(found)] == [250_000, 250_000, None]
     assert [use.bus_bandwidth is None for use in collectives(found)] == [False, False, True]
@@ -73,7 +69,7 @@ def test_a_rank_of_a_group_is_missing(tmp_path: Path) -> None:
     assert any("These are 3 of the 4 ranks" in note for note in found.notes)
 
 
-def test_ranks_that_ran_it_unequally_often(tmp_path: Path) -> None:
+def test_ranks_that_ran_it_unequally_often(tmp_path):
     kernels = [on_device("kernel", ALL_REDUCE, 10 * k, 5, k, **said([0, 1])) for k in range(3)]
     files = [trace(tmp_path, 0, kernels, 2), trace(tmp_path, 1, kernels[:2], 2)]
     found, _ = breakdown_of_files(files, "unequal")
@@ -81,7 +77,7 @@ def test_ranks_that_ran_it_unequally_often(tmp_path: Path) -> None:
     assert any("unequally often, 2 to 3 times" in note for note in found.notes)
 
 
-def test_an_all_to_all_that_runs_as_sends_and_receives(tmp_path: Path) -> None:
+def test_an_all_to_all_that_runs_as_sends_and_receives(tmp_path):
     told = said([0, 1]) | {"Collective name": "all_to_allv"}
     files = []
     for rank in (0, 1):
@@ -113,11 +109,11 @@ USUAL = {"one": "0,1", "same": "0,1", "several": UNKNOWN_GROUP}
 
 
 @pytest.mark.parametrize("name", CONFIG)
-def test_the_group_of_collectives_that_do_not_name_it(name: str) -> None:
+def test_the_group_of_collectives_that_do_not_name_it(name):
     assert usual_group({"pg_config": CONFIG[name]}) == USUAL.get(name)
 
 
-def test_gloo_in_several_groups_is_not_guessed(tmp_path: Path) -> None:
+def test_gloo_in_several_groups_is_not_guessed(tmp_path):
     """A trace of gloo lists the groups, and does not say which of them an operation ran in."""
     files = []
     for rank in range(2):
@@ -188,7 +184,7 @@ def covered(events: list[tuple[int, int]]) -> int:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def files(tmp_path_factory):
     return record(tmp_path_factory.mktemp("gloo") / "same")
 
 
@@ -198,7 +194,7 @@ def uses(breakdown: Breakdown, rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_groups_of_the_same_ranks_against_the_raw_file(files: list[Path]) -> None:
+def test_groups_of_the_same_ranks_against_the_raw_file(files):
     breakdown, _ = breakdown_of_files(files, "gloo")
     ranks = [raw(path) for path in files]
     assert {name: len(events) for name, events in ranks[0].items()} == {
@@ -220,6 +216,5 @@ def test_groups_of_the_same_ranks_against_the_raw_file(files: list[Path]) -> Non
         (device,) = [device for device in breakdown.devices if device.rank == rank]
         assert device.span.communication_ns == covered([e for some in mine.values() for e in some])
         assert len(device.steps) == 3
-    assert breakdown.summary is not None
     lost = sum(use.waiting_ns for rank in range(RANKS) for use in uses(breakdown, rank).values())
     assert sum(rank.caused_ns for rank in breakdown.summary.stragglers) == lost

@@ -37,7 +37,7 @@ STEP = [
 ]
 
 
-def test_one_step(tmp_path: Path) -> None:
+def test_one_step(tmp_path):
     (device,) = break_down(read_files([kineto(tmp_path / "trace.json", STEP)]).table)
     (step,) = device.steps
     found = step.partition
@@ -55,9 +55,7 @@ def test_one_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 @pytest.mark.parametrize("after", [False, True])
-def test_the_head_may_stand_before_or_after_the_events(
-    tmp_path: Path, name: str, after: bool
-) -> None:
+def test_the_head_may_stand_before_or_after_the_events(tmp_path, name, after):
     head = {"baseTimeNanoseconds": 10**18, "distributedInfo": {"rank": 3, "world_size": 4}}
     source = read_kineto(kineto(tmp_path / name, STEP, after=after, **head))
     (trace,) = source.processes
@@ -74,7 +72,7 @@ def test_the_head_may_stand_before_or_after_the_events(
         ("4396017018185.845", 4_396_017_018_185_845),
     ],
 )
-def test_times_are_exact(tmp_path: Path, ts: str, nanoseconds: int) -> None:
+def test_times_are_exact(tmp_path, ts, nanoseconds):
     path = tmp_path / "trace.json"
     row = json.dumps(on_device("kernel", "k", 0, 1.001, 1)).replace('"ts": 0', f'"ts": {ts}')
     path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{row}]}}')
@@ -83,7 +81,7 @@ def test_times_are_exact(tmp_path: Path, ts: str, nanoseconds: int) -> None:
     assert rows["t1_ns"].tolist() == [nanoseconds + 1001]
 
 
-def test_old_categories(tmp_path: Path) -> None:
+def test_old_categories(tmp_path):
     """torch 1.8: capitals, ``stream 7`` as thread, ``Input dims``."""
     old = [
         complete("Operator", "aten::mm", 0, 5, **{"Input dims": [[2, 3], [3, 4]]}),
@@ -101,7 +99,7 @@ def test_old_categories(tmp_path: Path) -> None:
     assert device.operators[0].flops == 2 * 2 * 3 * 4
 
 
-def test_renamed_collective_kernels(tmp_path: Path) -> None:
+def test_renamed_collective_kernels(tmp_path):
     """By name in any spelling; else by what the trace says of the kernel, else by its launch."""
     comms = {"Collective name": "_allgather_base", "In msg nelems": 10, "Out msg nelems": 40}
     rows = [
@@ -125,7 +123,7 @@ def test_renamed_collective_kernels(tmp_path: Path) -> None:
     assert device.span.compute_ns == 1000
 
 
-def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path: Path) -> None:
+def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path):
     rows = [
         complete("cpu_op", "c10d::allgather_", 0, 30),
         complete("user_annotation", "nccl:all_gather", 2, 25),
@@ -139,7 +137,7 @@ def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path: 
     assert (device.span.compute_ns, device.span.communication_ns) == (5000, 7000)
 
 
-def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path: Path) -> None:
+def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path):
     dims = {"Input Dims": [[394241]], "Input type": ["float"]}
     for collective, factor in (("all_reduce", 1), ("_allgather_base", 8)):
         rows = [
@@ -152,7 +150,7 @@ def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path: Path) -
         assert [c.bytes for c in device.collectives] == [4 * 394241 * factor]
 
 
-def test_backward_without_a_range_is_what_autograd_launches(tmp_path: Path) -> None:
+def test_backward_without_a_range_is_what_autograd_launches(tmp_path):
     rows = [
         complete("user_annotation", "ProfilerStep#12", 0, 100),
         complete("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 10, 20, tid=2),
@@ -167,7 +165,7 @@ def test_backward_without_a_range_is_what_autograd_launches(tmp_path: Path) -> N
     assert table["step"][kernel].tolist() == [0, 0]
 
 
-def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path: Path) -> None:
+def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path):
     """Two kernels of one product; a third is launched by another thread at the same time."""
     dims = {"Input Dims": [[4, 5], [5, 6]], "Input type": ["float"] * 2}
     rows = [
@@ -183,7 +181,7 @@ def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path: Path) -
     assert (contraction.count, contraction.flops, contraction.counted_ns) == (3, 240, 10_000)
 
 
-def test_a_cpu_trace_has_self_times_and_collectives(tmp_path: Path) -> None:
+def test_a_cpu_trace_has_self_times_and_collectives(tmp_path):
     rows = [
         complete("user_annotation", "phase:step", 0, 200),
         complete("user_annotation", "phase:forward", 0, 50),
@@ -215,7 +213,7 @@ def test_a_cpu_trace_has_self_times_and_collectives(tmp_path: Path) -> None:
     assert (contraction.time_ns, contraction.flops, contraction.counted_ns) == (30_000, 240, 25_000)
 
 
-def test_time_of_python_inside_an_operator_is_not_computation(tmp_path: Path) -> None:
+def test_time_of_python_inside_an_operator_is_not_computation(tmp_path):
     rows = [
         complete("cpu_op", "aten::outer", 0, 100),
         complete("user_annotation", "hook", 20, 50),
@@ -225,7 +223,7 @@ def test_time_of_python_inside_an_operator_is_not_computation(tmp_path: Path) ->
     assert device.span.compute_ns == 60_000
 
 
-def test_the_environment_in_a_trace_goes_nowhere(tmp_path: Path) -> None:
+def test_the_environment_in_a_trace_goes_nowhere(tmp_path):
     secret = "hf_not_a_real_token"
     path = kineto(tmp_path / "trace.json", STEP, metadata={"env": {"TOKEN": secret}})
     breakdown, rows = breakdown_of_files([path], "mine")
@@ -233,7 +231,7 @@ def test_the_environment_in_a_trace_goes_nowhere(tmp_path: Path) -> None:
     assert secret not in str(table_of(rows).to_pylist())
 
 
-def test_times_are_exact_between_events_without_a_time(tmp_path: Path) -> None:
+def test_times_are_exact_between_events_without_a_time(tmp_path):
     """A sample of the events that meets only arrows must not decide that doubles will do."""
     ts = 4_458_676_422_880.181
     rows: list[dict[str, Any]] = []
@@ -246,7 +244,7 @@ def test_times_are_exact_between_events_without_a_time(tmp_path: Path) -> None:
     assert trace.device["t0"].tolist() == wanted
 
 
-def test_accelerators_that_are_not_read_are_told(tmp_path: Path) -> None:
+def test_accelerators_that_are_not_read_are_told(tmp_path):
     rows = [
         complete("cpu_op", "aten::mm", 0, 5),
         complete("mtia_ccp_events", "dma_request", 1, 9, direction="DEVICE_TO_HOST"),
@@ -267,18 +265,18 @@ def whole(tmp_path: Path) -> bytes:
 @pytest.mark.parametrize(
     ("before", "after"), [(b"", b",]"), (b"", b" , \n]"), (b"\xef\xbb\xbf", b"]")]
 )
-def test_what_other_programs_leave_in_a_text(tmp_path: Path, before: bytes, after: bytes) -> None:
+def test_what_other_programs_leave_in_a_text(tmp_path, before, after):
     path = tmp_path / "t.json"
     path.write_bytes(before + whole(tmp_path).removesuffix(b"]}") + after + b"}")
     assert rows_of(read_files([path]).table)["t0_ns"].tolist() == [10_000]
 
 
-def test_a_window_beside_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_window_beside_the_trace(tmp_path, capsys):
     assert main([str(kineto(tmp_path / "t.json", ROWS)), "--from", "500"]) == 1
     assert "window of --from and --to holds no device event" in capsys.readouterr().err
 
 
-def test_kernels_that_were_left_out_are_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_kernels_that_were_left_out_are_not_said_to_be_missing(tmp_path):
     rows = [complete("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=1), *ROWS]
     path = kineto(tmp_path / "t.json", rows)
     path.write_text(path.read_text().replace('"dur": 20', '"dur": NaN'))

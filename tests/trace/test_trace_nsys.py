@@ -1,7 +1,5 @@
 """Reports of Nsight Systems: generations of the format, several processes, and their faults."""
 
-from pathlib import Path
-
 import pytest
 from traces import GENERATIONS, Report, global_id, training_report
 
@@ -13,7 +11,7 @@ from transformer_core.trace.readers.files import read_files
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_every_generation_reads_the_same(tmp_path: Path, generation: str) -> None:
+def test_every_generation_reads_the_same(tmp_path, generation):
     reading = read_files([training_report(tmp_path / "report.sqlite", generation)])
     assert reading.version == GENERATIONS[generation]["meta"][2]
     (device,) = break_down(reading.table)
@@ -25,7 +23,7 @@ def test_every_generation_reads_the_same(tmp_path: Path, generation: str) -> Non
     assert (found.exposed_copies_ns, found.idle_ns) == (20, 630)
 
 
-def test_kernels_belong_to_the_range_around_their_launch(tmp_path: Path) -> None:
+def test_kernels_belong_to_the_range_around_their_launch(tmp_path):
     rows = rows_of(read_files([training_report(tmp_path / "report.sqlite")]).table)
     kernels = {name: place for place, name in enumerate(rows["name"])}
     owned = {name: rows["phase"][place] for name, place in kernels.items() if ":" not in name}
@@ -38,7 +36,7 @@ def test_kernels_belong_to_the_range_around_their_launch(tmp_path: Path) -> None
     assert rows["flops"][product] == 2 * 4 * 5 * 6
 
 
-def test_processes_of_one_report_are_ranks(tmp_path: Path) -> None:
+def test_processes_of_one_report_are_ranks(tmp_path):
     """Their correlation ids are the same: a join by id alone would mix them up."""
     reading = read_files([training_report(tmp_path / "report.sqlite", pids=(300, 200))])
     rows = rows_of(reading.table)
@@ -54,7 +52,7 @@ def test_processes_of_one_report_are_ranks(tmp_path: Path) -> None:
     assert times == [(230, 200, 30), (200, 200, 0)]
 
 
-def test_graphs_are_a_class_of_their_own(tmp_path: Path) -> None:
+def test_graphs_are_a_class_of_their_own(tmp_path):
     report = Report(tmp_path / "report.sqlite")
     report.kernel("k", 0, 10, pid=1, correlation=1)
     report.graph(5, 5, 30, pid=1, correlation=2)
@@ -63,7 +61,7 @@ def test_graphs_are_a_class_of_their_own(tmp_path: Path) -> None:
     assert ("graph", "CUDA graph 5", 25) in {(a.kind, a.name, a.time_ns) for a in device.activities}
 
 
-def test_missing_tables(tmp_path: Path) -> None:
+def test_missing_tables(tmp_path):
     """Without launches and ranges the device events still count; what they hang on is unknown."""
     report = Report(tmp_path / "report.sqlite")
     report.kernel("k", 0, 10, pid=1, correlation=1)
@@ -74,7 +72,7 @@ def test_missing_tables(tmp_path: Path) -> None:
     assert any("1 of 1 device events have no launch" in note for note in breakdown.notes)
 
 
-def test_a_capture_range_that_never_began(tmp_path: Path) -> None:
+def test_a_capture_range_that_never_began(tmp_path):
     report = Report(tmp_path / "report.sqlite")
     report.range("phase:step", 0, 10, pid=1, tid=1)
     breakdown, rows = breakdown_of_files([report.write()], "mine")
@@ -83,7 +81,7 @@ def test_a_capture_range_that_never_began(tmp_path: Path) -> None:
     assert len(rows) == 1  # the range
 
 
-def test_size_of_a_message_in_the_payload_of_nccl(tmp_path: Path) -> None:
+def test_size_of_a_message_in_the_payload_of_nccl(tmp_path):
     report = Report(tmp_path / "report.sqlite")
     payload = {"Message size [bytes]": 4096, "Reduction operation": "Sum"}
     report.range("ncclAllReduce", 5, 9, pid=1, tid=1, payload=payload)
@@ -93,14 +91,14 @@ def test_size_of_a_message_in_the_payload_of_nccl(tmp_path: Path) -> None:
     assert [(c.collective, c.bytes) for c in device.collectives] == [("all_reduce", 4096)]
 
 
-def test_a_report_that_was_not_exported(tmp_path: Path) -> None:
+def test_a_report_that_was_not_exported(tmp_path):
     path = tmp_path / "report.nsys-rep"
     path.write_bytes(b"\0")
     with pytest.raises(ConfigError, match="nsys export --type=sqlite"):
         read_files([path])
 
 
-def test_memory_of_devices(tmp_path: Path) -> None:
+def test_memory_of_devices(tmp_path):
     """Allocations and releases add up by device; those of the host and what cannot be do not."""
     report = Report(tmp_path / "report.sqlite")
     report.kernel("sgemm", 0, 9, pid=1, correlation=1)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,12 +32,12 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("found", CLASSES)
-def test_classes_of_operators(found: str) -> None:
+def test_classes_of_operators(found):
     for name in CLASSES[found].split():
         assert operator_class(f"aten::{name}") == found, name
 
 
-def test_collectives_are_a_class() -> None:
+def test_collectives_are_a_class():
     assert operator_class("c10d::allreduce_") == "communication"
     assert operator_class("_c10d_functional::wait_tensor") == "communication"
 
@@ -118,13 +117,13 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("found", KERNELS)
-def test_classes_of_kernels(found: str) -> None:
+def test_classes_of_kernels(found):
     assert {name: kernel_class(name) for name in KERNELS[found]} == dict.fromkeys(
         KERNELS[found], found
     )
 
 
-def test_heads_come_third_in_the_kernels_of_flash_attention() -> None:
+def test_heads_come_third_in_the_kernels_of_flash_attention():
     shapes = [(2, 3, 7, 8)] * 3
     outer = work_of("aten::_scaled_dot_product_flash_attention", shapes, ["c10::BFloat16"] * 3)
     swapped = [(2, 7, 3, 8)] * 3
@@ -132,7 +131,7 @@ def test_heads_come_third_in_the_kernels_of_flash_attention() -> None:
         assert work_of(f"aten::{name}", swapped, ["c10::BFloat16"] * 3) == outer
 
 
-def test_base_names() -> None:
+def test_base_names():
     assert base_name("void at::native::reduce_kernel<512, 1>(ReduceOp<a, b<c>>)") == "reduce_kernel"
     assert base_name("void (anonymous namespace)::f<int (*)(int)>(int)") == "f"
     assert base_name("volta_sgemm_32x32_tn") == "volta_sgemm_32x32_tn"
@@ -167,7 +166,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_flops_of_products_are_those_that_torch_counts(name: str) -> None:
+def test_flops_of_products_are_those_that_torch_counts(name):
     function, shapes = PRODUCTS[name]
     found = work_of(name, shapes, ["float"] * len(shapes))
     assert found.flops == counted(function, *(zeros(*shape) for shape in shapes))
@@ -186,7 +185,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., Tensor], list[Sequence[int]]]] = {
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_flops_of_convolutions_in_a_trace(name: str, tmp_path: Path) -> None:
+def test_flops_of_convolutions_in_a_trace(name, tmp_path):
     function, shapes = CONVOLUTIONS[name]
     inputs = [torch.rand(*shape, requires_grad=True) for shape in shapes]
     with profile(record_shapes=True) as profiler:
@@ -200,7 +199,7 @@ def test_flops_of_convolutions_in_a_trace(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", ["convolution", "cudnn_convolution", "conv_depthwise2d"])
-def test_bytes_of_convolutions(base: str) -> None:
+def test_bytes_of_convolutions(base):
     stride, padding, dilation = operators.SLIDES[base]
     values = [""] * 9
     values[stride], values[padding], values[dilation] = "[2]", "[1, 1]", "[1, 1]"
@@ -222,9 +221,7 @@ BYTES: list[tuple[str, Sequence[Sequence[int]], Sequence[str], Work]] = [
 
 
 @pytest.mark.parametrize(("name", "shapes", "kinds", "work"), BYTES)
-def test_bytes(
-    name: str, shapes: Sequence[Sequence[int]], kinds: Sequence[str], work: Work
-) -> None:
+def test_bytes(name, shapes, kinds, work):
     assert work_of(name, shapes, kinds) == work
 
 
@@ -247,5 +244,5 @@ def test_bytes(
         ("aten::_scaled_dot_product_flash_attention", [(2, 3, 4, 8), (2, 3, 4, 9), (2, 3, 5, 8)]),
     ],
 )
-def test_what_is_not_known_is_null(name: str, shapes: Sequence[Sequence[int] | None]) -> None:
+def test_what_is_not_known_is_null(name, shapes):
     assert work_of(name, shapes, ["float"] * len(shapes)) == UNKNOWN

@@ -56,7 +56,7 @@ def tracks(events: list[dict[str, Any]], rank: int) -> dict[str, list[dict[str, 
     return dict(found)
 
 
-def test_all_ranks_with_their_tracks(tmp_path: Path) -> None:
+def test_all_ranks_with_their_tracks(tmp_path):
     path = tmp_path / "all.json.gz"
     write(path, event_table([*rank_rows(0), *rank_rows(1)]))
     events = drawn(path)
@@ -83,14 +83,14 @@ def test_all_ranks_with_their_tracks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0, 0), (300, 0), (5_000_000, -5_000_000)])
-def test_clocks_are_set_by_collectives_that_do_not_overlap(late: int, expected: int) -> None:
+def test_clocks_are_set_by_collectives_that_do_not_overlap(late, expected):
     rows = rows_of(event_table([*rank_rows(0), *rank_rows(1, late)]))
     first, second = clock_offsets(rows.work)
     assert (first.nanoseconds, second.nanoseconds) == (0, expected)
     assert second.matched == 2
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
     events, output = tmp_path / "events.parquet", tmp_path / "all.json.gz"
     write_events(events, event_table([*rank_rows(0), *rank_rows(1, 5_000_000)]))
     assert main(["perfetto", str(events), "--output", str(output)]) == 0
@@ -107,9 +107,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("name", ["missing.parquet", "text.parquet", "missing.json"])
-def test_files_that_cannot_be_drawn(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_cannot_be_drawn(tmp_path, name, capsys):
     (tmp_path / "text.parquet").write_text("no table")
     assert main(["perfetto", str(tmp_path / name), "--output", str(tmp_path / "out.json")]) == 1
     assert name in capsys.readouterr().err
@@ -130,7 +128,7 @@ def _of_streams(found: Any) -> list[Any]:
     return [one for key in streams for one in found.slices[key]]
 
 
-def test_awkward_times_stay_what_they_are(tmp_path: Path) -> None:
+def test_awkward_times_stay_what_they_are(tmp_path):
     """Ends that touch begins, events without length, nested and crossing ones, after long times."""
     times = [(1, 1_000_001), (1, 1), (1_000_001, 1_000_002), (1_000_002, 4_000_003)]
     times += [(2_000_001, 2_000_001), (2_000_001, 5_000_007), (5_000_007, 5_000_009)]
@@ -142,7 +140,7 @@ def test_awkward_times_stay_what_they_are(tmp_path: Path) -> None:
     held(tmp_path / "all.json", events)
 
 
-def test_ranks_are_aligned_where_perfetto_shows_them(tmp_path: Path) -> None:
+def test_ranks_are_aligned_where_perfetto_shows_them(tmp_path):
     rows = []
     for rank, late in ((0, 0), (1, 7_000_000)):
         usual = {"rank": rank, "stream": 20, "bytes": 1000}
@@ -160,7 +158,7 @@ def test_ranks_are_aligned_where_perfetto_shows_them(tmp_path: Path) -> None:
     assert [value > 0 for _, value in values] == [True, False] * 2
 
 
-def test_reports_of_nsight_systems(tmp_path: Path) -> None:
+def test_reports_of_nsight_systems(tmp_path):
     events = read_files([training_report(tmp_path / "r.sqlite", pids=(100, 200))]).events
     write(tmp_path / "all.json", events)
     held(tmp_path / "all.json", events)

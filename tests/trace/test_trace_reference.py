@@ -71,7 +71,7 @@ class Trace:
 
 
 @pytest.fixture(scope="module", params=TRACES)
-def trace(request: pytest.FixtureRequest) -> Trace:
+def trace(request):
     return Trace(request.param)
 
 
@@ -79,7 +79,7 @@ def percent(part: int, whole: int) -> float:
     return round(100 * part / whole, 4) if whole else 0.0
 
 
-def test_summary(trace: Trace) -> None:
+def test_summary(trace):
     rows = trace.reference("summary")
     assert len(rows) == len(trace.devices)
     for row in rows:
@@ -122,7 +122,7 @@ def test_summary(trace: Trace) -> None:
             assert percent(part, whole) == pytest.approx(float(row[name]), abs=1e-4), name
 
 
-def test_collectives(trace: Trace) -> None:
+def test_collectives(trace):
     rows = trace.reference("collectives")
     assert sum(len(device.collectives) for device in trace.devices) == len(rows)
     for row in rows:
@@ -135,7 +135,7 @@ def test_collectives(trace: Trace) -> None:
         )
 
 
-def test_collectives_wait_for_the_slowest_rank() -> None:
+def test_collectives_wait_for_the_slowest_rank():
     devices = Trace("param_dlrm_8ranks").devices
     for name in COLLECTIVES.values():
         of_ranks = [c for device in devices for c in device.collectives if c.collective == name]
@@ -146,7 +146,7 @@ def test_collectives_wait_for_the_slowest_rank() -> None:
         assert min(transfers, key=int) <= min(c.time_ns for c in of_ranks)
 
 
-def test_copies(trace: Trace) -> None:
+def test_copies(trace):
     rows = trace.reference("memops")
     for row in rows:
         kind = row["op"]
@@ -162,15 +162,14 @@ def test_copies(trace: Trace) -> None:
         )
 
 
-def test_streams(trace: Trace) -> None:
+def test_streams(trace):
     for row in trace.reference("streams"):
         (found,) = [s for s in trace.device(row).streams if s.stream == int(row["stream"])]
         assert (found.events, found.busy_ns) == (int(row["events"]), int(row["busy_ns"]))
-        assert found.occupancy is not None
         assert 100 * found.occupancy == pytest.approx(float(row["occupancy_pct_of_span"]), abs=1e-4)
 
 
-def test_longest_kernels(trace: Trace) -> None:
+def test_longest_kernels(trace):
     for device in trace.devices:
         rows = [row for row in trace.reference("top10") if trace.device(row) is device]
         assert len(device.kernel_times) == len(rows)
@@ -189,18 +188,16 @@ def test_longest_kernels(trace: Trace) -> None:
                 int(row["min_ns"]),
                 int(row["max_ns"]),
             )
-            assert kernel.share is not None
             assert 100 * kernel.share == pytest.approx(float(row["pct_of_kernel_sum"]), abs=1e-4)
 
 
-def test_a_viewer_shows_every_device_event(trace: Trace, tmp_path: Path) -> None:
+def test_a_viewer_shows_every_device_event(trace, tmp_path):
     write(tmp_path / "all.json", trace.events)
     held(tmp_path / "all.json", trace.events)
 
 
-def test_the_critical_path_is_as_long_as_the_step() -> None:
+def test_the_critical_path_is_as_long_as_the_step():
     (device,) = Trace("tracelens_h100_qwen0.5b_1gpu").devices
     (window,) = [step.partition.window_ns for step in device.steps]
     assert sum(part.time_ns for part in device.critical_path) == window
-    assert device.bound is not None
     assert (device.bound.verdict, device.bound.window_ns) == ("device", window)

@@ -60,7 +60,7 @@ def broken(place: str, field: str, value: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("value", [*BAD, "missing"])
-def test_kernels_with_a_wrong_field_each(tmp_path: Path, value: str) -> None:
+def test_kernels_with_a_wrong_field_each(tmp_path, value):
     places = [("event", name) for name in KERNEL_FIELDS] + [("args", name) for name in KERNEL_ARGS]
     rows = [broken(place, field, value) for place, field in places]
     found = read(tmp_path, kineto(tmp_path / "trace.json", [*GOOD, *rows]))
@@ -71,7 +71,7 @@ def test_kernels_with_a_wrong_field_each(tmp_path: Path, value: str) -> None:
 
 @pytest.mark.parametrize("value", [*BAD, "missing"])
 @pytest.mark.parametrize("field", ["ts", "dur"])
-def test_a_kernel_with_a_time_that_is_none(tmp_path: Path, field: str, value: str) -> None:
+def test_a_kernel_with_a_time_that_is_none(tmp_path, field, value):
     path = kineto(tmp_path / "trace.json", [*GOOD, broken("event", field, value)])
     found = read(tmp_path, path)
     (device,) = found.devices
@@ -84,7 +84,7 @@ def test_a_kernel_with_a_time_that_is_none(tmp_path: Path, field: str, value: st
 
 @pytest.mark.parametrize("value", [*BAD, "missing"])
 @pytest.mark.parametrize("field", ["Input Dims", "Input type", "Sequence number"])
-def test_an_operator_with_wrong_inputs(tmp_path: Path, field: str, value: str) -> None:
+def test_an_operator_with_wrong_inputs(tmp_path, field, value):
     dims = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
     args = dims if value == "missing" else dims | {field: BAD[value]}
     if value == "missing":
@@ -104,15 +104,13 @@ def test_an_operator_with_wrong_inputs(tmp_path: Path, field: str, value: str) -
         [[10**15, 10**15], [10**15, 10**15]],
     ],
 )
-def test_sides_that_cannot_be_give_no_flops(tmp_path: Path, shapes: list[Any]) -> None:
+def test_sides_that_cannot_be_give_no_flops(tmp_path, shapes):
     rows = [complete("cpu_op", "aten::mm", 0, 5, **{"Input Dims": shapes}), *GOOD[2:]]
     found = read(tmp_path, kineto(tmp_path / "trace.json", rows))
     assert found.devices[0].operators[0].flops is None
 
 
-def test_launches_without_kernels_are_no_trace_of_a_cpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launches_without_kernels_are_no_trace_of_a_cpu(tmp_path, capsys):
     assert main([str(kineto(tmp_path / "t.json", GOOD[:3]))]) == 1
     said = capsys.readouterr().err
     assert "holds 1 launches of kernels, but no kernel" in said
@@ -122,7 +120,7 @@ def test_launches_without_kernels_are_no_trace_of_a_cpu(
 WHOLE = json.dumps({"schemaVersion": 1, "traceEvents": GOOD})
 
 
-def test_characters_that_are_none(tmp_path: Path) -> None:
+def test_characters_that_are_none(tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(WHOLE.encode().replace(b"softmax", b"soft\xffmax"))
     assert read(tmp_path, path).devices[0].events == 2
@@ -149,9 +147,7 @@ NEEDED = {"start", "end", "deviceId", "streamId"}
 
 @pytest.mark.parametrize("change", ["null", "text", "gone"])
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
-def test_a_column_of_a_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, column: str, change: str
-) -> None:
+def test_a_column_of_a_report(tmp_path, capsys, table, column, change):
     path = training_report(tmp_path / "report.sqlite")
     with sqlite3.connect(path) as database:
         if change == "gone":
@@ -172,9 +168,7 @@ def test_a_column_of_a_report(
 
 
 @pytest.mark.parametrize("table", [*TABLES, "StringIds"])
-def test_a_table_that_is_not_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str
-) -> None:
+def test_a_table_that_is_not_there(tmp_path, capsys, table):
     path = training_report(tmp_path / "report.sqlite")
     with sqlite3.connect(path) as database:
         database.execute(f'DROP TABLE "{table}"')
@@ -184,7 +178,7 @@ def test_a_table_that_is_not_there(
     assert ("has no StringIds" in capsys.readouterr().err) == (table == "StringIds")
 
 
-def test_a_failed_breakdown_exits_with_1_unless_its_status_is_kept(tmp_path: Path) -> None:
+def test_a_failed_breakdown_exits_with_1_unless_its_status_is_kept(tmp_path):
     path = kineto(tmp_path / "trace.json", [complete("user_annotation", "phase:step", 0, 10)])
     assert main([str(path)]) == 1
     damaged = tmp_path / "damaged.json"
@@ -208,7 +202,7 @@ DEEP = "[" * 5000 + "]" * 5000
         "allocated:\u0663:5",
     ],
 )
-def test_marks_of_memory_that_cannot_be(tmp_path: Path, mark: str) -> None:
+def test_marks_of_memory_that_cannot_be(tmp_path, mark):
     rows = rows_of(
         read_files(
             [kineto(tmp_path / "t.json", [complete("user_annotation", mark, 0, 9), *LAUNCHED])]
@@ -219,7 +213,7 @@ def test_marks_of_memory_that_cannot_be(tmp_path: Path, mark: str) -> None:
 
 
 @pytest.mark.parametrize("dims", [7, [3, "x", None, [2, True]], {"a": 1}, [[10**30, 4]]])
-def test_a_range_of_a_collective_with_odd_inputs(tmp_path: Path, dims: Any) -> None:
+def test_a_range_of_a_collective_with_odd_inputs(tmp_path, dims):
     said = {"Input Dims": dims, "Input type": ["float"] * 4}
     rows = [complete("user_annotation", "nccl:all_reduce", 0, 9, **said), LAUNCHED[0]]
     rows += [on_device("kernel", "ncclDevKernel_AllReduce", 5, 5, 1)]
@@ -229,7 +223,7 @@ def test_a_range_of_a_collective_with_odd_inputs(tmp_path: Path, dims: Any) -> N
 
 
 @pytest.mark.parametrize("name", ["\ud800bad", "x\udc00", "back\\\ud800bad"])
-def test_half_a_character(tmp_path: Path, name: str) -> None:
+def test_half_a_character(tmp_path, name):
     whole = on_device("kernel", "\U0001f600", 15, 5, 2)
     rows = [*LAUNCHED, on_device("kernel", name, 10, 5, 2), whole]
     found = rows_of(read_files([kineto(tmp_path / "t.json", rows)]).table).work
@@ -237,7 +231,7 @@ def test_half_a_character(tmp_path: Path, name: str) -> None:
     assert found["name"].tolist() == ["sgemm", half, "\U0001f600"]
 
 
-def test_lists_within_lists(tmp_path: Path) -> None:
+def test_lists_within_lists(tmp_path):
     path = kineto(tmp_path / "t.json", LAUNCHED)
     deep = f'{{"ph": "X", "cat": "kernel", "args": {DEEP}}}, '
     path.write_text(path.read_text().replace('"traceEvents": [', '"traceEvents": [' + deep))
@@ -245,7 +239,7 @@ def test_lists_within_lists(tmp_path: Path) -> None:
         read_files([path])
 
 
-def test_kernels_without_ids_have_no_launch(tmp_path: Path) -> None:
+def test_kernels_without_ids_have_no_launch(tmp_path):
     """CUPTI counts from 1, and 0 stands for none."""
     rows = [complete("cuda_runtime", "cudaLaunchKernel", k, 1, correlation=0) for k in range(3)]
     rows += [on_device("kernel", "k", 10 + 5 * k, 4, 0) for k in range(3)]
@@ -262,7 +256,7 @@ def test_kernels_without_ids_have_no_launch(tmp_path: Path) -> None:
         f"aten::mm, seq = 1, sizes = [[{'9' * 5000}, 3], [3, 4]]",
     ],
 )
-def test_operators_of_a_report_with_odd_texts(tmp_path: Path, text: str) -> None:
+def test_operators_of_a_report_with_odd_texts(tmp_path, text):
     report = Report(tmp_path / "r.sqlite")
     report.range(text, 0, 500, pid=7, tid=1)
     report.launch(1, 100, pid=7, tid=1)
@@ -271,7 +265,7 @@ def test_operators_of_a_report_with_odd_texts(tmp_path: Path, text: str) -> None
     assert found["operator"].tolist() == ["aten::mm"]
 
 
-def test_a_payload_of_lists_within_lists(tmp_path: Path) -> None:
+def test_a_payload_of_lists_within_lists(tmp_path):
     report = Report(tmp_path / "r.sqlite")
     report.range("ncclAllReduce", 0, 500, pid=7, tid=1, payload={"message size [bytes]": 8})
     report.database.execute("UPDATE NVTX_EVENTS SET jsonText = ?", (DEEP,))
@@ -281,7 +275,7 @@ def test_a_payload_of_lists_within_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["NULL", "x'ff'", "7"])
-def test_texts_of_a_report_that_are_none(tmp_path: Path, value: str) -> None:
+def test_texts_of_a_report_that_are_none(tmp_path, value):
     report = Report(tmp_path / "r.sqlite")
     report.kernel("sgemm", 200, 400, pid=7, correlation=1)
     report.database.execute(f"UPDATE StringIds SET value = {value}")
@@ -290,7 +284,7 @@ def test_texts_of_a_report_that_are_none(tmp_path: Path, value: str) -> None:
 
 
 @pytest.mark.parametrize("size", [-5, 2**60])
-def test_sizes_that_cannot_be_are_unknown(tmp_path: Path, size: int) -> None:
+def test_sizes_that_cannot_be_are_unknown(tmp_path, size):
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": size}
     row = on_device("kernel", "ncclDevKernel_AllReduce", 20, 2, 2, **said, **{"Group size": size})
     copy = on_device("gpu_memcpy", "Memcpy HtoD", 30, 2, 3, bytes=size)
@@ -310,21 +304,19 @@ def test_sizes_that_cannot_be_are_unknown(tmp_path: Path, size: int) -> None:
         {"baseTimeNanoseconds": 2**63 - 1},
     ],
 )
-def test_a_head_with_numbers_that_cannot_be(tmp_path: Path, head: dict[str, Any]) -> None:
+def test_a_head_with_numbers_that_cannot_be(tmp_path, head):
     said = on_device("kernel", "ncclDevKernel_AllReduce", 20, 2, 2)
     found = read(tmp_path, kineto(tmp_path / "trace.json", [*LAUNCHED, said], **head))
     assert [(one.rank, one.span.window_ns) for one in found.devices] == [(0, 17_000)]
 
 
-def test_begins_and_ends_apart_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_begins_and_ends_apart_are_counted(tmp_path, capsys):
     rows = [{**on_device("kernel", "gelu", 20, 2, 2), "ph": phase} for phase in "BE"]
     assert main([str(kineto(tmp_path / "trace.json", rows))]) == 1
     assert "2 events were left out: they are begins and ends apart" in capsys.readouterr().err
 
 
-def test_launches_whose_kernels_are_missing_are_told(tmp_path: Path) -> None:
+def test_launches_whose_kernels_are_missing_are_told(tmp_path):
     rows = [LAUNCHED[0], on_device("gpu_memcpy", "Memcpy HtoD", 30, 2, 3, bytes=8)]
     found = read(tmp_path, kineto(tmp_path / "trace.json", rows))
     assert any("1 calls launched kernels" in note for note in found.notes)
@@ -332,7 +324,7 @@ def test_launches_whose_kernels_are_missing_are_told(tmp_path: Path) -> None:
     assert not any("launched kernels" in note for note in whole.notes)
 
 
-def test_two_halves_a_year_apart(tmp_path: Path) -> None:
+def test_two_halves_a_year_apart(tmp_path):
     year = 365 * 86_400 * 1e6
     rows = [on_device("kernel", "early", 10, 5, 1), on_device("kernel", "late", year, 5, 2)]
     reading = read_files([kineto(tmp_path / "trace.json", rows)])
@@ -350,14 +342,14 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_events_that_cannot_be_are_left_out(tmp_path: Path, name: str) -> None:
+def test_events_that_cannot_be_are_left_out(tmp_path, name):
     row, why = LEFT_OUT[name]
     found = read(tmp_path, kineto(tmp_path / "trace.json", [*GOOD, row]))
     assert [(one.device, one.events) for one in found.devices] == [("cuda:0", 2)]
     assert any("1 event was left out: " in note and why in note for note in found.notes)
 
 
-def test_events_of_a_report_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+def test_events_of_a_report_that_cannot_be_are_left_out(tmp_path):
     report = Report(tmp_path / "report.sqlite")
     report.range("phase:forward", 0, None, pid=1, tid=1)
     report.kernel("good", 0, 10, pid=1, correlation=1)
@@ -374,9 +366,7 @@ def test_events_of_a_report_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     assert len(told) == 4
 
 
-def test_what_must_not_be_overwritten_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_must_not_be_overwritten_stays(tmp_path, capsys):
     path, pipe = kineto(tmp_path / "trace.json", LAUNCHED), tmp_path / "pipe"
     os.mkfifo(pipe)
     before = path.read_bytes()

@@ -82,14 +82,14 @@ def check(breakdown: Breakdown, flops: int) -> None:
     assert whole.communication_ns == 0
 
 
-def test_a_cpu_training(tmp_path: Path) -> None:
+def test_a_cpu_training(tmp_path):
     breakdown, flops = profiled("cpu", tmp_path / "trace.json.gz")
     check(breakdown, flops)
     assert breakdown.devices[0].device == "cpu"
 
 
 @pytest.mark.gpu
-def test_a_cuda_training(tmp_path: Path) -> None:
+def test_a_cuda_training(tmp_path):
     breakdown, flops = profiled("cuda", tmp_path / "trace.json.gz")
     check(breakdown, flops)
     (device,) = breakdown.devices
@@ -105,7 +105,7 @@ BLOCKED = "import sys\nsys.modules |= dict.fromkeys(('torch', 'snakemake', 'yaml
 
 
 @pytest.fixture
-def traces(tmp_path: Path) -> Path:
+def traces(tmp_path):
     """Two ranks, two steps each, with a module."""
     folder = tmp_path / "traces"
     folder.mkdir()
@@ -123,7 +123,7 @@ def traces(tmp_path: Path) -> Path:
     return folder
 
 
-def test_tables(traces: Path) -> None:
+def test_tables(traces):
     tables = read_files([traces])
     assert len(tables.events) == 2 * 2 * 3
     assert tables.steps["compute_ns"].tolist() == [20_000, 20_000, 30_000, 30_000]
@@ -136,9 +136,7 @@ def test_tables(traces: Path) -> None:
     assert window.kernels["count"].tolist() == [1, 1]
 
 
-def test_the_example(
-    traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example(traces, monkeypatch, capsys):
     monkeypatch.setenv("TRACES", str(traces))
     notebook = json.loads((ROOT / "docs" / "examples" / "traces.ipynb").read_text())
     names: dict[str, Any] = {}
@@ -150,7 +148,7 @@ def test_the_example(
     assert "pause_ns" in said
 
 
-def test_the_wheel_needs_neither_torch_nor_snakemake(traces: Path, tmp_path: Path) -> None:
+def test_the_wheel_needs_neither_torch_nor_snakemake(traces, tmp_path):
     checkout, site = tmp_path / "checkout", tmp_path / "site"
     for folder in ("transformer_core", "schemas", "packages"):
         leave = shutil.ignore_patterns("__pycache__", "json", "*.html", "*.po")

@@ -69,16 +69,9 @@ class Report:
         return self.texts[value]
 
     def kernel(
-        self,
-        name: str,
-        t0: int,
-        t1: int,
-        *,
-        pid: int,
-        correlation: int,
-        stream: int = 7,
-        device: int = 0,
+        self, name: str, t0: int, t1: int, *, pid: int, correlation: int, **place: int
     ) -> None:
+        device, stream = place.get("device", 0), place.get("stream", 7)
         row = dict(zip(PLACE, (t0, t1, device, 1, stream, correlation), strict=True))
         row |= {"globalPid": global_id(pid), "demangledName": self.text(name)}
         self.insert("CUPTI_ACTIVITY_KIND_KERNEL", row | {"shortName": self.text(name[:12])})

@@ -24,7 +24,7 @@ def main(folder: Path, spec: RunSpec, *options: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _small_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_corpus(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     shards = TrainingShards(VOCABULARY, small_store(), small_store(9, seed=1))
@@ -35,7 +35,7 @@ def losses(folder: Path) -> list[float]:
     return pq.read_table(folder / "out/steps.parquet")["loss"].to_pylist()
 
 
-def test_it_trains_validates_and_saves(tmp_path: Path) -> None:
+def test_it_trains_validates_and_saves(tmp_path):
     spec = small_spec(training={"steps": 4, "validate_every": 2, "log_every": 1})
     assert main(tmp_path, spec) == 0
     assert len(losses(tmp_path)) == 4
@@ -46,9 +46,7 @@ def test_it_trains_validates_and_saves(tmp_path: Path) -> None:
     assert "validation loss" in (tmp_path / "out/train.log").read_text()
 
 
-def test_the_same_line_goes_on_from_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_line_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
     spec = small_spec(training={"steps": 5, "log_every": 1})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
@@ -57,7 +55,7 @@ def test_the_same_line_goes_on_from_the_last_checkpoint(
     save = checkpoint.save
 
     def killed(folder: Path, setup: object, step: int, state: object) -> None:
-        save(folder, setup, step, state)  # type: ignore[arg-type]
+        save(folder, setup, step, state)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "save", killed)
@@ -72,9 +70,7 @@ def test_the_same_line_goes_on_from_the_last_checkpoint(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_too_few_processes_are_told_with_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_processes_are_told_with_the_command(tmp_path, capsys):
     spec = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     assert main(tmp_path, spec) == 1
     assert "torchrun --standalone --nproc-per-node=2 -m transformer_core.training" in (
@@ -82,13 +78,13 @@ def test_too_few_processes_are_told_with_the_command(
     )
 
 
-def test_a_missing_spec_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_spec_is_told(tmp_path, capsys):
     options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
     assert program.main(options) == 1
     assert "no.json" in capsys.readouterr().err
 
 
-def test_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_it_can_do(capsys):
     with pytest.raises(SystemExit) as ended:
         program.main(["--help"])
     assert ended.value.code == 0

@@ -45,9 +45,7 @@ def everything(setup: Setup) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, derandomize=True, max_examples=2)
 @given(stop_at=st.integers(1, 5), every=st.integers(1, 3))
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
-    kind: str, stop_at: int, every: int
-) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(kind, stop_at, every):
     training = KINDS[kind] | {"checkpoint_every": every, "validate_every": 2}
     spec = small_spec(training=training)
     assert spec.model.dropout > 0
@@ -65,7 +63,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
         assert loss == whole.validations[step]
 
 
-def test_checkpoints_do_not_disturb_the_run(tmp_path: Path) -> None:
+def test_checkpoints_do_not_disturb_the_run(tmp_path):
     with_checkpoints, _ = run_small(small_spec(training={"checkpoint_every": 1}), tmp_path / "a")
     without, _ = run_small(small_spec(), tmp_path / "b")
     assert with_checkpoints.losses == without.losses
@@ -74,9 +72,7 @@ def test_checkpoints_do_not_disturb_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     goes_on, write = Event(), checkpoint._write
 
     def late(*arguments: Any) -> None:
@@ -98,9 +94,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert everything(setup) == before
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
     def full(*arguments: Any) -> None:
         raise OSError("no space left")
 
@@ -111,7 +105,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
     assert not list(tmp_path.glob("step-*"))
 
 
-def test_history_and_observer_come_back(tmp_path: Path) -> None:
+def test_history_and_observer_come_back(tmp_path):
     setup = small_setup(small_spec())
     path = checkpoint.save(tmp_path, setup, 3, {"history": [1.5, None], "observer": "ä"})
     assert path is not None
@@ -119,7 +113,7 @@ def test_history_and_observer_come_back(tmp_path: Path) -> None:
     assert checkpoint.load(path, setup) == (3, {"history": [1.5, None], "observer": "ä"})
 
 
-def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path):
     mine, other = small_setup(small_spec()), small_setup(small_spec(training={"seed": 2}))
     checkpoint.save(tmp_path, other, 4, {})
     assert checkpoint.latest(tmp_path, mine) is None
@@ -128,7 +122,7 @@ def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path, other) is None
 
 
-def test_the_newest_of_several_is_taken_and_two_are_kept(tmp_path: Path) -> None:
+def test_the_newest_of_several_is_taken_and_two_are_kept(tmp_path):
     setup = small_setup(small_spec())
     for step in (9, 10):
         checkpoint.save(tmp_path / str(step), setup, step, {})
@@ -155,7 +149,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, Any]]:
+def stopped(tmp_path_factory):
     """Checkpoints of a training that stopped at step 4; the losses and the end of a whole one."""
     folder = tmp_path_factory.mktemp("stopped")
     spec = small_spec(training={"checkpoint_every": 1})
@@ -170,8 +164,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[s
     [*((damage, "rank-00000.safetensors") for damage in DAMAGES), ("flipped", "state.json")],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
-    damage: str, file: str, stopped: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    damage, file, stopped, tmp_path, caplog
+):
     parts, losses, expected = stopped
     shutil.copytree(parts, tmp_path / "parts")
     newest = tmp_path / "parts/step-00000004"
@@ -185,7 +179,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     assert resumed.losses == {step: losses[step] for step in resumed.losses}
 
 
-def test_without_a_whole_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
+def test_without_a_whole_checkpoint_a_run_begins_anew(tmp_path):
     spec = small_spec(training={"checkpoint_every": 1})
     run_small(spec, tmp_path, stop_at=4)
     for file in tmp_path.glob("step-*/state.json"):
@@ -235,7 +229,7 @@ def _delete_one(path: Path) -> None:
         file.unlink()
 
 
-def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) -> None:
+def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path):
     setup = small_setup(small_spec())
     weight = next(setup.model.parameters())
     survivors: list[float] = []
@@ -271,17 +265,16 @@ def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("model", [{"encoder_layers": 3}, {"d_ff": 64}, {"tied_embeddings": False}])
-def test_another_model_is_refused(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_another_model_is_refused(tmp_path, model):
     path = checkpoint.save(tmp_path, small_setup(small_spec()), 1, {})
     assert path is not None
     with pytest.raises(ValueError, match="of another model"):
         checkpoint.load(path, small_setup(small_spec(model=model)))
 
 
-def test_nothing_in_a_checkpoint_can_execute(tmp_path: Path) -> None:
+def test_nothing_in_a_checkpoint_can_execute(tmp_path):
     _, setup = run_small(small_spec(training={"checkpoint_every": 2}), tmp_path, stop_at=2)
     path = checkpoint.latest(tmp_path, setup)
-    assert path is not None
     assert sorted(file.name for file in path.iterdir()) == [
         NAME,
         "rank-00000.safetensors",
@@ -290,9 +283,7 @@ def test_nothing_in_a_checkpoint_can_execute(tmp_path: Path) -> None:
     assert json.loads((path / "state.json").read_text())["step"] == 2
 
 
-def test_the_random_state_of_every_gpu_comes_back(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_random_state_of_every_gpu_comes_back(monkeypatch, tmp_path):
     """DataParallel drives several, and each drops by numbers of its own."""
     setup = small_setup(small_spec())
     states = {torch.device("cuda", n): torch.tensor([n, 7], dtype=torch.uint8) for n in range(3)}

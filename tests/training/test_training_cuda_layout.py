@@ -89,7 +89,7 @@ def on_a_cpu(spec: RunSpec) -> RunSpec:
 
 
 @pytest.fixture(autouse=True)
-def _as_if_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_if_on_cuda(monkeypatch):
     """Streams become calls one after the other."""
     monkeypatch.setattr(qkv_projection, "require_cuda", lambda: None)
     monkeypatch.setattr(qkv_projection, "concurrently", in_turn)
@@ -119,7 +119,7 @@ class OneKernel(TorchFunctionMode):
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("name", [name for name in OURS if name not in COUNTERS])
-def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_waits(name, monkeypatch):
     spec = on_a_cpu(SPECS[name])
     if spec.model.compile != "none":  # the compiler's own passes are no steps
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"compile": "none"})})
@@ -146,7 +146,7 @@ GRAPHED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHED)
-def test_no_layer_breaks_its_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_layer_breaks_its_graph(name, monkeypatch):
     """Two graphs, one for each kind of layer."""
     spec = on_a_cpu(SPECS[name])
     monkeypatch.setattr(
@@ -166,9 +166,7 @@ def test_no_layer_breaks_its_graph(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_graphs_are_recorded_before_the_first_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_graphs_are_recorded_before_the_first_step(monkeypatch, tmp_path):
     """Every layer's call in a step plays a graph, and the training is the one without graphs."""
     monkeypatch.setattr(
         transformers,
@@ -198,7 +196,7 @@ def test_graphs_are_recorded_before_the_first_step(
 @pytest.mark.parametrize(
     ("study", "variant"), [("gpu_check", "single"), ("h200", "layers_graphed")]
 )
-def test_a_library_that_plans_for_each_shape_sees_few(study: str, variant: str) -> None:
+def test_a_library_that_plans_for_each_shape_sees_few(study, variant):
     """Of pairs whose sides are of similar length, as those of a corpus."""
     variants, _ = read_variants(ROOT / "config/variants.yaml")
     file = ROOT / f"config/studies/{study}.yaml"
@@ -290,13 +288,13 @@ def operators(name: str) -> Counter[str]:
     not torch.__version__.startswith("2.13"), reason="another torch has other operators"
 )
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_step_has_as_many_operators_as_it_should(name: str) -> None:
+def test_a_step_has_as_many_operators_as_it_should(name):
     found = operators(name)
     assert found.total() == OPERATORS[name], found.most_common(12)
 
 
 @pytest.mark.slow
-def test_every_variant_takes_a_step_on_a_second_device() -> None:
+def test_every_variant_takes_a_step_on_a_second_device():
     """What is made on the host where it belongs on the device meets a tensor of the device."""
     command = [sys.executable, str(Path(__file__).with_name("second_device.py"))]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

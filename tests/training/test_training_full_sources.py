@@ -29,7 +29,7 @@ def batch(*lengths: int) -> Batch:
 
 
 @pytest.fixture
-def masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
+def masks(monkeypatch):
     """The mask of each call of torch's attention that is not causal."""
     seen: list[Tensor | None] = []
     real = attention.F.scaled_dot_product_attention
@@ -47,7 +47,7 @@ def loss(setup: Any, given: Batch, known: Known) -> float:
     return float(setup.module(given.source, given.target_input, given.target_output, known))
 
 
-def test_the_host_knows_which_batches_are_full() -> None:
+def test_the_host_knows_which_batches_are_full():
     feed = small_setup(small_spec(batching={"kind": "token_budget", "tokens": 40})).feed
     found = [micro for one in islice(feed.batches(), 60) for micro in one.micro_batches]
     told = [micro.known.source_full for micro in found]
@@ -60,9 +60,7 @@ def test_the_host_knows_which_batches_are_full() -> None:
 
 
 @pytest.mark.parametrize("kind", ["whole", "one_pass"])
-def test_nothing_is_masked_on_a_gpu_where_nothing_is_padded(
-    masks: list[Tensor | None], kind: str
-) -> None:
+def test_nothing_is_masked_on_a_gpu_where_nothing_is_padded(masks, kind):
     setup = small_setup(small_spec(model={"dropout": 0.0}, training={"loss": {"kind": kind}}))
     given = batch(4, 4, 4)
     with laid_out_for("cuda"):
@@ -81,7 +79,7 @@ def test_nothing_is_masked_on_a_gpu_where_nothing_is_padded(
 
 
 @pytest.mark.parametrize("local_loss", [False, True])
-def test_replicas_are_told(masks: list[Tensor | None], local_loss: bool) -> None:
+def test_replicas_are_told(masks, local_loss):
     setup = small_setup(small_spec(model={"dropout": 0.0}))
     wrapped = DataParallelObjective(setup.module, [], local_loss)
     wrapped.replicas.device_ids = []
@@ -96,12 +94,12 @@ def test_replicas_are_told(masks: list[Tensor | None], local_loss: bool) -> None
     [{"batching": {"rows": {"kind": "packed"}}}, {"model": {"attention": {"kind": "published"}}}],
     ids=["packed", "published"],
 )
-def test_masks_that_tell_more_than_padding_stay(sections: dict[str, Any]) -> None:
+def test_masks_that_tell_more_than_padding_stay(sections):
     setup = small_setup(small_spec(**sections))
     assert setup.model.needs_mask
 
 
-def test_models_of_others_are_told_nothing() -> None:
+def test_models_of_others_are_told_nothing():
     setup = small_setup(small_spec(model={"kind": "torch_nn"}))
     given = batch(4, 4)
     with laid_out_for("cuda"):

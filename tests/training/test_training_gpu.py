@@ -1,7 +1,6 @@
 """Trainings on a GPU from end to end: formats, models, resumption, translation, one NCCL rank."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def losses() -> dict[int, float]:
+def losses():
     """Of the same training in 32 bits on the CPU, without dropout: it has other random numbers."""
     spec = small_spec(model=MODEL | {"dropout": 0.0})
     watcher = Watcher()
@@ -86,9 +85,7 @@ def losses() -> dict[int, float]:
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_follows_that_of_the_cpu(
-    name: str, losses: dict[int, float], tmp_path: Path
-) -> None:
+def test_a_training_follows_that_of_the_cpu(name, losses, tmp_path):
     sections = {key: dict(value) for key, value in TRAININGS[name].items()}
     sections["model"] = sections.get("model", {}) | {"dropout": 0.0}
     _, watcher = trained(on_gpu(**sections), tmp_path)
@@ -98,14 +95,14 @@ def test_a_training_follows_that_of_the_cpu(
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_dropout_and_padding_from_end_to_end(name: str, tmp_path: Path) -> None:
+def test_dropout_and_padding_from_end_to_end(name, tmp_path):
     setup, watcher = trained(on_gpu(**TRAININGS[name]), tmp_path)
     assert all(torch.tensor(list(watcher.losses.values())).isfinite())
     assert all(bool(p.isfinite().all()) for p in setup.model.parameters())
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
-def test_a_resumed_training_is_the_whole_one(name: str, tmp_path: Path) -> None:
+def test_a_resumed_training_is_the_whole_one(name, tmp_path):
     training = TRAININGS[name].get("training", {}) | {"checkpoint_every": 2}
     spec = on_gpu(training=training)
     _, whole = trained(spec, tmp_path / "whole")
@@ -119,7 +116,7 @@ def test_a_resumed_training_is_the_whole_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch_nn", "huggingface"])
-def test_models_of_other_libraries(kind: str, tmp_path: Path) -> None:
+def test_models_of_other_libraries(kind, tmp_path):
     if kind == "huggingface" and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     training = {"precision": {"kind": "bf16"}}
@@ -129,7 +126,7 @@ def test_models_of_other_libraries(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_translations_are_those_of_the_cpu(half: bool) -> None:
+def test_translations_are_those_of_the_cpu(half):
     setup = setup_of(on_gpu(model={"dropout": 0.0}))
     model: Any = setup.model.eval()
     source = torch.randint(3, VOCABULARY, (6, 7))
@@ -143,7 +140,7 @@ def test_translations_are_those_of_the_cpu(half: bool) -> None:
     assert same >= (3 if half else 6)
 
 
-def test_two_sides_on_one_gpu_give_memory_back() -> None:
+def test_two_sides_on_one_gpu_give_memory_back():
     setup = setup_of(on_gpu())
     shape = BatchShape(rows=512, source_tokens=64, target_tokens=64)
     optimizer_step(setup, blank_batch([shape], DEVICE), 1e-4)
@@ -154,7 +151,7 @@ def test_two_sides_on_one_gpu_give_memory_back() -> None:
     optimizer_step(setup, blank_batch([shape], DEVICE), 1e-4)
 
 
-def test_a_batch_beyond_the_limit_is_out_of_memory() -> None:
+def test_a_batch_beyond_the_limit_is_out_of_memory():
     setup = setup_of(on_gpu())
     torch.cuda.empty_cache()
     try:
@@ -167,7 +164,7 @@ def test_a_batch_beyond_the_limit_is_out_of_memory() -> None:
 
 
 @pytest.fixture
-def nccl() -> Iterator[None]:
+def nccl():
     """A process group of one rank."""
     if not dist.is_nccl_available():
         pytest.skip("torch was built without NCCL")
@@ -187,7 +184,7 @@ def nccl() -> Iterator[None]:
     ],
     ids=["ddp", "fsdp", "central", "central_local_loss"],
 )
-def test_one_rank_over_nccl_trains_as_without(parallel: dict[str, Any]) -> None:
+def test_one_rank_over_nccl_trains_as_without(parallel):
     def steps(parallel: dict[str, Any]) -> list[float]:
         spec = on_gpu(parallel=parallel, model={"dropout": 0.0})
         setup = setup_of(spec)
@@ -199,7 +196,7 @@ def test_one_rank_over_nccl_trains_as_without(parallel: dict[str, Any]) -> None:
     assert steps(parallel) == pytest.approx(steps({"kind": "single"}), rel=1e-4)
 
 
-def test_batches_arrive_as_they_were_sent() -> None:
+def test_batches_arrive_as_they_were_sent():
     setup = setup_of(on_gpu())
     batches = setup.feed.batches()
     one = next(batches)

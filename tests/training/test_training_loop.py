@@ -1,7 +1,6 @@
 """The loop: what it computes, what it records, when it stops."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ def steps_of(history: History, column: str) -> list[Any]:
     return [step[column] for step in history.steps]
 
 
-def test_the_gradient_is_that_of_the_mean_over_all_target_tokens() -> None:
+def test_the_gradient_is_that_of_the_mean_over_all_target_tokens():
     spec = small_spec(
         model=NO_DROPOUT, training={"clip_norm": 0.0, "accumulation": {"micro_batches": 3}}
     )
@@ -49,7 +48,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_target_tokens() -> None:
 
 
 @pytest.mark.parametrize(("clip_norm", "expected"), [(0.0, None), (0.25, 0.25), (100.0, None)])
-def test_clipping(clip_norm: float, expected: float | None) -> None:
+def test_clipping(clip_norm, expected):
     setup = small_setup(small_spec(training={"clip_norm": clip_norm}))
     _, before = optimizer_step(setup, next(setup.feed.batches()), rate=0.0)
     gradients = [p.grad for p in setup.model.parameters() if p.grad is not None]
@@ -58,7 +57,7 @@ def test_clipping(clip_norm: float, expected: float | None) -> None:
     assert 0.25 < float(before) < 100
 
 
-def test_the_rate_of_the_schedule_is_the_rate_of_the_step(tmp_path: Path) -> None:
+def test_the_rate_of_the_schedule_is_the_rate_of_the_step(tmp_path):
     spec = small_spec(training={"schedule": {"kind": "linear", "peak": 1e-2, "warmup": 2}})
     history = train(small_setup(spec), Watcher(), tmp_path)
     schedule = spec.training.schedule
@@ -70,7 +69,7 @@ def test_the_rate_of_the_schedule_is_the_rate_of_the_step(tmp_path: Path) -> Non
     assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))
 
 
-def test_losses_are_read_and_validated_at_their_intervals(tmp_path: Path) -> None:
+def test_losses_are_read_and_validated_at_their_intervals(tmp_path):
     spec = small_spec(training={"steps": 8, "log_every": 3, "validate_every": 4})
     watcher = Watcher()
     history = train(small_setup(spec), watcher, tmp_path)
@@ -83,13 +82,13 @@ def test_losses_are_read_and_validated_at_their_intervals(tmp_path: Path) -> Non
     assert steps_of(history, "batch") == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
-def test_training_learns(tmp_path: Path) -> None:
+def test_training_learns(tmp_path):
     spec = small_spec(training={"steps": 60, "schedule": {"kind": "constant", "peak": 1e-2}})
     watcher, _ = run_small(spec, tmp_path)
     assert watcher.losses[60] < watcher.losses[1] - 0.5
 
 
-def test_validation_is_the_mean_over_all_tokens_without_dropout() -> None:
+def test_validation_is_the_mean_over_all_tokens_without_dropout():
     setup = small_setup(small_spec())
     setup.module.train()
     batches = [batch for _, batch in evaluation_batches(small_store(1_300, seed=1))]
@@ -105,7 +104,7 @@ def test_validation_is_the_mean_over_all_tokens_without_dropout() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_training_loss_that_is_not_finite_ends_the_run(tmp_path: Path, value: float) -> None:
+def test_a_training_loss_that_is_not_finite_ends_the_run(tmp_path, value):
     setup = small_setup(small_spec())
     spoil(setup.module, at_call=3, value=value)
     watcher = Watcher()
@@ -114,14 +113,14 @@ def test_a_training_loss_that_is_not_finite_ends_the_run(tmp_path: Path, value: 
     assert list(watcher.losses) == [1, 2]
 
 
-def test_a_loss_that_is_not_read_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_read_does_not_end_the_run(tmp_path):
     setup = small_setup(small_spec(training={"log_every": 4}))
     spoil(setup.module, at_call=2, value=math.nan)
     with pytest.raises(Diverged, match="training loss at step 4"):
         train(setup, Watcher(), tmp_path)
 
 
-def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path):
     setup = small_setup(small_spec(training={"validate_every": 2, "log_every": 6}))
 
     def spoil_weights(*_: Any) -> None:
@@ -132,7 +131,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> No
         train(setup, Watcher(), tmp_path)
 
 
-def test_pauses_enclose_what_is_not_training(tmp_path: Path) -> None:
+def test_pauses_enclose_what_is_not_training(tmp_path):
     events: list[str] = []
 
     class Listener(Watcher):
@@ -166,7 +165,7 @@ def test_pauses_enclose_what_is_not_training(tmp_path: Path) -> None:
     ]
 
 
-def test_a_training_set_smaller_than_a_batch_wraps_around() -> None:
+def test_a_training_set_smaller_than_a_batch_wraps_around():
     setup = small_setup(small_spec(batching={"pairs": 64}))
     first: Batch = next(setup.feed.batches()).micro_batches[0]
     assert first.pairs == 40

@@ -1,7 +1,5 @@
 """Muon trains matrices, AdamW the rest, in one optimizer with one state."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -24,7 +22,7 @@ def groups() -> tuple[set[str], set[str]]:
 
 
 @NEEDS_IT
-def test_every_parameter_is_trained_once_by_the_right_one() -> None:
+def test_every_parameter_is_trained_once_by_the_right_one():
     of_adam, of_muon = groups()
     assert not of_adam & of_muon
     assert all("embedding" in n or n.endswith((".bias", "norm.weight")) for n in of_adam)
@@ -32,13 +30,13 @@ def test_every_parameter_is_trained_once_by_the_right_one() -> None:
     assert not any("embedding" in name for name in of_muon)
 
 
-def test_the_output_map_has_a_row_for_every_token_and_an_attention_has_not() -> None:
+def test_the_output_map_has_a_row_for_every_token_and_an_attention_has_not():
     assert is_map_of_tokens("module.model.output.weight")
     assert not is_map_of_tokens("model.encoder.0.self_attention.output.weight")
 
 
 @NEEDS_IT
-def test_an_update_of_a_matrix_is_orthogonal() -> None:
+def test_an_update_of_a_matrix_is_orthogonal():
     weight = nn.Parameter(torch.zeros(8, 8))
     optimizer = Muon(kind="muon").build([("layer.weight", weight)], torch.device("cpu"), False)
     for group in optimizer.param_groups:
@@ -52,7 +50,7 @@ def test_an_update_of_a_matrix_is_orthogonal() -> None:
 
 
 @NEEDS_IT
-def test_it_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+def test_it_resumes_as_if_it_had_never_stopped(tmp_path):
     spec = small_spec(training=MUON | {"checkpoint_every": 2})
     whole = Watcher()
     train(small_setup(spec), whole, tmp_path / "whole", validate_last=False)
@@ -67,19 +65,19 @@ def test_it_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
 
 
 @NEEDS_IT
-def test_shards_are_refused() -> None:
+def test_shards_are_refused():
     weight = nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(Unsupported, match="whole matrices"):
         Muon(kind="muon").build([("w", weight)], torch.device("cpu"), True)
 
 
-def test_an_older_torch_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_torch_is_unsupported(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(Unsupported, match=r"torch 2\.9"):
         Muon(kind="muon").build([], torch.device("cpu"), False)
 
 
-def test_collections_wait_for_validations(tmp_path: Path) -> None:
+def test_collections_wait_for_validations(tmp_path):
     import gc
 
     seen: list[bool] = []
@@ -87,7 +85,7 @@ def test_collections_wait_for_validations(tmp_path: Path) -> None:
     class Looker(Watcher):
         def step_done(self, *given: int) -> None:
             seen.append(gc.isenabled())
-            super().step_done(*given)  # type: ignore[arg-type]
+            super().step_done(*given)
 
     setup = small_setup(small_spec(machine={"garbage_collection": "off"}))
     train(setup, Looker(), tmp_path)

@@ -68,7 +68,7 @@ def _refused(reading: str) -> Any:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("name", CASES)
-def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_waits(name, monkeypatch):
     with laid_out_for("cuda"):
         setup = small_setup(small_spec(**CASES[name]))
         setup.module.train()
@@ -76,9 +76,7 @@ def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_planted_fault_numbers_of_the_central_scheme_through_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_planted_fault_numbers_of_the_central_scheme_through_the_device(monkeypatch):
     def through_the_device(self: Any, name: str, numbers: Any) -> list[int]:
         return torch.tensor(numbers).tolist()
 
@@ -91,6 +89,6 @@ def test_planted_fault_numbers_of_the_central_scheme_through_the_device(
     monkeypatch.undo()
 
 
-def test_planted_fault_a_norm_that_is_read() -> None:
+def test_planted_fault_a_norm_that_is_read():
     with NoWaiting(), pytest.raises(Waited, match="_local_scalar_dense"):
         float(torch.ones(3).norm())

@@ -17,7 +17,7 @@ def rates(spec: AnySchedule, steps: int) -> list[float]:
     return [learning_rate(spec, step, steps, D_MODEL) for step in range(1, steps + 1)]
 
 
-def test_noam_has_the_values_of_the_paper() -> None:
+def test_noam_has_the_values_of_the_paper():
     spec = Noam(factor=1.0, warmup=4_000)
     assert learning_rate(spec, 4_000, 9, 512) == pytest.approx(1 / math.sqrt(512 * 4_000))
     assert learning_rate(spec, 1_000, 9, 512) == pytest.approx(0.25 / math.sqrt(512 * 4_000))
@@ -29,7 +29,7 @@ def test_noam_has_the_values_of_the_paper() -> None:
 
 @steady
 @given(warmup=st.integers(1, 40), steps=st.integers(50, 90))
-def test_noam_peaks_at_the_end_of_its_warm_up(warmup: int, steps: int) -> None:
+def test_noam_peaks_at_the_end_of_its_warm_up(warmup, steps):
     values = rates(Noam(warmup=warmup), steps)
     assert values.index(max(values)) == warmup - 1
     # Linear before, the inverse square root after.
@@ -37,17 +37,17 @@ def test_noam_peaks_at_the_end_of_its_warm_up(warmup: int, steps: int) -> None:
     assert values[-1] * math.sqrt(steps / warmup) == pytest.approx(values[warmup - 1])
 
 
-def test_linear() -> None:
+def test_linear():
     assert rates(Linear(kind="linear", peak=8.0, warmup=4), 8) == [2, 4, 6, 8, 6, 4, 2, 0]
     assert rates(Linear(kind="linear", peak=4.0), 4) == [3, 2, 1, 0]
 
 
-def test_constant() -> None:
+def test_constant():
     assert rates(Constant(kind="constant", peak=3.0, warmup=3), 6) == [1, 2, 3, 3, 3, 3]
     assert rates(Constant(kind="constant", peak=3.0), 3) == [3, 3, 3]
 
 
-def test_cosine() -> None:
+def test_cosine():
     root = math.sqrt(0.5)
     expected = [1, 2, 1 + root, 1, 1 - root, 0]
     assert rates(Cosine(kind="cosine", peak=2.0, warmup=2), 6) == pytest.approx(expected)
@@ -62,9 +62,7 @@ def test_cosine() -> None:
     more=st.integers(0, 30),
     peak=st.floats(1e-6, 10),
 )
-def test_no_rate_is_negative_or_above_the_peak(
-    kind: type[Linear | Cosine | Constant], warmup: int, more: int, peak: float
-) -> None:
+def test_no_rate_is_negative_or_above_the_peak(kind, warmup, more, peak):
     steps = max(1, warmup + more)
     values = rates(kind(kind=kind.__name__.lower(), peak=peak, warmup=warmup), steps)
     assert all(0 <= value <= peak * (1 + 1e-12) for value in values)

@@ -30,7 +30,7 @@ GPU = CPU | {"device": "cuda", "near": [2, 3, 6, 7]}
 
 
 @pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(tmp_path, monkeypatch):
     """Two NUMA nodes of two cores each, with two hardware threads a core."""
     for cpu in CPUS:
         file = tmp_path / f"cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -55,9 +55,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (NEAR, GPU | {"cpus": [0, 6]}, "{6}", 1),
     ],
 )
-def test_cores_are_those_of_the_machine(
-    technique: Any, facts: dict[str, Any], places: str, threads: int, monkeypatch: Any
-) -> None:
+def test_cores_are_those_of_the_machine(technique, facts, places, threads, monkeypatch):
     assert technique.obstacle(facts) is None
     given = {"OMP_PLACES": places, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true"}
     assert technique.environment(facts) == given
@@ -84,14 +82,14 @@ def test_cores_are_those_of_the_machine(
         (NEAR, GPU | {"devices": 2}, "several processes"),
     ],
 )
-def test_it_says_why_it_cannot_be_tried(technique: Any, facts: dict[str, Any], why: str) -> None:
+def test_it_says_why_it_cannot_be_tried(technique, facts, why):
     assert why in str(technique.obstacle(facts))
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("GOMP_CPU_AFFINITY", "0 1"), ("OMP_WAIT_POLICY", "active")]
 )
-def test_settings_of_the_user_stay(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_stay(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     assert name in str(PINNED.obstacle(CPU))
 
@@ -103,7 +101,7 @@ print(os.environ.get("OMP_PLACES"), [sorted(os.sched_getaffinity(int(t))) for t 
 """
 
 
-def test_openmp_binds_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openmp_binds_the_threads(monkeypatch):
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
         pytest.skip("needs 2 cores")
@@ -115,7 +113,7 @@ def test_openmp_binds_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stdout == f"{{{cpus[0]}}},{{{cpus[1]}}} {[[cpu] for cpu in cpus]}\n"
 
 
-def test_threads_that_are_not_bound_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_are_not_bound_are_no_effect(monkeypatch):
     watch = Watch(Boundaries())
     monkeypatch.setattr(PINNED, "facts", CPU, raising=False)
     for bound, effect in (({0}, True), ({0, 1}, False)):

@@ -36,7 +36,7 @@ def changed(name: str) -> Side:
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+def records(tmp_path_factory):
     """The records of all sides of one session; the side with another dropout trains without any."""
     sides = [*HEALTHY, changed("cut"), changed("schedule")]
     sides = [Side(OWN), *floors(sides), *sides, replace(changed("dropout"), dropout=False)]
@@ -55,19 +55,19 @@ def certificate(records: dict[str, Record], side: Side) -> Certificate:
 
 
 @pytest.mark.parametrize("side", HEALTHY, ids=lambda side: side.name)
-def test_rounding_is_the_same_training(records: dict[str, Record], side: Side) -> None:
+def test_rounding_is_the_same_training(records, side):
     found = certificate(records, side)
     assert found.word == "same", found
     assert not found.identical
 
 
 @pytest.mark.parametrize("name", ["cut", "schedule"])
-def test_damage_is_another_training(records: dict[str, Record], name: str) -> None:
+def test_damage_is_another_training(records, name):
     found = certificate(records, changed(name))
     assert found.word == "different", found
 
 
-def test_another_rate_of_dropout_shows_where_dropout_is_off(records: dict[str, Record]) -> None:
+def test_another_rate_of_dropout_shows_where_dropout_is_off(records):
     mine = records["dropout"]
     (theirs,) = mine.ranks
     own = Record([dict(theirs) | {"rates": np.array([0.1])}])

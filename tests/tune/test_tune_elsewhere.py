@@ -17,9 +17,7 @@ from transformer_core.tune.order import SIDE
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_callback_tunes_the_command_of_its_process_and_no_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_callback_tunes_the_command_of_its_process_and_no_copy(monkeypatch):
     trainer = pytest.importorskip("transformers").TrainerCallback
     started: list[list[str]] = []
     monkeypatch.setattr(command, "main", lambda given: started.append(given) or 0)
@@ -44,9 +42,7 @@ SAYS = "from transformer_core.tune.callback import started_with; print(*started_
         (["-c", SAYS], "1", "no script started this process"),
     ],
 )
-def test_the_command_of_a_process_is_found(
-    start: list[str], ranks: str, words: str, tmp_path: Path
-) -> None:
+def test_the_command_of_a_process_is_found(start, ranks, words, tmp_path):
     (tmp_path / "train.py").write_text(SAYS)
     ended = subprocess.run(
         [sys.executable, *start],
@@ -75,7 +71,7 @@ class Cells(HTMLParser):
         self.found.append((self._tag, data))
 
 
-def test_a_notebook_displays_the_answer_of_a_study(tmp_path: Path) -> None:
+def test_a_notebook_displays_the_answer_of_a_study(tmp_path):
     same = {"word": "same", "reason": "gradients < 1e-7"}
     best = Tried(("bf16",), certificate=same, ratio=1.2, low=1.1, high=1.3, verdict="FASTER")
     answer = Answer("train.py", tried=[best], recommended=("bf16",), diff="-a < b\n+a > b\n")
@@ -91,9 +87,7 @@ def test_a_notebook_displays_the_answer_of_a_study(tmp_path: Path) -> None:
     ("status", "written", "words"),
     [(0, True, "**FASTER**"), (1, True, "**FASTER**"), (2, False, "names no script")],
 )
-def test_the_action_posts_the_report_and_keeps_the_exit_status(
-    status: int, written: bool, words: str, tmp_path: Path
-) -> None:
+def test_the_action_posts_the_report_and_keeps_the_exit_status(status, written, words, tmp_path):
     step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][-1]
     programs = tmp_path / "bin"
     programs.mkdir()

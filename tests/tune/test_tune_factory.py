@@ -55,7 +55,7 @@ NAME = "their_own_training"
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     (tmp_path / f"{NAME}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, NAME, raising=False)
@@ -73,7 +73,7 @@ def program(home: Path, function: str) -> Program:
     return Program((factory,), home, factory=settings(factory), devices=2)
 
 
-def test_parts_and_options(home: Path) -> None:
+def test_parts_and_options(home):
     parts = load(f"{NAME}:whole", {"width": 5}, 0, 1, 1)
     assert parts.module.in_features == 5
     assert parts.clip_norm == 0.0
@@ -92,12 +92,12 @@ def test_parts_and_options(home: Path) -> None:
         ("hole", "has no function hole; remedy: .*whole"),
     ],
 )
-def test_what_is_wrong_is_said(function: str, message: str, home: Path) -> None:
+def test_what_is_wrong_is_said(function, message, home):
     with pytest.raises(ValueError, match=f"task.factory = {NAME}:{function}.*{message}"):
         load(f"{NAME}:{function}", {}, 0, 1, 1)
 
 
-def test_a_missing_module_an_end_and_losses_that_are_no_scalars() -> None:
+def test_a_missing_module_an_end_and_losses_that_are_no_scalars():
     with pytest.raises(
         ValueError, match="no module nowhere; remedy: start snakemake in the folder"
     ):
@@ -110,7 +110,7 @@ def test_a_missing_module_an_end_and_losses_that_are_no_scalars() -> None:
         checked("a:b", 1.0)
 
 
-def test_batches_of_any_shape_are_divided() -> None:
+def test_batches_of_any_shape_are_divided():
     batch = {"x": torch.arange(4), "more": (torch.ones(4, 2), "words", torch.tensor(3))}
     first, second = divided(batch, 2)
     assert first["x"].tolist() == [0, 1]
@@ -120,12 +120,12 @@ def test_batches_of_any_shape_are_divided() -> None:
         list(divided(batch, 3))
 
 
-def test_layers_that_are_not_there_are_named() -> None:
+def test_layers_that_are_not_there_are_named():
     with pytest.raises(ValueError, match=r"task\.layers = Blok"):
         layers_of(nn.Linear(2, 2), "Blok")
 
 
-def test_the_loop_is_that_of_the_script_to_the_last_bit() -> None:
+def test_the_loop_is_that_of_the_script_to_the_last_bit():
     given = settings("docs.examples.my_training:build", width=24) | {"shift": 0}
     found = train(given, steps=3).state_dict()
     torch.manual_seed(1)
@@ -164,7 +164,7 @@ def compared(made: Program, names: list[str], folder: Path) -> dict[str, Certifi
 
 
 @pytest.mark.slow
-def test_what_divides_the_batch_is_certified_as_a_whole(home: Path) -> None:
+def test_what_divides_the_batch_is_certified_as_a_whole(home):
     names = ["ddp_fp16_messages", "fsdp", "fp16"]
     found = compared(program(home, "build"), names, home)
     assert {name: each.word for name, each in found.items()} == dict.fromkeys(names, "same")
@@ -199,7 +199,7 @@ def record(inputs: list[list[float]], gradient: float = 1.0) -> Record:
         (record([[8.0, 3.0, 9.9], [8.0, 2.0, 9.9]], gradient=1.2), "different", "gradient of w"),
     ],
 )
-def test_parts_of_a_batch_add_up(found: Record, word: str, reason: str) -> None:
+def test_parts_of_a_batch_add_up(found, word, reason):
     own = record([[16.0, 5.0, 1.0]])
     certificate = certify(found, own, own, "float32", divided=True)
     assert certificate.word == word
@@ -207,7 +207,7 @@ def test_parts_of_a_batch_add_up(found: Record, word: str, reason: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_factory_that_fails_is_named_by_file_and_line(home: Path) -> None:
+def test_a_factory_that_fails_is_named_by_file_and_line(home):
     tuning = Tuning(program(home, "fails"), home / "out", lambda text: None)
     line = MODULE.splitlines().index('    raise KeyError("no such data")') + 1
     with pytest.raises(CannotObserve, match=rf"{NAME}\.py, line {line}: KeyError"):
@@ -215,7 +215,7 @@ def test_a_factory_that_fails_is_named_by_file_and_line(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whom_a_session_waits_for_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whom_a_session_waits_for_is_said(home, monkeypatch):
     monkeypatch.setattr("transformer_core.tune.coordinator.PATIENCE", 1.0)
     made, said = program(home, "hangs"), list[str]()
     with (
@@ -226,7 +226,7 @@ def test_whom_a_session_waits_for_is_said(home: Path, monkeypatch: pytest.Monkey
     assert any("waiting for own" in text and "printed nothing" in text for text in said)
 
 
-def test_techniques_of_the_loop_are_for_factories() -> None:
+def test_techniques_of_the_loop_are_for_factories():
     script, factory = (
         Tuning(Program(("a.py",), Path(), factory=given), Path(), print).names
         for given in (None, settings("a:b"))

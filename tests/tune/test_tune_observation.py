@@ -26,7 +26,7 @@ TWIN = Side("twin")
 @contextmanager
 def started(script: str, folder: Path, *sides: Side, **more: str) -> Iterator[Session]:
     """A session of the script and ``sides``, waiting at their first boundary."""
-    program = Program(tuple(script.split()), SCRIPTS, boundary=more.get("boundary", "optimizer"))  # type: ignore[arg-type]
+    program = Program(tuple(script.split()), SCRIPTS, boundary=more.get("boundary", "optimizer"))
     with session(program, [Side(OWN), *sides], folder) as run:
         for side in run.sides:
             run.facts(side.name, 100)
@@ -39,7 +39,7 @@ def recorded(run: Session, side: str, steps: int) -> Record:
     return Record.read(run.records(side))
 
 
-def test_closures_are_a_step_whose_first_update_is_seen(tmp_path: Path) -> None:
+def test_closures_are_a_step_whose_first_update_is_seen(tmp_path):
     with started("closure.py", tmp_path, TWIN) as run:
         own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
         facts = run.facts(OWN)
@@ -53,7 +53,7 @@ def test_closures_are_a_step_whose_first_update_is_seen(tmp_path: Path) -> None:
     assert own.losses().shape[2] > 8
 
 
-def test_two_optimizers_are_seen_from_their_first_updates(tmp_path: Path) -> None:
+def test_two_optimizers_are_seen_from_their_first_updates(tmp_path):
     with started("two_optimizers.py", tmp_path, TWIN) as run:
         own, twin = (recorded(run, side, 4) for side in (OWN, "twin"))
         facts = run.facts(OWN)
@@ -71,7 +71,7 @@ def test_two_optimizers_are_seen_from_their_first_updates(tmp_path: Path) -> Non
     assert {name for _, step, name in updates if step == 2} >= {"0.weight", "2.bias"}
 
 
-def test_accumulation_with_scaler_autocast_and_workers_is_a_step(tmp_path: Path) -> None:
+def test_accumulation_with_scaler_autocast_and_workers_is_a_step(tmp_path):
     with started("accumulation.py", tmp_path, TWIN) as run:
         own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
         facts = run.facts(OWN)
@@ -81,7 +81,7 @@ def test_accumulation_with_scaler_autocast_and_workers_is_a_step(tmp_path: Path)
     assert own.losses().shape == (1, 2, 12)
 
 
-def test_weights_updated_by_hand_are_noticed(tmp_path: Path) -> None:
+def test_weights_updated_by_hand_are_noticed(tmp_path):
     with pytest.raises(SideEnded, match="no step"), started("by_hand.py", tmp_path):
         pass
     with started("by_hand.py", tmp_path, boundary="backward") as run:
@@ -89,7 +89,7 @@ def test_weights_updated_by_hand_are_noticed(tmp_path: Path) -> None:
     assert {name for *_, name in own.keys("gradient")} == {"weight", "bias"}
 
 
-def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path: Path) -> None:
+def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path):
     folder = SCRIPTS / "modules"
     program = Program(("train.py", "--name", "two words"), folder)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
@@ -102,9 +102,7 @@ def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path: P
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
 
 
-def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(
-    tmp_path: Path,
-) -> None:
+def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp_path):
     command = ["torchrun", "--nproc-per-node", "2", "ranks.py", "accumulate"]
     task = {"kind": "script", "command": command, "directory": str(SCRIPTS)}
     program = program_of(ScriptTask.model_validate(task))
@@ -131,7 +129,7 @@ def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(
     assert (first["1 gradient 0.weight"] == second["1 gradient 0.weight"]).all()
 
 
-def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path: Path) -> None:
+def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path):
     launcher = ("torchrun", "--nproc-per-node=2")
     program = Program(("ranks.py", "raise"), SCRIPTS, launcher=launcher)
     with session(program, [Side(OWN)], tmp_path) as run:
@@ -143,9 +141,7 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path: Pa
         assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
 
 
-def test_the_last_words_of_a_side_are_read_though_another_starts_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_words_of_a_side_are_read_though_another_starts_late(tmp_path, monkeypatch):
     late = "import runpy, time\ntime.sleep(4)\nrunpy.run_module({!r}, run_name='__main__')\n"
     (tmp_path / "late.py").write_text(late.format(Side.module))
     (tmp_path / "nothing.py").write_text("raise ValueError('nothing to train')\n")
@@ -166,7 +162,7 @@ def test_the_last_words_of_a_side_are_read_though_another_starts_late(
         ("spawn", "cannot be observed: it starts its ranks by torch.multiprocessing"),
     ],
 )
-def test_an_end_is_one_sentence_with_a_remedy(how: str, words: str, tmp_path: Path) -> None:
+def test_an_end_is_one_sentence_with_a_remedy(how, words, tmp_path):
     said: list[str] = []
     tuning = Tuning(Program(("ends.py", how), SCRIPTS), tmp_path, said.append)
     with pytest.raises(CannotObserve, match=words) as caught:

@@ -25,7 +25,7 @@ from transformer_core.tune.techniques.registry import TECHNIQUES
 from transformer_core.tune.terminal import larger_batch, notes
 
 
-def test_a_sketch_is_linear_and_keeps_distances() -> None:
+def test_a_sketch_is_linear_and_keeps_distances():
     generator = torch.Generator().manual_seed(1)
     one = torch.randn(300, 400, generator=generator)
     other = one + 0.01 * torch.randn(300, 400, generator=generator)
@@ -38,13 +38,13 @@ def test_a_sketch_is_linear_and_keeps_distances() -> None:
     )
 
 
-def test_a_small_tensor_is_kept_whole() -> None:
+def test_a_small_tensor_is_kept_whole():
     tensor = torch.arange(12.0).view(3, 4)
     assert sketch(tensor).tolist() == tensor.flatten().tolist()
     assert distance(sketch(tensor), sketch(tensor[:2])) == float("inf")
 
 
-def test_a_fingerprint_sees_order_and_nesting() -> None:
+def test_a_fingerprint_sees_order_and_nesting():
     batch = torch.tensor([1, 2, 3])
     assert fingerprint({"x": batch}) == fingerprint([batch])
     assert fingerprint(batch) != fingerprint(batch.flip(0))
@@ -82,32 +82,30 @@ OWN, FLOOR = record(), record(noise=1e-6)
         (Record([OWN.ranks[0], OWN.ranks[0]]), "different", "2 ranks instead of 1"),
     ],
 )
-def test_a_certificate_measures_against_the_floor(found: Record, word: str, reason: str) -> None:
+def test_a_certificate_measures_against_the_floor(found, word, reason):
     certificate = certify(found, OWN, FLOOR, "float32")
     assert certificate.word == word, certificate
     assert reason in certificate.reason
 
 
-def test_data_that_rounding_decides_is_undecided() -> None:
+def test_data_that_rounding_decides_is_undecided():
     # A policy whose actions change with the floor has other batches by itself.
     certificate = certify(record(passes=2), OWN, record(noise=1e-6, passes=3), "float32")
     assert certificate.word == "undecided"
 
 
-def test_rounding_of_data_is_allowed_where_weights_change_nothing() -> None:
+def test_rounding_of_data_is_allowed_where_weights_change_nothing():
     assert certify(record(noise=3e-3), OWN, FLOOR, "bfloat16").word == "same"
     assert certify(record(noise=5e-2), OWN, FLOOR, "bfloat16").word == "different"
 
 
-def test_a_script_that_rounding_overturns_is_undecided() -> None:
+def test_a_script_that_rounding_overturns_is_undecided():
     certificate = certify(record(noise=0.9), OWN, record(noise=1.0), "bfloat16")
     assert certificate.word == "undecided", certificate
 
 
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])
-def test_luck_of_a_tensor_in_a_step_that_rounding_overturns_is_no_bound(
-    first: float, word: str
-) -> None:
+def test_luck_of_a_tensor_in_a_step_that_rounding_overturns_is_no_bound(first, word):
     def overturned(second: dict[str, float], first: float) -> Record:
         """Noise of the first step of both tensors, and of the second step of each."""
         (found,) = record(noise=first).ranks
@@ -124,7 +122,7 @@ def test_luck_of_a_tensor_in_a_step_that_rounding_overturns_is_no_bound(
     assert certificate.word == word, certificate
 
 
-def test_numbers_that_weights_decide_are_no_data() -> None:
+def test_numbers_that_weights_decide_are_no_data():
     # What a generator hands to its critic changes with the floor: gradients judge it.
     floor = record(noise=1e-6, inputs=1.0001)
     assert certify(record(noise=1e-6, inputs=1.001), OWN, floor, "float32").word == "same"
@@ -141,7 +139,7 @@ for epoch in range(3):
 """
 
 
-def test_edits_come_back_as_a_diff_that_applies(tmp_path: Path) -> None:
+def test_edits_come_back_as_a_diff_that_applies(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     places = {"optimizer": (str(script), 4), "call": (str(script), 7)}
@@ -171,9 +169,7 @@ def test_edits_come_back_as_a_diff_that_applies(tmp_path: Path) -> None:
         ("out = model(x)", [True, True], []),
     ],
 )
-def test_only_tensors_that_are_named_are_cast_back(
-    line: str, result: Any, tail: list[str], tmp_path: Path
-) -> None:
+def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(f"{line}\n", encoding="utf-8")
     source = Source(tmp_path, script, {"call": (str(script), 1)})
@@ -181,7 +177,7 @@ def test_only_tensors_that_are_named_are_cast_back(
     assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
 
 
-def test_a_call_that_has_one_of_the_keywords_stays(tmp_path: Path) -> None:
+def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("load(data, num_workers=0)\nload(data, batch_size=2)\n", encoding="utf-8")
     source = Source(tmp_path, script, {})
@@ -192,7 +188,7 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path: Path) -> None:
     assert changed == f"load(data, num_workers=0)\n{new}\n"
 
 
-def test_the_line_that_starts_a_library_is_not_the_call_of_the_model() -> None:
+def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     library: dict[str, Any] = {"__name__": "library.loop"}
     code = "def train(watch, model): watch.found(model)"
     exec(compile(code, "/lib/site-packages/library/loop.py", "exec"), library)
@@ -203,7 +199,7 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model() -> None:
     assert watch.places["call"][0] == str(Path(__file__).resolve())
 
 
-def test_blocks_that_are_computed_again_give_the_same_gradients(tmp_path: Path) -> None:
+def test_blocks_that_are_computed_again_give_the_same_gradients(tmp_path):
     def blocks() -> nn.ModuleList:
         torch.manual_seed(1)
         return nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2))
@@ -243,16 +239,12 @@ def test_blocks_that_are_computed_again_give_the_same_gradients(tmp_path: Path) 
         ({"device": "cuda", "capability": (9, 0)}, "pip install torchao"),
     ],
 )
-def test_float8_says_why_it_cannot_be_tried(
-    facts: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_float8_says_why_it_cannot_be_tried(facts, why, monkeypatch):
     monkeypatch.setattr("transformer_core.tune.techniques.float8.find_spec", lambda name: None)
     assert why in str(TECHNIQUES["float8"].obstacle(facts))
 
 
-def test_lines_at_which_the_host_waits_are_noted_and_other_warnings_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_at_which_the_host_waits_are_noted_and_other_warnings_shown(monkeypatch):
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *more: shown.append(str(message)))
     with warnings.catch_warnings():
@@ -266,7 +258,7 @@ def test_lines_at_which_the_host_waits_are_noted_and_other_warnings_shown(
     assert shown == ["something else"] * 2
 
 
-def test_a_larger_batch_is_told_from_the_parts_of_memory() -> None:
+def test_a_larger_batch_is_told_from_the_parts_of_memory():
     parts = {"libraries": 10, "weights": 5, "gradients": 5, "optimizer": 10}
     assert larger_batch(parts | {"peak": 40, "room": 100}) == 6
     assert larger_batch(parts | {"peak": 30, "room": 100}) == 0
@@ -277,7 +269,7 @@ def test_a_larger_batch_is_told_from_the_parts_of_memory() -> None:
     assert "A batch about 6 times as large" in batch
 
 
-def test_a_folder_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_stays_as_it_was(tmp_path):
     folder, scratch = tmp_path / "user", tmp_path / "scratch"
     folder.mkdir()
     scratch.mkdir()
@@ -292,9 +284,7 @@ def test_a_folder_stays_as_it_was(tmp_path: Path) -> None:
     assert (folder / "model.pt").read_text(encoding="utf-8") == "old"
 
 
-def test_a_copy_leaves_out_results_and_their_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_leaves_out_results_and_their_size(tmp_path, monkeypatch):
     monkeypatch.setattr(isolation, "overlay_works", lambda parent: False)
     monkeypatch.setattr(isolation, "LARGEST_COPY", 100)
     folder, scratch = tmp_path / "user", tmp_path / "scratch"
@@ -310,7 +300,7 @@ def test_a_copy_leaves_out_results_and_their_size(
     assert [path.name for path in place.iterdir()] == ["train.py"]
 
 
-def test_gradients_in_float16_are_scaled_inside_the_model_alone() -> None:
+def test_gradients_in_float16_are_scaled_inside_the_model_alone():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
     data = torch.randn(16, 32, requires_grad=True)
@@ -334,7 +324,7 @@ def test_gradients_in_float16_are_scaled_inside_the_model_alone() -> None:
     assert apart(found) < 0.02 < apart(lost)
 
 
-def test_kernels_of_attention_are_chosen_where_there_is_attention() -> None:
+def test_kernels_of_attention_are_chosen_where_there_is_attention():
     math, flash = TECHNIQUES["sdpa_math"], TECHNIQUES["sdpa_flash"]
     facts = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
     assert math.obstacle(facts) is None
@@ -343,11 +333,11 @@ def test_kernels_of_attention_are_chosen_where_there_is_attention() -> None:
     assert "does not call" in str(math.obstacle(facts | {"counts": {}}))
     query = torch.randn(1, 2, 8, 16)
     try:
-        math.prepare(None)  # type: ignore[arg-type]
+        math.prepare(None)
         with torch.profiler.profile() as profile:
             F.scaled_dot_product_attention(query, query, query)
         assert "aten::_scaled_dot_product_attention_math" in {e.key for e in profile.key_averages()}
-        flash.prepare(None)  # type: ignore[arg-type]
+        flash.prepare(None)
         with pytest.raises(RuntimeError, match="No available kernel"):
             F.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
     finally:

@@ -1,14 +1,11 @@
 """Braces in titles and paths are text; Snakemake takes them for wildcards elsewhere."""
 
 import os
-from pathlib import Path
 
 from project import TINY, Project
 
 
-def test_a_study_with_braces_plans_and_reads_its_corpus_and_again_where_it_was_edited(
-    tmp_path: Path,
-) -> None:
+def test_a_study_with_braces_plans_and_reads_its_corpus_and_again_where_it_was_edited(tmp_path):
     pairs = {}
     for split in ("train", "validation", "test"):
         pairs[split] = f"{{{split}}} {{corpus}}.tsv"

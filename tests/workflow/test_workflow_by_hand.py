@@ -35,7 +35,7 @@ STUDY = TINY | {
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     """A study over two hosts, with all that a run needs."""
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
     shards = "results/data/grammar/shards/{}/manifest.json"
@@ -88,7 +88,7 @@ def result(project: Project, folder: str = RUN) -> Repeat:
 
 
 @pytest.mark.slow
-def test_the_same_line_on_every_host_makes_one_run(project: Project) -> None:
+def test_the_same_line_on_every_host_makes_one_run(project):
     port = free_port()
     hosts = [start(project, node, port) for node in (0, 1)]
     said = [host.communicate(timeout=200)[0] for host in hosts]
@@ -108,7 +108,7 @@ def test_the_same_line_on_every_host_makes_one_run(project: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="takes parent-death signals")
-def test_a_host_that_is_gone_is_named(project: Project) -> None:
+def test_a_host_that_is_gone_is_named(project):
     """All processes of the second host stand still, in the middle of the training."""
     output = "results/stopped"
     port = free_port()

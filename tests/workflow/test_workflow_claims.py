@@ -1,6 +1,5 @@
 """Claims and families in the DAG: what they ask for is made, and mistakes in them are refused."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ CLAIMS = "results/claims.json"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     study = TINY | {"variants": ["single", "ddp", "central"]}
     return Project(tmp_path_factory.mktemp("project"), study)
 
 
 @pytest.fixture
-def claims(project: Project) -> Iterator[Path]:
+def claims(project):
     """The claims file, put back after the test."""
     file = project.folder / "config/claims.yaml"
     before = file.read_text()
@@ -36,7 +35,7 @@ def compared(variant: str, reference: str) -> dict[str, Any]:
     return {"kind": "comparison", "direction": "more"} | names
 
 
-def test_what_a_claim_compares_is_timed(project: Project, claims: Path) -> None:
+def test_what_a_claim_compares_is_timed(project, claims):
     write(claims, compared("ddp", "single"))
     assert project.planned(CLAIMS)["turns"] == 2
     write(claims, compared("ddp", "central"), compared("tf32", "single"))
@@ -45,9 +44,7 @@ def test_what_a_claim_compares_is_timed(project: Project, claims: Path) -> None:
     assert "Time central/1 in turns" in said
 
 
-def test_a_number_of_a_job_asks_for_the_job_and_another_asks_for_nothing(
-    project: Project, claims: Path
-) -> None:
+def test_a_number_of_a_job_asks_for_the_job_and_another_asks_for_nothing(project, claims):
     number = {"file": "results/nowhere.json", "value": "x"}
     unknown = {"kind": "measurement", "what": "x", "number": number, "at_least": 1}
     write(claims, unknown)
@@ -56,7 +53,7 @@ def test_a_number_of_a_job_asks_for_the_job_and_another_asks_for_nothing(
     assert project.planned(CLAIMS)["roofline"] == 1
 
 
-def test_a_mistyped_variant_is_refused_with_near_names(project: Project, claims: Path) -> None:
+def test_a_mistyped_variant_is_refused_with_near_names(project, claims):
     write(claims, compared("dpp", "single"))
     code, output = project.snakemake("-n", CLAIMS)
     assert code != 0
@@ -64,7 +61,7 @@ def test_a_mistyped_variant_is_refused_with_near_names(project: Project, claims:
         assert word in output
 
 
-def test_a_mistyped_family_is_refused(project: Project, claims: Path) -> None:
+def test_a_mistyped_family_is_refused(project, claims):
     write(claims, {"kind": "trend", "family": "bucket_sise", "direction": "rises"})
     code, output = project.snakemake("-n", CLAIMS)
     assert code != 0

@@ -16,7 +16,7 @@ SCATTER = ("--set-scatter", "tokenize=3")
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     return Project.with_data(tmp_path_factory.mktemp("data"), TINY)
 
 
@@ -33,7 +33,7 @@ def ids(project: Project) -> tuple[list[bytes], list[bytes]]:
     )
 
 
-def test_parts_give_what_one_job_gives(project: Project) -> None:
+def test_parts_give_what_one_job_gives(project):
     whole = ids(project)
     assert project.planned(MANIFEST, *SCATTER) == {"shards_part": 3, "gather_shards": 1}
     made(project, VERIFY, *SCATTER)
@@ -45,7 +45,7 @@ def test_parts_give_what_one_job_gives(project: Project) -> None:
     ]
 
 
-def test_a_damaged_part_is_found_and_the_command_repairs_it(project: Project) -> None:
+def test_a_damaged_part_is_found_and_the_command_repairs_it(project):
     record = DataCheck.model_validate_json(Path(project.folder, VERIFY).read_text())
     assert [split.split for split in record.splits] == ["train", "validation", "test"]
     shard = project.folder / TRAIN / "part-2-of-3" / "shard-00000.arrow"

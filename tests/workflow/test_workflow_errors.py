@@ -4,8 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +15,7 @@ from transformer_core.study.compared_pairs import known_targets
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     return Project(tmp_path_factory.mktemp("project"), TINY)
 
 
@@ -28,7 +26,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         ({"model": TINY["model"] | {"heads": 3}}, ["model.heads", "3", "take 2 or 4 heads"]),
     ],
 )
-def test_a_wrong_study(project: Project, change: dict[str, Any], words: list[str]) -> None:
+def test_a_wrong_study(project, change, words):
     project.write_study(TINY | change)
     try:
         code, output = project.snakemake("results/report.html")
@@ -40,31 +38,31 @@ def test_a_wrong_study(project: Project, change: dict[str, Any], words: list[str
     assert not (project.folder / "results/runs").exists()
 
 
-def test_a_wrong_value_on_the_command_line(project: Project) -> None:
+def test_a_wrong_value_on_the_command_line(project):
     code, output = project.snakemake("-n", "--config", 'training={"steps": "many"}')
     assert code != 0
     assert "training.steps" in output
     assert "'many'" in output
 
 
-def test_a_mistyped_target_is_refused_with_near_names(project: Project) -> None:
+def test_a_mistyped_target_is_refused_with_near_names(project):
     code, output = project.snakemake("results/runs/singel/metrics.json")
     assert code != 0
     assert "results/runs/single/metrics.json" in output
 
 
-def test_the_known_targets_are_what_the_rules_make(project: Project) -> None:
+def test_the_known_targets_are_what_the_rules_make(project):
     study = Study.model_validate(TINY)
     project.make("-n", *known_targets(study, (), FIGURES, TABLES))
 
 
 # Of every study, tests/schemas resolves the variants.
 @pytest.mark.parametrize("name", ["multi30k", "gpt2_small", "own_training"])
-def test_a_study_of_each_task_plans(project: Project, name: str) -> None:
+def test_a_study_of_each_task_plans(project, name):
     project.make("-n", "--configfile", f"config/studies/{name}.yaml")
 
 
-def test_another_workflow_takes_this_one_as_a_module(tmp_path: Path) -> None:
+def test_another_workflow_takes_this_one_as_a_module(tmp_path):
     """As ``snakedeploy deploy-workflow`` writes it."""
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(TINY))
     know_sources(tmp_path)

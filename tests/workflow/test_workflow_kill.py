@@ -38,11 +38,11 @@ def wait_for(folder: Path, pattern: str, seconds: float = 120.0) -> None:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     return Project.with_data(tmp_path_factory.mktemp("killed"), STUDY)
 
 
-def test_kill_9_and_again(project: Project) -> None:
+def test_kill_9_and_again(project):
     variant = "ddp"
     folder = project.folder / f"results/runs/{variant}/repeat-1"
     target = TARGET.format(variant)
@@ -69,7 +69,7 @@ def test_kill_9_and_again(project: Project) -> None:
     assert whole.validations == resumed.validations
 
 
-def test_data_whose_snakemake_is_killed_alone(project: Project, tmp_path: Path) -> None:
+def test_data_whose_snakemake_is_killed_alone(project, tmp_path):
     """Its job has nobody any more, and the same command starts it again beside it."""
     killed = Project(tmp_path / "project", STUDY)
     target = "results/data/grammar/shards/test/manifest.json"

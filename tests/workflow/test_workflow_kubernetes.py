@@ -52,7 +52,7 @@ def container(job: dict[str, Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_pod_has_what_the_job_needs() -> None:
+def test_a_pod_has_what_the_job_needs():
     job = manifest(mem_mb=5000, runtime=30, gpu=2)
     resources = container(job)["resources"]
     assert resources["requests"] == {"cpu": "4", "memory": "5000M", "nvidia.com/gpu": "2"}
@@ -62,13 +62,13 @@ def test_a_pod_has_what_the_job_needs() -> None:
     assert container(job)["workingDir"] == "/workspace/checkout"
 
 
-def test_without_a_gpu_a_pod_asks_for_none() -> None:
+def test_without_a_gpu_a_pod_asks_for_none():
     for resources in ({}, {"gpu": 0}):
         needs = container(manifest(**resources))["resources"]
         assert "nvidia.com/gpu" not in needs["requests"] | needs["limits"]
 
 
-def test_what_is_timed_has_its_host_to_itself() -> None:
+def test_what_is_timed_has_its_host_to_itself():
     timed, untimed = manifest(timed=1), manifest("evaluate")
     (apart,) = timed["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -80,7 +80,7 @@ def test_what_is_timed_has_its_host_to_itself() -> None:
 
 
 @pytest.mark.parametrize("rule", ["train", "self_test_sessions", "x" * 80])
-def test_a_job_has_a_name_that_kubernetes_takes(rule: str) -> None:
+def test_a_job_has_a_name_that_kubernetes_takes(rule):
     name = manifest(rule)["metadata"]["generateName"] + "abcde"
     assert len(name) <= 63
     assert name.replace("-", "").isalnum()
@@ -98,7 +98,7 @@ def test_a_job_has_a_name_that_kubernetes_takes(rule: str) -> None:
         ("echo 'Unable to connect to the server' >&2; exit 1", "running"),
     ],
 )
-def test_the_state_of_a_job(tmp_path: Path, answer: str, status: str) -> None:
+def test_the_state_of_a_job(tmp_path, answer, status):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f"#!/bin/sh\n{answer}\n")
     kubectl.chmod(0o755)
@@ -113,7 +113,7 @@ def test_the_state_of_a_job(tmp_path: Path, answer: str, status: str) -> None:
 
 
 @needs_plugin
-def test_a_dry_run_plans_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_plans_the_report(tmp_path, monkeypatch):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text("#!/bin/sh\ntouch $0.was-called\n")
     kubectl.chmod(0o755)
@@ -127,9 +127,7 @@ def test_a_dry_run_plans_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @needs_plugin
 @pytest.mark.slow
-def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(tmp_path, monkeypatch):
     programs, jobs = tmp_path / "bin", tmp_path / "jobs"
     programs.mkdir()
     jobs.mkdir()

@@ -1,7 +1,6 @@
 """A tiny study of a language model, from texts to the report."""
 
 import json
-from pathlib import Path
 
 import pytest
 from project import TINY, Project
@@ -37,34 +36,32 @@ TRIED = ["amp_bf16", "fsdp_bf16", "accum4_no_sync"]
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     made = Project(tmp_path_factory.mktemp("project"), STUDY)
     made.make(REPORT)
     return made
 
 
 @pytest.fixture(scope="module")
-def folder(project: Project) -> Path:
+def folder(project):
     return project.folder / "results"
 
 
-def test_rows_are_full_and_every_byte_is_counted(folder: Path) -> None:
+def test_rows_are_full_and_every_byte_is_counted(folder):
     manifest = ShardManifest.model_validate_json(
         (folder / "data/grammar_documents/shards/test/manifest.json").read_text()
     )
-    assert manifest.texts is not None
     assert manifest.texts.texts == 12
     assert manifest.source_tokens == 0
     assert manifest.pairs == -(-manifest.target_tokens // 32)
 
 
 @pytest.mark.parametrize("variant", ["single", "ddp"])
-def test_a_variant_is_measured_judged_and_certified(folder: Path, variant: str) -> None:
+def test_a_variant_is_measured_judged_and_certified(folder, variant):
     text = (folder / f"runs/{variant}/metrics.json").read_text()
     result = VariantResult.model_validate_json(text)
     assert result.status == "ok", result.reason
     quality = result.evaluation.texts
-    assert quality is not None
     assert quality.bits_per_byte > 0
     assert len(result.evaluation.continuations) == 2
     found = (folder / f"equivalence/{variant}.json").read_text()
@@ -72,7 +69,7 @@ def test_a_variant_is_measured_judged_and_certified(folder: Path, variant: str) 
     assert certificate.status == "equivalent", certificate.reason
 
 
-def test_the_report_has_no_word_of_translations(folder: Path) -> None:
+def test_the_report_has_no_word_of_translations(folder):
     page = (folder / "report.html").read_text()
     assert "Continuations" in page
     assert "Bits per byte" in page
@@ -84,9 +81,7 @@ def test_the_report_has_no_word_of_translations(folder: Path) -> None:
     assert by_name["ddp"]["bits_per_byte"]
 
 
-def test_what_has_no_meaning_is_unsupported_with_the_reason_and_the_study_goes_on(
-    folder: Path,
-) -> None:
+def test_what_has_no_meaning_is_unsupported_with_the_reason_and_the_study_goes_on(folder):
     for kind, file in (
         (VariantResult, "runs/memory_together/metrics.json"),
         (Certificate, "equivalence/memory_together.json"),
@@ -99,7 +94,7 @@ def test_what_has_no_meaning_is_unsupported_with_the_reason_and_the_study_goes_o
     assert "no model.memory_products = together" in (folder / "report.html").read_text()
 
 
-def test_other_techniques_have_certificates(project: Project) -> None:
+def test_other_techniques_have_certificates(project):
     project.write_study(STUDY | {"variants": [*STUDY["variants"], *TRIED]})
     files = [f"results/equivalence/{variant}.json" for variant in TRIED]
     output = project.make(*files)

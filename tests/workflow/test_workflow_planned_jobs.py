@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 from project import TINY, Project
@@ -12,19 +11,19 @@ from transformer_core.run.kinds import JOBS
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     study = TINY | {"variants": ["single", "amp_bf16", "log_every_1", "sgd"]}
     return Project(tmp_path_factory.mktemp("project"), study)
 
 
-def test_a_short_run_for_each_variant_that_can_have_a_certificate(project: Project) -> None:
+def test_a_short_run_for_each_variant_that_can_have_a_certificate(project):
     planned = project.planned("results/report.html")
     assert planned["certify"] == planned["train"] == 4
     # The reference, and all variants but the one that is different by design.
     assert planned["short_run"] == planned["short_spec"] == 4
 
 
-def test_one_certificate_alone_needs_one_timed_run(project: Project) -> None:
+def test_one_certificate_alone_needs_one_timed_run(project):
     planned = project.planned("results/equivalence/log_every_1.json")
     assert planned["short_run"] == 2, "its own, and that of the variant it must equal"
     assert planned["train"] == 1, "its own, whose kernels must be those of the short run"
@@ -32,7 +31,7 @@ def test_one_certificate_alone_needs_one_timed_run(project: Project) -> None:
     assert "short_run" not in planned
 
 
-def test_seeds_come_from_the_class_of_the_variant(project: Project) -> None:
+def test_seeds_come_from_the_class_of_the_variant(project):
     output = project.make("-n", "-p", "results/equivalence/amp_bf16.json")
     commands = [line for line in output.splitlines() if '"kind": "short_run"' in line]
     assert len(commands) == 2
@@ -41,7 +40,7 @@ def test_seeds_come_from_the_class_of_the_variant(project: Project) -> None:
     assert sum('"first_look": 3,' in command for command in commands) == 1
 
 
-def test_collective_operations_where_they_are_of_use(tmp_path: Path) -> None:
+def test_collective_operations_where_they_are_of_use(tmp_path):
     alone = TINY | {"variants": ["single", "amp_bf16"], "projection": None}
     studies = {
         "alone": alone,
@@ -56,7 +55,7 @@ def test_collective_operations_where_they_are_of_use(tmp_path: Path) -> None:
     assert measured == {"several", "projected"}
 
 
-def test_every_order_of_a_rule_is_one_that_its_job_takes(tmp_path: Path) -> None:
+def test_every_order_of_a_rule_is_one_that_its_job_takes(tmp_path):
     study = TINY | {
         "time": "1h",
         "quality": {},

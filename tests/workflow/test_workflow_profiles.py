@@ -1,7 +1,6 @@
 """The profiles for clusters: what they say of rules, and that nobody is forgotten."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -33,30 +32,30 @@ def timed_rules() -> set[str]:
     return timed | inherited
 
 
-def test_there_are_timed_rules() -> None:
+def test_there_are_timed_rules():
     assert {"train", "train_again", "turns", "roofline"} <= timed_rules()
 
 
-def test_every_timed_rule_has_its_hosts_to_itself_on_slurm() -> None:
+def test_every_timed_rule_has_its_hosts_to_itself_on_slurm():
     resources = yaml.safe_load(SLURM.read_text())["set-resources"]
     exclusive = {name for name, of in resources.items() if "--exclusive" in of["slurm_extra"]}
     assert exclusive == timed_rules()
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
-def test_a_job_that_ended_early_is_tried_again(name: str) -> None:
+def test_a_job_that_ended_early_is_tried_again(name):
     profile = yaml.safe_load((PROFILES / name / "config.yaml").read_text())
     assert profile["retries"] > 0
     assert profile["rerun-incomplete"]
 
 
-def test_every_profile_names_the_command_that_takes_it() -> None:
+def test_every_profile_names_the_command_that_takes_it():
     for file in PROFILES.glob("*/config.yaml"):
         command = f"--workflow-profile {file.parent.relative_to(ROOT)}"
         assert command in file.read_text(), file
 
 
-def test_copies_on_the_hosts_change_no_run(tmp_path: Path) -> None:
+def test_copies_on_the_hosts_change_no_run(tmp_path):
     """A profile may ask for them, also once there are results."""
     project = Project(tmp_path, TINY)
     spec = "results/runs/single/spec.json"

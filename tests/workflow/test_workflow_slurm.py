@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,13 +56,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
+def slurm(tmp_path_factory):
     with PrivateSlurm(tmp_path_factory.mktemp("slurm")) as private:
         yield private
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, slurm: PrivateSlurm) -> Project:
+def project(tmp_path_factory, slurm):
     """The runs of the study, both of which are cut short once on the way. The other jobs reach
     their hosts by the same profile; each would take as long again."""
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
@@ -128,12 +128,12 @@ def topology(project: Project, variant: str) -> Topology:
     return found.topology
 
 
-def test_a_single_run_takes_one_host(project: Project) -> None:
+def test_a_single_run_takes_one_host(project):
     assert repeat(project, "single").status == "ok"
     assert topology(project, "single").nodes == 1
 
 
-def test_ddp_runs_on_two_hosts(project: Project) -> None:
+def test_ddp_runs_on_two_hosts(project):
     found = topology(project, "ddp")
     assert (found.nodes, found.world_size, found.local_world_size) == (2, 2, 1)
     assert [(place.rank, place.node_rank, place.host) for place in found.ranks] == [
@@ -142,9 +142,7 @@ def test_ddp_runs_on_two_hosts(project: Project) -> None:
     ]
 
 
-def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(
-    project: Project, slurm: PrivateSlurm
-) -> None:
+def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(project, slurm):
     jobs = {name: slurm.describe(job) for job, name in slurm.jobs("all").items()}
     train = {name: jobs[f"rule_train_wildcards_{name}_1"] for name in ("single", "ddp")}
     assert "NumNodes=1 " in train["single"]
@@ -155,7 +153,7 @@ def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(
     assert "TresPerJob=gres:gpu:1" in jobs["rule_evaluate_wildcards_ddp"]
 
 
-def test_the_cancelled_job_was_tried_again_and_went_on(project: Project) -> None:
+def test_the_cancelled_job_was_tried_again_and_went_on(project):
     found = repeat(project, CANCELLED)
     assert found.status == "ok", found.reason
     assert found.resumed_at, "it began anew"
@@ -163,7 +161,7 @@ def test_the_cancelled_job_was_tried_again_and_went_on(project: Project) -> None
     assert "Trying to restart job" in (project.folder / "output.txt").read_text()
 
 
-def test_the_requeued_job_went_on(project: Project) -> None:
+def test_the_requeued_job_went_on(project):
     found = repeat(project, REQUEUED)
     assert found.status == "ok", found.reason
     assert found.resumed_at, "it began anew"

@@ -4,7 +4,6 @@ empty files that it takes for finished, and changes of the sources and of the us
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from project import TINY, Project
@@ -32,7 +31,7 @@ TARGETS = ("results/report.html", "results/self_test/report.json")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def finished(tmp_path_factory):
     project = Project(tmp_path_factory.mktemp("staleness"), STUDY)
     for split in ("train", "validation", "test"):
         (project.folder / f"{split}.tsv").write_text("a dog\tein Hund\n")
@@ -83,7 +82,7 @@ def edit(project: Project, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_what_changes_no_result_makes_nothing_stale(finished: Project) -> None:
+def test_what_changes_no_result_makes_nothing_stale(finished):
     assert stale(finished) == {}
     for package in ("transformer_core", "schemas"):
         for path in (finished.folder / package).rglob("*.py"):
@@ -93,7 +92,7 @@ def test_what_changes_no_result_makes_nothing_stale(finished: Project) -> None:
     assert stale(finished) == {}
 
 
-def test_neither_does_a_clone_of_the_project(finished: Project) -> None:
+def test_neither_does_a_clone_of_the_project(finished):
     clone = finished.copy(finished.folder.with_name("clone"))
     for package in ("transformer_core", "schemas", "workflow", "config", "own"):
         for path in (clone.folder / package).rglob("*"):
@@ -116,7 +115,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_table_says_what_runs_again(finished: Project, name: str, tmp_path: Path) -> None:
+def test_the_table_says_what_runs_again(finished, name, tmp_path):
     (file, old, new), (some, others) = CHANGES[name]
     text = (finished.folder / file).read_text()
     cache = tmp_path / "sources.json"
@@ -136,7 +135,7 @@ def test_the_table_says_what_runs_again(finished: Project, name: str, tmp_path: 
 
 
 # Before the user's files and the study are changed.
-def test_a_time_makes_comparisons_go_on_and_nothing_is_trained(finished: Project) -> None:
+def test_a_time_makes_comparisons_go_on_and_nothing_is_trained(finished):
     planned = finished.planned("results/report.html", "--config", "time=1h")
     concluded = {"compare", "families", "claims", "page"}
     # This study has no search to speak of; of rules without input a touched file knows nothing.
@@ -145,7 +144,7 @@ def test_a_time_makes_comparisons_go_on_and_nothing_is_trained(finished: Project
     assert planned["refine"] == 1
 
 
-def test_files_of_the_user(finished: Project) -> None:
+def test_files_of_the_user(finished):
     edit(finished, "own/parts.py", "return 1", "return 2")
     # Of others, Snakemake only says that they come after these.
     assert by_itself(stale(finished)) == {
@@ -158,7 +157,7 @@ def test_files_of_the_user(finished: Project) -> None:
     assert by_itself(stale(finished)) == {"read_corpus"}
 
 
-def test_sides_that_take_turns_in_other_groups(finished: Project) -> None:
+def test_sides_that_take_turns_in_other_groups(finished):
     finished.write_study(STUDY | {"comparison": STUDY["comparison"] | {"together": 2}})
     found = by_itself(stale(finished))
     assert "turns" in found

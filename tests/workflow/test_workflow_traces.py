@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 from project import TINY, Project
@@ -10,11 +9,11 @@ from traces import kineto, on_device
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     return Project(tmp_path, TINY)
 
 
-def test_a_trace_of_another_program(project: Project) -> None:
+def test_a_trace_of_another_program(project):
     kernels = [on_device("kernel", "sgemm", 0, 5, 1), on_device("kernel", "relu", 5, 2, 2)]
     kineto(project.folder / "mine.json.gz", kernels)
     files = json.dumps({"other": ["mine.json.gz"]})

@@ -1,7 +1,6 @@
 """The profile for a workstation: jobs at the same time see different GPUs, timed ones are alone."""
 
 import json
-from pathlib import Path
 
 import pytest
 from project import TINY, Project
@@ -54,9 +53,7 @@ def at_the_same_time(first: Line, second: Line) -> bool:
 
 
 @pytest.mark.slow
-def test_gpus_are_shared_out_and_timed_jobs_are_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_shared_out_and_timed_jobs_are_alone(tmp_path, monkeypatch):
     study = TINY | {"variants": ["single", "log_every_1"]}
     project = Project.with_data(tmp_path / "project", study)
     profile = project.folder / "workflow/profiles/workstation/config.yaml"

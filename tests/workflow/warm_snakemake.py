@@ -23,7 +23,6 @@ def call(
     code. What it says is in the file ``output``."""
     server = _server()
     assert server.stdin is not None
-    assert server.stdout is not None
     asked = [list(arguments), str(folder), dict(environment), str(output)]
     print(json.dumps(asked), file=server.stdin, flush=True)
     return int(server.stdout.readline())

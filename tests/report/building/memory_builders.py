@@ -51,7 +51,7 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
     peak = whole.total_bytes + MIB
     milestones = [
         Milestone(
-            name=name,  # type: ignore[arg-type]
+            name=name,
             tensor_bytes=peak * place // len(MOMENTS) if place > 1 else None,
             reserved_bytes=None,
             rss_bytes=CONTEXT + peak * place // len(MOMENTS),
@@ -70,7 +70,7 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
         ),
         device_account=None,
         timeline=[
-            TimelinePoint(phase=phase, position=place / 8, parts=parts(activations * place // 8))  # type: ignore[arg-type]
+            TimelinePoint(phase=phase, position=place / 8, parts=parts(activations * place // 8))
             for place, phase in enumerate(phase for phase in phases for _ in range(3))
         ],
     )  # fmt: skip
@@ -142,7 +142,7 @@ def largest_batch(variant: str, provenance: Provenance, text: str) -> LargestBat
         trials=[
             BatchTrial(
                 pairs=pairs,
-                purpose=purpose,  # type: ignore[arg-type]
+                purpose=purpose,
                 status="ok" if pairs == 64 else "oom",
                 reason=None if pairs == 64 else f"The host ran out of memory. {text}",
                 peak_bytes=400 * MIB if pairs == 64 else None,

@@ -19,7 +19,7 @@ from transformer_core.report.kit import formats
         (float("inf"), 3, "inf"),
     ],
 )
-def test_numbers(value: float, digits: int, text: str) -> None:
+def test_numbers(value, digits, text):
     assert formats.plain_number(value, digits) == text
 
 
@@ -27,7 +27,7 @@ def test_numbers(value: float, digits: int, text: str) -> None:
     ("seconds", "text"),
     [(0.0345, "34 ms"), (12.34, "12.3 s"), (119, "119.0 s"), (150, "2.5 min"), (9000, "2.5 h")],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations(seconds, text):
     assert formats.plain_duration(seconds) == text
 
 
@@ -35,11 +35,11 @@ def test_durations(seconds: float, text: str) -> None:
     ("count", "text"),
     [(12, "12 B"), (1536, "1.5 KiB"), (345 << 20, "345 MiB"), (80 << 30, "80.0 GiB")],
 )
-def test_sizes(count: int, text: str) -> None:
+def test_sizes(count, text):
     assert formats.plain_size(count) == text
 
 
-def test_exact_value_is_kept_beside_the_rounded_one() -> None:
+def test_exact_value_is_kept_beside_the_rounded_one():
     assert formats.ratio(1.6181) == '<data value="1.6181" title="1.6181">1.62×</data>'
     assert formats.percent(0.0712) == '<data value="0.0712" title="0.0712">7.1 %</data>'
     assert formats.duration(2.25) == '<data value="2.25" title="2.25 s">2.2 s</data>'
@@ -47,13 +47,13 @@ def test_exact_value_is_kept_beside_the_rounded_one() -> None:
 
 
 @pytest.mark.parametrize("show", formats.FILTERS.values(), ids=formats.FILTERS)
-def test_missing_is_a_dash_and_never_zero(show: object) -> None:
+def test_missing_is_a_dash_and_never_zero(show):
     assert callable(show)
     assert show(None) == formats.MISSING
     assert "0" not in formats.MISSING
 
 
-def test_interval_and_ratio_interval() -> None:
+def test_interval_and_ratio_interval():
     interval = Interval(median=16200.4, low=15800.2, high=16600.9, samples=40)
     html = formats.interval(interval)
     assert ">16,200</data>" in html
@@ -64,7 +64,7 @@ def test_interval_and_ratio_interval() -> None:
     assert "[1.58, 1.66]" in formats.ratio_interval(factor)
 
 
-def test_narrow_ratio_shows_that_it_is_not_one() -> None:
+def test_narrow_ratio_shows_that_it_is_not_one():
     narrow = Interval(median=1.004, low=1.002, high=1.006, samples=40)
     html = formats.ratio_interval(narrow)
     assert "1.004×" in html
@@ -72,6 +72,6 @@ def test_narrow_ratio_shows_that_it_is_not_one() -> None:
 
 
 @given(st.floats(1e-9, 1e15))
-def test_rounding_stays_close(value: float) -> None:
+def test_rounding_stays_close(value):
     shown = float(formats.plain_number(value, 4).replace(",", ""))
     assert shown == pytest.approx(value, rel=6e-4)

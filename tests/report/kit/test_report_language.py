@@ -4,7 +4,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
 from babel.messages.extract import extract_python
 from babel.messages.pofile import read_po
 from jinja2.ext import babel_extract
@@ -41,19 +40,19 @@ def texts() -> dict[str, str]:
     return found | dict.fromkeys(said, "a module")
 
 
-def test_every_text_has_its_korean() -> None:
+def test_every_text_has_its_korean():
     missing = {text: place for text, place in texts().items() if text not in language.korean()}
     assert not missing, "add them to the catalog beside"
 
 
-def test_translations_keep_numbers_and_marks() -> None:
+def test_translations_keep_numbers_and_marks():
     shown = [(part["en"], part["ko"]) for one in captions().values() for part in one.values()]
     for english, korean in [*language.korean().items(), *shown]:
         assert sorted(PLACES.findall(korean)) == sorted(PLACES.findall(english)), english
         assert sorted(TAGS.findall(korean)) == sorted(TAGS.findall(english)), english
 
 
-def test_catalogs_are_sorted_and_each_text_is_in_one() -> None:
+def test_catalogs_are_sorted_and_each_text_is_in_one():
     keys = []
     for path in language.catalogs():
         with path.open("rb") as file:
@@ -63,11 +62,11 @@ def test_catalogs_are_sorted_and_each_text_is_in_one() -> None:
     assert len(keys) == len(set(keys))
 
 
-def test_no_translation_is_left_over() -> None:
+def test_no_translation_is_left_over():
     assert set(language.korean()) == set(texts())
 
 
-def test_a_text_without_translation_stands_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_without_translation_stands_in_english(monkeypatch):
     monkeypatch.setattr(language, "korean", lambda: {"Known": "아는 말"})
     assert language.gettext("Unknown") == "Unknown"
     said = language.gettext("Known")
@@ -76,7 +75,7 @@ def test_a_text_without_translation_stands_in_english(monkeypatch: pytest.Monkey
     assert language.ngettext("Known", "Unknown", 1) == said
 
 
-def test_captions_are_said_in_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_are_said_in_both_languages(monkeypatch):
     known = {"%(n)s of 10 % %(what)s": "10 % %(what)s %(n)s개", "rows": "행"}
     monkeypatch.setattr(language, "korean", lambda: known)
     text = say("%(n)s of 10 % %(what)s", n=3, what=say("rows")) + " single."

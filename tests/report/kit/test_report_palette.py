@@ -55,7 +55,7 @@ def lab(colour: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_stands_out_from_its_paper(scheme: str) -> None:
+def test_everything_stands_out_from_its_paper(scheme):
     for paper in ("paper", "card"):
         behind = getattr(SHADES[paper], scheme)
         for name, shade in SHADES.items():
@@ -67,20 +67,20 @@ def test_everything_stands_out_from_its_paper(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("eyes", EYES)
-def test_the_first_series_are_told_apart(scheme: str, eyes: str) -> None:
+def test_the_first_series_are_told_apart(scheme, eyes):
     names = [name for name in SHADES if name not in PAGE][:3]
     seen = [lab(EYES[eyes] @ linear(getattr(SHADES[name], scheme))) for name in names]
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 20
 
 
-def test_drawings_follow_the_scheme() -> None:
+def test_drawings_follow_the_scheme():
     assert with_variables(f"fill: {colour_of('variant')}") == "fill: var(--blue)"
     assert len(set(SERIES)) == len(SERIES)
     assert f"--blue:{SHADES['blue'].dark}" in declarations(dark=True, series_only=True)
     assert "--paper" not in declarations(series_only=True)
 
 
-def test_a_role_has_one_colour_in_figures_and_diagrams() -> None:
+def test_a_role_has_one_colour_in_figures_and_diagrams():
     style = (Path(palette.__file__).parent / "style.css").read_text(encoding="utf-8")
     for role in ("computation", "communication", "copies", "idle"):
         assert f"var(--{role})" in style

@@ -18,7 +18,7 @@ DRAWING = """<svg xmlns="http://www.w3.org/2000/svg"
 </svg>"""
 
 
-def test_smaller_drawings_say_the_same() -> None:
+def test_smaller_drawings_say_the_same():
     root = ElementTree.fromstring(DRAWING)
     compact(root, "#own")
     text = ElementTree.tostring(root, encoding="unicode")

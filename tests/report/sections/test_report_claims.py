@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from drawn import description, texts
@@ -17,7 +16,7 @@ from transformer_core.report.page import draw, write_page
 
 
 @pytest.fixture(scope="module")
-def page(html: str) -> Page:
+def page(html):
     return Page(html)
 
 
@@ -25,7 +24,7 @@ def row_of(page: Page, claim: str) -> list[str]:
     return next(row for row in page.rows if row[0] == claim and len(row) == 4)
 
 
-def test_the_claims_have_a_table(page: Page) -> None:
+def test_the_claims_have_a_table(page):
     assert next(row for row in page.rows if row[0] == "Id") == [
         "Id",
         "Claim",
@@ -44,13 +43,13 @@ def test_the_claims_have_a_table(page: Page) -> None:
         ("elsewhere", "not testable here"),
     ],
 )
-def test_every_verdict_is_said_in_words(page: Page, claim: str, verdict: str) -> None:
+def test_every_verdict_is_said_in_words(page, claim, verdict):
     row = [words(cell) for cell in row_of(page, claim)]
     assert row[2].startswith(verdict)
     assert "A book, page 3" in row[1]
 
 
-def test_evidence_has_numbers_files_and_variants(page: Page) -> None:
+def test_evidence_has_numbers_files_and_variants(page):
     evidence = words(row_of(page, "true")[3])
     assert re.search(
         r"agrees Throughput of amp_bf16 over single: 1\.62× \[1\.\d+, 1\.\d+\]", evidence
@@ -64,17 +63,17 @@ def test_evidence_has_numbers_files_and_variants(page: Page) -> None:
     assert "does not train the same model" in row_of(page, "open")[3]
 
 
-def test_the_claims_can_be_tested_again(page: Page) -> None:
+def test_the_claims_can_be_tested_again(page):
     assert re.search(r"snakemake --cores all \S*claims.json", page.texts["claims"])
 
 
-def test_texts_of_claims_and_families_are_escaped(html: str, page: Page) -> None:
+def test_texts_of_claims_and_families_are_escaped(html, page):
     assert EVIL in page.texts["claims"]
     assert EVIL in page.texts["families"]
     assert "alert(1)</script>" not in html
 
 
-def test_a_family_has_a_row_for_each_value(page: Page) -> None:
+def test_a_family_has_a_row_for_each_value(page):
     rows = [[words(cell) for cell in row] for row in page.rows if "accum4_sync" in row[1:2]]
     (row,) = [row for row in rows if row[0] == "4"]
     assert row[2] == "single"
@@ -84,7 +83,7 @@ def test_a_family_has_a_row_for_each_value(page: Page) -> None:
     assert "only single of this family" in words(page.texts["families"])
 
 
-def test_figure_of_families(results: StudyResults) -> None:
+def test_figure_of_families(results):
     drawing = draw("families", results)
     shown = set(texts(drawing))
     assert {"bits", "1", "4", "16", "64", "throughput over the reference"} <= shown
@@ -92,7 +91,7 @@ def test_figure_of_families(results: StudyResults) -> None:
     assert "alone" not in description(drawing)
 
 
-def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> None:
+def test_tables_of_claims_and_families(study_folder, tmp_path):
     tables.write_tables(StudyResults(study_folder), tmp_path)
     claims = {row["claim"]: row for row in rows(tmp_path / "claims.csv")}
     assert claims["large"]["verdict"] == "PARTLY"
@@ -103,7 +102,7 @@ def test_tables_of_claims_and_families(study_folder: Path, tmp_path: Path) -> No
     assert [row["throughput_median"] == "" for row in members][-1]
 
 
-def test_a_page_without_claims_says_so(written: Path) -> None:
+def test_a_page_without_claims_says_so(written):
     folder = written
     for name in ("claims", "families"):
         (folder / f"{name}.json").write_text(json.dumps([]))

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from drawn import section, texts
@@ -32,7 +31,7 @@ def said(results: StudyResults) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_errors_are_against_what_was_measured(results: StudyResults) -> None:
+def test_errors_are_against_what_was_measured(results):
     checks = tensor_checks(results)
     assert {check.variant for check in checks} == {
         "single", "amp_bf16", "accum4_sync", "sgd", "forgetful",
@@ -47,7 +46,7 @@ def test_errors_are_against_what_was_measured(results: StudyResults) -> None:
     assert errors([Check("a", "rank 0", 80, 100)]) == pytest.approx((0.2, 0.2))
 
 
-def test_timed_runs_have_the_context_too(results: StudyResults) -> None:
+def test_timed_runs_have_the_context_too(results):
     checks = run_checks(results)
     single = [check for check in checks if check.variant == "single"]
     assert [check.place for check in single] == ["repeat 1, rank 0", "repeat 2, rank 0"]
@@ -55,7 +54,7 @@ def test_timed_runs_have_the_context_too(results: StudyResults) -> None:
     assert single[0].measured == 345 * MIB
 
 
-def test_variants_that_are_told_of_in_detail(results: StudyResults) -> None:
+def test_variants_that_are_told_of_in_detail(results):
     assert telling(results) == ["single", "accum4_sync"]
     assert list(schemes(results)) == ["accum4_sync"]
     found = context(results)
@@ -63,7 +62,7 @@ def test_variants_that_are_told_of_in_detail(results: StudyResults) -> None:
     assert found["imbalance"](peaks) == pytest.approx(58 / 38)
 
 
-def test_the_section_shows_numbers_and_reasons(results: StudyResults) -> None:
+def test_the_section_shows_numbers_and_reasons(results):
     text = said(results)
     assert "off by 5.2 % in the median and 5.2 % at worst" in text
     assert "16 [ 16 ]" in text
@@ -74,7 +73,7 @@ def test_the_section_shows_numbers_and_reasons(results: StudyResults) -> None:
     assert "1.53×" in text
 
 
-def test_a_study_without_memory_says_so(copied: Path) -> None:
+def test_a_study_without_memory_says_so(copied):
     folder = copied
     shutil.rmtree(folder / "memory")
     study = json.loads((folder / "study.json").read_text()) | {"memory": None}
@@ -91,7 +90,7 @@ def test_a_study_without_memory_says_so(copied: Path) -> None:
         assert "variant to show" in " ".join(texts(draw(name, without)))
 
 
-def test_a_study_may_leave_the_measurement_out(copied: Path) -> None:
+def test_a_study_may_leave_the_measurement_out(copied):
     folder = copied
     for path in (folder / "memory").glob("[!p]*.json"):
         path.unlink()
@@ -105,7 +104,7 @@ def test_a_study_may_leave_the_measurement_out(copied: Path) -> None:
     assert "Largest batch" in text
 
 
-def test_figures_show_parts_and_ranks(results: StudyResults) -> None:
+def test_figures_show_parts_and_ranks(results):
     anatomy = texts(draw("memory_anatomy", results))
     assert {"activations", "state by the formulas", "predicted peak", "single"} <= set(anatomy)
     assert "master weights" not in anatomy
@@ -122,7 +121,7 @@ def test_figures_show_parts_and_ranks(results: StudyResults) -> None:
     )
 
 
-def test_tables(results: StudyResults) -> None:
+def test_tables(results):
     rows = rows_of("memory", results)
     by_place = {(row["variant"], row["rank"]): row for row in rows}
     assert by_place["ddp", None]["peak_tensor_bytes"] is None

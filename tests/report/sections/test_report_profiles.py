@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +20,7 @@ from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.trace.events.arrow import write_events
 
 
-def test_profiles_of_variants_that_ran(results: StudyResults) -> None:
+def test_profiles_of_variants_that_ran(results):
     found = context(results)
     assert "single" in found["profiles"]
     assert [breakdown.name for breakdown in found["without"]] == ["ddp"]
@@ -31,7 +30,7 @@ def test_profiles_of_variants_that_ran(results: StudyResults) -> None:
     assert single.milliseconds(2_000_000) == 1.0  # of two steps
 
 
-def test_means_are_over_steps_and_ranks(results: StudyResults) -> None:
+def test_means_are_over_steps_and_ranks(results):
     profile = context(results)["profiles"]["accum4_sync"]
     assert profile.steps == 4
     summary = profile.summary
@@ -46,7 +45,7 @@ def test_means_are_over_steps_and_ranks(results: StudyResults) -> None:
     assert profile.milliseconds(use.waiting_ns) == pytest.approx(0.0025)
 
 
-def test_few_variants_are_shown_in_detail(results: StudyResults) -> None:
+def test_few_variants_are_shown_in_detail(results):
     names = telling(results)
     assert names[0] == results.study.baseline
     assert len(names) == len(set(names)) <= 4
@@ -54,7 +53,7 @@ def test_few_variants_are_shown_in_detail(results: StudyResults) -> None:
     assert "accum4_sync" in names  # another way of dividing the work
 
 
-def test_traces_of_the_user_are_rows_and_figures(study_folder: Path, tmp_path: Path) -> None:
+def test_traces_of_the_user_are_rows_and_figures(study_folder, tmp_path):
     rows = [
         work("gemm", 10, 60, operator_class="contraction", phase="forward", step=0),
         mark("step", 0, 100),
@@ -87,17 +86,16 @@ def test_traces_of_the_user_are_rows_and_figures(study_folder: Path, tmp_path: P
     assert "mine" in draw("profile_timelines", brought)
 
 
-def test_parts_in_the_legend(results: StudyResults) -> None:
+def test_parts_in_the_legend(results):
     shown = texts(draw("profile_partition", results))
     assert shown.count("exposed communication") == 1  # once, though several variants have it
     assert {"computation", "idle", "single", "wall time of a profiled step (ms)"} <= set(shown)
 
 
-def test_a_timeline_holds_what_ran(tmp_path: Path) -> None:
+def test_a_timeline_holds_what_ran(tmp_path):
     path = tmp_path / "events.parquet"
     write_events(path, event_table(step_rows(0, 0, 1, "cpu")))
     timeline = read_timeline(path)
-    assert timeline is not None
     assert (timeline.window_ns, [lane.label for lane in timeline.lanes]) == (200_000, ["operators"])
     assert timeline.phases[0] == [
         ("forward", 10_000, 50_000),
@@ -112,7 +110,7 @@ def test_a_timeline_holds_what_ran(tmp_path: Path) -> None:
     assert "communication" not in lane.spans
 
 
-def test_a_column_shows_what_fills_most_of_it(tmp_path: Path) -> None:
+def test_a_column_shows_what_fills_most_of_it(tmp_path):
     """Ten thousand short events become one span where they leave few gaps, and none where not."""
     usual = {"device": "cuda:0", "step": 0}
     dense = [
@@ -125,32 +123,30 @@ def test_a_column_shows_what_fills_most_of_it(tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     write_events(path, event_table([mark("step", 0, 100_000), *dense, *sparse]))
     timeline = read_timeline(path)
-    assert timeline is not None
     (lane,) = timeline.lanes
     assert lane.label == "cuda:0 stream 7"
     assert list(lane.spans) == ["element_wise"]
     assert len(lane.spans["element_wise"]) == 1
 
 
-def test_the_busiest_streams_of_a_gpu(tmp_path: Path) -> None:
+def test_the_busiest_streams_of_a_gpu(tmp_path):
     rows = [mark("step", 0, 1000)]
     for stream in range(6):
         rows.append(work("k", 0, 10 * (stream + 1), stream=stream, operator_class="other", step=0))
     path = tmp_path / "events.parquet"
     write_events(path, event_table(rows))
     timeline = read_timeline(path)
-    assert timeline is not None
     assert [lane.label for lane in timeline.lanes] == [f"cuda:0 stream {n}" for n in (3, 4, 5)]
 
 
-def test_a_trace_without_steps_has_no_timeline(tmp_path: Path) -> None:
+def test_a_trace_without_steps_has_no_timeline(tmp_path):
     path = tmp_path / "events.parquet"
     write_events(path, event_table([work("k", 0, 10)]))
     assert pq.read_table(path).num_rows == 1
     assert read_timeline(path) is None
 
 
-def test_tables(results: StudyResults) -> None:
+def test_tables(results):
     rows = rows_of("profiles", results)
     by_variant = {row["variant"]: row for row in rows}
     assert list(by_variant) == list(results.variants)

@@ -1,7 +1,6 @@
 """The section on slow links and more devices, and its figures."""
 
 from copy import copy
-from pathlib import Path
 
 import pytest
 from drawn import description, section, texts
@@ -54,7 +53,7 @@ def without(results: StudyResults, **sections: None) -> StudyResults:
     return other
 
 
-def test_a_run_over_a_link_says_how_the_link_was_made(results: StudyResults) -> None:
+def test_a_run_over_a_link_says_how_the_link_was_made(results):
     (run,) = linked_runs(over_a_link(results, "accum4_sync", "namespaces"))
     assert (run.result.variant, run.bandwidth, run.kind) == (
         "accum4_sync",
@@ -69,18 +68,18 @@ def test_a_run_over_a_link_says_how_the_link_was_made(results: StudyResults) -> 
     assert "100 Mbit/s" in html
 
 
-def test_a_run_that_did_not_run_has_its_status_and_no_number(results: StudyResults) -> None:
+def test_a_run_that_did_not_run_has_its_status_and_no_number(results):
     (run,) = linked_runs(over_a_link(results, "ddp", "namespaces"))
     assert (run.step_seconds, run.hosts, run.kind) == (None, [], None)
     assert "unsupported" in section("scaling", over_a_link(results, "ddp", "namespaces"))
 
 
-def test_runs_on_one_host_are_not_listed(results: StudyResults) -> None:
+def test_runs_on_one_host_are_not_listed(results):
     assert linked_runs(results) == []
     assert "links-caption" not in section("scaling", results)
 
 
-def test_errors_of_the_emulated_link_are_told(results: StudyResults) -> None:
+def test_errors_of_the_emulated_link_are_told(results):
     html = section("scaling", results)
     assert 'value="0.04"' in html, "median of 2, 4 and 7 %"
     assert 'value="0.07"' in html, "worst"
@@ -88,14 +87,14 @@ def test_errors_of_the_emulated_link_are_told(results: StudyResults) -> None:
     assert html.count("&lt;script&gt;") == 1, "the reason of the trial that is not made"
 
 
-def test_figure_of_the_link_error_shows_what_was_measured(results: StudyResults) -> None:
+def test_figure_of_the_link_error_shows_what_was_measured(results):
     shown = texts(draw("link_error", results))
     assert shown.count("ddp") == 2
     assert shown.count("small buckets") == 1, "the one at 1 Gbit/s was not measured"
     assert {"100 Mbit/s", "1 Gbit/s"} <= set(shown)
 
 
-def test_curves_stand_beside_the_error_of_their_model(results: StudyResults) -> None:
+def test_curves_stand_beside_the_error_of_their_model(results):
     drawing = draw("scaling", results)
     projection = context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
@@ -105,7 +104,7 @@ def test_curves_stand_beside_the_error_of_their_model(results: StudyResults) -> 
     assert said in description(drawing)
 
 
-def test_a_strategy_that_was_measured_otherwise_has_no_curve(results: StudyResults) -> None:
+def test_a_strategy_that_was_measured_otherwise_has_no_curve(results):
     projection = context(results)["projection"]
     ((wrong, error),) = dropped(projection).items()
     assert wrong == "accumulation_sync"
@@ -122,7 +121,7 @@ def test_a_strategy_that_was_measured_otherwise_has_no_curve(results: StudyResul
     assert f'value="{exact(error)}"' in html
 
 
-def test_one_disturbed_run_does_not_take_a_curve_away(results: StudyResults) -> None:
+def test_one_disturbed_run_does_not_take_a_curve_away(results):
     projection = context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     runs = [check.model_copy(update={"error": error}) for error in (-0.4, 0.0, 0.12)]
@@ -131,13 +130,13 @@ def test_one_disturbed_run_does_not_take_a_curve_away(results: StudyResults) -> 
     assert dropped(others) == {}
 
 
-def test_bucket_sizes_are_drawn_for_each_number_of_devices(results: StudyResults) -> None:
+def test_bucket_sizes_are_drawn_for_each_number_of_devices(results):
     shown = texts(draw("bucket_sizes", results))
     assert {"2 devices", "8 devices", "64 devices", "512 devices"} <= set(shown)
     assert "bucket size (MiB)" in shown
 
 
-def test_checks_say_why_there_is_no_prediction(copied: Path) -> None:
+def test_checks_say_why_there_is_no_prediction(copied):
     folder = copied
     file = folder / "projection" / "projection.json"
     results = StudyResults(folder)
@@ -157,14 +156,14 @@ def test_checks_say_why_there_is_no_prediction(copied: Path) -> None:
     assert "Not checked against any run" in draw("scaling", results)
 
 
-def test_a_study_may_ask_for_neither(results: StudyResults) -> None:
+def test_a_study_may_ask_for_neither(results):
     html = section("scaling", without(results, projection=None, link_check=None))
     assert "The study asks for neither links nor projections." in html
     assert "<table>" not in html
     assert texts(draw("scaling", without(results, projection=None))) == ["Nothing to project"]
 
 
-def test_a_projection_without_curves_says_why(empty_folder: Path) -> None:
+def test_a_projection_without_curves_says_why(empty_folder):
     results = StudyResults(empty_folder)
     html = section("scaling", results)
     assert "No projection:" in html

@@ -3,7 +3,6 @@
 import json
 import re
 from copy import copy
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -22,25 +21,24 @@ from transformer_core.report.sections.equivalence import MARKERS
 from transformer_core.report.sections.headroom import context
 
 
-def test_the_comparison_nearest_to_its_bound_is_named(study_folder: Path) -> None:
+def test_the_comparison_nearest_to_its_bound_is_named(study_folder):
     certificates = StudyResults(study_folder).certificates.values()
     held = [each for each in certificates if each.status == "equivalent" and each.deviations]
     assert held
     for certificate in held:
         found = nearest(certificate)
-        assert found is not None
         most = found.measured / found.bound
         assert all(each.measured <= most * each.bound for each in certificate.deviations)
 
 
-def test_a_certificate_that_fails_gives_its_whole_reason(study_folder: Path) -> None:
+def test_a_certificate_that_fails_gives_its_whole_reason(study_folder):
     certificates = StudyResults(study_folder).certificates.values()
     others = [each for each in certificates if each.status != "equivalent"]
     assert others
     assert [in_short(each) for each in others] == [each.reason for each in others]
 
 
-def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(written: Path) -> None:
+def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(written):
     """A small corpus has fewer tokens than a study may ask for."""
     folder = written
     (file,) = folder.rglob("tokenizer.report.json")
@@ -53,13 +51,13 @@ def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(writte
     assert expected in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
 
 
-def test_whatever_is_compared_has_its_words_and_a_mark_of_its_own() -> None:
+def test_whatever_is_compared_has_its_words_and_a_mark_of_its_own():
     quantities = get_args(DeviationOf)
     assert set(WORDS) == set(MARKERS) == set(quantities)
     assert len(set(MARKERS.values())) == len(quantities)
 
 
-def test_baseline_and_recommendation_stand_side_by_side(study_folder: Path) -> None:
+def test_baseline_and_recommendation_stand_side_by_side(study_folder):
     results = StudyResults(study_folder)
     assert context(results) == {"rooms": []}, "the search of this folder has no sessions"
     on_gpu = [
@@ -89,7 +87,7 @@ COLLECTIVES = "machine/collectives.parquet"
 NONE = "Not measured: no variant has several processes."
 
 
-def test_nobody_misses_collective_operations_of_single_processes(written: Path) -> None:
+def test_nobody_misses_collective_operations_of_single_processes(written):
     folder = written
     (folder / COLLECTIVES).unlink()
     for name, spec in StudyResults(folder).specs.items():
@@ -102,7 +100,7 @@ def test_nobody_misses_collective_operations_of_single_processes(written: Path) 
     assert NONE in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
 
 
-def test_where_processes_talk_to_one_another_they_are_missed(copied: Path) -> None:
+def test_where_processes_talk_to_one_another_they_are_missed(copied):
     (copied / COLLECTIVES).unlink()
     with pytest.raises(ConfigError, match=r"collectives\.parquet"):
         _ = StudyResults(copied).collectives

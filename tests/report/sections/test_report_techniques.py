@@ -16,18 +16,18 @@ ROOT = Path(__file__).resolve().parents[3]
 HANGUL = re.compile("[가-힣]")
 
 
-def test_every_technique_of_the_study_is_told() -> None:
+def test_every_technique_of_the_study_is_told():
     assert list(techniques()) == [f"A{number}" for number in range(1, 20)]
 
 
-def test_variants_name_techniques_that_exist() -> None:
+def test_variants_name_techniques_that_exist():
     variants = read_variants(ROOT / "config/variants.yaml").variants
     named = {test for variant in variants.values() for test in variant.tests}
     assert {name for name in named if name.startswith("A")} <= set(techniques())
 
 
 @pytest.mark.parametrize("name", techniques())
-def test_texts_are_in_both_languages(name: str) -> None:
+def test_texts_are_in_both_languages(name):
     technique = techniques()[name]
     for text in (technique["title"], technique["text"]):
         assert not HANGUL.search(text["en"])
@@ -35,7 +35,7 @@ def test_texts_are_in_both_languages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({t["diagram"] for t in techniques().values()}))
-def test_diagrams_are_svg_within_their_box(name: str) -> None:
+def test_diagrams_are_svg_within_their_box(name):
     environment = Environment(
         loader=FileSystemLoader(ROOT / "transformer_core/report"), autoescape=True
     )
@@ -48,7 +48,7 @@ def test_diagrams_are_svg_within_their_box(name: str) -> None:
         assert 0 <= y <= y + height <= 136
 
 
-def test_variants_stand_with_their_techniques(study_folder: Path) -> None:
+def test_variants_stand_with_their_techniques(study_folder):
     results: StudyResults = StudyResults(study_folder)
     context = section.context(results)
     shown = {item["id"]: item["variants"] for item in context["techniques"]}

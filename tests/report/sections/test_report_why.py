@@ -2,13 +2,12 @@
 
 import pytest
 
-from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections import layers
 from transformer_core.report.sections.why import context, reasons
 from transformer_core.report.tables import rows_of
 
 
-def test_every_comparison_of_profiled_variants_has_its_reason(results: StudyResults) -> None:
+def test_every_comparison_of_profiled_variants_has_its_reason(results):
     found = {(r.comparison.variant, r.comparison.reference): r.difference for r in reasons(results)}
     profiled = {name for name, found in results.breakdowns.items() if found.devices}
     expected = {
@@ -29,7 +28,7 @@ def test_every_comparison_of_profiled_variants_has_its_reason(results: StudyResu
     assert sum(parts) == pytest.approx(step["difference_ms"])
 
 
-def test_what_steps_wait_for(results: StudyResults) -> None:
+def test_what_steps_wait_for(results):
     found = context(results)
     bound = {bound.name: bound for bound in found["bounds"]}["accum4_sync"]
     parts = ("device", "link", "copies", "input", "host", "other")
@@ -42,7 +41,7 @@ def test_what_steps_wait_for(results: StudyResults) -> None:
         assert best.comparison.verdict == "FASTER"
 
 
-def test_the_tree_of_layers(results: StudyResults) -> None:
+def test_the_tree_of_layers(results):
     found = layers.context(results)
     tree = found["trees"][0]
     assert tree.name == results.study.baseline
