@@ -187,34 +187,14 @@ Claims = dict[ClaimId, Claim]  # config/claims.yaml: claims by id
 
 def numbers_of(test: ClaimTest) -> list[Number]:
     """The numbers that a test reads from results."""
-    match test:
-        case MeasurementTest():
-            return [test.number]
-        case RatioTest():
-            factor = [test.factor] if test.factor is not None else []
-            return [test.numerator, test.denominator, *factor]
-        case _:
-            return []
+    return [value for _, value in test if isinstance(value, Number)]
 
 
 def variants_of(test: ClaimTest) -> dict[str, str]:
     """The variants that a test names, by the field of the test that names them."""
-    match test:
-        case ComparisonTest():
-            return {"variant": test.variant, "reference": test.reference}
-        case CertificateTest():
-            return {"variant": test.variant}
-        case MeasurementTest():
-            fields = {"number.variant": test.number.variant}
-        case RatioTest():
-            fields = {
-                "numerator.variant": test.numerator.variant,
-                "denominator.variant": test.denominator.variant,
-                "factor.variant": test.factor.variant if test.factor else None,
-            }
-        case TrendTest():
-            fields = {}
-    return {field: variant for field, variant in fields.items() if variant is not None}
+    named = {field: value for field, value in test if field in ("variant", "reference")}
+    named |= {f"{field}.variant": n.variant for field, n in test if isinstance(n, Number)}
+    return {field: variant for field, variant in named.items() if variant is not None}
 
 
 def _expect(test: Expected, direction: OneSided | None) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from schemas.results.profiles import *
     from schemas.results.projection import *
     from schemas.results.runs import *
-    from schemas.results.search import *
 
 
 def __getattr__(name: str) -> Any:

@@ -24,8 +24,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Pair
+from schemas.results.answer import SearchResult
 from schemas.results.common import BASELINE
-from schemas.results.search import SearchResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job

@@ -23,8 +23,8 @@ from schemas.results import (
     Session,
     Trajectory,
 )
+from schemas.results.answer import Stage
 from schemas.results.common import BASELINE, BEST
-from schemas.results.search import Stage
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.kernels import sessions_otherwise, uncertified

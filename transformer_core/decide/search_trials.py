@@ -13,8 +13,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Pair, Session
+from schemas.results.answer import Contender
 from schemas.results.common import BASELINE
-from schemas.results.search import Contender
 from transformer_core.common.progress import SessionLines
 from transformer_core.decide.search_moves import NAME, Parts, predicted
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side

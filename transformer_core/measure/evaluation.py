@@ -80,12 +80,9 @@ def work(order: EvaluationOrder, program: "Program") -> None:
     """Evaluates the model in a process of its own, and writes the result."""
     # Only here: a job that waits for this has no use for torch.
     from transformer_core.data.sharding.shard_store import open_shards
-    from transformer_core.training import continue_texts, translate
+    from transformer_core.training.translate import evaluate
 
-    judges = {"translation": translate.evaluate, "language_model": continue_texts.evaluate}
     device = program.process.device
     store = open_shards(order.data / "shards/test/manifest.json")
-    found = judges[order.spec.task.kind](
-        order.spec, order.weights, store, order.data / "tokenizer.json", device
-    )
+    found = evaluate(order.spec, order.weights, store, order.data / "tokenizer.json", device)
     write_text(order.output / RESULT, found.model_dump_json(indent=2) + "\n")

@@ -14,7 +14,7 @@ from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.decoding import Generating
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import token_loss_sum, whole_head_loss
-from transformer_core.models.packed_segments import places_within, together
+from transformer_core.models.positions import places_within, together
 
 POSITIONS = 1024  # length of the table of positions: MarianMT's own default
 

@@ -24,8 +24,14 @@ from transformer_core.models.decoding import DecoderCache, Generating, LayerCach
 from transformer_core.models.dropout import Dropout
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import whole_head_loss
-from transformer_core.models.packed_segments import places_within, together
-from transformer_core.models.positions import Positions, Rotation, rotated, rotation
+from transformer_core.models.positions import (
+    Positions,
+    Rotation,
+    places_within,
+    rotated,
+    rotation,
+    together,
+)
 from transformer_core.models.qkv_projection import Projection, build_projection
 from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm
 from transformer_core.models.unpadded import Blocks, Counts, documents

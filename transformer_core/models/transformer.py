@@ -14,13 +14,13 @@ from transformer_core.models.attention import mask_for_kernels, takes_sentences
 from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
 from transformer_core.models.decoding import DecoderCache
 from transformer_core.models.dropout import Dropout
-from transformer_core.models.packed_segments import (
+from transformer_core.models.positions import (
+    Positions,
     places_within,
     source_segments,
     target_segments,
     together,
 )
-from transformer_core.models.positions import Positions
 from transformer_core.models.qkv_projection import Projection, project_together
 from transformer_core.models.sublayers import DecoderLayer, EncoderLayer, Memory, build_norm
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
@@ -42,7 +42,7 @@ class EncoderDecoder(nn.Module):
     residual stream; ``post`` has one at the end of its last layer already.
 
     With ``packed`` set, a row may hold several pairs, which do not see each other
-    (:mod:`transformer_core.models.packed_segments`). Decoding with a cache takes one pair in a row.
+    (:mod:`transformer_core.models.positions`). Decoding with a cache takes one pair in a row.
 
     With ``tokens: unpadded`` training computes on real tokens only
     (:mod:`transformer_core.models.unpadded`); evaluation goes on as ever, unless its kernel takes

@@ -76,7 +76,6 @@ IMPORTS = (
     "transformer_core.measure.turns_worker",
     "transformer_core.observe.profiler",
     "transformer_core.training.translate",
-    "transformer_core.training.continue_texts",
 )
 """Imported by the server for workers."""
 OF_GROUP = (

@@ -1,28 +1,36 @@
-"""Translating the test split with a trained model, and scoring it."""
+"""Judging a trained model by the test split: its translations, or the loss and continuations of texts."""
 
+import math
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import sacrebleu
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
+from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
-from schemas.config.run_spec import RunSpec
+from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.config.training import Evaluation
-from schemas.results import EvaluationResult, Translation
+from schemas.results import Continuation, EvaluationResult, TextQuality, Translation
 from transformer_core.common.digests import check
 from transformer_core.common.endings import damaged
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS
 from transformer_core.models.decoding import beam_search, greedy
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
 from transformer_core.training.precision import Precision, build_precision
 
+LARGEST = 700.0  # nats whose exponential is still a number
 EXTRA_TOKENS = 50
 """A translation may be this many tokens longer than its source (arXiv 1706.03762, 6.1)."""
 
@@ -52,8 +60,9 @@ def load_trained(
 def evaluate(
     spec: RunSpec, weights: Path, store: PairStore, tokenizer_file: Path, device: torch.device
 ) -> EvaluationResult:
-    """BLEU and chrF of the model in ``weights`` on the first pairs of the test split, translated
-    on ``device``.
+    """The model in ``weights``, judged on ``device`` by the test split: BLEU and chrF of its
+    translations of the first pairs, or the loss of a language model and continuations of the first
+    texts.
 
     The references are the decoded target ids: the tokenizer loses nothing. Raises Unsupported
     where this machine cannot compute in the precision of ``spec``.
@@ -61,6 +70,20 @@ def evaluate(
     model, precision = load_trained(spec, weights, store.manifest.vocabulary, device)
     tokenizer = load_tokenizer(tokenizer_file, store.manifest.tokenizer_sha256)
     started = time.perf_counter()
+    if isinstance(spec.task, LanguageModel):
+        return EvaluationResult(
+            variant=spec.variant,
+            status="ok",
+            reason=None,
+            bleu=None,
+            chrf=None,
+            signature=None,
+            pairs=len(store),
+            texts=_quality(spec, model, precision, device, store),
+            continuations=_continuations(spec, spec.task, model, precision, store, tokenizer),
+            seconds=time.perf_counter() - started,
+            samples=[],
+        )
     found = translate_rows(model, precision, device, store, spec.evaluation)
     hypotheses = {row: detokenize(tokenizer, ids) for row, ids in found}
     seconds = time.perf_counter() - started
@@ -109,3 +132,72 @@ def translate_rows(
                     model, source, settings.beam_size, settings.length_penalty, limit
                 )
         yield from ((int(row), ids) for row, ids in zip(rows, found, strict=True))
+
+
+@torch.inference_mode()
+def _quality(
+    spec: RunSpec, model: nn.Module, precision: Precision, device: torch.device, store: PairStore
+) -> TextQuality:
+    objective = objective_of(spec, model)
+    total, tokens = 0.0, store.manifest.target_tokens
+    for _, rows in tqdm(evaluation_batches(store), desc="loss", unit="batch", disable=None):
+        batch = rows.to(device)
+        with precision.autocast():
+            logits = objective.logits(batch.source, batch.target_input)
+        total += float(token_loss_sum(logits, batch.target_output, 0.0))
+    assert store.manifest.texts is not None, "the store holds texts"
+    loss, size = total / tokens, store.manifest.texts.bytes
+    return TextQuality(
+        loss=loss,
+        perplexity=math.exp(loss) if loss < LARGEST else None,
+        bits_per_byte=total / math.log(2) / size,
+        tokens=tokens,
+        bytes=size,
+    )
+
+
+def _continuations(
+    spec: RunSpec,
+    task: LanguageModel,
+    model: nn.Module,
+    precision: Precision,
+    store: PairStore,
+    tokenizer: Tokenizer,
+) -> list[Continuation]:
+    """Continues the first text of each of the first rows, where it has more tokens than a
+    prompt."""
+    texts = _first_texts(store, spec.evaluation.samples, task.prompt)
+    prompts = [[BOS, *text[: task.prompt]] for text in texts]
+    if not prompts:
+        return []
+    with precision.autocast():
+        greedy, drawn = (
+            model.generate(prompts, task.continuation, sampling)  # type: ignore[operator]
+            for sampling in (None, task.sampling)
+        )
+    return [
+        Continuation(
+            prompt=detokenize(tokenizer, text[: task.prompt]),
+            reference=detokenize(tokenizer, text[task.prompt :][: task.continuation]),
+            greedy=detokenize(tokenizer, one),
+            drawn=detokenize(tokenizer, other),
+        )
+        for text, one, other in zip(texts, greedy, drawn, strict=True)
+    ]
+
+
+def _first_texts(store: PairStore, count: int, prompt: int) -> list[list[int]]:
+    """Tokens of texts that begin within a row and are longer than a prompt, one of a row."""
+    found: list[list[int]] = []
+    for row in range(len(store)):
+        if len(found) == count:
+            break
+        (ids,) = store.target_rows([row])
+        limits = [0, *(np.flatnonzero(ids == EOS) + 1).tolist(), len(ids)]
+        # The first row begins with a text; what others begin with may be the rest of one.
+        begins = limits if row == 0 else limits[1:]
+        whole = (ids[a:b].tolist() for a, b in pairwise(begins))
+        text = next((text for text in whole if len(text) > prompt), None)
+        if text is not None:
+            found.append(text)
+    return found
