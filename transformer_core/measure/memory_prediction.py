@@ -1,8 +1,8 @@
 """The memory that a run spec needs, without running it.
 
-The training is put together as always and takes two steps, but on fake tensors, which have shapes
-and no memory: any size takes seconds. A process group of the same size, whose messages go nowhere,
-stands for the other ranks.
+The training is put together as always, and takes a step after an update has made the optimizer's
+state, but on fake tensors, which have shapes and no memory: any size takes seconds. A process group
+of the same size, whose messages go nowhere, stands for the other ranks.
 
 Where there is no GPU, torch cannot take fake tensors of one through a backward pass. So those of
 the CPU stand for them, and the operations whose memory depends on the device are replaced by what
@@ -160,8 +160,8 @@ def _predict_rank(
             for micro, lengths in zip(batch.micro_batches, shape.lengths, strict=False):
                 for side, real in zip(_sides(micro), lengths, strict=True):
                     expect_lengths(side, real)
-            for _ in range(2):
-                step = followed_step(trainer, batch, tracker)
+            _first_update(trainer)
+            step = followed_step(trainer, batch, tracker)
             validation = _validate(trainer, shape.validation, tracker)
     predicted = PredictedRank(
         rank=process.rank,
@@ -223,6 +223,21 @@ def _trainer(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Modu
         plain = Autocast(process.device.type, trainer.precision.dtype)
         trainer = replace(trainer, precision=plain)
     return trainer
+
+
+def _first_update(trainer: Trainer) -> None:
+    """Lets the optimizer make its state. The forward and backward passes of a first step would leave
+    nothing behind, and take most of its time."""
+    for parameter in trainer.module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    trainer.strategy.update(
+        lambda: trainer.precision.step(
+            trainer.optimizer, trainer.module.parameters(), trainer.spec.training.clip_norm
+        )
+    )
+    for parameter in trainer.module.parameters():
+        parameter.grad = None
 
 
 @torch.no_grad()

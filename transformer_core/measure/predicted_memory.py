@@ -1,6 +1,6 @@
 """The memory that run specs need, without running them.
 
-The tensors are those of two steps and a validation on tensors without memory. Without the corpus,
+The tensors are those of a step and a validation on tensors without memory. Without the corpus,
 batches are the largest that the settings allow. What a process takes besides (libraries, code that
 is loaded when it first runs, threads and, on a GPU, the CUDA context) is measured once on this
 machine: ``python -m transformer_core.measure.predicted_memory cpu`` trains a model of next to

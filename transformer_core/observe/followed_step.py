@@ -106,6 +106,8 @@ class StorageTracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)  # of fake tensors, most of what autograd asks
         if any(issubclass(kind, DTensor) for kind in types):
             # A sharded tensor turns into operations on its shards, which come here again.
             return NotImplemented
@@ -294,11 +296,12 @@ def followed_step(
         watch(moment)
 
     tracker.label(trainer.model.parameters(), "weights")
-    tracker.label(tables(trainer.model), "other")
     for micro in batch.micro_batches:
         tracker.label((micro.source, micro.target_input, micro.target_output), "other")
     with tracker.saving():
         watched_step(trainer, batch, seen)
+    # Some are made in the first step.
+    tracker.label(tables(trainer.model), "other")
     tracker.label(optimizer_tensors(trainer.optimizer), "optimizer")
     phases.append(Interval("update", begin, tracker.operations))
     return StepMemory(tracker, phases)
