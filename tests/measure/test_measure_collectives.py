@@ -15,14 +15,14 @@ from tests.distributed import run_ranks
 from tests.orders import job_command
 from tests.records import collective_run
 from transformer_core.common.digests import NAME
-from transformer_core.measure import collectives as worker
-from transformer_core.measure.collectives import (
+from transformer_core.measure import collectives_worker as worker
+from transformer_core.measure.collectives import write_table
+from transformer_core.measure.collectives_worker import (
     COLLECTIVES,
     Exchange,
     bus_factor,
     measure,
     sizes,
-    write_table,
 )
 from transformer_core.parallel.strategy import ProcessGroupStrategy
 from transformer_core.parallel.topology import Process

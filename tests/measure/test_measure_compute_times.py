@@ -13,7 +13,8 @@ from small_training import small_setup, small_spec
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord
 from tests.orders import job_command
-from transformer_core.measure.compute import StepTimes, Times, different_work, slowest, undisturbed
+from transformer_core.measure.compute import different_work
+from transformer_core.measure.compute_worker import StepTimes, Times, slowest, undisturbed
 from transformer_core.study.reservations import work_of_a_device
 
 pytestmark = pytest.mark.slow

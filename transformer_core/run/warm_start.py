@@ -86,6 +86,8 @@ OF_GROUP = (
 JOBS = (
     "transformer_core.run.job",
     "transformer_core.measure.timed_run",
+    "transformer_core.measure.collectives",
+    "transformer_core.measure.compute",
     "transformer_core.measure.evaluation",
     "transformer_core.measure.memory_anatomy",
     "transformer_core.certify.short_run",

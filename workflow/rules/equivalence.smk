@@ -93,6 +93,8 @@ rule audit:
         "results/audit.json",
     log:
         "results/logs/audit.log",
+    # The longest of the jobs that are not timed: others run beside it, as long as there are some.
+    priority: 1
     # Not timed: most of it is the starts of two processes, beside which another job runs.
     threads: max(1, CORES // 2)
     resources:

@@ -62,7 +62,7 @@ rule collectives:
     message:
         "Measure the collective operations"
     shell:
-        JOB
+        QUICK_JOB
 
 
 rule utilisation:

@@ -26,7 +26,7 @@ rule compute_times:
     message:
         "Time the work of one device"
     shell:
-        JOB
+        QUICK_JOB
 
 
 rule projection:
