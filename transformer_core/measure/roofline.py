@@ -11,6 +11,7 @@ sheets print "with sparsity", with 32-bit accumulation.
 """
 
 import csv
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,14 +84,15 @@ class Stopwatch:
         self.seconds = seconds
 
     def best(self, call: Callable[[], object]) -> float:
-        """Seconds of one call: the best of as many readings as ``seconds`` allow, at least two.
+        """Seconds of one call: the best of as many readings as ``seconds`` allow, at least two, or
+        one of a call that is longer.
 
         The first call warms up and is not counted.
         """
-        call()
-        once = self._reading(call, 1)
-        calls = max(1, round(_READING_SECONDS / once)) if once < _READING_SECONDS else 1
-        best, left = once, self.seconds
+        calls, best, left = 1, math.inf, self.seconds
+        if self._reading(call, 1) < self.seconds:
+            best = self._reading(call, 1)
+            calls = max(1, round(_READING_SECONDS / best))
         while True:
             reading = self._reading(call, calls)
             best = min(best, reading)
