@@ -20,7 +20,7 @@ rule predict_memory:
     log:
         "results/logs/predict_memory.log",
     # Before all runs, so that it can warn of them.
-    priority: 1
+    priority: 2
     threads: 1
     resources:
         # The remaining memory of a process is measured on a device, if there is one.

@@ -9,6 +9,7 @@ rule profile:
         "results/profiles/{variant}/capture.json",
     log:
         "results/profiles/{variant}/run.log",
+    priority: 1
     # Like a timed run: other work at the time would show in the trace.
     threads: CORES
     resources:

@@ -27,6 +27,9 @@ rule train:
         "results/runs/{variant}/repeat-{repeat}/run.log",
     wildcard_constraints:
         repeat="1",
+    # Before short jobs that wait for it: they run side by side when all timed runs are done, and not
+    # alone in between.
+    priority: 1
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
