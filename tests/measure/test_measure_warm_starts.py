@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -198,6 +198,75 @@ def test_forks_of_a_fork(starts):
     first, second = starts.told("ranks", 0), starts.told("ranks", 1)
     assert [first["rank"], second["rank"]] == ["0", "1"]
     assert first["parent"] == second["parent"] != child.pid
+
+
+def never() -> NoReturn:
+    raise AssertionError("a server was there")
+
+
+def fork_of(starts: Starts, name: str, what: str) -> places.Fork:
+    program = places.Program("worker_of_this_test", [str(starts.folder / name), what], None)
+    fork = places.start_fork(program, starts.environment, never)
+    assert fork is not None
+    return fork
+
+
+def test_a_fork_is_waited_for_without_a_process_that_stands_for_it(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(places.WARM_STARTS, starts.offer)
+    ended, asked, killed = (fork_of(starts, n, w) for n, w in FORKS.items())
+    assert ended.wait(120) == ended.poll() == 7
+    pids = [starts.told(name)["pid"] for name in FORKS]
+    parents = {psutil.Process(pid).ppid() for pid in pids[1:]}
+    assert asked.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        asked.wait(0.1)
+    asked.send_signal(signal.SIGTERM)
+    assert asked.wait(60) == -signal.SIGTERM
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    assert all(map(gone, pids))
+    assert len(parents) == 1
+    assert parents != {os.getpid()}
+
+
+FORKS = {"fork-end": "end", "fork-asked": "wait", "fork-killed": "wait"}
+
+
+def test_a_fork_ends_with_whoever_asked_for_it(starts: Starts) -> None:
+    program = f"""
+import os, time
+from transformer_core.run import warm_start
+program = warm_start.Program("worker_of_this_test", [{str(starts.folder / "left")!r}, "wait"], None)
+fork = warm_start.start_fork(program, os.environ, None)
+time.sleep(100)
+"""
+    environment = starts.environment | {places.WARM_STARTS: starts.offer}
+    asking = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    pid = starts.told("left")["pid"]
+    assert psutil.pid_exists(pid)
+    asking.kill()
+    asking.wait()
+    assert gone(pid)
+
+
+def test_what_a_server_does_not_start_is_started_otherwise() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    fork = places.Fork(ours, lambda: subprocess.Popen(command))
+    assert fork.poll() is None
+    theirs.close()
+    assert fork.wait(60) == fork.poll() == 3
+
+
+def test_a_server_that_is_gone_has_taken_its_forks_with_it() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fork = places.Fork(ours, never)
+    theirs.send(b"+")
+    assert fork.poll() is None
+    theirs.close()
+    assert fork.poll() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])

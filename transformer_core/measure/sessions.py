@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -47,7 +48,7 @@ from transformer_core.run.coordinator import (
 from transformer_core.run.launcher import spans_machines, uses_gpus
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
-from transformer_core.run.supervisor import check_start, how_ended, start_workers
+from transformer_core.run.supervisor import Child, check_start, how_ended, start_workers
 
 PILOT_STEPS = 3
 """Last steps of the warm-up, at most, that tell how long a step takes."""
@@ -131,6 +132,9 @@ class Sessions:
     keeps: Keeping | None = None
     """The memory that sides keep on GPUs between their turns; null until the first session
     begins."""
+    anew: bool = True
+    """Whether each session has processes of its own origin: forks of one process have their code
+    and data at the same addresses, which is among what differs between sessions."""
 
     @property
     def players(self) -> list[Side]:
@@ -207,7 +211,9 @@ class Sessions:
     def provenances(self, ask: Ask) -> dict[str, Provenance]:
         """The provenance of each side's numbers."""
         task = TellProvenance(self.command, self.started)
-        return {side.name: ask(side, task)[0] for side in self.sides}
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(lambda side: ask(side, task)[0], self.sides)
+            return {side.name: one for side, one in zip(self.sides, found, strict=True)}
 
     def _state(self, ask: Ask, on_gpu: bool) -> MachineState:
         """The state of the machine, with the speed of its devices."""
@@ -256,10 +262,10 @@ class Sessions:
             foreign = before.foreign_until(after)
         return {"rounds": rounds, "foreign_cpu_seconds": foreign, "rounds_seconds": rounds_seconds}
 
-    def _start(self) -> dict[str, subprocess.Popen[bytes]]:
+    def _start(self) -> dict[str, Child]:
         """Start the processes of all sides; SessionEndedError where this host cannot."""
-        children: dict[str, subprocess.Popen[bytes]] = {}
-        session = uuid4().hex
+        children: dict[str, Child] = {}
+        session = uuid4().hex if self.anew else None
         if self.keeps is None:
             self.keeps = self._keeping()
         where = self.data, self.folder, self.coordinator.file, self.command
@@ -292,9 +298,7 @@ class Sessions:
         except DoesNotFit as error:
             raise SessionEndedError(error.side, Outcome(status="oom", reason=str(error))) from None
 
-    def _why(
-        self, error: SideEndedError, children: dict[str, subprocess.Popen[bytes]]
-    ) -> SessionEndedError:
+    def _why(self, error: SideEndedError, children: dict[str, Child]) -> SessionEndedError:
         """Finds out how an unresponsive side ended, and ends all others."""
         folder, child = self.folder / error.side, children[error.side]
         end = time.monotonic() + _LAST_WORDS_SECONDS
@@ -389,15 +393,14 @@ def start_side(
     folder: Path,
     coordinator: Path,
     command: str,
-    session: str,
+    session: str | None,
     keeps: Keeping = "all",
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Starts this host's processes of a side. They connect to the coordinator named in the file
     ``coordinator``, and record below ``folder`` how they ended.
 
-    ``place`` is the number of the side; Unsupported where this host cannot. Each ``session`` has
-    processes of its own origin: forks of one process have their code and data at the same
-    addresses, which is among what differs between sessions.
+    ``place`` is the number of the side; Unsupported where this host cannot. Processes of different
+    sessions have not been forked from the same process.
     """
     order = side.order(
         spec=side.spec,
@@ -412,7 +415,7 @@ def start_side(
     return start_workers(order, place, session)
 
 
-def stop_sides(children: dict[str, subprocess.Popen[bytes]]) -> None:
+def stop_sides(children: dict[str, Child]) -> None:
     """Wait until all processes have ended, but not long."""
     end = time.monotonic() + _LEAVE_SECONDS
     for child in children.values():

@@ -99,7 +99,8 @@ def carry_out(program: Program) -> int:
     return module.main() or 0
 
 
-def main() -> int:
+def program_of(arguments: Sequence[str] | None = None) -> Program:
+    """The program of a command line of this module, by default of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.run.quick_start",
         description="Run a module as a program, or several times at once under torchrun's agent.",
@@ -109,7 +110,11 @@ def main() -> int:
     )
     parser.add_argument("module", help="module whose main() is run")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="its options")
-    program = Program(**vars(parser.parse_args()))
+    return Program(**vars(parser.parse_args(arguments)))
+
+
+def main() -> int:
+    program = program_of()
     start_warm(program)
     return carry_out(program)
 

@@ -22,7 +22,7 @@ from schemas.errors import Unsupported
 from transformer_core.common.endings import count_failure
 from transformer_core.common.progress import log
 from transformer_core.run import oom
-from transformer_core.run.host_processes import this_host
+from transformer_core.run.host_processes import QUICK_START, this_host
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
@@ -30,6 +30,7 @@ from transformer_core.run.launcher import (
     worker_environment,
 )
 from transformer_core.run.order import Order
+from transformer_core.run.quick_start import program_of
 from transformer_core.run.statuses import (
     AGAIN,
     Outcome,
@@ -37,7 +38,7 @@ from transformer_core.run.statuses import (
     end_with_parent,
     read_outcomes,
 )
-from transformer_core.run.warm_start import GROUP
+from transformer_core.run.warm_start import GROUP, Fork, start_fork
 
 
 def end_on_request() -> None:
@@ -108,9 +109,11 @@ def check_start(spec: RunSpec, worker: str) -> None:
     worker_environment(spec, os.environ)
 
 
-def start_workers(
-    order: Order, place: int = 0, group: str | None = None
-) -> subprocess.Popen[bytes]:
+Child = subprocess.Popen[bytes] | Fork
+"""This host's workers of an order."""
+
+
+def start_workers(order: Order, place: int = 0, group: str | None = None) -> Child:
     """Start the workers of this host; for ``place`` see :func:`launcher`. Where starts are warm,
     workers of different groups have not been forked from the same process.
 
@@ -118,11 +121,15 @@ def start_workers(
     """
     command = [*launcher(order.spec, order.worker, place), str(write_order(order))]
     environment = worker_environment(order.spec, os.environ, order.shares_cores)
-    return subprocess.Popen(
-        command,
-        env=environment | ({GROUP: group} if group else {}),
-        preexec_fn=end_with_parent,  # torchrun would keep training with nothing recording it
-    )
+    environment |= {GROUP: group} if group else {}
+
+    def anew() -> subprocess.Popen[bytes]:
+        # Its end is this one's: torchrun would keep training with nothing recording it.
+        return subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
+
+    quick = command[1:3] == ["-m", QUICK_START]
+    fork = start_fork(program_of(command[3:]), environment, anew) if quick else None
+    return fork or anew()
 
 
 def write_order(order: Order) -> Path:
@@ -130,7 +137,7 @@ def write_order(order: Order) -> Path:
     return order.write(host.node_rank if host else 0)
 
 
-def wait_for(child: subprocess.Popen[bytes]) -> int:
+def wait_for(child: Child) -> int:
     """Wait for a child, handing on requests to stop; the exit code, or less than 0 if stopped."""
     asked: list[int] = []
 

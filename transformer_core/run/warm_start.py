@@ -102,6 +102,7 @@ JOBS = (
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a program by default."""
+_BEGUN = b"+"  # a server's word that it has forked
 _START_SECONDS = 120.0
 """Seconds that a server may take to start, with all of its imports on a busy machine."""
 _REQUEST_SECONDS = 5.0
@@ -130,14 +131,104 @@ def start_warm(program: Program) -> None:
     Returns where there is no server to be had, and before anything has run.
     """
     with contextlib.suppress(OSError, ValueError):
-        owner = server_owner()
-        if owner is not None:
-            with _connected(owner, is_job(program.module)) as server:
+        server = _asked(program, os.environ)
+        if server is not None:
+            with server:
                 server.settimeout(_START_SECONDS)
-                text = json.dumps(vars(program) | {"environment": dict(os.environ)}).encode()
-                socket.send_fds(server, [text], [0, 1, 2])
                 if server.recv(1):
                     _stand_for(server)
+
+
+class Fork:
+    """A program in a fork of a server, for the process that asked for it: polled, waited for and
+    killed like a :class:`subprocess.Popen`. It ends with this process.
+
+    ``otherwise`` starts the program where the server does not.
+    """
+
+    def __init__(
+        self, server: socket.socket, otherwise: Callable[[], subprocess.Popen[bytes]]
+    ) -> None:
+        self._server = server
+        self._otherwise = otherwise
+        self._instead: subprocess.Popen[bytes] | None = None
+        self._began = False
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the program runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code once the program ends; subprocess.TimeoutExpired after ``timeout``
+        seconds."""
+        while self._code is None:
+            if self._instead is not None:
+                return self._instead.wait(timeout)
+            self._server.settimeout(timeout)
+            try:
+                self._hear(self._server.recv(4))
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired("fork", timeout or 0.0) from None
+            except OSError:
+                self._hear(b"")
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        if self._instead is not None:
+            self._instead.send_signal(number)
+        elif self._code is None:
+            with contextlib.suppress(OSError):
+                self._server.send(bytes([number]))
+
+    def kill(self) -> None:
+        """Ends the program and all that it has started."""
+        if self._instead is not None:
+            self._instead.kill()
+        elif self._code is None:
+            self._server.close()
+            self._code = -signal.SIGKILL
+
+    def _hear(self, told: bytes) -> None:
+        if told == _BEGUN:
+            self._began = True
+        elif self._began:
+            self._code = _code_of(told)
+            self._server.close()
+        else:
+            self._server.close()
+            self._instead = self._otherwise()
+
+
+def start_fork(
+    program: Program,
+    environment: Mapping[str, str],
+    otherwise: Callable[[], subprocess.Popen[bytes]],
+) -> Fork | None:
+    """``program`` in a fork of this host's server; None where there is none to be had. No process
+    stands for it: those of many sides would take a second to start."""
+    with contextlib.suppress(OSError, ValueError):
+        server = _asked(program, environment)
+        return None if server is None else Fork(server, otherwise)
+    return None
+
+
+def _asked(program: Program, environment: Mapping[str, str]) -> socket.socket | None:
+    """A connection to a server that was asked to run ``program``, which it then confirms; None
+    where none may be asked."""
+    owner = server_owner()
+    if owner is None:
+        return None
+    server = _connected(owner, is_job(program.module), environment)
+    try:
+        text = json.dumps(vars(program) | {"environment": dict(environment)}).encode()
+        socket.send_fds(server, [text], [0, 1, 2])
+    except OSError:
+        server.close()
+        raise
+    return server
 
 
 def server_owner() -> int | None:
@@ -166,21 +257,21 @@ def is_job(module: str) -> bool:
     return module in JOBS or f"{module}.__main__" in JOBS
 
 
-def _connected(owner: int, jobs: bool) -> socket.socket:
-    """A connection to the server for processes like this one, workers or ``jobs``; it is started if
-    there is none."""
-    address = f"\0{server_key(jobs)}"
+def _connected(owner: int, jobs: bool, environment: Mapping[str, str]) -> socket.socket:
+    """A connection to the server for workers or ``jobs`` that start as this process did, with this
+    ``environment``; it is started if there is none."""
+    address = f"\0{server_key(jobs, environment)}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.connect(address)
     except ConnectionRefusedError:
-        _start_server(address, owner, jobs)
+        _start_server(address, owner, jobs, environment)
         server.connect(address)
     _check_user(server)
     return server
 
 
-def _start_server(address: str, owner: int, jobs: bool) -> None:
+def _start_server(address: str, owner: int, jobs: bool, environment: Mapping[str, str]) -> None:
     """Starts a server that listens at ``address``, unless somebody else is just doing so; early
     clients wait until it is ready."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -191,7 +282,7 @@ def _start_server(address: str, owner: int, jobs: bool) -> None:
         command = [sys.executable, "-m", __spec__.name, str(number), str(owner)]
         subprocess.Popen(
             [*command, *["jobs"] * jobs],
-            env=environment_of(jobs),
+            env=environment_of(jobs, environment),
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -220,9 +311,7 @@ def _stand_for(server: socket.socket) -> NoReturn:
         # A process started to ignore it (nohup, a shell's background) still ignores it.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, hand_on)
-    told = server.recv(4)
-    # A server that is gone has taken its forks with it.
-    code = struct.unpack("!i", told)[0] if told else -signal.SIGKILL
+    code = _code_of(server.recv(4))
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -230,12 +319,20 @@ def _stand_for(server: socket.socket) -> NoReturn:
     os._exit(code)
 
 
-def server_key(jobs: bool = False) -> str:
-    """A digest of all that a process has from its start, before it runs any code of ours; of one
-    that serves ``jobs``, see :func:`environment_of`."""
+def _code_of(told: bytes) -> int:
+    """The exit code of a program, as its server tells it. A server that is gone tells nothing, and
+    has taken its forks with it."""
+    code: int = struct.unpack("!i", told)[0] if told else -signal.SIGKILL
+    return code
+
+
+def server_key(jobs: bool = False, environment: Mapping[str, str] | None = None) -> str:
+    """A digest of all that a process has from its start, before it runs any code of ours, with this
+    ``environment`` or that of this process; of one that serves ``jobs``, see
+    :func:`environment_of`."""
     environment = {
         name: value
-        for name, value in environment_of(jobs).items()
+        for name, value in environment_of(jobs, environment).items()
         if name not in _READ_LATE and not name.startswith(_READ_LATE_OF)
     }
     limits = {
@@ -254,11 +351,12 @@ def server_key(jobs: bool = False) -> str:
     )
 
 
-def environment_of(jobs: bool) -> dict[str, str]:
-    """The environment that a server for processes like this one begins with: for workers this
-    process's own. Jobs wait, or compute for moments: however many cores they have reserved for
-    their workers, one server with one thread will do for all of them."""
-    return dict(os.environ) | (dict.fromkeys(THREADS, "1") if jobs else {})
+def environment_of(jobs: bool, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment that a server for processes with that ``given``, or this process's own, begins
+    with: for workers the same. Jobs wait, or compute for moments: however many cores they have
+    reserved for their workers, one server with one thread will do for all of them."""
+    given = os.environ if given is None else given
+    return dict(given) | (dict.fromkeys(THREADS, "1") if jobs else {})
 
 
 def _digest(found: object) -> str:
@@ -337,7 +435,7 @@ class Server:
         _close(request.streams)
         self._watch(connection, pid)
         with contextlib.suppress(OSError):
-            connection.send(b"+")
+            connection.send(_BEGUN)
         return None
 
     def _up_to_date(self) -> bool:
