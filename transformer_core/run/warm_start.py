@@ -3,7 +3,7 @@
 The process that starts a program stays until it ends, and stands for it: it hands on its own
 standard streams, working folder, environment and the signals that it gets, and ends as the program
 does. It imports nothing that takes time. Where anything is odd, there is no warm start, and nothing
-has happened.
+has happened. A supervisor asks for its workers itself (:class:`Fork`).
 
 A server belongs to one Snakemake on one host, and serves processes that would be started just as it
 was itself: with the same environment, limits, priority and cores, in the same folder. What a
