@@ -44,6 +44,7 @@ class CheckedPoint(Schema):
     rounding: Magnitude  # relative error in this loss due to the number format alone
     norm: Magnitude  # norm of the run's whole gradient before clipping
     expected_norm: Magnitude  # norm of the gradient from the same weights and the same global batch
+    norm_rounding: Magnitude = 0.0  # relative error in this norm by rounding, where it was measured
 
 
 class DecodedTokens(Schema):

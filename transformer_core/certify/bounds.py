@@ -26,6 +26,7 @@ from schemas.results.runs import SpotCheck
 from transformer_core.certify.dropout_bounds import judge_dropout, judge_moments
 from transformer_core.certify.final_losses import compare_final_losses
 from transformer_core.certify.floors import (
+    ADRIFT,
     BLIND,
     COURSE_MARGIN,
     MARGIN,
@@ -241,7 +242,7 @@ def undetermined(floor: CourseFloor | None) -> list[str]:
     """Tensors that rounding alone decides, such as biases of keys: they add the same number to all
     scores of a query, which softmax cancels, and Adam turns the rounding of their gradient into
     full-sized updates."""
-    return [] if floor is None else [n for n, apart in floor.weights.items() if apart > BLIND]
+    return [] if floor is None else [n for n, apart in floor.weights.items() if apart > ADRIFT]
 
 
 def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> Deviation:
@@ -325,13 +326,16 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
         floor = max(point.rounding for point in checks.points)
         found += _validation(checks, floor, least_loss)
         apart = {p.step: abs(p.loss / p.expected_loss - 1) for p in checks.points}
-        found.append(_at_worst("point_loss", apart, floor, 0.0, least_loss))
+        found.append(_at_worst("point_loss", apart, lambda step: (floor, 0.0), least_loss))
         # The norm used for clipping, against that of the whole gradient.
-        floor = median(g.rounding for g in gradients) if gradients else 0.0
+        usual = max(median(g.rounding for g in gradients) if gradients else 0.0, NORM)
         kinks = max((g.kinks for g in gradients), default=0.0)
+        # Where a ReLU falls on the other side, a step's whole gradient is off by more than usual.
+        own = {p.step: p.norm_rounding for p in checks.points}
         apart = {p.step: abs(p.norm / p.expected_norm - 1) for p in checks.points}
         ceiling = WIDEST if reduced else ceilings.grad_norm
-        found.append(_at_worst("point_norm", apart, max(floor, NORM), kinks, ceiling))
+        floors = {step: (max(floor, usual), kinks) for step, floor in own.items()}
+        found.append(_at_worst("point_norm", apart, floors.__getitem__, ceiling))
     return Findings(found, left_out, list(_blind(checks)))
 
 
@@ -379,11 +383,19 @@ def _worst(
 
 
 def _at_worst(
-    quantity: str, apart: Mapping[int, float], floor: float, kinks: float, ceiling: float
+    quantity: str,
+    apart: Mapping[int, float],
+    floors: Callable[[int], tuple[float, float]],
+    ceiling: float,
 ) -> Deviation:
-    step = max(apart, key=lambda step: apart[step])
-    bound = allowed(floor, 0.0, ceiling) + kinks
-    return _deviation(quantity, apart[step], bound, f"step {step}", floor)
+    """The step that is farthest off for its bound; ``floors`` gives its floor and its kinks."""
+
+    def bound_of(step: int) -> float:
+        floor, kinks = floors(step)
+        return allowed(floor, 0.0, ceiling) + kinks
+
+    step = max(apart, key=lambda step: apart[step] / bound_of(step))
+    return _deviation(quantity, apart[step], bound_of(step), f"step {step}", floors(step)[0])
 
 
 def _validation(checks: Checks, floor: float, ceiling: float) -> Iterable[Deviation]:

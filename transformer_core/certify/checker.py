@@ -96,6 +96,8 @@ class Floors:
     loss: float
     gradients: Mapping[str, tuple[float, float]]
     """Of each tensor, and the part of it along the gradient."""
+    norm: float
+    """Of the norm of the whole gradient."""
 
     def widened(self, other: "Floors") -> "Floors":
         """The larger of both."""
@@ -103,7 +105,7 @@ class Floors:
             name: (max(error, other.gradients[name][0]), max(along, other.gradients[name][1]))
             for name, (error, along) in self.gradients.items()
         }
-        return Floors(max(self.loss, other.loss), both)
+        return Floors(max(self.loss, other.loss), both, max(self.norm, other.norm))
 
 
 class Checker:
@@ -309,11 +311,17 @@ class Checker:
         """How far loss and gradients are from the ``right`` ones where they are ``rounded``
         otherwise."""
         found = {}
+        of_rounded, of_right = 0.0, 0.0
         for name, gradient in right.gradients.items():
             d = distance(name, 0, rounded.gradients[name], gradient, 0.0)
             error = math.hypot(d.error, _message_rounding(self.spec, gradient))
             found[name] = error, abs(d.ratio * d.cosine - 1)
-        return Floors(of_loss(rounded.losses, right.losses), found)
+            of_rounded, of_right = (
+                math.hypot(of_rounded, d.ratio * d.size),
+                math.hypot(of_right, d.size),
+            )
+        norm = abs(of_rounded / of_right - 1) if of_right else 0.0
+        return Floors(of_loss(rounded.losses, right.losses), found, norm)
 
     def _compared(
         self,
@@ -338,6 +346,7 @@ class Checker:
             rounding=floors.loss if floors else 0.0,
             norm=loss_and_norm[1],
             expected_norm=math.hypot(*(each.size for each in found)),
+            norm_rounding=floors.norm if floors else 0.0,
         )
         return point, found
 

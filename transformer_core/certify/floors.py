@@ -41,6 +41,9 @@ NEGLIGIBLE = 1e-6
 of keys in attention, which adds the same number to all scores of a query: softmax cancels it."""
 BLIND = 0.5
 """Floor above which a tensor says nothing: another sign of all its numbers would pass."""
+ADRIFT = 0.05
+"""The same for final weights, relative to their change: half of the changes of a tensor that rounding
+decides are common to two trainings by luck now and then, a twentieth is none."""
 WIDEST, WIDEST_LOSS = 0.25, 0.01
 """Ceilings of mean errors, norms and logits for formats with fewer bits, and of their losses."""
 
