@@ -40,6 +40,7 @@ from transformer_core.certify.floors import (
     allowed,
     of_adam,
     of_lengths,
+    share_along,
     usual_floors,
 )
 from transformer_core.common.digests import check
@@ -368,7 +369,8 @@ def _worst(
     lengths = of_lengths((t.tensor, t.along) for t in tensors) if ratio else {}
 
     def bound_of(t: TensorDistance) -> float:
-        own = max(share * floor_of(t), lengths.get(t.tensor, 0.0))
+        own_share = max(share, share_along(t.elements)) if ratio else share
+        own = max(own_share * floor_of(t), lengths.get(t.tensor, 0.0))
         return allowed(own, share * usual[t.step], share * ceiling, margin) + t.kinks
 
     def measured(t: TensorDistance) -> float:

@@ -28,7 +28,6 @@ from schemas.results.certificates import (
 from transformer_core.certify.bounds import determined
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
 from transformer_core.certify.floors import (
-    MARGIN,
     NEAR_A_BOUND,
     RATIO_SHARE,
     WIDEST,
@@ -68,6 +67,9 @@ NEAR_SINGLE = 16.0
 """In 32 bits, where only sums round, ReLU inputs within this many unit round-offs of 0, relative to
 their size, may fall on either side. Adding n products of any sign one by one gives an error of
 sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; earlier layers add their own."""
+NEAR_FEWER_BITS = 2.0
+"""With fewer bits, within this many times the largest error that the format makes in them: a token's
+errors may be several times those of the others."""
 CLIP_EPSILON = 1e-6
 """Constant that torch adds to the norm before dividing by it."""
 
@@ -446,7 +448,7 @@ def windows(right: Sequence[Tensor], rounded: Sequence[Tensor] | None) -> list[f
     if rounded is None:
         return [NEAR_SINGLE * SINGLE.unit] * len(right)
     pairs = zip(rounded, right, strict=True)
-    return [MARGIN * float((a - b).square().mean().sqrt()) for a, b in pairs]
+    return [NEAR_FEWER_BITS * float((a - b).abs().max()) for a, b in pairs]
 
 
 def _near_a_bound(gradients: Sequence[TensorDistance], ceiling: float) -> bool:

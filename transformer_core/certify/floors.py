@@ -20,6 +20,9 @@ variants."""
 RATIO_SHARE = 0.4
 """Bound on the ratio of norms, relative to that on the error: rounding rotates a gradient more
 than it changes its length."""
+FARTHEST = 2.75
+"""The part of an error along one direction, in standard deviations: of n elements it is 1 / sqrt(n)
+of the error on average, so that in a tensor of a few dozen it may be more than that share."""
 MEAN_MARGIN, MEAN_ALONG_MARGIN = 4.5, 9.0
 """The same for the mean error over steps, and for its part along the gradient, whose floor is a
 standard error."""
@@ -82,6 +85,11 @@ def of_lengths(along: Iterable[tuple[str, float]]) -> dict[str, float]:
         tensor: math.sqrt(sum(part**2 for part in parts) / len(parts))
         for tensor, parts in by_tensor.items()
     }
+
+
+def share_along(elements: int) -> float:
+    """The share of an error of so many elements that may be along the gradient."""
+    return max(RATIO_SHARE, min(1.0, FARTHEST / math.sqrt(elements))) if elements else RATIO_SHARE
 
 
 def usual_floors(floors: Iterable[tuple[int, float]]) -> dict[int, float]:

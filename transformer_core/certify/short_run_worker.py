@@ -204,7 +204,8 @@ def record(
                 unread = str(error)
                 validation = checker.validation()
                 if trajectory.checks is not None:
-                    trajectory.checks.validation = validation
+                    changed = {"validation": validation}
+                    known["checks"] = trajectory.checks.model_copy(update=changed)
         if checker and unread:
             known["not_replayed"] = unread
         if not checker or unread:

@@ -167,6 +167,7 @@ def distance(
         ratio=ratio,
         cosine=max(-1.0, min(1.0, cosine)),
         size=right,
+        elements=expected.numel(),
         rounding=rounding if math.isfinite(rounding) else 1e300,
         along=along,
     )
