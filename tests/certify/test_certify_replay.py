@@ -11,6 +11,7 @@ from tests.attacks.planted.fault import TEXTS, UNPADDED, WIDE
 from tests.attacks.short_trainings import recorded, spec_of
 from tests.training.small_training import small_setup, small_store
 from transformer_core.certify.replay import (
+    NotReplayed,
     OtherSentences,
     Replay,
     Step,
@@ -45,6 +46,18 @@ def test_gradients_agree_with_dropout_on(change: dict[str, Any]) -> None:
     assert max(g.error for g in compared) < 1e-4
     assert all(abs(p.loss / p.expected_loss - 1) < 1e-5 for p in found.replayed.points)
     assert not found.replayed.not_resumed
+
+
+def test_without_a_replay_as_much_is_compared_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Replay, step: int) -> None:
+        raise NotReplayed("a mask was not drawn")
+
+    monkeypatch.setattr(Replay, "collect", fails)
+    _, (found,), _ = recorded(spec_of({}, WIDE), dropout=0.2)
+    assert found.not_replayed == "a mask was not drawn"
+    assert found.checks is not None
+    assert found.checks.validation is not None
+    assert found.moments is not None
 
 
 def test_language_models_too() -> None:

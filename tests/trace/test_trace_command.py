@@ -236,7 +236,7 @@ def test_large_files_are_read_side_by_side(tmp_path, monkeypatch):
     ]
     here = read_files(paths).table
     monkeypatch.setattr(reading, "_WORTH_PROCESSES", 0)
-    monkeypatch.setattr(reading, "_cores", lambda: 2)
+    monkeypatch.setattr(reading.os, "sched_getaffinity", lambda process: {0, 1})
     assert read_files(paths).table.to_pylist() == here.to_pylist()
     paths[1].write_text(json.dumps({"traceEvents": 3}))
     with pytest.raises(TraceError, match=r"1\.json is not a torch"):

@@ -9,6 +9,7 @@ from schemas.errors import Unsupported
 from tests.distributed import run_ranks
 from tests.training.small_training import Watcher, small_setup, small_spec
 from transformer_core.certify.dropout import _moved
+from transformer_core.models.registry import build_model
 from transformer_core.study.checks import violations
 from transformer_core.training import checkpoint
 from transformer_core.training.loop import optimizer_step, train
@@ -155,6 +156,12 @@ def test_the_residual_stream_has_16_bits(method):
     batches.close()
     assert set(seen) == {torch.bfloat16}
     assert all(p.dtype == torch.float32 for p in setup.model.parameters())
+
+
+def test_an_evaluation_takes_16_bit_weights_in_32_bits_whatever_the_residual_stream_has():
+    model = build_model(small_spec(model={"residual": "bf16"}, training=FORMAT).model, 50)
+    tokens = torch.randint(4, 50, (2, 5))
+    assert model.decode(model.encode(tokens), tokens, tokens).dtype == torch.float32
 
 
 def resumed(kind, folder):

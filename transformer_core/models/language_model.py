@@ -33,7 +33,7 @@ from transformer_core.models.positions import (
     together,
 )
 from transformer_core.models.qkv_projection import Projection, build_projection
-from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm
+from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm, in_stream_format
 from transformer_core.models.unpadded import Blocks, Counts, documents
 from transformer_core.techniques import liger
 from transformer_core.techniques.liger import Kernels
@@ -67,7 +67,6 @@ class Decoder(Generating):
         self.places = nn.Embedding(length, d_model) if learned else None
         self.positions = Positions(d_model) if fixed else None
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
-        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
         self.layers = nn.ModuleList(CausalLayer(spec) for _ in range(spec.layers))
         self.compile_kind = spec.compile
         compile_layers(spec.compile, *self.layers)
@@ -153,7 +152,7 @@ class Decoder(Generating):
         if isinstance(positions, RotaryPositions):
             # One row for all rows of a batch is broadcast.
             turn = rotation(places, self.spec.d_model // self.spec.heads, positions.base)
-        return self.dropout(x if self.residual is None else x.to(self.residual)), turn
+        return self.dropout(in_stream_format(x, self.spec.residual)), turn
 
     def _check_length(self, tokens: int) -> None:
         places = self.places

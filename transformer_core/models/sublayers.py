@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.config.model import AnyNorm, DecoderOnly, Transformer
+from schemas.config.model import AnyNorm, DecoderOnly, ResidualFormat, Transformer
 from transformer_core.models.attention import (
     build_attention,
     flash_over_sentences,
@@ -203,6 +204,13 @@ class DecoderLayer(nn.Module):
             lambda y: self.cross_attention(y, memory, mask, cache),
             self.feed_forward,
         )
+
+
+def in_stream_format(x: Tensor, kind: ResidualFormat) -> Tensor:
+    """x in the number format of the residual stream. Without autocast it has that of the weights,
+    which an evaluation of bfloat16 weights takes in 32 bits."""
+    lower = kind == "bf16" and torch.is_autocast_enabled(x.device.type)
+    return x.bfloat16() if lower else x
 
 
 class FusedNorm(nn.LayerNorm):

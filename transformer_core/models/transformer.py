@@ -22,7 +22,13 @@ from transformer_core.models.positions import (
     together,
 )
 from transformer_core.models.qkv_projection import Projection, project_together
-from transformer_core.models.sublayers import DecoderLayer, EncoderLayer, Memory, build_norm
+from transformer_core.models.sublayers import (
+    DecoderLayer,
+    EncoderLayer,
+    Memory,
+    build_norm,
+    in_stream_format,
+)
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
 from transformer_core.techniques.recomputation import recomputing
 
@@ -66,7 +72,7 @@ class EncoderDecoder(nn.Module):
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
         self.output = None if tied else nn.Linear(d_model, vocabulary, bias=False)
         self.positions = Positions(d_model)
-        self.residual = torch.bfloat16 if spec.residual == "bf16" else None
+        self.residual = spec.residual
         self.dropout = Dropout(spec.dropout, spec.dropout_method)
         self.encoder = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
@@ -189,7 +195,7 @@ class EncoderDecoder(nn.Module):
         self, embedding: nn.Embedding, tokens: Tensor, start: int = 0, places: Tensor | None = None
     ) -> Tensor:
         x = self.positions(embedding(tokens) * self.scale, start, places)
-        return self.dropout(x if self.residual is None else x.to(self.residual))
+        return self.dropout(in_stream_format(x, self.residual))
 
 
 def source_mask(source: Tensor) -> Tensor:

@@ -20,15 +20,7 @@ from transformer_core.trace.arguments import count, percent
 from transformer_core.trace.breakdown.devices import Choice
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.process import unusable
-from transformer_core.trace.terminal import bare, plain, table, width
-
-_PARTS = {
-    "computation": "compute_ns",
-    "exposed communication": "exposed_communication_ns",
-    "exposed copies": "exposed_copies_ns",
-    "exposed CUDA graphs": "exposed_graphs_ns",
-    "idle": "idle_ns",
-}
+from transformer_core.trace.terminal import PARTS, bare, plain, table, width
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ class _Side:
         return sum(known) / 1e6 / self.units if known else None
 
     def parts(self) -> dict[str, float]:
-        found = {name: self.whole(column) for name, column in _PARTS.items()}
+        found = {name: self.whole(f"{column}_ns") for name, column in PARTS.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def times(self, listed: str, name: str, time: str) -> dict[str, float]:
@@ -145,22 +137,16 @@ def difference(first: Breakdown, second: Breakdown) -> Difference:
 
 def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list[str]]:
     """The two with a common unit of work, its name, and notes on it."""
-    bare = [
-        profile.name
-        for profile in (first, second)
-        if not any(device.steps for device in profile.devices)
-    ]
+    sides = (first, second)
+    bare = [side.name for side in sides if not any(device.steps for device in side.devices)]
     if not bare:
-        one, other = (
-            _Side(side.devices, sum(max(1, len(device.steps)) for device in side.devices), True)
-            for side in (first, second)
-        )
+        units = [sum(max(1, len(device.steps)) for device in side.devices) for side in sides]
+        one, other = (_Side(s.devices, n, True) for s, n in zip(sides, units, strict=True))
         return one, other, "step", []
     told = f"{' and '.join(dict.fromkeys(bare))} {'mark' if len({*bare}) > 1 else 'marks'} no steps"
     times = _times_as_much(first.devices, second.devices)
-    if times is None:
-        note = f"{told}, and the two share no kernel: each whole trace stands for one"
-    else:
+    note = f"{told}, and the two share no kernel: each whole trace stands for one"
+    if times is not None:
         note = (
             f"{told}: times are of the work that the first did, of which the second did "
             f"{times:.4g} times as much, by how often each ran the same kernels"
@@ -235,13 +221,8 @@ def text(found: Difference, count: int, columns: int) -> str:
         if some and title:
             rows.append((title, "", "", "", ""))
         rows += [_row(change, "  " if title else "") for change in some[:count]]
-    heads = (
-        "ms of the work" if found.unit == "work" else f"ms of a {found.unit}",
-        "first",
-        "second",
-        "difference",
-        "",
-    )
+    unit = "the work" if found.unit == "work" else f"a {found.unit}"
+    heads = (f"ms of {unit}", "first", "second", "difference", "")
     lines = [f"first:  {found.first}", f"second: {found.second}", *table(heads, rows, columns)]
     if found.explanation:
         told = ", ".join(f"{part.name} {part.difference_ms:+.3f} ms" for part in found.explanation)

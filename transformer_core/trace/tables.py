@@ -3,15 +3,13 @@
 Times are nanoseconds, as in a breakdown; :mod:`schemas.results.profiles` describes the columns.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
-from schemas.results.profiles import Breakdown
+from schemas.results.profiles import Breakdown, DeviceBreakdown
 from transformer_core.trace.breakdown.devices import Choice
 from transformer_core.trace.breakdown.summary import (
     breakdown_of_files,
@@ -29,7 +27,8 @@ _EVERY = 1_000_000
 
 @dataclass(frozen=True)
 class Tables:
-    """The traces of all ranks of one training; tables are made when they are asked for."""
+    """The traces of all ranks of one training; tables are made when they are asked for, and empty
+    where the traces tell nothing of their kind."""
 
     breakdown: Breakdown  # all numbers, as ``trace --json`` prints them
     _events: Events
@@ -56,37 +55,34 @@ class Tables:
 
     @cached_property
     def steps(self) -> "pd.DataFrame":
-        """A row per device and step: the partition of the step; empty if the trace marks none."""
-        import pandas as pd
-
-        found = self._of_devices(lambda device: device.steps)
-        if found.empty:
-            return found
-        parts = pd.DataFrame(list(found.pop("partition")))
-        return pd.concat([found, parts], axis=1)
+        """A row per device and step: the partition of the step."""
+        return self._of_devices(
+            lambda device: [
+                step.model_dump(exclude={"partition"}) | step.partition.model_dump()
+                for step in device.steps
+            ]
+        )
 
     @cached_property
     def kernels(self) -> "pd.DataFrame":
-        return self._of_devices(lambda device: device.kernel_times).sort_values(
-            "time_ns", ascending=False, ignore_index=True
-        )
+        found = self._of_devices(lambda device: device.kernel_times)
+        return found.sort_values("time_ns", ascending=False, ignore_index=True)
 
     @cached_property
     def graphs(self) -> "pd.DataFrame":
         """A row per device, CUDA graph and node; without nodes if graphs were recorded whole."""
-        rows = [
-            {"rank": device.rank, "device": device.device, "graph": use.graph}
-            | {"launches": use.launches}
-            | (node.model_dump() if node else {"time_ns": use.time_ns})
-            for device in self.breakdown.devices
-            for use in device.graphs
-            for node in (use.nodes or (None,))
-        ]
-        return self._frame(rows)
+        return self._of_devices(
+            lambda device: [
+                {"graph": use.graph, "launches": use.launches}
+                | (node.model_dump() if node else {"time_ns": use.time_ns})
+                for use in device.graphs
+                for node in (use.nodes or (None,))
+            ]
+        )
 
     @cached_property
     def memory(self) -> "pd.DataFrame":
-        """Bytes allocated on each device whenever they change; empty without such events."""
+        """Bytes allocated on each device whenever they change."""
         found = self.events[self.events["kind"] == "memory"]
         return found[["rank", "device", "t0_ns", "bytes"]].reset_index(drop=True)
 
@@ -100,39 +96,41 @@ class Tables:
 
     @cached_property
     def layers(self) -> "pd.DataFrame":
-        """The tree of modules, summed over devices; empty if the trace has no ranges of modules."""
-        return self._frame(self.breakdown.summary.layers if self.breakdown.summary else [])
+        """The tree of modules, summed over devices."""
+        return self._of_all("layers")
 
     @cached_property
     def shapes(self) -> "pd.DataFrame":
-        """Operators by the shapes of their inputs, summed over devices, longest first."""
-        return self._frame(self.breakdown.summary.shapes if self.breakdown.summary else [])
+        """Operators by the shapes of their inputs, likewise, longest first."""
+        return self._of_all("shapes")
 
     @cached_property
     def sources(self) -> "pd.DataFrame":
-        """Kernels by the function of the program that launched them, summed over devices, longest
-        first; empty if the trace has no stacks."""
-        return self._frame(self.breakdown.summary.sources if self.breakdown.summary else [])
+        """Kernels by the function of the program that launched them, likewise."""
+        return self._of_all("sources")
 
     def __str__(self) -> str:
         return page(self.breakdown, 10)
 
-    def _of_devices(self, rows: Any) -> "pd.DataFrame":
-        return self._frame(
-            [
-                {"rank": device.rank, "device": device.device} | row.model_dump()
-                for device in self.breakdown.devices
-                for row in rows(device)
-            ]
+    def _of_devices(self, rows: Callable[[DeviceBreakdown], Iterable[Any]]) -> "pd.DataFrame":
+        return _frame(
+            {"rank": device.rank, "device": device.device} | _plain(row)
+            for device in self.breakdown.devices
+            for row in rows(device)
         )
 
-    @staticmethod
-    def _frame(rows: Iterable[BaseModel | dict[str, Any]]) -> "pd.DataFrame":
-        import pandas as pd
+    def _of_all(self, name: str) -> "pd.DataFrame":
+        return _frame(map(_plain, getattr(self.breakdown.summary, name, ())))
 
-        return pd.DataFrame(
-            [row.model_dump() if isinstance(row, BaseModel) else row for row in rows]
-        )
+
+def _plain(row: Any) -> dict[str, Any]:
+    return row if isinstance(row, dict) else row.model_dump()
+
+
+def _frame(rows: Iterable[dict[str, Any]]) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))
 
 
 def read_files(

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from textwrap import wrap
@@ -25,7 +26,7 @@ _BOUNDS = {
     "host": "the host, which launches work later than the device could begin it",
     "other": "latency, waits between streams, or launches that the trace does not hold",
 }
-_PARTS = {
+PARTS = {
     "computation": "compute",
     "exposed communication": "exposed_communication",
     "exposed copies": "exposed_copies",
@@ -78,20 +79,19 @@ def page(breakdown: Breakdown, top: int) -> str:
         lines.append(breakdown.reason)
     if found and breakdown.devices:
         lines[0] = _headline(breakdown, found)
-        sections: list[Callable[[], list[str]]] = [
-            lambda: _partition(found, columns),
-            lambda: _phases(breakdown.devices, found, columns),
-            lambda: _work(breakdown.devices, columns, top),
-            lambda: _collectives(breakdown.devices, found, columns),
-            lambda: _kernels(breakdown.devices, columns, top),
-            lambda: _compiled(breakdown.devices, columns, top),
-            lambda: _graphs(breakdown.devices, columns, top),
-            lambda: _sources(found, columns, top),
-            lambda: _ranks(breakdown.devices, found, columns, top),
-        ]
-        for section in sections:
-            if some := section():
-                lines += ["", *some]
+        devices = breakdown.devices
+        for section in (
+            _partition(found, columns),
+            _phases(devices, found, columns),
+            _work(devices, columns, top),
+            _collectives(devices, found, columns),
+            _kernels(devices, columns, top),
+            _compiled(devices, columns, top),
+            _graphs(devices, columns, top),
+            _sources(found, columns, top),
+            _ranks(devices, found, columns, top),
+        ):
+            lines += ["", *section] if section else []
         lines += [""] * bool(breakdown.notes)
     lines += [line for note in breakdown.notes for line in _sentence(f"note: {note}", columns)]
     return plain("\n".join(lines))
@@ -101,12 +101,19 @@ def _sentence(text: str, columns: int) -> list[str]:
     return wrap(text, columns, break_long_words=False, break_on_hyphens=False)
 
 
-def _ms(nanoseconds: float) -> str:
-    return f"{nanoseconds / 1e6:,.3f}"
+def _ms(nanoseconds: float | None, over: int = 1) -> str:
+    return "-" if nanoseconds is None else f"{nanoseconds / over / 1e6:,.3f}"
 
 
 def _share(part: float | None) -> str:
     return "-" if part is None else f"{part:.1%}"
+
+
+def _grouped(uses: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    found: defaultdict[str, list[Any]] = defaultdict(list)
+    for name, use in uses:
+        found[name].append(use)
+    return found
 
 
 def _headline(breakdown: Breakdown, found: ProfileSummary) -> str:
@@ -119,31 +126,20 @@ def _headline(breakdown: Breakdown, found: ProfileSummary) -> str:
     took = f"{found.step_seconds * 1e3:,.3f} ms"
     if not steps:
         return f"{breakdown.name}: {who}, the whole trace, {took} (it marks no steps)"
-    lengths = [
-        sum(step.partition.window_ns for step in same) / len(same)
-        for same in _by_step(devices).values()
-    ]
+    same = _grouped(
+        (str(step.step), step.partition.window_ns) for device in devices for step in device.steps
+    )
+    lengths = [sum(each) / len(each) for each in same.values()]
     text = f"{breakdown.name}: {who}, {steps} step{'s' * (steps > 1)} of {took}"
     if steps > 1:
-        told = ((word, _ms(of(lengths))) for word, of in _ORDER)
-        text += f" ({', '.join(f'{word} {time}' for word, time in told)})"
+        least, middle, most = _ms(min(lengths)), _ms(median(lengths)), _ms(max(lengths))
+        text += f" (shortest {least}, median {middle}, longest {most})"
     return text
-
-
-_ORDER = (("shortest", min), ("median", median), ("longest", max))
-
-
-def _by_step(devices: Iterable[DeviceBreakdown]) -> dict[int | None, list]:
-    found: dict[int | None, list] = {}
-    for device in devices:
-        for step in device.steps:
-            found.setdefault(step.step, []).append(step)
-    return found
 
 
 def _partition(found: ProfileSummary, columns: int) -> list[str]:
     rows, room = [], columns // 4
-    for name, field in _PARTS.items():
+    for name, field in PARTS.items():
         part = getattr(found, field)
         if part:
             time = f"{part * found.step_seconds * 1e3:,.3f}"
@@ -159,37 +155,22 @@ def _partition(found: ProfileSummary, columns: int) -> list[str]:
     return lines
 
 
-def _sums(devices: Iterable[DeviceBreakdown], list_name: str, key: str) -> dict[str, list]:
-    """The entries of a list of all devices by name, longest in all first."""
-    found: dict[str, list] = {}
-    for device in devices:
-        for use in getattr(device, list_name):
-            found.setdefault(getattr(use, key), []).append(use)
-    return found
-
-
 def _phases(devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int) -> list[str]:
     units = sum(max(1, len(device.steps)) for device in devices)
+    times = ("host_ns", "busy_ns", "compute_ns", "communication_ns")
     rows = [
-        (
-            use.phase,
-            *(
-                "-" if time is None else _ms(time / units)
-                for time in (use.host_ns, use.busy_ns, use.compute_ns, use.communication_ns)
-            ),
-        )
-        for use in found.phases
+        (use.phase, *(_ms(getattr(use, time), units) for time in times)) for use in found.phases
     ]
     heads = ("phase, ms of a step", "host", "device", "computation", "communication")
     return table(heads, rows, columns) if rows else []
 
 
 def _work(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
-    found: dict[str, list] = {}
-    for device in devices:
-        for use in device.activities:
-            label = use.name if use.name.startswith(use.kind) else f"{use.kind} {use.name}"
-            found.setdefault(label, []).append(use)
+    found = _grouped(
+        (use.name if use.name.startswith(use.kind) else f"{use.kind} {use.name}", use)
+        for device in devices
+        for use in device.activities
+    )
     whole = sum(use.time_ns for uses in found.values() for use in uses)
     rows = _by_time(found, whole, len(devices))[:top]
     return table(("work of a device", "count", "ms", "of device time"), rows, columns)
@@ -202,7 +183,7 @@ def _by_time(found: dict[str, list], whole: int, devices: int) -> list[Row]:
         (
             name,
             f"{sum(use.count for use in found[name]):,}",
-            _ms(times[name] / devices),
+            _ms(times[name], devices),
             _share(times[name] / whole if whole else None),
         )
         for name in sorted(times, key=lambda name: -times[name])
@@ -217,7 +198,7 @@ def _listed(heads: Row, rows: Sequence[Row], columns: int, top: int) -> list[str
 def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
     """The longest kernels of all devices, shares of the time of all, listed or not, and how much
     they work where that is known and a narrow terminal has room."""
-    found = _sums(devices, "kernel_times", "name")
+    found = _grouped((use.name, use) for device in devices for use in device.kernel_times)
     whole = sum(
         use.time_ns
         for device in devices
@@ -232,14 +213,8 @@ def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list
     }
     heads = ["operator" if all(device.device == "cpu" for device in devices) else "kernel"]
     heads += ["count", "ms", "of their time"]
-    room = (
-        columns
-        - 20
-        - sum(
-            max(map(len, cells)) + 2
-            for cells in zip(heads[1:], *(row[1:] for row in rows[:top]), strict=True)
-        )
-    )
+    others = zip(heads[1:], *(row[1:] for row in rows[:top]), strict=True)
+    room = columns - 20 - sum(max(map(len, cells)) + 2 for cells in others)
     for title, amount in rates.items():
         told = [_rate(found[row[0]], amount) for row in rows[:top]]
         form = "{:.0%}" if title == "of ceiling" else "{:,.3g}"
@@ -260,11 +235,12 @@ def _rate(uses: list, amount: Callable[[Any], float | None]) -> float | None:
 
 def _compiled(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
     """The operators inside kernels of TorchInductor; a kernel counts for each of its operators."""
-    found: dict[str, list] = {}
-    for device in devices:
-        for use in device.kernel_times:
-            for operator in dict.fromkeys(use.operators):
-                found.setdefault(operator, []).append(use)
+    found = _grouped(
+        (operator, use)
+        for device in devices
+        for use in device.kernel_times
+        for operator in dict.fromkeys(use.operators)
+    )
     rows = [row[:3] for row in _by_time(found, 0, len(devices))]
     return _listed(("operator in compiled kernels", "count", "ms"), rows, columns, top)
 
@@ -300,9 +276,7 @@ def _collectives(
         (
             use.collective,
             f"{use.count:,}",
-            _ms(use.time_ns / len(devices)),
-            "-" if use.transfer_ns is None else _ms(use.transfer_ns / len(devices)),
-            "-" if use.waiting_ns is None else _ms(use.waiting_ns / len(devices)),
+            *(_ms(time, len(devices)) for time in (use.time_ns, use.transfer_ns, use.waiting_ns)),
             "-" if use.bus_bandwidth is None else f"{use.bus_bandwidth / 1e9:,.1f}",
         )
         for use in found.collectives
@@ -327,17 +301,15 @@ def _ranks(
         rows.append(
             (
                 f"{device.rank} {device.device}",
-                _ms(whole.window_ns / steps),
+                _ms(whole.window_ns, steps),
                 *(_share(part / whole.window_ns if whole.window_ns else None) for part in shares),
-                "-" if one is None else _share(one.share),
-                "-" if one is None else _ms(one.caused_ns / steps),
+                _share(one.share if one else None),
+                _ms(one.caused_ns if one else None, steps),
             )
         )
         order.append((-(one.caused_ns if one else 0), -whole.window_ns))
-    chosen = sorted(range(len(rows)), key=lambda place: order[place])[:top]
-    if len(rows) <= top:
-        chosen = list(range(len(rows)))
+    chosen = sorted(range(len(rows)), key=order.__getitem__) if len(rows) > top else range(top)
     heads = ("rank", "step ms", "compute", "comm.", "idle", "last", "delay ms")
-    lines = table(heads, [rows[place] for place in chosen], columns)
-    more = len(rows) - len(chosen)
-    return [*lines, f"and {more:,} more, which cost the others less"] if more else lines
+    lines = table(heads, [rows[place] for place in chosen[: min(top, len(rows))]], columns)
+    more = len(rows) - top
+    return [*lines, f"and {more:,} more, which cost the others less"] if more > 0 else lines

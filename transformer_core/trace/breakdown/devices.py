@@ -20,7 +20,6 @@ from schemas.results.profiles import (
     NodeUse,
     OperatorClass,
     Partition,
-    PathPart,
     PhaseUse,
     ProfiledStep,
     StreamUse,
@@ -46,7 +45,7 @@ from transformer_core.trace.events.event_table import (
     rows_of,
     total,
 )
-from transformer_core.trace.events.intervals import Union, exposed, innermost, union
+from transformer_core.trace.events.intervals import Union, exposed, innermost, union_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -312,17 +311,15 @@ def _device(
         bound=step_bound(rows, ranges, stretches or [((start, end), span)], cpu),
         launches=None if cpu else launch_use(rows),
         graphs=graphs(rows, choice.kernels),
-        critical_path=_path(rows, ranges, waits, windows),
+        critical_path=critical_path(rows, ranges, waits, *median_step(windows)[1:])
+        if windows
+        else [],
     )
 
 
-def _path(
-    rows: Rows, ranges: Rows, waits: Rows, windows: list[tuple[int, int, int]]
-) -> list[PathPart]:
-    if not windows:
-        return []
-    _, begin, end = sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
-    return critical_path(rows, ranges, waits, begin, end)
+def median_step(windows: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """The step of median length."""
+    return sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
 
 
 _EXPOSED = (
@@ -339,11 +336,7 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> P
     U(K + C) - U(K), exposed copies U(K + C + M) - U(K + C), exposed graphs likewise, and idle."""
     inside = [layer.clip(start, end) for layer in layers]
     parts = exposed(inside)
-    busy = union(
-        np.concatenate([layer.t0 for layer in inside]),
-        np.concatenate([layer.t1 for layer in inside]),
-    )
-    idle = busy.gaps(start, end).length
+    idle = union_of(inside).gaps(start, end).length
     compute, communication, copies, graphs = parts
     assert sum(parts) + idle == end - start, "the partition does not sum to the window"
     return Partition(
@@ -370,23 +363,21 @@ def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
     some = (step >= 0) & (step < len(begins))
     latest = np.array(ends, np.int64)
     np.maximum.at(latest, step[some], rows["t1_ns"][some])
-    windows = []
-    for number, (begin, end) in enumerate(zip(begins, latest.tolist(), strict=True)):
-        if number + 1 < len(begins):
-            end = min(end, begins[number + 1])
-        windows.append((number, begin, end))
-    return windows
+    latest[:-1] = np.minimum(latest[:-1], begins[1:])
+    return list(zip(range(len(begins)), begins, latest.tolist(), strict=True))
 
 
 def _streams(rows: Rows, span: int) -> list[StreamUse]:
-    found = []
-    for stream in np.unique(rows["stream"]).tolist():
-        mine = rows["stream"] == stream
-        busy = rows.union(mine).length
-        share = busy / span if span else None
-        count = int(mine.sum())
-        found.append(StreamUse(stream=stream, events=count, busy_ns=busy, occupancy=share))
-    return found
+    streams, counts = np.unique(rows["stream"], return_counts=True)
+    return [
+        StreamUse(
+            stream=stream,
+            events=count,
+            busy_ns=(busy := rows.union(rows["stream"] == stream).length),
+            occupancy=busy / span if span else None,
+        )
+        for stream, count in zip(streams.tolist(), counts.tolist(), strict=True)
+    ]
 
 
 def _collectives(rows: Rows, transfers: dict[str, int]) -> list[CollectiveUse]:

@@ -15,13 +15,10 @@ from pydantic import BaseModel, ValidationError
 
 from schemas.results.profiles import (
     Breakdown,
-    CollectiveUse,
     DeviceBreakdown,
-    ForwardBackward,
     KernelTime,
     LayerUse,
     OperatorClass,
-    PhaseUse,
     ProfileSummary,
     ShapeUse,
     SourceUse,
@@ -99,13 +96,19 @@ def break_down_reading(
     )
 
 
-def with_longest(breakdown: Breakdown, count: int) -> Breakdown:
-    """A breakdown whose devices list so many kernels."""
+def _with_kernels(
+    breakdown: Breakdown, change: Callable[[list[KernelTime]], list[KernelTime]]
+) -> Breakdown:
     devices = [
-        device.model_copy(update={"kernel_times": device.kernel_times[:count]})
+        device.model_copy(update={"kernel_times": change(device.kernel_times)})
         for device in breakdown.devices
     ]
     return breakdown.model_copy(update={"devices": devices})
+
+
+def with_longest(breakdown: Breakdown, count: int) -> Breakdown:
+    """A breakdown whose devices list so many kernels."""
+    return _with_kernels(breakdown, lambda kernels: kernels[:count])
 
 
 def read_roofline(path: Path) -> "Roofline":
@@ -122,14 +125,13 @@ def read_roofline(path: Path) -> "Roofline":
 
 def with_ceilings(breakdown: Breakdown, roofline: "Roofline") -> Breakdown:
     """A breakdown whose kernels tell the share of measured ceilings that they reach."""
-    devices = []
-    for device in breakdown.devices:
-        kernels = [
+    return _with_kernels(
+        breakdown,
+        lambda kernels: [
             kernel.model_copy(update={"roofline_share": roofline_share(kernel, roofline)})
-            for kernel in device.kernel_times
-        ]
-        devices.append(device.model_copy(update={"kernel_times": kernels}))
-    return breakdown.model_copy(update={"devices": devices})
+            for kernel in kernels
+        ],
+    )
 
 
 def _launch_notes(rows: Rows) -> list[str]:
@@ -161,7 +163,7 @@ def summarise(
     window = sum(part.window_ns for part in whole)
     activities = [activity for device in devices for activity in device.activities]
     bounds = [device.bound for device in devices if device.bound]
-    operators = [use for device in devices for use in device.operators]
+    classes = sum(use.time_ns for device in devices for use in device.operators)
 
     def share(part: str, of: str = "window_ns") -> float | None:
         return _ratio(_sum(whole, part), _sum(whole, of))
@@ -183,17 +185,13 @@ def summarise(
             _sum(devices, "host_bound_ns"), sum(device.span.window_ns for device in devices)
         ),
         operators=[
-            _operators(uses, sum(use.time_ns for use in operators))
-            for uses in _grouped(operators, "operator_class")
+            _operators(uses, classes) for uses in _grouped(devices, "operators", "operator_class")
         ],
         collectives=[
             _together(uses, "collective", bus_bandwidth=_mean(uses, "bus_bandwidth"))
-            for uses in _grouped(_all(devices, "collectives", CollectiveUse), "collective")
+            for uses in _grouped(devices, "collectives", "collective")
         ],
-        phases=[
-            _together(uses, "phase")
-            for uses in _grouped(_all(devices, "phases", PhaseUse), "phase")
-        ],
+        phases=[_together(uses, "phase") for uses in _grouped(devices, "phases", "phase")],
         forward_backward=[
             _together(
                 uses,
@@ -202,7 +200,7 @@ def summarise(
                 flops_ratio=_mean(uses, "flops_ratio"),
                 bytes_ratio=_mean(uses, "bytes_ratio"),
             )
-            for uses in _grouped(_all(devices, "forward_backward", ForwardBackward), "operators")
+            for uses in _grouped(devices, "forward_backward", "operators")
         ],
         stragglers=list(stragglers),
         bound=_together(bounds) if bounds else None,
@@ -212,14 +210,12 @@ def summarise(
     )
 
 
-def _all(devices: Devices, name: str, kind: type[Use]) -> list[Use]:
-    return [use for device in devices for use in getattr(device, name)]
-
-
-def _grouped(uses: Sequence[Use], key: str) -> Iterator[list[Use]]:
-    groups: defaultdict[str, list[Use]] = defaultdict(list)
-    for use in uses:
-        groups[getattr(use, key)].append(use)
+def _grouped(devices: Devices, listed: str, key: str) -> Iterator[list[Any]]:
+    """What the devices list, by name."""
+    groups: defaultdict[str, list[Any]] = defaultdict(list)
+    for device in devices:
+        for use in getattr(device, listed):
+            groups[getattr(use, key)].append(use)
     yield from groups.values()
 
 

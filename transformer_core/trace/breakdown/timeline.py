@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from transformer_core.common.tables import read_table
-from transformer_core.trace.breakdown.devices import step_windows
+from transformer_core.trace.breakdown.devices import median_step, step_windows
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.intervals import innermost
@@ -61,8 +61,7 @@ def read_timeline(path: Path) -> Timeline | None:
     windows = step_windows(first, marks.where(marks["rank"] == 0))
     if not windows:
         return None
-    windows.sort(key=lambda window: window[2] - window[1])
-    step, start, end = windows[len(windows) // 2]
+    step, start, end = median_step(windows)
     parts = [
         (rank, marks.where(marks["rank"] == rank), work.where(work["rank"] == rank))
         for rank in np.unique(work["rank"]).tolist()

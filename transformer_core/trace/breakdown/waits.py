@@ -207,21 +207,12 @@ HOST, INPUT, LATENCY = "host", "input", "latency"
 _OUTSIDE = "outside the phases"
 
 
-@dataclass
-class _Path:
-    times: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
-    counts: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+class _Path(defaultdict[tuple[str, str], list[int]]):
+    """The lengths of its parts, by kind and name."""
 
     def add(self, kind: str, name: str, time: int) -> None:
         if time > 0:
-            self.times[kind, name] += time
-            self.counts[kind, name] += 1
-
-    def parts(self) -> list[PathPart]:
-        return [
-            PathPart(kind=kind, name=name, count=self.counts[kind, name], time_ns=time)
-            for (kind, name), time in sorted(self.times.items(), key=lambda item: -item[1])
-        ]
+            self[kind, name].append(time)
 
 
 class _Host:
@@ -262,7 +253,7 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
     cpu = bool(len(rows)) and str(rows["device"][0]) == "cpu"
     inside = rows.where((rows["t1_ns"] > begin) & (rows["t0_ns"] < end))
     inside = inside.where(np.argsort(inside["t1_ns"], kind="stable"))
-    host, path = _Host(ranges, waits), _Path()
+    host, path = _Host(ranges, waits), _Path(list)
     t0, t1, launches = (inside[name] for name in ("t0_ns", "t1_ns", "launch_ns"))
     kinds, names = inside["class"], _names(inside)
     at, event = end, _last(t1, end)
@@ -289,7 +280,10 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
         launch = min(at, max(begin, launch))
         path.add(LATENCY, "", at - launch)
         at, event = _on_host(host, path, launch, begin, t1, before)
-    return path.parts()
+    return [
+        PathPart(kind=kind, name=name, count=len(times), time_ns=sum(times))
+        for (kind, name), times in sorted(path.items(), key=lambda item: -sum(item[1]))
+    ]
 
 
 def _on_host(

@@ -7,6 +7,7 @@ in forward does that autograd made it for, which has the same sequence number.
 """
 
 import re
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -209,16 +210,19 @@ class Labels:
 
 def modules(trace: ProcessTrace) -> tuple[Columns, Integers]:
     ranges, names = trace.ranges, trace.names
-    for accept in (_own, _of_profiler, _foreign):
-        place = np.flatnonzero(chosen(names, ranges["name"], accept))
-        if len(place):
-            break
+    accepted: tuple[Callable[[str], bool], ...] = (
+        lambda name: name.startswith(LAYER_PREFIX),
+        lambda name: name.startswith(MODULE),
+        lambda name: bool(name) and phase_of(name) is None,
+    )
+    found = (np.flatnonzero(chosen(names, ranges["name"], accept)) for accept in accepted)
+    number, place = next(((n, p) for n, p in enumerate(found) if len(p)), (0, _NOTHING))
     rows = Columns("thread", "t0", "t1")
     rows.extend(len(place), **{name: ranges[name][place] for name in ("thread", "t0", "t1")})
     if not len(place):
         return rows, nulls(0)
     labels = [names.texts[n] for n in ranges["name"][place].tolist()]
-    if accept is _own:
+    if number == 0:  # its own ranges name whole paths
         texts = [label.removeprefix(LAYER_PREFIX) for label in labels]
     else:
         texts = _paths(rows, [label.removeprefix(MODULE) for label in labels])
@@ -252,15 +256,3 @@ def own_line(stack: str) -> str | None:
         if (found := _FRAME.match(frame)) and not _NOT_OWN.fullmatch(found[1]):
             return frame
     return None
-
-
-def _own(name: str) -> bool:
-    return name.startswith(LAYER_PREFIX)
-
-
-def _of_profiler(name: str) -> bool:
-    return name.startswith(MODULE)
-
-
-def _foreign(name: str) -> bool:
-    return bool(name) and phase_of(name) is None

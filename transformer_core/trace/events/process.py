@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,11 +284,16 @@ def tensor_of(shape: object) -> Shape | None:
     return None
 
 
+Process = TypeVar("Process")
+
+
 @dataclass(frozen=True)
-class Source:
+class Source(Generic[Process]):
+    """A file, as the traces of its processes or as their rows of the event table."""
+
     format: Literal["nsys", "kineto"]
     version: str | None
-    processes: list[ProcessTrace]
+    processes: list[Process]
     notes: list[str] = field(default_factory=list)
 
 

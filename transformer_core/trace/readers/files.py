@@ -37,6 +37,7 @@ _COMPRESSION = 8
 _SUFFIXES = (".json", ".gz", ".sqlite")
 """How the names of traces end; other files of a folder are none."""
 _MOST = 2048  # devices, streams, threads or processes that are read of a file
+_ONE_EACH = "give one file for each rank of one training"
 _FORMATS = "give traces of torch.profiler (.json, .json.gz) or SQLite exports of Nsight Systems"
 
 
@@ -46,14 +47,6 @@ class ProcessTable:
     rank: int | None
     ranks: int | None
     rows: Events
-
-
-@dataclass
-class FileTables:
-    format: Literal["nsys", "kineto"]
-    version: str | None
-    notes: list[str]
-    processes: list[ProcessTable]
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ def _start(path: Path) -> bytes:
         raise unusable(path, reason, "check its path and permissions") from None
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> Source[ProcessTrace]:
     """One file, of whichever format it is; TraceError if it cannot be used, NotATrace if it is
     something else."""
     start = _start(path)
@@ -158,22 +151,16 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
             passed.append(read)
             continue
         if formats and read.format != formats[0][0]:
-            raise unusable(
-                path,
-                "has a different format from the files before it",
-                "give files of one profiler",
-            )
+            reason = "has a different format from the files before it"
+            raise unusable(path, reason, "give files of one profiler")
         formats.append((read.format, read.version))
         notes += [f"{path.name}: {note}" if len(files) > 1 else note for note in read.notes]
         if ranks is not None and len(read.processes) == 1:
             read.processes[0].rank = ranks[number]
         found += read.processes
     if not formats:
-        raise unusable(
-            next(path for path in paths if path.is_dir()),
-            f"holds no traces: {passed[0]}",
-            "name the files, or another folder",
-        )
+        folder = next(path for path in paths if path.is_dir())
+        raise unusable(folder, f"holds no traces: {passed[0]}", "name the files, or another folder")
     notes += [f"{one.path.name} was left out: it {one.reason}" for one in passed]
     notes += _others(paths)
     notes += _settle_ranks(found)
@@ -205,10 +192,10 @@ def _others(paths: Sequence[Path]) -> list[str]:
 
 def _side_by_side(
     paths: Sequence[Path], optional: Sequence[bool]
-) -> Iterator[FileTables | NotATrace]:
+) -> Iterator[Source[ProcessTable] | NotATrace]:
     """Reads the files and yields their contents in order; uses one process per core if that
     pays."""
-    workers = min(len(paths), _cores())
+    workers = min(len(paths), len(os.sched_getaffinity(0)))
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
         yield from map(_read_one, paths, optional)
         return
@@ -226,10 +213,6 @@ def _side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _text_size(path: Path) -> int:
     """Bytes of a file, roughly as much as they are without compression; 0 if it is not there."""
     try:
@@ -238,7 +221,7 @@ def _text_size(path: Path) -> int:
         return 0  # reported when it is read
 
 
-def _read_one(path: Path, optional: bool) -> FileTables | NotATrace:
+def _read_one(path: Path, optional: bool) -> Source[ProcessTable] | NotATrace:
     try:
         return tables_of(path)
     except NotATrace as error:
@@ -247,21 +230,17 @@ def _read_one(path: Path, optional: bool) -> FileTables | NotATrace:
         return error
 
 
-def tables_of(path: Path) -> FileTables:
+def tables_of(path: Path) -> Source[ProcessTable]:
     """The rows of the processes of a file. Those that ran nothing on a device are left out where
     others did."""
     source = read_source(path)
     busy = [trace for trace in source.processes if len(trace.device)] or source.processes
     _refuse_crowds(path, busy)
     # The rows of the table alone are kept: they are few beside what was read.
-    return FileTables(
-        format=source.format,
-        version=source.version,
-        notes=source.notes,
-        processes=[
-            ProcessTable(path, trace.rank, trace.ranks, events_of_process(trace)) for trace in busy
-        ],
-    )
+    tables = [
+        ProcessTable(path, trace.rank, trace.ranks, events_of_process(trace)) for trace in busy
+    ]
+    return Source(source.format, source.version, tables, source.notes)
 
 
 def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
@@ -291,11 +270,7 @@ def _refuse_doubles(paths: Sequence[Path]) -> None:
                 key = (path.stat().st_size, zlib.crc32(stream.read(1 << 20)))
                 same = seen.get(key)
                 if same and same.read_bytes() == path.read_bytes():
-                    raise unusable(
-                        path,
-                        f"is the same as {same}",
-                        "give one file for each rank of one training",
-                    )
+                    raise unusable(path, f"is the same as {same}", _ONE_EACH)
                 seen[key] = path
         except OSError:
             continue  # reported when it is read
@@ -347,5 +322,5 @@ def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
     raise unusable(
         second.path,
         f"{reason}: these are {len(recordings)} recordings ({told})",
-        "give one file for each rank of one training",
+        _ONE_EACH,
     )

@@ -55,7 +55,7 @@ _NO_RANK = 2**31
 _NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fits into 64 bits
 
 
-def read_kineto(path: Path) -> Source:
+def read_kineto(path: Path) -> Source[ProcessTrace]:
     """Reads the one process of a trace; TraceError if the file is damaged or not Kineto's."""
     return KinetoReader(path).read()
 
@@ -78,7 +78,7 @@ class KinetoReader:
             **{name: partial(self.left_out.unread, name) for name in UNREAD},
         }
 
-    def read(self) -> Source:
+    def read(self) -> Source[ProcessTrace]:
         text = EventText(self.path, EventDecoder(self.left_out))
         with Progress(f"Read {self.path.name}", "events") as progress:
             for piece in text:

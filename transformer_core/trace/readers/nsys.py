@@ -117,10 +117,11 @@ _COPIES = {
 }
 """Kinds of copies by CUPTI's numbers (ENUM_CUDA_MEMCPY_OPER)."""
 _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
-_NODE = ("graphId", "graphNodeId")  # of what a CUDA graph runs; newer reports name the graph too
+_GRAPHS = {"graph": "graphId", "node": "graphNodeId"}
+"""Of what a CUDA graph runs; newer reports name the graph too."""
 
 
-def read_nsys(path: Path) -> Source:
+def read_nsys(path: Path) -> Source[ProcessTrace]:
     """Reads the processes of a report in the order of their ids; TraceError if it is damaged or not
     a report."""
     try:
@@ -158,7 +159,7 @@ class _Report:
         self._left -= 1
         return self._left < 0
 
-    def read(self) -> Source:
+    def read(self) -> Source[ProcessTrace]:
         if not self._columns_of("StringIds"):
             raise NotATrace(
                 self.path,
@@ -193,21 +194,23 @@ class _Report:
 
     def _kernels(self) -> None:
         for rows in self._columns(
-            "CUPTI_ACTIVITY_KIND_KERNEL", *_PLACE, "demangledName", "shortName", *_NODE
+            "CUPTI_ACTIVITY_KIND_KERNEL", *_PLACE, "demangledName", "shortName", *_GRAPHS.values()
         ):
             known = np.isin(rows["demangledName"], list(self.texts))
             number = np.where(known, rows["demangledName"], rows["shortName"])
-            names = self._texts(number, "unknown kernel")
+            names = [self.texts.get(one) or "unknown kernel" for one in number.tolist()]
             self._device_events("kernel", rows, names)
 
     def _copies(self) -> None:
         for rows in self._columns(
-            "CUPTI_ACTIVITY_KIND_MEMCPY", *_PLACE, *_NODE, "bytes", "copyKind"
+            "CUPTI_ACTIVITY_KIND_MEMCPY", *_PLACE, *_GRAPHS.values(), "bytes", "copyKind"
         ):
             kinds = [_COPIES.get(number, "unknown") for number in rows["copyKind"].tolist()]
             names = [f"copy {kind}" for kind in kinds]
             self._device_events("memcpy", rows, names, bytes=rows["bytes"], copy=kinds)
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMSET", *_PLACE, *_NODE, "bytes"):
+        for rows in self._columns(
+            "CUPTI_ACTIVITY_KIND_MEMSET", *_PLACE, *_GRAPHS.values(), "bytes"
+        ):
             names = ["memory set"] * len(rows["start"])
             self._device_events("memset", rows, names, bytes=rows["bytes"])
 
@@ -242,11 +245,7 @@ class _Report:
                 t0=rows["start"][mine],
                 t1=rows["end"][mine],
                 correlation=rows["correlationId"][mine],
-                **{
-                    n: rows[c][mine]
-                    for n, c in (("graph", _NODE[0]), ("node", _NODE[1]))
-                    if c in rows
-                },
+                **{name: rows[c][mine] for name, c in _GRAPHS.items() if c in rows},
                 **columns,
             )
 
@@ -271,9 +270,8 @@ class _Report:
         for rows in self._columns(
             "CUPTI_ACTIVITY_KIND_RUNTIME", "start", "globalTid", "correlationId", "end", "nameId"
         ):
-            good = np.all(
-                [rows[name] != NULL for name in ("start", "globalTid", "correlationId")], axis=0
-            )
+            needed = ("start", "globalTid", "correlationId")
+            good = np.all([rows[name] != NULL for name in needed], axis=0)
             waiting = good & np.isin(rows["nameId"], known) & (rows["end"] >= rows["start"])
             count += int(good.sum())
             self.launched += int(np.isin(rows["nameId"][good], launching).sum())
@@ -382,9 +380,6 @@ class _Report:
         found = self.database.execute(f"{query} ORDER BY _rowid_", edges)
         return [text if type(text) is str else self.texts.get(number) for text, number in found]
 
-    def _texts(self, numbers: Integers, otherwise: str) -> list[str]:
-        return [self.texts.get(number) or otherwise for number in numbers.tolist()]
-
     def _process(self, pid: int) -> ProcessTrace:
         if pid not in self.processes:
             self.processes[pid] = ProcessTrace(pid)
@@ -392,8 +387,7 @@ class _Report:
 
     def _columns(self, table: str, *columns: str) -> Iterator[dict[str, Integers]]:
         """A table of numbers, piece by piece; what is not there, or no whole number, is null."""
-        for rows, _, _ in self._stretches(table, columns):
-            yield rows
+        return (rows for rows, _, _ in self._stretches(table, columns))
 
     def _columns_of(self, table: str) -> set[str]:
         """The columns that a table has; none if it is not there."""
@@ -458,18 +452,12 @@ class _Report:
 
     def _version(self) -> str | None:
         """Version of the tool; the table of it has two names."""
-        for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            found = dict(self._meta(table))
+        for table in filter(self._columns_of, ("META_DATA_EXPORT", "EXPORT_META_DATA")):
+            query = f"SELECT name, value FROM \"{table}\" WHERE name LIKE 'EXPORT_%_VERSION'"
+            found = dict(self.database.execute(query))
             if version := found.get("EXPORT_PRODUCT_VERSION") or found.get("EXPORT_SCHEMA_VERSION"):
                 return str(version)
         return None
-
-    def _meta(self, table: str) -> list[tuple[str, str]]:
-        if not self._columns_of(table):
-            return []
-        return self.database.execute(
-            f"SELECT name, value FROM \"{table}\" WHERE name LIKE 'EXPORT_%_VERSION'"
-        ).fetchall()
 
 
 def _process(number: Integers) -> Integers:
