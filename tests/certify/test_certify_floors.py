@@ -33,12 +33,14 @@ def test_the_floor_of_a_norm_is_that_of_all_steps_of_its_tensor() -> None:
     assert found == pytest.approx({"a": (25 / 3) ** 0.5, "b": 1.0})
 
 
-@pytest.mark.parametrize(("along", "holds"), [(0.01, True), (0.0, False)])
+@pytest.mark.parametrize(
+    ("elements", "along", "holds"), [(400, 0.01, True), (400, 0.0, False), (4, 0.0, True)]
+)
 def test_a_norm_may_be_off_by_what_rounding_does_along_its_gradient(
-    along: float, holds: bool
+    elements: int, along: float, holds: bool
 ) -> None:
-    longer = torch.full((4,), 1.03, dtype=torch.float64)
-    seen = distance("w", 1, longer, torch.ones(4, dtype=torch.float64), 0.01)
+    longer = torch.full((elements,), 1.03, dtype=torch.float64)
+    seen = distance("w", 1, longer, torch.ones(elements, dtype=torch.float64), 0.01)
     seen = seen.model_copy(update={"along": along})
     checks = Checks(points=[], gradients=[seen], updates=[], skipped_steps=0)
     found = judge(Statistical(kind="statistical"), checks).deviations
