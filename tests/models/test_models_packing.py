@@ -7,7 +7,7 @@ import torch
 from schemas.config.model import ImportedModel, TorchTransformer, Transformer
 from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching.collate import collate, collate_packed
-from transformer_core.data.batching.feeding import pack
+from transformer_core.data.batching.window_rows import pack
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.registry import build_model

@@ -41,3 +41,8 @@ def test_the_names_cost_no_drawing_library():
         "sys.exit(bool({'matplotlib', 'seaborn', 'pandas', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_page_costs_no_torch():
+    code = "import sys, transformer_core.report.page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -30,7 +30,7 @@ from transformer_core.common.records import read_record
 from transformer_core.common.tables import read_table
 from transformer_core.data.arrays import group_sums
 from transformer_core.data.batching.epoch_plan import plan_epoch
-from transformer_core.data.batching.feeding import WindowRows
+from transformer_core.data.batching.window_rows import WindowRows
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.decide.intervals import median_interval
 from transformer_core.study.reservations import layer_weights
