@@ -16,7 +16,6 @@ from transformer_core.data.tokenizing.encoding import (
     punctuation_is_independent,
     words_are_independent,
 )
-from transformer_core.data.tokenizing.existing import Described
 from transformer_core.data.tokenizing.job import load_tokenizer
 
 # What word boundaries could go wrong on, mixed with any other text.
@@ -78,8 +77,8 @@ def test_equals_the_tokenizer_id_for_id(bpe, shared, kind, values):
 
 
 def test_punctuation_is_cut_where_that_is_certain(bpe):
-    assert punctuation_is_independent(Described.of(bpe))
-    others = {kind for kind in BY_WORD if punctuation_is_independent(Described.of(tokenizer(kind)))}
+    assert punctuation_is_independent(bpe)
+    others = {kind for kind in BY_WORD if punctuation_is_independent(tokenizer(kind))}
     patterns = {kind for kind in BY_WORD if kind.startswith("pattern_")}
     assert others == {"gpt2", "gpt2_nfc", "gpt2_nfd", "whitespace", *patterns}
 
@@ -189,7 +188,7 @@ CHANGES = {
 def test_unknown_configurations_fall_back(bpe, name):
     other = Tokenizer.from_str(bpe.to_str())
     other.encode_special_tokens = True
-    assert words_are_independent(Described.of(other))
+    assert words_are_independent(other)
     if callable(change := CHANGES[name]):
         change(other)
     else:

@@ -22,7 +22,7 @@ from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding import job
 from transformer_core.data.sharding.finished import gather
-from transformer_core.data.sharding.job import Part, write_shards
+from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.sharding.shard_store import open_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +204,7 @@ def test_parts_together_are_the_split(tmp_path, tokenizer, count):
         stale.touch()
     paths = [out / f"part-{number:03}" / "manifest.json" for number in range(count)]
     for number, path in enumerate(paths):
-        write_shards(file, tokenizer, rules, path.parent, 5, Part(number, count))
+        write_shards(file, tokenizer, rules, path.parent, 5, (number, count))
     manifest = gather(paths, rules, out / "manifest.json")
     files = {"shards": whole.shards, "seconds": whole.seconds}
     assert manifest.model_copy(update=files) == whole
@@ -234,20 +234,20 @@ def test_a_part_may_be_empty_but_not_all(tmp_path, tokenizer):
     for limit in (10, 2):
         rules = Filter(max_tokens=limit)
         for number, path in enumerate(paths):
-            write_shards(file, tokenizer, rules, path.parent, part=Part(number, 3))
+            write_shards(file, tokenizer, rules, path.parent, part=(number, 3))
         if limit == 10:
             manifest = gather(paths, rules, tmp_path / "manifest.json")
             assert (manifest.pairs, manifest.skipped_too_long) == (1, 1)
             assert [shard.file for shard in manifest.shards] == ["part-002/shard-00000.arrow"]
     write_pairs(tmp_path / "q.arrow", ["Straße " * 9], ["b"])
-    write_shards(PairFile(tmp_path / "q.arrow"), tokenizer, rules, paths[0].parent, part=Part(0, 2))
+    write_shards(PairFile(tmp_path / "q.arrow"), tokenizer, rules, paths[0].parent, part=(0, 2))
     with pytest.raises(CorpusError, match="no pair is left"):
         gather(paths[:1], rules, tmp_path / "manifest.json")
 
 
 def test_gather_job(tmp_path, tokenizer, capsys):
     file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
-    write_shards(file, tokenizer, Filter(), tmp_path / "part-000", part=Part(0, 2))
+    write_shards(file, tokenizer, Filter(), tmp_path / "part-000", part=(0, 2))
     paths = [str(tmp_path / f"part-{number:03}" / "manifest.json") for number in range(2)]
     order = order_text("gather_shards", filter={}, parts=paths, output=tmp_path / "manifest.json")
     assert run_order(order) == 1
@@ -255,7 +255,7 @@ def test_gather_job(tmp_path, tokenizer, capsys):
     assert "part-001" in message
     assert "remedy: make it again: snakemake" in message
     assert not (tmp_path / "manifest.json").exists()
-    write_shards(file, tokenizer, Filter(), tmp_path / "part-001", part=Part(1, 2))
+    write_shards(file, tokenizer, Filter(), tmp_path / "part-001", part=(1, 2))
     assert run_order(order) == 0
     assert len(open_shards(tmp_path / "manifest.json")) == 4
 

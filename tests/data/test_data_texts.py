@@ -25,7 +25,7 @@ from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.grammar.stream import generate
 from transformer_core.data.sharding.finished import gather
-from transformer_core.data.sharding.job import Part, context_rows, write_shards
+from transformer_core.data.sharding.job import context_rows, write_shards
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.encoding import Encoded
 from transformer_core.data.tokenizing.job import load_tokenizer
@@ -179,7 +179,7 @@ def test_parts_of_a_split_join(made, tmp_path):
     paths = []
     for number in (0, 1):
         folder = tmp_path / f"part-{number}"
-        part = Part(number, 2)
+        part = (number, 2)
         write_shards(pairs, tokenizer, Filter(), folder, part=part, context=8)
         paths.append(folder / "manifest.json")
     joined = gather(paths, Filter(), tmp_path / "manifest.json")

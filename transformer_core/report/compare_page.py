@@ -13,7 +13,7 @@ from transformer_core.common.records import read_record
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import RatioRow, ratio_points
 from transformer_core.report.kit.palette import VARIANT, colour_of
-from transformer_core.report.page import environment
+from transformer_core.report.page import fill
 
 BETTER = {"FASTER", "LESS"}
 WORSE = {"SLOWER", "MORE"}
@@ -28,27 +28,23 @@ TITLES = {
 def render(found: Against) -> str:
     """The page as HTML, in the format of the report."""
     quantities = [name for name in TITLES if any(c.quantity == name for c in found.changes)]
-    return (
-        environment()
-        .get_template("compare_page.html")
-        .render(
-            found=found,
-            titles=TITLES,
-            by_quantity={q: [c for c in found.changes if c.quantity == q] for q in quantities},
-            pictures={q: Markup(draw(found, q)) for q in quantities},
-            judged=[change for change in found.changes if change.verdict],
-            better=[change for change in found.changes if change.verdict in BETTER],
-            worse=[change for change in found.changes if change.verdict in WORSE],
-            versions={
-                name: (found.here.packages.get(name), found.there.packages.get(name))
-                for name in sorted({*found.here.packages, *found.there.packages})
-            },
-        )
+    return fill(
+        "compare_page.html",
+        found=found,
+        titles=TITLES,
+        by_quantity={q: [c for c in found.changes if c.quantity == q] for q in quantities},
+        pictures={q: Markup(draw(found, q)) for q in quantities},
+        judged=[change for change in found.changes if change.verdict],
+        better=[change for change in found.changes if change.verdict in BETTER],
+        worse=[change for change in found.changes if change.verdict in WORSE],
+        versions={
+            name: (found.here.packages.get(name), found.there.packages.get(name))
+            for name in sorted({*found.here.packages, *found.there.packages})
+        },
     )
 
 
 def draw(found: Against, quantity: str) -> str:
-    """The ratios of one quantity, here over there, as SVG."""
     shown = [
         RatioRow(
             change.variant,

@@ -47,7 +47,6 @@ class Section:
         return context(results) if context else {}
 
     def draw(self, figure: str, results: "StudyResults") -> "Drawing":
-        """One of its figures."""
         module = import_module(f"{_PACKAGE}.{self.drawn_in or self.name}")
         return getattr(module, f"draw_{figure}")(results)
 

@@ -2,15 +2,14 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from schemas.base import Schema
 from schemas.results.gpu_check import AttentionTruths, DeviceFacts, GpuCheck, GpuTests, Outcome
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.decide.gpu_check import check
-from transformer_core.report.page import environment
+from transformer_core.report.page import fill
 
 WORDS: dict[Outcome, str] = {
     "held": "held",
@@ -19,7 +18,6 @@ WORDS: dict[Outcome, str] = {
     "failed": "failed",
     "not_run": "not run yet",
 }
-Record = TypeVar("Record", bound=Schema)
 
 
 def render(
@@ -30,17 +28,14 @@ def render(
 ) -> str:
     """The page as HTML, with everything needed for remote debugging."""
     counts = Counter(check.outcome for check in found.checks)
-    return (
-        environment()
-        .get_template("gpu_check_page.html")
-        .render(
-            found=found,
-            words=WORDS,
-            counts=[(WORDS[outcome], counts[outcome]) for outcome in WORDS if counts[outcome]],
-            tests=tests,
-            attention=attention,
-            device=device,
-        )
+    return fill(
+        "gpu_check_page.html",
+        found=found,
+        words=WORDS,
+        counts=[(WORDS[outcome], counts[outcome]) for outcome in WORDS if counts[outcome]],
+        tests=tests,
+        attention=attention,
+        device=device,
     )
 
 
@@ -54,15 +49,14 @@ class GpuCheckPageJob(Job):
     output: Path
 
     def run(self, log_file: Path | None) -> None:
-        folder = self.results / "gpu_check"
+        def read(name: str, kind: type[Any]) -> Any:
+            path = self.results / "gpu_check" / name
+            return read_record(path, kind) if path.exists() else None
+
         page = render(
             check(self.results),
-            _read(folder / "tests.json", GpuTests),
-            _read(folder / "attention.json", AttentionTruths),
-            _read(folder / "device.json", DeviceFacts),
+            read("tests.json", GpuTests),
+            read("attention.json", AttentionTruths),
+            read("device.json", DeviceFacts),
         )
         write_text(self.output, page)
-
-
-def _read(path: Path, kind: type[Record]) -> Record | None:
-    return read_record(path, kind) if path.exists() else None

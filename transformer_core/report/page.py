@@ -68,6 +68,11 @@ def environment() -> Environment:
     return made
 
 
+def fill(template: str, **values: Any) -> str:
+    """A page from a template."""
+    return environment().get_template(template).render(**values)
+
+
 def render(results: StudyResults, answer: Answer, pictures: Sequence[svg.Picture]) -> str:
     by_name = {picture.name: picture for picture in pictures}
     shared = {
@@ -155,7 +160,6 @@ def write_page(results: StudyResults) -> None:
 
 
 def draw(name: str, results: StudyResults) -> str:
-    """The SVG text of a figure."""
     with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
         drawing = FIGURES[name].draw(name, results)
         return svg.render(drawing.figure, name, drawing.title, drawing.description)

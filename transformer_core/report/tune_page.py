@@ -15,7 +15,7 @@ from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.kit import svg
-from transformer_core.report.page import environment
+from transformer_core.report.page import fill
 from transformer_core.report.sections.profile_figures import partitions, timelines
 from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.tune import terminal
@@ -30,30 +30,28 @@ def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -
     """The page as HTML; event tables of the profiles lie below ``folder``."""
     timed = [each for each in answer.tried if each.ratio is not None]
     rows = sorted(answer.tried, key=terminal.by_result)
-    return (
-        environment()
-        .get_template("tune_page.html")
-        .render(
-            study=study,
-            answer=answer,
-            best=answer.best,
-            headline=terminal.headline(answer),
-            rows=rows,
-            bars=[bar(each, timed) for each in sorted(timed, key=lambda t: -(t.ratio or 0))],
-            useful=useful,
-            speed=terminal.speed,
-            same=terminal.same,
-            words=terminal.words,
-            unaudited=terminal.unaudited(answer),
-            notes=terminal.notes(answer),
-            origin=origin,
-            profiles=(found := breakdowns(answer)),
-            pictures=pictures(found, folder) if found else {},
-            failed=[each for each in answer.profiles if each.reason],
-            per_step=per_step,
-            memory=memory(answer),
-            parts=MEMORY,
-        )
+    profiles = breakdowns(answer)
+    return fill(
+        "tune_page.html",
+        study=study,
+        answer=answer,
+        best=answer.best,
+        headline=terminal.headline(answer),
+        rows=rows,
+        bars=[bar(each, timed) for each in sorted(timed, key=lambda t: -(t.ratio or 0))],
+        useful=useful,
+        speed=terminal.speed,
+        same=terminal.same,
+        words=terminal.words,
+        unaudited=terminal.unaudited(answer),
+        notes=terminal.notes(answer),
+        origin=origin,
+        profiles=profiles,
+        pictures=pictures(profiles, folder) if profiles else {},
+        failed=[each for each in answer.profiles if each.reason],
+        per_step=per_step,
+        memory=memory(answer),
+        parts=MEMORY,
     )
 
 
@@ -88,7 +86,6 @@ def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Markup]:
 
 
 def memory(answer: Answer) -> dict[str, dict[str, int]]:
-    """Peak memory and its parts, of the script itself and of what was tried."""
     known = {OWN: answer.memory} | {each.name: each.memory for each in answer.tried}
     found = {}
     for name, parts in known.items():

@@ -59,16 +59,13 @@ def table_rows(
             raise CorpusError(message, file=path, remedy="get the file again") from error
 
 
-Columns = list[list[bytes | None]]
-
-
 def _limited(
     batches: Iterator[pa.RecordBatch],
     path: Path,
     fields: tuple[str, str],
     limits: ReadingLimits,
     before: int,
-) -> Iterator[Columns]:
+) -> Iterator[list[list[bytes | None]]]:
     """The two columns of every batch, within the limits; ``before`` rows were in earlier files.
 
     A few kilobytes of a table can stand for gigabytes: pages and buffers are compressed, and a
@@ -89,7 +86,10 @@ def _limited(
                 lengths = _lengths(column)
                 total += int(lengths.sum())
                 if lengths.max(initial=0) > limits.line:
-                    raise _too_long(path, field, rows, lengths)
+                    row = rows + 1 + int(lengths.argmax())
+                    message = f"has {lengths.max():,} bytes in column {field} of row {row:,}"
+                    remedy = "check what the file holds, or raise corpus.limits.line"
+                    raise CorpusError(message, file=path, remedy=remedy)
             if total > most:
                 limit = "file" if most == limits.file else "ratio"
                 message = f"goes on after row {rows:,} and byte {round(most):,} of its text"
@@ -106,13 +106,6 @@ def _lengths(column: pa.LargeBinaryArray) -> np.ndarray:
         return np.zeros(0, np.int64)  # there may be no offsets
     offsets = np.frombuffer(column.buffers()[1], np.int64)
     return np.diff(offsets[column.offset : column.offset + len(column) + 1])
-
-
-def _too_long(path: Path, field: str, rows: int, lengths: np.ndarray) -> CorpusError:
-    row = rows + 1 + int(lengths.argmax())
-    message = f"has {lengths.max():,} bytes in column {field} of row {row:,}"
-    remedy = "check what the file holds, or raise corpus.limits.line"
-    return CorpusError(message, file=path, remedy=remedy)
 
 
 def _batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:

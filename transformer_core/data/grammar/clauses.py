@@ -110,7 +110,6 @@ def _german_noun(noun: Noun, case: Case, plural: bool) -> str:
 def phrase(
     determiner: Determiner, adjective: Adjective | None, noun: Noun, case: Case, plural: bool
 ) -> Phrase:
-    """The noun phrase of these words in one case."""
     gender = "p" if plural else noun.gender
     stem = determiner.stem
     if determiner.english in ("many", "some") and case == "dative":
@@ -206,7 +205,6 @@ def subjects() -> list[list[Subject]]:
 
 
 def as_subject(phrase: Phrase) -> Subject:
-    """A noun phrase in the nominative as a subject."""
     return phrase.english, phrase.german, THIRD_PLURAL if phrase.gender == "p" else THIRD
 
 
@@ -381,7 +379,6 @@ class Clause:
 
 
 def pick_tense(random: Random) -> Tense:
-    """A tense, the past more often than others."""
     return pick(random, _TENSES)
 
 

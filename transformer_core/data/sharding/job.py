@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -58,34 +57,20 @@ _TOKENS_PER_SHARD = 1 << 26
 _PIECE = 1 << 22  # bytes of text that a thread works on at a time
 
 
-@dataclass(frozen=True)
-class Part:
-    """One of several jobs that share a split; each takes as many pairs."""
-
-    number: int = 0  # from 0
-    of: int = 1  # number of jobs
-
-    def pairs(self, total: int) -> tuple[int, int]:
-        """The first pair, and the one after the last."""
-        return total * self.number // self.of, total * (self.number + 1) // self.of
-
-
-WHOLE = Part()
-
-
 def write_shards(
     pairs: PairFile,
     tokenizer_path: Path,
     rules: Filter,
     output: Path,
     pairs_per_shard: int = PAIRS_PER_SHARD,
-    part: Part = WHOLE,
+    part: tuple[int, int] = (0, 1),
     threads: int = 1,
     context: int | None = None,
 ) -> ShardManifest:
     """Write the shards of a split, or of a part of it, and their manifest to the folder ``output``.
 
-    With a ``context`` the pairs are texts, which become rows of so many tokens: see
+    ``part`` is the number of this job, from 0, of so many that share the split; each takes as many
+    pairs. With a ``context`` the pairs are texts, which become rows of so many tokens: see
     :func:`context_rows`. A few rows are shorter, the last ones of what is tokenized at a time.
 
     Raises CorpusError if a sentence is too long and the filter says error, or if no pair is left
@@ -98,7 +83,8 @@ def write_shards(
     description = pairs.description()
     tokenizer = load_tokenizer(tokenizer_path)
     encoder = Encoder(tokenizer)
-    first, end = part.pairs(len(pairs))
+    number, jobs = part
+    first, end = (len(pairs) * n // jobs for n in (number, number + 1))
     vocabulary = tokenizer.get_vocab_size()
     nothing = _empty_manifest(description, encoder, vocabulary, tokenizer_path, context)
     settings = [rules.canonical_json(), pairs_per_shard, first, end, context]
@@ -117,7 +103,7 @@ def write_shards(
             add(piece, *sides)
             progress.update(piece.num_rows)
     manifest = writer.finish(time.perf_counter() - began)
-    if part == WHOLE:
+    if jobs == 1:
         check_any_left(manifest, pairs.path, rules)
     write_manifest(manifest, manifest_path)
     return manifest
@@ -387,7 +373,7 @@ class Shards(Job):
             self.filter,
             self.output,
             self.pairs_per_shard,
-            Part(int(number) - 1, int(of)),
+            (int(number) - 1, int(of)),
             self.threads,
             self.context,
         )

@@ -36,7 +36,6 @@ class TrainingShards:
 
     @property
     def stores(self) -> tuple[PairStore, PairStore]:
-        """The splits for training and validation."""
         return self.train, self.validation
 
 

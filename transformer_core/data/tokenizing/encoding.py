@@ -7,6 +7,7 @@ and at the end of a sentence. Words are found in the UTF-8 bytes of the texts, a
 were not met before reach the tokenizer.
 """
 
+import json
 import threading
 from collections.abc import Collection, Sequence
 from itertools import chain, repeat
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from transformer_core.data.arrays import arrow_array, ranges, utf8
-from transformer_core.data.tokenizing.existing import Described
 
 SPACE = 0x20  # the byte of a space, which is never part of a longer character of UTF-8
 SPACES_BEYOND_ASCII = (0xC2, 0xE1, 0xE2, 0xE3)
@@ -39,7 +39,15 @@ KNOWN_PATTERNS = frozenset(
 )
 
 
-def words_are_independent(described: Described) -> bool:
+def _stages(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """The contents of tokenizer.json, what cuts a text, and the type of what changes it before."""
+    settings = json.loads(tokenizer.to_str())
+    nothing = {"type": None}
+    normalizer = (settings["normalizer"] or nothing)["type"]
+    return settings, settings["pre_tokenizer"] or nothing, normalizer
+
+
+def words_are_independent(tokenizer: Tokenizer) -> bool:
     """Whether a text's ids are those of its words in a row, wherever it is cut before a space that
     a visible character follows.
 
@@ -47,12 +55,13 @@ def words_are_independent(described: Described) -> bool:
     look across a space, a first stage that always cuts there and needs nothing from the other side,
     a model that sees one pre-token at a time, and nothing that looks at the whole text.
     """
-    settings, model = described.settings, described.settings["model"]
+    settings, pre_tokenizer, normalizer = _stages(tokenizer)
+    model = settings["model"]
     special = all(token["special"] for token in settings["added_tokens"])
-    stays_text = described.tokenizer.encode_special_tokens
+    stays_text = tokenizer.encode_special_tokens
     return (
-        described.normalizer in (None, "NFC", "NFD", "Lowercase")
-        and _cuts_before_spaces(described.pre_tokenizer)
+        normalizer in (None, "NFC", "NFD", "Lowercase")
+        and _cuts_before_spaces(pre_tokenizer)
         and model["type"] in ("BPE", "Unigram", "WordPiece", "WordLevel")
         and not model.get("dropout")
         and (settings["post_processor"] or {"type": None})["type"] in (None, "ByteLevel")
@@ -63,13 +72,12 @@ def words_are_independent(described: Described) -> bool:
     )
 
 
-def punctuation_is_independent(described: Described) -> bool:
+def punctuation_is_independent(tokenizer: Tokenizer) -> bool:
     """Whether the same holds, in a text of which :func:`words_are_independent` holds, where it is
     cut between an ASCII letter and one of ``. , ! ? ; :``."""
     # How a letter is put in small letters may depend on what stands before a full stop.
-    return described.normalizer in (None, "NFC", "NFD") and _cuts_before_punctuation(
-        described.pre_tokenizer
-    )
+    _, pre_tokenizer, normalizer = _stages(tokenizer)
+    return normalizer in (None, "NFC", "NFD") and _cuts_before_punctuation(pre_tokenizer)
 
 
 def _isolated(stage: dict[str, Any], patterns: Collection[str]) -> bool:
@@ -183,7 +191,6 @@ class Encoded(NamedTuple):
         return np.diff(self.offsets)
 
     def take(self, rows: NDArray[np.int64]) -> "Encoded":
-        """The texts ``rows``, in that order."""
         lengths = self.lengths[rows]
         return Encoded(self.ids[ranges(self.offsets[rows], lengths)], _offsets(lengths))
 
@@ -253,10 +260,9 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer, words: int = 1 << 19, size: int = 1 << 24) -> None:
         self._tokenizer = tokenizer
-        described = Described.of(tokenizer)
-        self.id_type = np.min_scalar_type(max(described.vocabulary.values(), default=0))
-        self.by_word = words_are_independent(described)
-        self._punctuation = punctuation_is_independent(described)
+        self.id_type = np.min_scalar_type(max(tokenizer.get_vocab().values(), default=0))
+        self.by_word = words_are_independent(tokenizer)
+        self._punctuation = punctuation_is_independent(tokenizer)
         self._limits = words, size
         self._known = KnownWords(words, size, self.id_type)
 

@@ -6,9 +6,8 @@ truncation and padding are dropped: batches add their own.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -55,7 +54,6 @@ def convert(settings: TokenizerFile | SentencePieceModel) -> tuple[Tokenizer, Sp
 
 
 def speller(tokenizer: Tokenizer, unknown: str | None) -> Spell:
-    """How ``tokenizer`` spells texts."""
     number = None if unknown is None else tokenizer.token_to_id(unknown)
 
     def spell(texts: list[str]) -> list[list[str | None]]:
@@ -250,7 +248,6 @@ def _merges(
 
 
 def _set_spaces(tokenizer: Tokenizer, proto: Any) -> None:
-    """Sets how the model normalises text and treats spaces."""
     rules = proto.normalizer_spec
     stages: list[Any] = []
     if rules.precompiled_charsmap:
@@ -264,26 +261,3 @@ def _set_spaces(tokenizer: Tokenizer, proto: Any) -> None:
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme), decoders.Fuse()]
     )
-
-
-@dataclass(frozen=True)
-class Described:
-    """A tokenizer, and its configuration at this moment."""
-
-    tokenizer: Tokenizer
-    settings: dict[str, Any]  # the contents of tokenizer.json
-    vocabulary: dict[str, int]  # ids of all tokens, added ones included
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
-        return cls(tokenizer, json.loads(tokenizer.to_str()), tokenizer.get_vocab())
-
-    @property
-    def pre_tokenizer(self) -> dict[str, Any]:
-        """Settings of the stage that cuts a text; of the type None where there is none."""
-        return self.settings["pre_tokenizer"] or {"type": None}
-
-    @property
-    def normalizer(self) -> str | None:
-        """Type of what changes a text before that, or None."""
-        return (self.settings["normalizer"] or {"type": None})["type"]

@@ -181,30 +181,15 @@ class TrainTokenizer(Job):
 
 
 def _tell(report: TokenizerReport, asked: int, output: Path) -> None:
-    if report.vocabulary < asked:
-        log.warning(
-            "%d tokens, fewer than the %d asked for: the corpus has no more repeated pieces",
-            report.vocabulary,
-            asked,
-        )
+    tokens, sentences = report.vocabulary, 2 * report.sample_pairs
+    if tokens < asked:
+        told = "%d tokens, fewer than the %d asked for: the corpus has no more repeated pieces"
+        log.warning(told, tokens, asked)
     if report.different:
-        log.warning(
-            "%d of %d sentences are encoded otherwise than by %s",
-            report.different,
-            2 * report.sample_pairs,
-            report.source,
-        )
+        told = "%d of %d sentences are encoded otherwise than by %s"
+        log.warning(told, report.different, sentences, report.source)
     if report.inexact:
-        log.warning(
-            "%d of %d sentences do not come back exactly from their ids: BLEU is computed "
-            "against what comes back",
-            report.inexact,
-            2 * report.sample_pairs,
-        )
-    log.info(
-        "%s: %d tokens from %d pairs in %.1f s",
-        output,
-        report.vocabulary,
-        report.sample_pairs,
-        report.seconds,
-    )
+        told = "%d of %d sentences do not come back exactly from their ids: BLEU is computed "
+        log.warning(f"{told}against what comes back", report.inexact, sentences)
+    told = "%s: %d tokens from %d pairs in %.1f s"
+    log.info(told, output, tokens, report.sample_pairs, report.seconds)

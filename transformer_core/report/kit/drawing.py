@@ -170,12 +170,10 @@ def stack(
 
 
 def whisker(axes: Axes, row: float, interval: Interval, color: str = INK, **options: Any) -> None:
-    """An interval in a row."""
     axes.plot([interval.low, interval.high], [row, row], color=color, **options)
 
 
 def beside(axes: Axes, row: float, text: str, **options: Any) -> None:
-    """Text right of a row."""
     place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "xytext": (6, 0)}
     axes.annotate(text, (1, row), textcoords="offset points", va="center", **place, **options)
 

@@ -91,7 +91,6 @@ def plain_number(value: float, digits: int = 3) -> str:
 
 
 def plain_duration(seconds: float) -> str:
-    """Text of a time in milliseconds, seconds, minutes or hours."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 120:
@@ -102,7 +101,6 @@ def plain_duration(seconds: float) -> str:
 
 
 def plain_size(count: int) -> str:
-    """Text of a number of bytes in B, KiB, MiB, GiB or TiB."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < _KIBI or unit == "TiB":

@@ -61,13 +61,11 @@ class Said(str):
     korean: str
 
     def __new__(cls, english: str, korean: str) -> "Said":
-        """The text in both languages."""
         made = super().__new__(cls, english)
         made.korean = korean
         return made
 
     def __add__(self, other: str) -> "Said":
-        """This text and another one."""
         return Said(str(self) + str(other), self.korean + in_korean(other))
 
     def strip(self, chars: str | None = None, /) -> "Said":

@@ -5,7 +5,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -175,28 +174,25 @@ def compact(root: ElementTree.Element, scope: str) -> None:
     elements becomes a class. ``scope`` is a CSS selector of this figure alone: classes of several
     figures on one page have the same names.
     """
-    _round_coordinates(root)
+    for element in root.iter():
+        _round_coordinates(element)
+        if element.tag not in _TEXT and not (element.text or "").strip():
+            element.text = None
+        if not (element.tail or "").strip():
+            element.tail = None
     _drop_identifiers(root)
     _unwrap_groups(root)
-    _drop_blanks(root)
     _share_styles(root, scope)
 
 
-def _round_coordinates(root: ElementTree.Element) -> None:
-    for element in root.iter():
-        for key in _COORDINATES & element.attrib.keys():
-            # A factor in a transform is small; a place on the page is not.
-            form = "{:.2f}" if key == "transform" else "{:.1f}"
-            text = _LONG.sub(partial(_rounded, form), element.attrib[key])
-            if key == "d":
-                text = _COMMAND.sub(r"\1", text)
-            element.set(key, text)
-        if _NO_ROTATION.fullmatch(element.get("transform", "")):
-            del element.attrib["transform"]
-
-
-def _rounded(form: str, found: re.Match[str]) -> str:
-    return form.format(float(found[0]))
+def _round_coordinates(element: ElementTree.Element) -> None:
+    for key in _COORDINATES & element.attrib.keys():
+        # A factor in a transform is small; a place on the page is not.
+        digits = 2 if key == "transform" else 1
+        text = _LONG.sub(lambda found, n=digits: f"{float(found[0]):.{n}f}", element.attrib[key])
+        element.set(key, _COMMAND.sub(r"\1", text) if key == "d" else text)
+    if _NO_ROTATION.fullmatch(element.get("transform", "")):
+        del element.attrib["transform"]
 
 
 def _drop_identifiers(root: ElementTree.Element) -> None:
@@ -226,14 +222,6 @@ def _unwrap_groups(element: ElementTree.Element) -> None:
     element[:] = children
 
 
-def _drop_blanks(root: ElementTree.Element) -> None:
-    for element in root.iter():
-        if element.tag not in _TEXT and not (element.text or "").strip():
-            element.text = None
-        if not (element.tail or "").strip():
-            element.tail = None
-
-
 def _share_styles(root: ElementTree.Element, scope: str) -> None:
     styles = Counter(element.get("style", "") for element in root.iter())
     shared = [style for style, count in styles.most_common() if style and count > 1]
@@ -250,6 +238,4 @@ def _share_styles(root: ElementTree.Element, scope: str) -> None:
             f"{scope} .{name}{{{style.replace('; ', ';').replace(': ', ':')}}}"
             for style, name in classes.items()
         )
-        element = ElementTree.Element(_STYLE)
-        element.text = rules
-        root.insert(0, element)
+        root.insert(0, _element(_STYLE, rules))

@@ -59,7 +59,6 @@ class Choice:
 
     @property
     def path(self) -> str:
-        """Its run spec as a file."""
         return (
             "results/recommended.yaml"
             if self.searched
@@ -354,7 +353,6 @@ def _together(names: Sequence[str], baseline: str) -> str:
 
 
 def draw_waterfall(results: StudyResults) -> Drawing:
-    """From the baseline to the best combination, beyond it, and without each of its parts."""
     found = results.search
     groups = (
         (found.waterfall, "+", VARIANT),

@@ -16,12 +16,10 @@ _BINS = 40
 
 
 def draw_lengths_characters(results: StudyResults) -> Drawing:
-    """Lengths of the training sentences in characters."""
     return _lengths(results, results.splits["train"].lengths)
 
 
 def draw_lengths_tokens(results: StudyResults) -> Drawing:
-    """Lengths of the training sentences in tokens."""
     return _lengths(results, results.manifests["train"].lengths)
 
 

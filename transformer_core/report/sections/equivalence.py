@@ -32,7 +32,6 @@ from transformer_core.report.sections.answer import choose
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The certificate of the recommendation, and the audit."""
     choice, _ = choose(results)
     own = results.search.certificate if choice.searched else results.certificates[choice.parts[0]]
     return {"own": own if choice.parts else None, "audit": audited(results)}
@@ -51,7 +50,6 @@ MARKERS = dict(zip(WORDS, cycle([*"osDP^vh<>X*pdH81234+x,|_.", "$m$", "$n$"]), s
 
 
 def draw_equivalence(results: StudyResults) -> Drawing:
-    """Every measured deviation over its bound, on a logarithmic axis."""
     shown = [item for item in results.certificates.values() if item.deviations]
     figure, axes = rows([certificate.variant for certificate in shown])
     colors = dict(zip(MARKERS, cycle(SERIES), strict=False))
@@ -111,7 +109,6 @@ def _left_out(results: StudyResults) -> Said:
 
 
 def draw_training_loss(results: StudyResults) -> Drawing:
-    """Training loss over the steps."""
     ok = [result.variant for result in results.ordered if result.status == "ok"]
     frame = training_loss_frame({name: results.steps_file(name) for name in ok})
     words = say(
@@ -127,7 +124,6 @@ def draw_training_loss(results: StudyResults) -> Drawing:
 
 
 def draw_validation_loss(results: StudyResults) -> Drawing:
-    """Validation loss over the steps."""
     frame = validation_frame(results.ordered)
     words = say(
         "Lower is better: cross-entropy in nats per target token of the validation split, without "

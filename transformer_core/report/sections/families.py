@@ -31,7 +31,6 @@ Panel = Callable[[Axes, FamilyCurve], None]
 
 
 def draw_families(results: StudyResults) -> Drawing:
-    """Ratio of throughputs over the values of each family, with the knee."""
     shown = [curve for curve in results.curves if curve.best is not None]
     figure = _panels(shown, _throughput)
     if shown:
@@ -41,7 +40,6 @@ def draw_families(results: StudyResults) -> Drawing:
 
 
 def draw_family_costs(results: StudyResults) -> Drawing:
-    """Ratio of peak memory and of traffic over the values of each family."""
     shown = [
         curve
         for curve in results.curves
@@ -113,7 +111,6 @@ def _whisker(
 
 
 def _values(axes: Axes, curve: FamilyCurve) -> None:
-    """Ticks at the values of the family, with their unit."""
     values = [point.value for point in curve.points]
     axes.set_xscale(curve.scale)
     axes.xaxis.set_major_locator(FixedLocator(values))

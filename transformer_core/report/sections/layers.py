@@ -58,12 +58,10 @@ class Tree(PerStep):
     whole_ns: int  # device time in all modules
 
     def share(self, layer: LayerUse) -> float | None:
-        """Of the device time in all modules."""
         return layer.time_ns / self.whole_ns if self.whole_ns else None
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The trees of the profiles that are shown in detail."""
     trees = [_tree(results, name, found) for name, found in with_layers(results).items()]
     answered = next((tree for tree in trees if tree.layers), None)
     parts = [layer for layer in answered.layers if depth(layer) == 1] if answered else []
@@ -95,7 +93,6 @@ _ALPHA = 0.55
 
 
 def draw_layer_tree(results: StudyResults) -> Drawing:
-    """The modules of the baseline and of the variant that differs most in kind, as nested boxes."""
     title = title_of("layer_tree")
     found = {
         name: (layers, steps_of(breakdown))

@@ -28,7 +28,6 @@ from transformer_core.report.kit.palette import VARIANT
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The limits of the machine and how far the variants come."""
     run, table = results.collectives or (None, None)
     rated = [rate for rate in results.roofline.matrix if rate.flops_per_second]
     return {
@@ -82,7 +81,6 @@ _MARKERS = "os^Dv<>P"
 
 
 def draw_collective_bandwidth(results: StudyResults) -> Drawing:
-    """Bus bandwidth over message size, with the gradient buckets of the model."""
     title = title_of("collective_bandwidth")
     if results.collectives is None:
         words = say("Not measured: no variant has several processes.")
@@ -134,7 +132,6 @@ def _curves(axes: Axes, table: DataFrame) -> None:
 
 
 def draw_utilisation(results: StudyResults) -> Drawing:
-    """Share of the measured ceiling that every variant's arithmetic reaches."""
     records = utilisation_in_turns(results)
     found = [record for record in records if record.of_ceiling]
     figure, axes = rows([f"{record.variant} ({record.format})" for record in found])

@@ -147,7 +147,6 @@ class Measured(NamedTuple):
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """All data on the memory of the variants."""
     checks, runs = tensor_checks(results), run_checks(results)
     by_variant = {check.variant: check for check in reversed(checks)}
     shown = [

@@ -41,7 +41,6 @@ from transformer_core.report.sections.memory import (
 
 
 def draw_memory(results: StudyResults) -> Drawing:
-    """Peak memory of every rank."""
     frame = memory_frame(results.ordered)
     names = present(results, frame)
     figure, axes = rows(names)
@@ -67,7 +66,6 @@ def draw_memory(results: StudyResults) -> Drawing:
 
 
 def draw_memory_anatomy(results: StudyResults) -> Drawing:
-    """The parts at the peak of every variant, with the formulas and the prediction beside."""
     found = followed(results)
     figure, axes = rows(list(found))
     for row, (name, rank) in enumerate(found.items()):
@@ -97,7 +95,6 @@ def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
 
 
 def draw_memory_imbalance(results: StudyResults) -> Drawing:
-    """The peak of every device, side by side, of each way of dividing the work."""
     title = title_of("memory_imbalance")
     found = schemes(results)
     if not found:
@@ -178,7 +175,6 @@ _SOURCES = {
 
 
 def draw_memory_milestones(results: StudyResults) -> Drawing:
-    """Memory at the moments of a run, a panel for each device of two variants."""
     title = title_of("memory_milestones")
     found = [
         (f"{name}, {label(results.memory[name], rank)}", rank)
@@ -216,7 +212,6 @@ def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> 
 
 
 def draw_memory_step(results: StudyResults) -> Drawing:
-    """Tensors alive over one training step, by purpose."""
     title = title_of("memory_step")
     ranks = followed(results)
     found = {name: ranks[name] for name in telling(results) if ranks[name].timeline}
@@ -242,7 +237,6 @@ def draw_memory_step(results: StudyResults) -> Drawing:
 
 
 def _draw_step(axes: Axes, rank: RankAnatomy) -> set[str]:
-    """One panel; the parts that are in it."""
     points = rank.timeline
     used = [part for part in PARTS if any(getattr(point.parts, part) for point in points)]
     axes.stackplot(

@@ -42,13 +42,11 @@ _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 
 
 def draw_profile_partition(results: StudyResults) -> Drawing:
-    """The parts of a step by variant."""
     found = shown(results)
     return partitions(found, left_out(results, list(found)))
 
 
 def draw_profile_communication(results: StudyResults) -> Drawing:
-    """How much of the communication is hidden, and how much is waiting."""
     found = {
         name: breakdown
         for name, breakdown in shown(results).items()
@@ -78,7 +76,6 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
 
 
 def draw_profile_timelines(results: StudyResults) -> Drawing:
-    """One step of a few variants, drawn from its events."""
     found: dict[str, Timeline] = {}
     for name in telling(results):
         timeline = read_timeline(results.profile_folder(name) / "events.parquet")
@@ -88,7 +85,6 @@ def draw_profile_timelines(results: StudyResults) -> Drawing:
 
 
 def draw_operator_roofline(results: StudyResults) -> Drawing:
-    """The classes of operators against the limits of the device."""
     found = shown(results)
     names = telling(results)
     points = _points({variant: summary_of(found[variant]) for variant in names})
@@ -174,7 +170,6 @@ _PARTS = {
 
 
 def partitions(found: Mapping[str, Breakdown], more: str = "") -> Drawing:
-    """The parts of a step, by name of the profile."""
     figure, axes = rows(list(found), least=6)
     for row, breakdown in enumerate(found.values()):
         times = [share * _seconds(breakdown) * 1e3 for share in _shares(breakdown)]
@@ -217,7 +212,6 @@ _LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimize
 
 
 def timelines(found: Mapping[str, Timeline]) -> Drawing:
-    """A step of each, drawn from its events."""
     heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
     if not found:
         return empty(say("One step"), say("No profile marks training steps."), NO_VARIANT)

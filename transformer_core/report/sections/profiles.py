@@ -103,7 +103,6 @@ _USUAL: tuple[tuple[str, bool], ...] = (("ddp", False), ("ddp", True), ("fsdp", 
 
 
 def shown(results: StudyResults) -> dict[str, Breakdown]:
-    """The breakdowns that hold a device."""
     return {name: found for name, found in results.breakdowns.items() if found.devices}
 
 

@@ -122,7 +122,6 @@ _HEIGHT = 3.0
 
 
 def draw_quality(results: StudyResults) -> Drawing:
-    """How well each training translates, over the time that it has trained."""
     figure = Figure(figsize=(WIDTH, _HEIGHT), layout="constrained")
     found = results.quality
     shown = [side for side in found.sides if side.looks] if found else []

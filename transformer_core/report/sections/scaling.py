@@ -117,7 +117,6 @@ def errors(projection: Projection) -> dict[ProjectedStrategy, float]:
 
 
 def dropped(projection: Projection) -> dict[ProjectedStrategy, float]:
-    """Strategies that are not drawn, with their error."""
     return {name: error for name, error in errors(projection).items() if error > MOST_ERROR}
 
 
@@ -137,7 +136,6 @@ GOAL = 0.05  # median error of the emulated link that is aimed at
 
 
 def draw_scaling(results: StudyResults) -> Drawing:
-    """Efficiency over the number of devices, a panel for each link."""
     title = title_of("scaling")
     projection = results.projection
     curves = shown_curves(projection) if projection else []
@@ -164,7 +162,6 @@ def draw_scaling(results: StudyResults) -> Drawing:
 
 
 def draw_bucket_sizes(results: StudyResults) -> Drawing:
-    """Step time of DistributedDataParallel over the bucket size, a panel for each link."""
     title = title_of("bucket_sizes")
     projection = results.projection
     if projection is None or not projection.buckets or "ddp" in dropped(projection):
@@ -202,7 +199,6 @@ def _not_projected(projection: Projection | None, title: Said) -> Drawing:
 
 
 def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with a panel for each of ``links``, one below the other."""
     names = list(dict.fromkeys(links))
     figure, found = panels([name.replace("_", " ") for name in names], 2.1)
     return figure, dict(zip(names, found, strict=True))
@@ -222,7 +218,6 @@ def _said_error(projection: Projection) -> Said:
 
 
 def draw_projection_check(results: StudyResults) -> Drawing:
-    """Predicted over measured step time of every run of several processes."""
     projection = results.projection
     shown = [c for c in projection.checks if c.error is not None] if projection else []
     figure, axes = rows([check.variant for check in shown])
@@ -240,7 +235,6 @@ def draw_projection_check(results: StudyResults) -> Drawing:
 
 
 def draw_link_error(results: StudyResults) -> Drawing:
-    """The emulated link against the real one, by bandwidth."""
     found = results.link_error
     shown = [trial for trial in found.trials if trial.error is not None] if found else []
     figure, axes = rows([trial.name.replace("_", " ") for trial in shown])

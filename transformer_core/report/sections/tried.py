@@ -84,7 +84,6 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 
 def draw_speedup(results: StudyResults) -> Drawing:
-    """The ratios with their intervals, against 1 and the margin within which they are the same."""
     baseline, margin = results.study.baseline, results.study.comparison.margin
     shown = [comparison for comparison in results.comparisons.values() if comparison.speedup]
     points = [

@@ -45,7 +45,6 @@ MOST_PANELS = 16  # comparisons in the figure of the rounds at most
 
 
 def draw_throughput(results: StudyResults) -> Drawing:
-    """The throughput of every variant, from the turns."""
     found = throughputs(results)
     names = [name for name in results.variants if name in found]
     figure, axes = rows(names)
@@ -63,7 +62,6 @@ def draw_throughput(results: StudyResults) -> Drawing:
 
 
 def draw_drift(results: StudyResults) -> Drawing:
-    """The rounds of the comparisons: how the machine drifts, and that the ratio does not."""
     runs = [run for run in results.paired_runs if run.status == "ok"]
     title = title_of("drift")
     shown = runs[:MOST_PANELS]

@@ -50,7 +50,6 @@ class Bound(NamedTuple):
     queue: float | None  # launched events that have not begun, likewise
 
     def share(self, part: str) -> float | None:
-        """Of the wall time of the steps."""
         time: int = getattr(self.parts, f"{part}_ns")
         return time / self.parts.window_ns if self.parts.window_ns else None
 
@@ -123,7 +122,6 @@ _PARTS = {
 
 
 def draw_differences(results: StudyResults) -> Drawing:
-    """By variant, the parts by which its step differs from that of the baseline."""
     baseline = results.study.baseline
     found = {
         reason.comparison.variant: reason.difference
