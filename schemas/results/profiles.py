@@ -316,3 +316,8 @@ class Breakdown(Schema):
     devices: list[DeviceBreakdown] = Field(default=[])  # by rank and device
     summary: ProfileSummary | None = None  # all devices together; null if there is none
     notes: list[str] = Field(default=[])  # caveats, such as launches without a row
+
+    @property
+    def device_steps(self) -> int:
+        """Steps of all devices, for means; a device whose trace marks none counts as one."""
+        return sum(max(1, len(device.steps)) for device in self.devices)

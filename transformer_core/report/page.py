@@ -37,10 +37,6 @@ from transformer_core.report.sections.answer import read_answer
 from transformer_core.report.tables import write_tables
 
 
-def as_yaml(settings: dict[str, Any]) -> str:
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-
-
 def _templates(**options: Any) -> Environment:
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -49,6 +45,7 @@ def _templates(**options: Any) -> Environment:
         undefined=StrictUndefined,
         **options,
     )
+    as_yaml = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
     made.filters |= {"yaml": as_yaml, "technique": technique}
     return made
 

@@ -67,7 +67,7 @@ def breakdowns(answer: Answer) -> dict[str, Breakdown]:
 
 def per_step(breakdown: Breakdown, nanoseconds: int) -> float:
     """Milliseconds of a step, mean over steps and devices, from a time summed over them."""
-    return nanoseconds / 1e6 / sum(max(1, len(device.steps)) for device in breakdown.devices)
+    return nanoseconds / 1e6 / breakdown.device_steps
 
 
 def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Markup]:

@@ -140,8 +140,7 @@ def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list
     sides = (first, second)
     bare = [side.name for side in sides if not any(device.steps for device in side.devices)]
     if not bare:
-        units = [sum(max(1, len(device.steps)) for device in side.devices) for side in sides]
-        one, other = (_Side(s.devices, n, True) for s, n in zip(sides, units, strict=True))
+        one, other = (_Side(side.devices, side.device_steps, True) for side in sides)
         return one, other, "step", []
     told = f"{' and '.join(dict.fromkeys(bare))} {'mark' if len({*bare}) > 1 else 'marks'} no steps"
     times = _times_as_much(first.devices, second.devices)

@@ -5,13 +5,13 @@ with the phases of the host below, and where each device held most.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from transformer_core.common.files import write_text
 from transformer_core.trace.arguments import read_and_output, writing
+from transformer_core.trace.breakdown.devices import runs
 from transformer_core.trace.events import phases
 from transformer_core.trace.events.columns import Integers
 from transformer_core.trace.events.event_table import Rows, rows_of
@@ -46,18 +46,14 @@ def series(rows: Rows) -> list[Series]:
 def most(rows: Rows, one: Series) -> str:
     """When a device held most, and in which phase and module of its rank."""
     place = int(np.argmax(one.bytes))
-    time = int(one.t0[place])
-    told = [f"{_size(int(one.bytes[place]))} at {_after(rows, time):.3f} ms"]
+    after = (int(one.t0[place]) - int(rows["t0_ns"].min())) / 1e6
+    told = [f"{_size(int(one.bytes[place]))} at {after:.3f} ms"]
     for kind, column, word in (("range", "phase", "during"), ("module", "layer", "in")):
         marks = rows.where(rows.equal("kind", kind) & (rows["rank"] == one.rank))
         marks = marks.where(~marks.missing(column))
         if (owner := int(innermost(marks["t0_ns"], marks["t1_ns"]).at(one.t0[[place]])[0])) >= 0:
             told.append(f"{word} {marks[column][owner]}")
     return f"rank {one.rank} {one.device}: most {' '.join(told)}"
-
-
-def _after(rows: Rows, time: int) -> float:
-    return (time - int(rows["t0_ns"].min())) / 1e6
 
 
 def _size(size: int) -> str:
@@ -85,7 +81,7 @@ def _device(rows: Rows, one: Series, begin: int, end: int, scale: float) -> Iter
     # As many points as the picture has columns: of each column its least and its most.
     column = ((one.t0 - begin) * scale).astype(np.int64)
     chosen = []
-    for first, last in _stretches(column):
+    for _, first, last in runs(column, 0, len(column)):
         part = one.bytes[first:last]
         chosen += sorted({first, first + int(part.argmin()), first + int(part.argmax()), last - 1})
     path: list[str] = []
@@ -113,11 +109,6 @@ def _device(rows: Rows, one: Series, begin: int, end: int, scale: float) -> Iter
                 f'fill="{colour}"><title>{name}</title></rect>'
             )
     yield f'<text x="{_WIDTH}" y="{_HEIGHT + _STRIP}" text-anchor="end">{(end - begin) / 1e6:,.1f} ms</text>'
-
-
-def _stretches(column: Integers) -> Iterator[tuple[int, int]]:
-    """Begin and end of the runs of one value."""
-    return pairwise([0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ their clocks differ, and are set so that the collectives end together.
 
 import gzip
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -89,18 +89,12 @@ _ARGS = {
 }
 
 
-Clock = Callable[[int], float]  # from nanoseconds of a trace to microseconds after the begin
-
-
-def _clock(origin_ns: int) -> Clock:
-    return lambda time_ns: (time_ns - origin_ns) / 1000
-
-
-def events_of_rank(rank: int, rows: Rows, clock: Clock) -> Iterator[Event]:
-    """All events of one rank: steps, phases, layers, streams, classes, memory and links."""
+def events_of_rank(rank: int, rows: Rows, origin: int) -> Iterator[Event]:
+    """All events of one rank: steps, phases, layers, streams, classes, memory and links. Times are
+    microseconds after ``origin``, a time of the trace in nanoseconds."""
     yield _named("process_name", rank, 0, f"rank {rank}")
     yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-    lanes = _Lanes(rank, clock)
+    lanes = _Lanes(rank, origin)
     work = rows.work
     marks = rows.where(rows.equal("kind", "range"))
     steps = marks.equal("name", phases.STEP)
@@ -119,13 +113,13 @@ def events_of_rank(rank: int, rows: Rows, clock: Clock) -> Iterator[Event]:
         for kind in (*OPERATOR_CLASSES, event_table.MEMCPY, event_table.MEMSET, event_table.GRAPH):
             column = "operator_class" if kind in OPERATOR_CLASSES else "class"
             yield from lanes.merged(f"{device} {kind}", kind, mine.where(mine.equal(column, kind)))
-        yield from _links(rank, device, mine, clock)
+        yield from _links(rank, device, mine, origin)
     memory = rows.where(rows.equal("kind", "memory"))
     for device in sorted({*memory["device"].tolist()}):
         mine = memory.where(memory.equal("device", device))
         mine = mine.where(np.argsort(mine["t0_ns"], kind="stable"))
         times, sizes = mine["t0_ns"].tolist(), mine["bytes"].tolist()
-        yield from _counter(rank, f"{device} allocated (bytes)", times, sizes, clock)
+        yield from _counter(rank, f"{device} allocated (bytes)", times, sizes, origin)
 
 
 def _named(what: str, rank: int, lane: int, name: str) -> Event:
@@ -135,8 +129,8 @@ def _named(what: str, rank: int, lane: int, name: str) -> Event:
 class _Lanes:
     """The threads of a rank, numbered in order of appearance."""
 
-    def __init__(self, rank: int, clock: Clock) -> None:
-        self.rank, self.clock = rank, clock
+    def __init__(self, rank: int, origin: int) -> None:
+        self.rank, self.origin = rank, origin
         # A thread numbered like its process would be shown as the main thread, out of order.
         self._numbers = count(rank + 1)
 
@@ -179,7 +173,7 @@ class _Lanes:
             "cat": str(told["class"] or told["kind"]),
             "pid": self.rank,
             "tid": lane,
-            "ts": self.clock(t0),
+            "ts": (t0 - self.origin) / 1000,
             "dur": (t1 - t0) / 1000,
             "args": args,
         }
@@ -192,7 +186,7 @@ class _Lanes:
         busy = rows.union()
         for t0, t1 in zip(busy.t0.tolist(), busy.t1.tolist(), strict=True):
             event = {"ph": "X", "name": kind, "cat": "class", "pid": self.rank, "tid": number}
-            yield event | {"ts": self.clock(t0), "dur": (t1 - t0) / 1000}
+            yield event | {"ts": (t0 - self.origin) / 1000, "dur": (t1 - t0) / 1000}
 
 
 def _fits(ends: list[int], t0: int, t1: int) -> bool:
@@ -203,7 +197,7 @@ def _fits(ends: list[int], t0: int, t1: int) -> bool:
     return not ends or t1 <= ends[-1]
 
 
-def _links(rank: int, device: str, rows: Rows, clock: Clock) -> Iterator[Event]:
+def _links(rank: int, device: str, rows: Rows, origin: int) -> Iterator[Event]:
     """Bytes a second that collectives and copies move, while they run, by their own sizes."""
     sides = {
         "communication": rows.equal("class", event_table.COMMUNICATION),
@@ -220,14 +214,14 @@ def _links(rank: int, device: str, rows: Rows, clock: Clock) -> Iterator[Event]:
         moments, last = np.unique(times[order][::-1], return_index=True)
         sums = np.cumsum(changes[order])[len(order) - 1 - last]
         values = np.maximum(np.rint(sums), 0).astype(np.int64).tolist()
-        yield from _counter(rank, f"{device} {name} (bytes/s)", moments.tolist(), values, clock)
+        yield from _counter(rank, f"{device} {name} (bytes/s)", moments.tolist(), values, origin)
 
 
 def _counter(
-    rank: int, name: str, times: list[int], values: list[int], clock: Clock
+    rank: int, name: str, times: list[int], values: list[int], origin: int
 ) -> Iterator[Event]:
     for time, value in zip(times, values, strict=True):
-        event = {"ph": "C", "name": name, "pid": rank, "ts": clock(time)}
+        event = {"ph": "C", "name": name, "pid": rank, "ts": (time - origin) / 1000}
         yield event | {"args": {"value": value}}
 
 
@@ -242,9 +236,7 @@ def events(table: "Events | pa.Table") -> tuple[Iterator[Event], list[Offset]]:
     ]
     origin = min((int(part["t0_ns"].min()) + later for _, part, later in parts), default=0)
     return (
-        event
-        for rank, part, later in parts
-        for event in events_of_rank(rank, part, _clock(origin - later))
+        event for rank, part, later in parts for event in events_of_rank(rank, part, origin - later)
     ), offsets
 
 

@@ -82,7 +82,7 @@ def page(breakdown: Breakdown, top: int) -> str:
         devices = breakdown.devices
         for section in (
             _partition(found, columns),
-            _phases(devices, found, columns),
+            _phases(breakdown, found, columns),
             _work(devices, columns, top),
             _collectives(devices, found, columns),
             _kernels(devices, columns, top),
@@ -155,8 +155,8 @@ def _partition(found: ProfileSummary, columns: int) -> list[str]:
     return lines
 
 
-def _phases(devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int) -> list[str]:
-    units = sum(max(1, len(device.steps)) for device in devices)
+def _phases(breakdown: Breakdown, found: ProfileSummary, columns: int) -> list[str]:
+    units = breakdown.device_steps
     times = ("host_ns", "busy_ns", "compute_ns", "communication_ns")
     rows = [
         (use.phase, *(_ms(getattr(use, time), units) for time in times)) for use in found.phases

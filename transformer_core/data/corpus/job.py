@@ -130,12 +130,8 @@ def _no_collector() -> Iterator[None]:
 
 def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:
     lines, sources, targets = zip(*kept, strict=True) if kept else ((), (), ())
-    columns = [
-        pa.array(sources, pa.large_string()),
-        pa.array(targets, pa.large_string()),
-        pa.array(lines, pa.int64()),
-    ]
-    return pa.record_batch(columns, schema=schema)
+    columns = zip((sources, targets, lines), schema.types, strict=True)
+    return pa.record_batch([pa.array(values, kind) for values, kind in columns], schema=schema)
 
 
 class ReadCorpus(Job):
@@ -152,14 +148,7 @@ class ReadCorpus(Job):
     processes: int = Field(1, ge=1)  # processes that generate a grammar corpus
 
     def run(self, log_file: Path | None) -> None:
-        report = read_split(
-            self.corpus,
-            self.filter,
-            self.split,
-            self.pairs,
-            self.report,
-            self.downloads,
-            self.processes,
-        )
+        files = (self.pairs, self.report, self.downloads)
+        report = read_split(self.corpus, self.filter, self.split, *files, self.processes)
         left_out = sum(report.skipped.values())
         log.info("%s: %d pairs, %d left out", self.pairs, report.pairs_kept, left_out)

@@ -206,12 +206,13 @@ def _file_texts(corpus: TextsCorpus, path: Path) -> Iterator[Row]:
     names = [suffix.lower() for suffix in path.suffixes]
     if names[-1:] == [".parquet"]:
         fields = (corpus.field, corpus.field)
-        return map(_alone, one_table(path, fields, corpus.limits))
+        rows = one_table(path, fields, corpus.limits)
+        return (row._replace(source="") if isinstance(row, Pair) else row for row in rows)
     if ".jsonl" in names[-2:]:
-        parse = partial(_text_of_object, field=corpus.field)
-        return line_rows(path, parse=parse, skip=0, limits=corpus.limits)
+        field = (corpus.field, corpus.field)
+        return line_rows(path, lambda line: ("", read_object(line, field)[1]), 0, corpus.limits)
     if corpus.ends == "line":
-        return line_rows(path, parse=lambda line: ("", line.decode()), skip=0, limits=corpus.limits)
+        return line_rows(path, lambda line: ("", line.decode()), 0, corpus.limits)
     return _between_blank_lines(path, corpus.limits)
 
 
@@ -225,15 +226,6 @@ def _grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
     for number in range(1, getattr(corpus, f"{split}_texts") + 1):
         length = 1 + int(random() * (2 * corpus.sentences - 1))
         yield Pair(number, "", " ".join(next(sentences) for _ in range(length)))
-
-
-def _alone(row: Row) -> Row:
-    """A row of a table that was asked for one column twice."""
-    return row._replace(source="") if isinstance(row, Pair) else row
-
-
-def _text_of_object(line: bytes, field: str) -> tuple[str, str]:
-    return "", read_object(line, (field, field))[1]
 
 
 def _between_blank_lines(path: Path, limits: ReadingLimits) -> Iterator[Row]:

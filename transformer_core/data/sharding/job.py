@@ -90,9 +90,8 @@ def write_shards(
     settings = [rules.canonical_json(), pairs_per_shard, first, end, context]
     work = partial(_work, [description.sha256, nothing.tokenizer_sha256, *settings])
     writer = ShardWriter(output, rules, description.files, pairs_per_shard, work, first, nothing)
-    encode, add = partial(_encode, encoder), writer.add
-    if context is not None:
-        encode, add = partial(_encode_texts, encoder, context), writer.add_rows
+    encode = partial(_encode, encoder, context)
+    add = writer.add if context is None else writer.add_rows
     pieces = pairs.pieces(writer.next_pair, end, _PIECE)
     with (
         ThreadPoolExecutor(threads) as workers,
@@ -134,16 +133,15 @@ def _empty_manifest(
     )
 
 
-def _encode_texts(
-    encoder: Encoder, context: int, piece: pa.RecordBatch
+def _encode(
+    encoder: Encoder, context: int | None, piece: pa.RecordBatch
 ) -> tuple[pa.RecordBatch, Encoded, Encoded]:
-    rows = context_rows(encoder.encode(piece.column("target")), context)
+    target = encoder.encode(piece.column("target"))
+    if context is None:
+        return piece, encoder.encode(piece.column("source")), target
+    rows = context_rows(target, context)
     nothing = Encoded(np.empty(0, rows.ids.dtype), np.zeros(len(rows.lengths) + 1, np.int64))
     return piece, nothing, rows
-
-
-def _encode(encoder: Encoder, piece: pa.RecordBatch) -> tuple[pa.RecordBatch, Encoded, Encoded]:
-    return piece, encoder.encode(piece.column("source")), encoder.encode(piece.column("target"))
 
 
 def context_rows(texts: Encoded, context: int) -> Encoded:

@@ -127,7 +127,9 @@ def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
         if model.get("unk_token") is not None:
             model["unk_token"] = names[UNK]
     if model["type"] == "BPE":
-        model["merges"] = [pair for pair in model["merges"] if not dropped & set(_pair(pair))]
+        # Older files write the two sides as one text.
+        merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+        model["merges"] = [pair for pair in merges if not dropped & set(pair)]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     settings["added_tokens"] = [
         *({"id": n, "content": name, "special": True} | plain for n, name in enumerate(names)),
@@ -158,11 +160,6 @@ def _unknown(model: dict[str, Any]) -> str | None:
         number = model["unk_id"]
         return None if number is None else model["vocab"][number][0]
     return model.get("unk_token")
-
-
-def _pair(merge: str | list[str]) -> list[str]:
-    # Older files write the two sides as one text.
-    return merge.split(" ") if isinstance(merge, str) else merge
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:

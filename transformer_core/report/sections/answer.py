@@ -31,7 +31,7 @@ from transformer_core.common.study_clock import CLOCK, read_clock
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
-from transformer_core.report.kit.formats import combination, technique
+from transformer_core.report.kit.formats import combination
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.tried import changed_settings, changes
@@ -208,28 +208,21 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
     none was measured so, the fastest bundle."""
     baseline = results.study.baseline
     faster = [
-        AnswerChange(
-            variant=c.variant,
-            reference=baseline,
-            changes=changes(results, c.variant, baseline),
-            speedup=c.speedup,
-            verdict=c.verdict,
-        )
+        (changes(results, c.variant, baseline), c.variant, c.speedup)
         for c in results.comparisons.values()
         if c.counts and c.speedup and c.verdict == "FASTER"
     ]
     faster += [
-        AnswerChange(
-            variant=stage.changes[0],
-            reference=baseline,
-            changes=stage.changes,
-            speedup=stage.effect.ratio,
-            verdict=stage.effect.verdict,
-        )
+        (stage.changes, stage.changes[0], stage.effect.ratio)
         for stage in results.search.waterfall
         if _is_technique(stage) and stage.effect.ratio and stage.effect.verdict == "FASTER"
     ]
-    return max(faster, key=lambda one: (len(one.changes) == 1, one.speedup.median), default=None)
+    if not faster:
+        return None
+    changed, name, speedup = max(faster, key=lambda one: (len(one[0]) == 1, one[2].median))
+    return AnswerChange(
+        variant=name, reference=baseline, changes=changed, speedup=speedup, verdict="FASTER"
+    )
 
 
 def _is_technique(stage: Stage) -> bool:
@@ -347,9 +340,7 @@ def training_command(spec: RunSpec, path: str = "results/recommended.yaml") -> s
 
 def _together(names: Sequence[str], baseline: str) -> str:
     """A short label for changes that were measured together."""
-    if len(names) > 2:
-        return f"{len(names)} more"
-    return " + ".join(technique(name, baseline) for name in names)
+    return f"{len(names)} more" if len(names) > 2 else combination(names, baseline)
 
 
 def draw_waterfall(results: StudyResults) -> Drawing:
@@ -371,21 +362,14 @@ def draw_waterfall(results: StudyResults) -> Drawing:
         if stage.effect.ratio
     ]
     figure = ratio_waterfall(shown, found.baseline)
-    if not shown:
-        return Drawing(
-            figure,
-            say("Techniques together"),
-            say("Nothing to add up: %(reason)s.", reason=found.reason),
-        )
-    return Drawing(
-        figure,
-        say("Techniques together"),
-        say(
+    text = say("Nothing to add up: %(reason)s.", reason=found.reason)
+    if shown:
+        text = say(
             "Read from top to bottom: each technique is added to those above it, and its bar "
             "runs from the speed before to the speed with it. Techniques in grey were "
             "measured too, seem to slow training down, and are not recommended. Below, in "
             "orange, is the best combination without each of its techniques. Black lines are "
             "intervals. An asterisk marks a stage with kernels that no certificate covers: it"
             " is shown for orientation and does not count."
-        ),
-    )
+        )
+    return Drawing(figure, say("Techniques together"), text)

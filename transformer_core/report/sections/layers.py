@@ -17,7 +17,6 @@ from transformer_core.report.sections.profiles import (
     PerStep,
     measured_roofline,
     shown,
-    steps_of,
     telling,
 )
 from transformer_core.trace.breakdown.summary import roofline_share
@@ -77,7 +76,7 @@ def _tree(results: StudyResults, name: str, breakdown: Breakdown) -> Tree:
     roofline, layers = measured_roofline(results), breakdown.summary.layers
     return Tree(
         name=name,
-        steps=steps_of(breakdown),
+        steps=breakdown.device_steps,
         layers=large(layers),
         shapes=[
             (use, roofline_share(use, roofline) if roofline and name in results.specs else None)
@@ -95,7 +94,7 @@ _ALPHA = 0.55
 def draw_layer_tree(results: StudyResults) -> Drawing:
     title = title_of("layer_tree")
     found = {
-        name: (layers, steps_of(breakdown))
+        name: (layers, breakdown.device_steps)
         for name, breakdown in with_layers(results).items()
         if breakdown.summary and (layers := large(breakdown.summary.layers))
     }

@@ -28,7 +28,7 @@ from transformer_core.report.kit.drawing import (
 )
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, colour_of
-from transformer_core.report.sections.profiles import measured_roofline, shown, steps_of, telling
+from transformer_core.report.sections.profiles import measured_roofline, shown, telling
 from transformer_core.trace.breakdown.timeline import COLOURS, Span, Timeline, read_timeline
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 
@@ -57,7 +57,7 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
         return empty(title, say("No variant communicates."))
     figure, axes = rows(list(found))
     for row, breakdown in enumerate(found.values()):
-        steps = steps_of(breakdown)
+        steps = breakdown.device_steps
         parts = [device.profiled for device in breakdown.devices]
         hidden = sum(part.overlap_ns for part in parts)
         runs = sum(part.communication_ns for part in parts)

@@ -7,11 +7,6 @@ from schemas.results import Breakdown, ProfileSummary, Roofline
 from transformer_core.decide.study_results import StudyResults
 
 
-def steps_of(breakdown: Breakdown) -> int:
-    """Steps of all devices, for means."""
-    return sum(max(1, len(device.steps)) for device in breakdown.devices)
-
-
 @dataclass(frozen=True)
 class PerStep:
     """Sums over the steps of all devices, as their mean per step of a device."""
@@ -78,7 +73,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 def _profile(results: StudyResults, name: str, breakdown: Breakdown) -> Profile:
     capture = results.capture(name)
-    steps = steps_of(breakdown)
+    steps = breakdown.device_steps
     talks = any(device.collectives for device in breakdown.devices)
     runs = sum(device.profiled.communication_ns for device in breakdown.devices)
     times = (

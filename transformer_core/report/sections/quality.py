@@ -134,11 +134,8 @@ def draw_quality(results: StudyResults) -> Drawing:
             seconds = [0.0, *(look.seconds for look in side.looks)]
             bleu = [0.0, *(look.bleu for look in side.looks)]
             color = REFERENCE if side.name == BASELINE else VARIANT
-            axes.plot(seconds, bleu, line, color=color, ms=4, label=_label(side))
+            label = "recommended" if side.name == BEST else side.parts[0]
+            axes.plot(seconds, bleu, line, color=color, ms=4, label=label)
         axes.set(xlabel="seconds of training", ylabel="BLEU", ylim=(0, None), xlim=(0, None))
         legend_below(axes, None)
     return captioned("quality", figure)
-
-
-def _label(side: QualitySide) -> str:
-    return "recommended" if side.name == BEST else side.parts[0]

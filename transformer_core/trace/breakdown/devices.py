@@ -144,10 +144,10 @@ def graphs(rows: Rows, count: int) -> list[GraphUse]:
     mine = rows.where(inside[np.lexsort((node[inside], graph[inside]))])
     nodes, numbers = (np.where(mine[name] == 0, NULL, mine[name]) for name in ("node", "graph"))
     durations, found = mine.durations, []
-    for number, begin, end in _runs(numbers, 0, len(mine)):
-        runs = [run for run in _runs(nodes, begin, end) if run[0] != NULL]
-        times = [int(durations[first:last].sum()) for _, first, last in runs]
-        longest = sorted(zip(runs, times, strict=True), key=lambda item: -item[1])[:count]
+    for number, begin, end in runs(numbers, 0, len(mine)):
+        known = [run for run in runs(nodes, begin, end) if run[0] != NULL]
+        times = [int(durations[first:last].sum()) for _, first, last in known]
+        longest = sorted(zip(known, times, strict=True), key=lambda item: -item[1])[:count]
         found.append(
             GraphUse(
                 graph=None if number == NULL else number,
@@ -163,11 +163,11 @@ def graphs(rows: Rows, count: int) -> list[GraphUse]:
     return sorted(found, key=lambda use: -use.time_ns)
 
 
-def _runs(values: Integers, begin: int, end: int) -> list[tuple[int, int, int]]:
+def runs(values: Integers, begin: int, end: int) -> list[tuple[int, int, int]]:
     """Value, begin and end of the runs of one value."""
     edges = (begin + 1 + np.flatnonzero(np.diff(values[begin:end]))).tolist()
-    runs = pairwise([begin, *edges, end]) if begin < end else ()
-    return [(int(values[first]), first, last) for first, last in runs]
+    found = pairwise([begin, *edges, end]) if begin < end else ()
+    return [(int(values[first]), first, last) for first, last in found]
 
 
 _LINEAR = ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scaled_mm")

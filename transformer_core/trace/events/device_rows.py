@@ -61,11 +61,13 @@ def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
     del ids
     yield from (("thread", thread), ("launch_ns", launched))
     yield from ((name, device[source]) for name, source in _AS_THEY_ARE.items())
-    yield "device", _devices(rows)
+    numbers, place = distinct(device["device"])
+    labels = [rows.names[f"{trace.accelerator}:{n}"] for n in numbers.tolist()]
+    yield "device", np.array(labels, np.int64)[place]
     yield "layer", rows.layers.at(thread, launched)
     yield "source", rows.sources.at(thread, launched)
     operator = around(trace.operators, thread, launched)
-    yield "operator", rows.operator_names(operator)
+    yield "operator", rows.of_operator("name", operator)
     yield "shapes", rows.shapes(operator)
     kernel = device["kind"] == rows.names["kernel"]
     talks = yield from _talks(rows, kernel, operator, thread, launched)
@@ -107,13 +109,6 @@ def _placed(
     apart = of_loaders(rows.marks, thread, *of, placed["phase"], rows.names)
     placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
     yield from placed.items()
-
-
-def _devices(rows: ProcessRows) -> Integers:
-    numbers, place = distinct(rows.trace.device["device"])
-    return np.array(
-        [rows.names[f"{rows.trace.accelerator}:{n}"] for n in numbers.tolist()], np.int64
-    )[place]
 
 
 def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> Integers:

@@ -78,14 +78,12 @@ class ProcessRows:
 
     def operator_classes(self, operator: Integers) -> Integers:
         """The class of the operator of each row; null for none (-1)."""
-        return self._of_operator("name", operator, self._kinds)
+        return self.of_operator("name", operator, self._kinds)
 
-    def operator_names(self, operator: Integers) -> Integers:
-        return self._of_operator("name", operator, None)
-
-    def _of_operator(
-        self, column: str, operator: Integers, made: Mapping[int, int] | None
+    def of_operator(
+        self, column: str, operator: Integers, made: Mapping[int, int] | None = None
     ) -> Integers:
+        """A column of the operator of each row, or what is made of it; null for none (-1)."""
         found, some = nulls(len(operator)), operator >= 0
         values = self.trace.operators.take(column, operator[some])
         if made is not None:
@@ -116,7 +114,7 @@ class ProcessRows:
     def shapes(self, operator: Integers) -> Integers:
         """The shapes of the inputs of the operator of each row, as text."""
         numbers = {k: self.names[t] if t else NULL for k, t in enumerate(self.trace.shapes)}
-        return self._of_operator("call", operator, numbers)
+        return self.of_operator("call", operator, numbers)
 
     def _leaves(self, operator: Integers) -> NDArray[np.bool_]:
         # The arithmetic and traffic of all others are unknown.

@@ -74,9 +74,9 @@ def leaves(
     t0, t1, thread, name = (operators.take(n, chosen) for n in ("t0", "t1", "thread", "name"))
     kind = _kinds(name, kinds)
     found = np.isin(kind, list(wanted))
-    for begin, end in operators.stretches():
+    for begin, finish in operators.stretches():
         other0, other1, on, named = (
-            operators.stretch(n, begin, end) for n in ("t0", "t1", "thread", "name")
+            operators.stretch(n, begin, finish) for n in ("t0", "t1", "thread", "name")
         )
         near = np.flatnonzero(found & (t0 <= other0.max()) & (t1 > other0.min()))
         of_kind = _kinds(named, kinds)
@@ -92,19 +92,12 @@ def leaves(
             # Of those that begin with it, the last is the shortest.
             last = after - 1
             same = (last >= 0) & (begins[last] == t0[asked]) & (t0[asked] < t1[asked])
-            same[same] = _follows(
-                other1[mine[last[same]]],
-                begin + mine[last[same]],
-                t1[asked[same]],
-                chosen[asked[same]],
-            )
+            # It lies inside if it ends before, or stands later.
+            end, of = other1[mine[last[same]]], t1[asked[same]]
+            later = begin + mine[last[same]] > chosen[asked[same]]
+            same[same] = (end < of) | ((end == of) & later)
             found[asked[inside | same]] = False
     return found
-
-
-def _follows(end: Integers, place: Integers, of: Integers, at: Integers) -> NDArray[np.bool_]:
-    """Which of the events that begin with others lie in those: they end before, or stand later."""
-    return (end < of) | ((end == of) & (place > at))
 
 
 def _kinds(names: Integers, kinds: Mapping[int, int]) -> Integers:

@@ -104,7 +104,8 @@ def work_of(
         return Work(flops, None)
     width = next(_width(kinds, place) for place, shape in enumerate(tensors) if shape)
     # A reduction's result is small; a backward of layer norm writes what the forward read.
-    written = 0 if _reduces(base) else largest * (width or 0)
+    reduces = not re.search(r"softmax|norm", base) and operator_class(base) == NORMALIZATION
+    written = 0 if reduces else largest * (width or 0)
     return Work(flops, read + written)
 
 
@@ -120,10 +121,6 @@ def _bytes(shapes: Sequence[Shape], kinds: Sequence[str]) -> int | None:
             return None
         total += math.prod(shape) * (width or 0) if shape else 0
     return total
-
-
-def _reduces(base: str) -> bool:
-    return not re.search(r"softmax|norm", base) and operator_class(base) == NORMALIZATION
 
 
 def _contraction(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:

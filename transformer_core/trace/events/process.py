@@ -302,15 +302,13 @@ class TraceError(ConfigError):
 
     def __init__(self, path: Path, message: str, remedy: str) -> None:
         super().__init__([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
-        self.sentence = f"{path} {message}: {remedy}"
-        self.path, self.reason = path, message
-        self._parts = (path, message, remedy)
+        self.path, self.reason, self.remedy = path, message, remedy
 
     def __str__(self) -> str:
-        return self.sentence
+        return f"{self.path} {self.reason}: {self.remedy}"
 
     def __reduce__(self) -> tuple[type["TraceError"], tuple[Path, str, str]]:
-        return type(self), self._parts
+        return type(self), (self.path, self.reason, self.remedy)
 
 
 class NotATrace(TraceError):

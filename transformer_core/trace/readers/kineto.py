@@ -226,16 +226,9 @@ class KinetoReader:
                 group, members = args.group_size, self._group(args)
             else:
                 size = input_bytes(args)
-            self.trace.collectives.add(
-                int(numbers([event.tid])[0]),
-                begin,
-                end,
-                self.trace.names[name],
-                or_null(size),
-                or_null(group),
-                or_null(members),
-                int(described),
-            )
+            thread, number = int(numbers([event.tid])[0]), self.trace.names[name]
+            told = map(or_null, (size, group, members))
+            self.trace.collectives.add(thread, begin, end, number, *told, int(described))
 
     def _memory(self, events: Sequence[Any]) -> None:
         events = [e for e in events if e.name == MEMORY and e.args.allocated is not None]

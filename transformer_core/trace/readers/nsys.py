@@ -324,7 +324,12 @@ class _Report:
         """
         texts = text.split(_SEPARATOR)
         if _NUMBERED in text:
-            texts = [self._told(one) if one[:1] == _NUMBERED else one for one in texts]
+            texts = [
+                self.texts.get(int(one[1:]), "")
+                if one[:1] == _NUMBERED and one[1:].isdecimal()
+                else one
+                for one in texts
+            ]
             text = _SEPARATOR.join(texts)
         heads = Names()
         head = heads.of([one.partition(", ")[0] for one in texts])
@@ -367,10 +372,6 @@ class _Report:
         number = trace.names[text.partition(",")[0]]
         times = (int(_thread(thread)), row["start"], row["end"])
         trace.collectives.add(*times, number, or_null(size), NULL, members, 0)
-
-    def _told(self, reference: str) -> str:
-        number = reference[1:]
-        return self.texts.get(int(number), "") if number.isdecimal() else reference
 
     def _payloads(self, edges: tuple[int, int]) -> list[str | None]:
         """The payloads of a stretch of ranges, which few have and only NCCL's need."""
