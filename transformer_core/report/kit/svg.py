@@ -163,7 +163,7 @@ _LONG = re.compile(r"-?\d+\.\d{2,}")
 _COMMAND = re.compile(r"\s*([A-Za-z])\s*")
 _NO_ROTATION = re.compile(r"rotate\(-?0(\.0+)?( [^)]*)?\)")
 _TEXT = {f"{{{_SVG}}}{name}" for name in ("text", "tspan", "title", "desc", "style")}
-_GROUP, _STYLE = f"{{{_SVG}}}g", f"{{{_SVG}}}style"
+_GROUP = f"{{{_SVG}}}g"
 
 
 def compact(root: ElementTree.Element, scope: str) -> None:
@@ -238,4 +238,4 @@ def _share_styles(root: ElementTree.Element, scope: str) -> None:
             f"{scope} .{name}{{{style.replace('; ', ';').replace(': ', ':')}}}"
             for style, name in classes.items()
         )
-        root.insert(0, _element(_STYLE, rules))
+        root.insert(0, _element("style", rules))
