@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import complete, event_table, kineto, mark, on_device, talk, work
+from traces import break_down, complete, event_table, kineto, mark, on_device, talk, work
 
 from schemas.results import DeviceBreakdown, StepBound
-from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.events.collectives import bus_factor, collective_of, message_bytes
 from transformer_core.trace.readers.files import read_files
 

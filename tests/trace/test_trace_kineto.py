@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import complete, kineto, on_device
+from traces import break_down, complete, kineto, on_device
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import table_of
 from transformer_core.trace.events.event_table import rows_of

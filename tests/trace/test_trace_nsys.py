@@ -1,10 +1,9 @@
 """Reports of Nsight Systems: generations of the format, several processes, and their faults."""
 
 import pytest
-from traces import GENERATIONS, Report, global_id, training_report
+from traces import GENERATIONS, Report, break_down, global_id, training_report
 
 from schemas.errors import ConfigError
-from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.summary import NO_EVENTS, breakdown_of_files
 from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.readers.files import read_files

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from test_trace_perfetto import held
+from traces import break_down
 
 from schemas.results import DeviceBreakdown
-from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.events import event_table
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.perfetto import write

@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from schemas.results.profiles import DeviceBreakdown
+from transformer_core.trace.breakdown.devices import break_down_all
 from transformer_core.trace.events import event_table as events
 from transformer_core.trace.events.arrow import SCHEMA
 
@@ -31,6 +33,11 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     },
 }
 """What differs between exports: the metadata table, further columns, NVTX payloads."""
+
+
+def break_down(table: "pa.Table | events.Events") -> list[DeviceBreakdown]:
+    """The devices of an event table."""
+    return break_down_all(events.rows_of(table))[0]
 
 
 def global_id(pid: int, tid: int = 0) -> int:

@@ -6,10 +6,9 @@ Two ranks share a step of 100 microseconds; a single one takes twice as long.
 from pathlib import Path
 from typing import Any
 
-from traces import event_table, mark, talk, work
+from traces import break_down, event_table, mark, talk, work
 
 from schemas.results import Breakdown, Repeat
-from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.summary import layers, shapes, summarise
 from transformer_core.trace.events.arrow import write_events
 from transformer_core.trace.events.event_table import rows_of

@@ -7,14 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 from drawn import texts
 from profile_builders import step_rows
-from traces import event_table, mark, work
+from traces import break_down, event_table, mark, work
 
 from schemas.results import Breakdown
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.page import draw
 from transformer_core.report.sections.profiles import context, shown, telling
 from transformer_core.report.tables import rows_of
-from transformer_core.trace.breakdown.devices import break_down
 from transformer_core.trace.breakdown.summary import summarise
 from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.trace.events.arrow import write_events

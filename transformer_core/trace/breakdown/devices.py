@@ -5,7 +5,6 @@ collectives and classes of operators.
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +37,12 @@ from transformer_core.trace.events.collectives import bus_factor
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import (
     EVERYTHING,
-    Events,
     Mask,
     Rows,
     Window,
-    rows_of,
     total,
 )
 from transformer_core.trace.events.intervals import Union, exposed, innermost, union_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 KERNELS_SHOWN, SHAPES_SHOWN = 10, 20
 
@@ -250,15 +243,10 @@ def _ratio(values: NDArray, forward: Mask, backward: Mask) -> float | None:
 OTHER = "other"  # the phase of what no range owns
 
 
-def break_down(table: "Events | pa.Table") -> list[DeviceBreakdown]:
-    return break_down_all(rows_of(table))[0]
-
-
 def break_down_all(
     everything: Rows, choice: Choice = USUAL
 ) -> tuple[list[DeviceBreakdown], Waiting]:
-    """The same of rows, with the chosen kernels by name, and what the collectives of the devices
-    say of one another."""
+    """The devices, with the chosen kernels by name, and what their collectives say of one another."""
     work = everything.work
     ranges, waits = (everything.where(everything.equal("kind", kind)) for kind in ("range", "wait"))
     found: list[tuple[Rows, Rows, Rows]] = []
