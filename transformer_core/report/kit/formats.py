@@ -111,19 +111,14 @@ def plain_size(count: int) -> str:
 
 def _tagged(value: Any, text: str, unit: str = "") -> Markup:
     return Markup('<data value="{}" title="{}{}">{}</data>').format(
-        exact(value), _longer(value), unit, text
+        exact(value), exact(value, 6), unit, text
     )
 
 
-def exact(value: float) -> str:
+def exact(value: float, digits: int = 9) -> str:
     """A number for programs and for sorting: all digits of a count, nine of a measured one. The
-    files beside the page have all of them."""
-    return str(value) if isinstance(value, int) else f"{value:.9g}"
-
-
-def _longer(value: float) -> str:
-    """All digits of a count, and six of a measured number: more only takes room on the page."""
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+    files beside the page have all of them, and its texts six: more only takes room."""
+    return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
 
 
 def _plain_ratio(value: Interval) -> tuple[str, str, str]:
@@ -133,7 +128,7 @@ def _plain_ratio(value: Interval) -> tuple[str, str, str]:
 
 
 def _with_limits(value: Interval, median: str, low: str, high: str) -> Markup:
-    middle, least, most = map(_longer, (value.median, value.low, value.high))
+    middle, least, most = (exact(x, 6) for x in (value.median, value.low, value.high))
     title = f"{middle}, interval {least} to {most}, {value.samples} samples"
     return Markup(
         '<data value="{}" title="{}">{}</data> <span class="interval">[{}, {}]</span>'

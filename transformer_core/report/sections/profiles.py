@@ -34,7 +34,6 @@ class Profile(PerStep):
     """One variant as the tables show it."""
 
     breakdown: Breakdown
-    profiler: str  # which profiler recorded it
     communication_ms: float | None
     """Milliseconds of a step in which communication runs; null where nothing communicates."""
     ddp_communication_ms: float | None
@@ -82,9 +81,6 @@ def _profile(results: StudyResults, name: str, breakdown: Breakdown) -> Profile:
     return Profile(
         name=name,
         breakdown=breakdown,
-        profiler={"nsys": "Nsight Systems", "kineto": "torch.profiler"}.get(
-            breakdown.source or "", ""
-        ),
         steps=steps,
         communication_ms=runs / 1e6 / steps if talks else None,
         ddp_communication_ms=1e3 * sum(times) / len(times) if times else None,

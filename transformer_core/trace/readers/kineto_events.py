@@ -1,12 +1,11 @@
 """The events of Kineto traces as typed records: in one go where a trace is as it should be, one by
-one otherwise. Then times become nanoseconds, and the sizes of messages are read from what events say.
+one otherwise.
 """
 
 import math
 import re
-from array import array
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
@@ -14,13 +13,9 @@ from operator import or_
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Raw, Struct
 
-from transformer_core.trace.events.collectives import collective_named, message_bytes
-from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.operators import COMPILED, element_bytes
-from transformer_core.trace.events.process import Call, LeftOut, list_of, tensor_of
+from transformer_core.trace.events.process import LeftOut
 from transformer_core.trace.readers.kineto_stream import repaired
 
 DEVICE = {
@@ -68,7 +63,6 @@ def copy_kind(name: str) -> str | None:
 
 _EXACT_MICROSECONDS = 2**42
 """Beyond it a double does not hold whole nanoseconds of a time in microseconds."""
-_LATEST = 2**62
 _FIELDS = "a field is missing or of the wrong kind"
 
 
@@ -273,122 +267,3 @@ class EventDecoder:
 def needs_digits(ts: Any) -> bool:
     """Whether a time in microseconds has more digits than a double holds."""
     return isinstance(ts, float) and abs(ts) >= _EXACT_MICROSECONDS
-
-
-def times(events: Sequence[Any], left_out: LeftOut) -> tuple[Sequence[Any], Integers, Integers]:
-    """Events with begin and end in nanoseconds, without those whose times cannot be."""
-    t0 = nanoseconds([event.ts for event in events])
-    dur = nanoseconds([event.dur for event in events])
-    good = (t0 != NULL) & (dur >= 0)
-    if good.all():
-        return events, t0, t0 + dur
-    negative = int(((t0 != NULL) & (dur < 0) & (dur != NULL)).sum())
-    left_out.add("they end before they begin", negative)
-    left_out.add("their time is missing or not finite", int((~good).sum()) - negative)
-    kept = [event for event, fine in zip(events, good.tolist(), strict=True) if fine]
-    return kept, t0[good], t0[good] + dur[good]
-
-
-def nanoseconds(values: list[Any]) -> Integers:
-    """Microseconds as whole nanoseconds; null where there is no such number."""
-    if values and isinstance(values[0], (Decimal, type(None))):
-        exact = [_exact(value) for value in values]
-        return np.array(exact, np.int64)
-    try:
-        numbers = np.frombuffer(array("d", values), np.float64)
-    except OverflowError:
-        numbers = np.array([v if abs(v) < _LATEST else np.inf for v in values], np.float64)
-    fine = np.abs(numbers) < _LATEST / 1000
-    numbers = np.where(fine, numbers, 0)
-    whole = np.rint(numbers)
-    # The product of a whole number may have more digits than a double.
-    found = np.where(
-        whole == numbers, whole.astype(np.int64) * 1000, np.rint(numbers * 1000).astype(np.int64)
-    )
-    return np.where(fine, found, NULL)
-
-
-def _exact(value: Decimal | None) -> int:
-    # Arithmetic with huge numbers of digits would never end, or fail.
-    if value is None or not value.is_finite() or value.adjusted() > 18:
-        return NULL
-    if value.adjusted() < -18:
-        return 0
-    found = round(value * 1000)
-    return found if abs(found) < _LATEST else NULL
-
-
-def numbers(values: Sequence[int | str | None]) -> Integers:
-    """Processes, threads, devices or streams: old traces write ``stream 7``. Null for nothing."""
-    try:
-        return _packed(values)
-    except (TypeError, OverflowError):
-        return np.array([_number(value) for value in values], np.int64)
-
-
-def _packed(values: Sequence[Any]) -> Integers:
-    """The fastest way from a list to an array; TypeError for what is no whole number."""
-    return np.frombuffer(array("q", values), np.int64)
-
-
-def _number(value: int | str | None) -> int:
-    if isinstance(value, int) and abs(value) < _LATEST:
-        return value
-    digits = re.search(r"-?\d{1,18}", value) if isinstance(value, str) else None
-    return int(digits[0]) if digits else NULL
-
-
-def optional(values: Sequence[int | None]) -> Integers:
-    """A column of numbers of which some are null."""
-    try:
-        return _packed(values)
-    except (TypeError, OverflowError):
-        pass
-    try:
-        return np.array([NULL if value is None else value for value in values], np.int64)
-    except OverflowError:
-        fine = [v if v is not None and abs(v) < _LATEST else NULL for v in values]
-        return np.array(fine, np.int64)
-
-
-def whole(value: Any, least: int, limit: int) -> int | None:
-    """A whole number from ``least`` to below ``limit``; null for anything else."""
-    return value if type(value) is int and least <= value < limit else None
-
-
-def told_bytes(args: Communication) -> int | None:
-    """Size of the message of an event that tells its collective."""
-    width = element_bytes(args.dtype or "")
-    if width is None or args.sent is None:
-        return None
-    return message_bytes(
-        collective_named(args.collective or ""),
-        args.sent * width,
-        (args.received or 0) * width,
-        args.group_size,
-    )
-
-
-def input_bytes(args: OperatorArgs) -> int | None:
-    """Bytes of the inputs of a range around a collective."""
-    total = 0
-    for shape, kind in zip(list_of(args.dims), list_of(args.types), strict=False):
-        tensor, width = tensor_of(shape), element_bytes(str(kind))
-        total += width * math.prod(tensor) if tensor and width else 0
-    return total or None
-
-
-def calls_of(events: Sequence[Any]) -> list[Call]:
-    """Operators with what tells their work."""
-    found: list[Call] = [
-        (e.name, bytes(e.args.dims or e.args.old_dims), bytes(e.args.types), b"") for e in events
-    ]
-    for place, event in enumerate(events):
-        args = event.args
-        if args.kernel_num_gb or args.kernel_flop:
-            if COMPILED.match(event.name):
-                told = (bytes(args.kernel_flop) or b"0", bytes(args.kernel_num_gb) or b"0")
-                found[place] = (*found[place][:3], b"[%s,%s]" % told)
-        elif "conv" in event.name:
-            found[place] = (*found[place][:3], bytes(args.concrete))
-    return found
