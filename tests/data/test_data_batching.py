@@ -16,7 +16,8 @@ from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching import epoch_plan as module
 from transformer_core.data.batching.collate import collate_packed
 from transformer_core.data.batching.epoch_plan import ROUNDS, cut_by_tokens, permute, plan_epoch
-from transformer_core.data.batching.feeding import Feed, WindowRows, pack
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.batching.window_rows import WindowRows, pack
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=80).map(

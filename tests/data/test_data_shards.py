@@ -302,7 +302,7 @@ def test_a_killed_job_goes_on_and_ends_like_any_other(tmp_path, tokenizer, monke
 
     encoded = []
     encode = job._encode
-    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[1].num_rows) or encode(*a))
+    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[2].num_rows) or encode(*a))
     assert same(whole, write_shards(file, tokenizer, rules, out, 5))
     assert 0 < sum(encoded) <= 40 - 5 * shards
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -337,7 +337,7 @@ def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatc
             shard.write_bytes(bytes(shard.stat().st_size))
     encoded = []
     encode = job._encode
-    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[1].num_rows) or encode(*a))
+    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[2].num_rows) or encode(*a))
     found = write_shards(file, tokenizer, rules, out, per_shard)
     assert sum(encoded) == 20
     assert same(found, write_shards(file, tokenizer, rules, tmp_path / "fresh", per_shard))
