@@ -44,13 +44,17 @@ def certified(fault: Fault, found: Recorded) -> Certificate:
     return certificate(CLASSES[fault.kind], found, against)
 
 
-def certified_in_both(fault: Fault) -> Certificate:
-    """The certificate where the reference has the fault too, as it has a mistake in the source."""
+def certified_in_both(fault: Fault) -> Certificate | None:
+    """The certificate where the reference has the fault too, as it has a mistake in the source;
+    None if that does not train at all."""
     seeds = FEW_SEEDS if fault.kind == "statistical" else 1
     with fault.patch():
         found = run(fault, healthy=True)
         base = json.dumps(fault.base, sort_keys=True)
-        against = reference.__wrapped__(base, seeds, fault.dropout)
+        try:
+            against = reference.__wrapped__(base, seeds, fault.dropout)
+        except RuntimeError:
+            return None
     return certificate(CLASSES[fault.kind], found, against)
 
 
@@ -74,14 +78,15 @@ def certified_all(faults: Iterable[Fault]) -> dict[str, Certificate]:
     return found
 
 
-def entry(fault: Fault, certificate: Certificate) -> dict[str, Any]:
-    """A row of the report."""
-    worst = max(certificate.deviations, key=_times_the_bound, default=None)
+def entry(fault: Fault, certificate: Certificate | None) -> dict[str, Any]:
+    """A row of the report; without a certificate, that of a reference that does not train."""
+    deviations = certificate.deviations if certificate else []
+    worst = max(deviations, key=_times_the_bound, default=None)
     return {
         "fault": fault.name,
         "family": fault.family,
-        "caught": certificate.status == "not_equivalent",
-        "status": certificate.status,
+        "caught": not certificate or certificate.status == "not_equivalent",
+        "status": certificate.status if certificate else "failed",
         "by": worst and worst.quantity,
         "where": worst and worst.where,
         "measured": worst and worst.measured,
@@ -122,10 +127,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     faults = [fault for fault in FAULTS if fault.ranks == 1 or not options.in_both]
+    certificates: dict[str, Certificate | None] = {}
     if options.in_both:
-        certificates = {fault.name: certified_in_both(fault) for fault in faults}
+        certificates |= {fault.name: certified_in_both(fault) for fault in faults}
     else:
-        certificates = certified_all(faults)
+        certificates |= certified_all(faults)
     report = [entry(fault, certificates[fault.name]) for fault in faults]
     write_text(options.output, json.dumps(report, indent=1) + "\n")
     if options.table:
