@@ -33,7 +33,11 @@ CHANGES = {
         "model[0].weight.requires_grad_(False)\ndata = ",
         "get no gradient",
     ),
-    "half of the loss": ("loss.backward()", "(loss / 2).backward()", "the gradient of"),
+    "half of the loss": (
+        "loss.backward()",
+        "(loss / 2).backward()",
+        "gradients are 0.5 times as large in step 1: a sum instead of a mean",
+    ),
     "another rate": ("lr=1e-3", "lr=1.1e-3", "1.1 times as large"),
 }
 """Each change: the text replaced, its replacement, and the words that name the difference, if any."""

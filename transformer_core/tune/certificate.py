@@ -187,7 +187,7 @@ def certify(
     update, _, _, bad = _largest("update", found, own, floor, rounding)
     numbers["update"] = min(update, 1e12)
     reasons += bad
-    sizes = _other_sizes(found, own, floor, rounding)
+    sizes = _other_sizes("update", found, own, floor, rounding)
     # The cause first: a wrong gradient, or right gradients and wrong updates.
     reasons = (
         reasons + sizes
@@ -197,6 +197,8 @@ def certify(
     *_, bad = _largest("buffer", found, own, floor, rounding)
     reasons += bad
     if reasons:
+        larger = _other_sizes("gradient", found, own, floor, rounding)
+        reasons = [why for why in larger if "in step 1:" in why] + reasons
         return Certificate(
             "different", "; ".join(reasons[:2]), worst=where, **numbers, **_size(own), **common
         )
@@ -303,23 +305,31 @@ def _listed(rates: Sketch) -> str:
     return " and ".join(f"{rate:g}" for rate in rates)
 
 
-def _other_sizes(found: Record, own: Record, floor: Record, rounding: Rounding) -> list[str]:
-    """Whether updates are larger or smaller throughout, as with another learning rate.
+CAUSES = {
+    "gradient": ": a sum instead of a mean, or a mean over another number of tokens or rows",
+    "update": "",
+}
 
-    Rounding turns updates, but makes them neither longer nor shorter on the whole: the median over
+
+def _other_sizes(
+    kind: str, found: Record, own: Record, floor: Record, rounding: Rounding
+) -> list[str]:
+    """Whether gradients or updates are larger or smaller throughout, as with another learning rate.
+
+    Rounding turns them, but makes them neither longer nor shorter on the whole: the median over
     all tensors of a step stays near 1, as it does for the floor.
     """
-    keys = own.keys("update")
+    keys = own.keys(kind)
     bad = []
     for step in sorted({key[1] for key in keys}):
         here = [key for key in keys if key[1] == step]
         mine, disturbed = (
             [
-                np.log(norm(update) / norm(_there(own, "update", key)))
+                np.log(norm(there) / norm(_there(own, kind, key)))
                 for key in here
-                if (update := each.get("update", key)) is not None
-                and norm(update)
-                and norm(_there(own, "update", key))
+                if (there := each.get(kind, key)) is not None
+                and norm(there)
+                and norm(_there(own, kind, key))
             ]
             for each in (found, floor)
         )
@@ -328,8 +338,12 @@ def _other_sizes(found: Record, own: Record, floor: Record, rounding: Rounding) 
         size, still = float(np.median(mine)), float(np.median(disturbed))
         spread = float(np.median(np.abs(disturbed)))
         bound = allowed(max(abs(still), NOISE[rounding]), spread, math.inf, MARGIN)
+        if kind == "gradient":
+            # A cause is named where all tensors agree in it.
+            bound = max(bound, 10 * float(np.median(np.abs(np.subtract(mine, size)))))
         if not abs(size) <= bound:
-            bad.append(f"updates are {np.exp(size):.3g} times as large in step {step}")
+            times = f"{np.exp(size):.3g} times as large in step {step}"
+            bad.append(f"{kind}s are {times}{CAUSES[kind]}")
     return bad
 
 
