@@ -50,7 +50,7 @@ from transformer_core.report.contents import FIGURES, TABLES
 CORES = workflow.resource_settings.cores or 1
 # For jobs with as many threads as a timed run, whatever they reserve. In the text of a command it
 # would make results stale with every other --cores.
-os.environ["ALL_CORES"] = str(CORES)
+os.environ.update(ALL_CORES=str(CORES))
 
 # A study given with --configfile is read from its file, not from Snakemake's `config`, which has no
 # limits, keeps the last of two equal keys, and turns strings that look like dates into dates.
