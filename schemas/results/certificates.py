@@ -29,7 +29,7 @@ class TensorDistance(Schema):
     ratio: Magnitude  # 2-norm over that of the expected tensor
     cosine: Cosine  # cosine of the angle between the two; 0 for a tensor of zeros
     size: Magnitude  # 2-norm of the expected tensor
-    elements: int = 0  # of the tensor; 0 if not counted
+    elements: Many = 0  # of the tensor; 0 if not counted
     rounding: Magnitude  # the floor: error due to rounding alone, without the variant's code
     along: Magnitude = 0.0  # the part of it along the expected tensor; 0 if it was not measured
     kinks: Magnitude = 0.0  # error if every ReLU with an input near 0 takes the other side
