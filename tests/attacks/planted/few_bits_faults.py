@@ -111,7 +111,7 @@ residual("the stream keeps 4 bits", stream(rounded_to_fp8))
 
 @residual("one sub-layer takes the place of the stream", sublayers.DecoderLayer, "forward")
 def in_place_of_the_stream(real, self, x, memory, mask, cache=None, own=None):
-    """What feed-forward layers of the decoder give is all that goes on."""
+    """Only the output of the decoder's feed-forward layers goes on."""
     x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own))
     x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
     return self.residuals[2](x, self.feed_forward) - x

@@ -109,4 +109,4 @@ def each_micro(change: Callable[[Any], Any]) -> Patch:
 
 
 TAKE_A_FUNCTION = around_step, keep, before_update, batches, each_micro
-"""What makes a patch of a function."""
+"""A maker of patches from functions."""

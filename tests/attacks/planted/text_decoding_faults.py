@@ -39,7 +39,7 @@ def _(real, self, spec, v):
 
 @dropping("feed-forward layers of texts drop nothing", causal_layers.CausalLayer, "forward")
 def kept_feed_forward(real, self, x, *rest):
-    """What feed-forward layers add is not dropped."""
+    """The output of feed-forward layers is not dropped."""
     mask, turn, cache = (*rest, None, None, None)[:3]
     attended = self.self_attention(self.attention_norm(x), mask, turn, cache)
     x = self.dropout.added(x, attended)
