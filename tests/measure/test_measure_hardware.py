@@ -133,7 +133,7 @@ def test_cpu_of_x86(tree):
 def test_cpu_of_arm(tree, monkeypatch):
     root = tree({"proc/cpuinfo": "processor : 0\nFeatures : fp asimd bf16 i8mm sve\n"})
     said = {"lscpu": "Architecture: aarch64\nModel name:          Neoverse-V2\n"}
-    monkeypatch.setattr(hardware, "_output", lambda command, **_: said.get(command[0], ""))
+    monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: said.get(tool))
     assert hardware.cpu_name(root) == "Neoverse-V2"
     assert hardware.cpu_features(root) == ["asimd", "bf16", "i8mm", "sve"]
     said["lscpu"] = "Model name: -\n"
@@ -142,7 +142,7 @@ def test_cpu_of_arm(tree, monkeypatch):
 
 def test_without_proc(tmp_path, monkeypatch):
     said = {"sysctl": "Apple M9\n"}
-    monkeypatch.setattr(hardware, "_output", lambda command, **_: said.get(command[0], ""))
+    monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: said.get(tool))
     assert hardware.cpu_name(tmp_path) == "Apple M9"
     assert hardware.cpu_features(tmp_path) == []
     said.clear()

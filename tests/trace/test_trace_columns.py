@@ -20,7 +20,7 @@ from transformer_core.trace.events import columns as columns_module
 from transformer_core.trace.events.arrow import events_of, write_events
 from transformer_core.trace.events.columns import NULL, Columns, Spill
 from transformer_core.trace.events.event_table import Events, rows_of
-from transformer_core.trace.events.intervals import innermost, union
+from transformer_core.trace.events.intervals import Innermost, union
 from transformer_core.trace.events.joins import around, leaves
 from transformer_core.trace.readers import kineto_stream
 from transformer_core.trace.readers.files import read_files
@@ -303,9 +303,10 @@ def test_the_partition_sums_to_the_window(layers):
 @example(TOUCHING)
 def test_every_moment_has_one_owner(pairs):
     t0, t1 = (np.array([pair[k] for pair in pairs], np.int64) for k in (0, 1))
-    cut = innermost(t0, t1)
-    assert int((cut.t1 - cut.t0).sum()) == len(covered(pairs))
-    assert (cut.t0[1:] >= cut.t1[:-1]).all()
+    cut = Innermost(t0, t1)
+    begins, ends, _ = cut.stretches
+    assert int((ends - begins).sum()) == len(covered(pairs))
+    assert (begins[1:] >= ends[:-1]).all()
     times = np.arange(-5, END + 5)
     for time, owner in zip(times.tolist(), cut.at(times).tolist(), strict=True):
         around = [place for place, (a, b) in enumerate(pairs) if a <= time < b]

@@ -64,11 +64,11 @@ def cpu_name(root: Path = _ROOT) -> str:
     if name:
         return name
     # Linux on ARM gives numbers in /proc/cpuinfo, which lscpu translates; macOS has no /proc.
-    lscpu = _output(["lscpu"], LC_ALL="C")
+    lscpu = output_of("lscpu", LC_ALL="C") or ""
     match = re.search(r"^Model name:\s*(\S.*)$", lscpu, re.MULTILINE)
     if match and match[1].strip() != "-":
         return match[1].strip()
-    sysctl = _output(["sysctl", "-n", "machdep.cpu.brand_string"]).strip()
+    sysctl = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip()
     return sysctl or platform.processor() or platform.machine()
 
 
@@ -194,19 +194,15 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _output(command: list[str], **environment: str) -> str:
-    """The output of a command; empty if it is missing, fails or hangs."""
+def output_of(*command: str, **environment: str) -> str | None:
+    """The output of a command; null if it is missing, fails or hangs."""
+    env = os.environ | environment
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-            env=os.environ | environment,
+            command, capture_output=True, text=True, timeout=30, check=True, env=env
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
     return done.stdout
 
 

@@ -1,9 +1,7 @@
 """The provenance of a number: code, packages, machine, and the command that reproduces it."""
 
-import os
 import platform
 import runpy
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,7 +12,7 @@ from typing import Any
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Provenance
-from transformer_core.machine.hardware import read_hardware
+from transformer_core.machine.hardware import output_of, read_hardware
 
 CHANGES_NO_RESULT = True  # it records where a number comes from
 
@@ -102,16 +100,6 @@ def _built() -> Mapping[str, Any]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """The output of git in ``folder``; None if it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-            # git status would take the lock of the index, and runs may ask at the same time.
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    # git status would take the lock of the index, and runs may ask at the same time.
+    found = output_of("git", "-C", str(folder), *arguments, GIT_OPTIONAL_LOCKS="0")
+    return None if found is None else found.strip()

@@ -15,7 +15,7 @@ from transformer_core.trace.breakdown.devices import runs
 from transformer_core.trace.events import phases
 from transformer_core.trace.events.columns import Integers
 from transformer_core.trace.events.event_table import Rows, rows_of
-from transformer_core.trace.events.intervals import innermost
+from transformer_core.trace.events.intervals import Innermost
 from transformer_core.trace.events.process import unusable
 from transformer_core.trace.terminal import plain
 
@@ -51,7 +51,7 @@ def most(rows: Rows, one: Series) -> str:
     for kind, column, word in (("range", "phase", "during"), ("module", "layer", "in")):
         marks = rows.where(rows.equal("kind", kind) & (rows["rank"] == one.rank))
         marks = marks.where(~marks.missing(column))
-        if (owner := int(innermost(marks["t0_ns"], marks["t1_ns"]).at(one.t0[[place]])[0])) >= 0:
+        if (owner := int(Innermost(marks["t0_ns"], marks["t1_ns"]).at(one.t0[[place]])[0])) >= 0:
             told.append(f"{word} {marks[column][owner]}")
     return f"rank {one.rank} {one.device}: most {' '.join(told)}"
 
@@ -97,10 +97,7 @@ def _device(rows: Rows, one: Series, begin: int, end: int, scale: float) -> Iter
         yield f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{_size(round(top * share))}</text>'
     yield f'<path d="{"".join(path)}" fill="none" stroke="#08519c"/>'
     marks = rows.where(rows.equal("kind", "range") & (rows["rank"] == one.rank))
-    marks = marks.where(~marks.equal("name", phases.STEP))
-    cut = innermost(marks["t0_ns"], marks["t1_ns"])
-    for t0, t1, owner in zip(cut.t0.tolist(), cut.t1.tolist(), cut.owner.tolist(), strict=True):
-        name = str(marks["name"][owner])
+    for t0, t1, name in zip(*(each.tolist() for each in phases.stretches(marks)), strict=True):
         x, wide = _LEFT + (t0 - begin) * scale, (t1 - t0) * scale
         if wide > 0.2:
             colour = _COLOURS[phases.PHASES.index(name)]

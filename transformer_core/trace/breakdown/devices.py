@@ -42,7 +42,7 @@ from transformer_core.trace.events.event_table import (
     Window,
     total,
 )
-from transformer_core.trace.events.intervals import Union, exposed, innermost, union_of
+from transformer_core.trace.events.intervals import Union, exposed, union_of
 
 KERNELS_SHOWN, SHAPES_SHOWN = 10, 20
 
@@ -402,9 +402,7 @@ def _bus_bandwidth(rows: Rows, collective: str, transfer_ns: int | None) -> floa
 
 
 def _phases(rows: Rows, ranges: Rows, cpu: bool) -> list[PhaseUse]:
-    marks = ranges.where(~ranges.equal("name", phases.STEP))
-    segments = innermost(marks["t0_ns"], marks["t1_ns"])
-    owners = marks["name"][segments.owner]
+    t0, t1, owners = phases.stretches(ranges)
     computes, talks = (
         rows.equal("class", kind) for kind in (event_table.COMPUTE, event_table.COMMUNICATION)
     )
@@ -415,7 +413,7 @@ def _phases(rows: Rows, ranges: Rows, cpu: bool) -> list[PhaseUse]:
         held = owners == phase
         if not mine.any() and not held.any():
             continue
-        on_host = int((segments.t1[held] - segments.t0[held]).sum())
+        on_host = int((t1[held] - t0[held]).sum())
         found.append(
             PhaseUse(
                 phase=phase,

@@ -12,7 +12,6 @@ from transformer_core.common.tables import read_table
 from transformer_core.trace.breakdown.devices import median_step, step_windows
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.event_table import Rows, rows_of
-from transformer_core.trace.events.intervals import innermost
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 
 COPIES = "copies"
@@ -80,13 +79,10 @@ def read_timeline(path: Path) -> Timeline | None:
 
 def _strip(marks: Rows, start: int, end: int) -> list[tuple[str, int, int]]:
     """The phases within a window, the innermost where they contain one another."""
-    marks = marks.where(marks["name"] != phases.STEP)
-    cut = innermost(marks["t0_ns"], marks["t1_ns"])
+    found = zip(*(each.tolist() for each in phases.stretches(marks)), strict=True)
     return [
         (name, max(t0, start) - start, min(t1, end) - start)
-        for name, t0, t1 in zip(
-            marks["name"][cut.owner].tolist(), cut.t0.tolist(), cut.t1.tolist(), strict=True
-        )
+        for t0, t1, name in found
         if t0 < end and t1 > start
     ]
 

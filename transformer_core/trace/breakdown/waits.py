@@ -21,7 +21,7 @@ from schemas.results.profiles import LaunchUse, Partition, PathPart, StepBound, 
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Rows
-from transformer_core.trace.events.intervals import Segments, Union, innermost, union, union_of
+from transformer_core.trace.events.intervals import Union, union, union_of
 from transformer_core.trace.events.process import UNKNOWN_GROUP, ranks_of
 
 Window = tuple[int, int]
@@ -55,10 +55,9 @@ def step_bound(
 
 
 def _fetching(ranges: Rows) -> Union:
-    marks = ranges.where(~ranges.equal("name", phases.STEP))
-    cut = innermost(marks["t0_ns"], marks["t1_ns"])
-    mine = marks.equal("name", phases.DATA)[cut.owner]
-    return union(cut.t0[mine], cut.t1[mine])
+    t0, t1, names = phases.stretches(ranges)
+    mine = names == phases.DATA
+    return union(t0[mine], t1[mine])
 
 
 def launched(rows: Rows) -> tuple[Integers, Integers]:
@@ -217,9 +216,7 @@ class _Path(defaultdict[tuple[str, str], list[int]]):
 
 class _Host:
     def __init__(self, ranges: Rows, waits: Rows) -> None:
-        marks = ranges.where(~ranges.equal("name", phases.STEP))
-        self.cut: Segments = innermost(marks["t0_ns"], marks["t1_ns"])
-        self.names = marks["name"]
+        self.t0, self.t1, self.names = phases.stretches(ranges)
         waiting = union(waits["t0_ns"], waits["t1_ns"])
         self.wait_begins, self.wait_ends = waiting.t0, waiting.t1
 
@@ -231,16 +228,16 @@ class _Host:
         return int(self.wait_begins[place]), min(int(self.wait_ends[place]), time)
 
     def tell(self, path: _Path, begin: int, end: int) -> None:
-        first = int(np.searchsorted(self.cut.t1, begin, side="right"))
+        first = int(np.searchsorted(self.t1, begin, side="right"))
         at = begin
         while at < end:
-            known = first < len(self.cut.t0) and self.cut.t0[first] < end
-            start = max(at, int(self.cut.t0[first])) if known else end
+            known = first < len(self.t0) and self.t0[first] < end
+            start = max(at, int(self.t0[first])) if known else end
             path.add(HOST, _OUTSIDE, start - at)
             if not known:
                 return
-            at = min(end, int(self.cut.t1[first]))
-            phase = str(self.names[self.cut.owner[first]])
+            at = min(end, int(self.t1[first]))
+            phase = str(self.names[first])
             path.add(INPUT if phase == phases.DATA else HOST, phase, at - start)
             first += 1
 

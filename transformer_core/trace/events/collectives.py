@@ -33,17 +33,17 @@ def collective_of(name: str) -> str | None:
     ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` and ``gloo:all_reduce`` are ``all_reduce``.
     A kernel of a communication library of which no more is known is ``other``.
     """
-    lower = name.lower()
     # Only the function's own name: arguments and templates hold other names.
-    base = re.split(r"[(<]", lower, maxsplit=1)[0]
-    if not (_LIBRARY.search(base) or _BY_ITSELF.search(base)):
-        return None
-    return _named(base)
+    base = re.split(r"[(<]", name.lower(), maxsplit=1)[0]
+    return collective_named(base) if _LIBRARY.search(base) or _BY_ITSELF.search(base) else None
 
 
 def collective_named(name: str) -> str:
     """The collective of a name that is known to be one: ``allreduce``, ``_allgather_base``."""
-    return _named(name.lower())
+    flat = name.lower().replace("_", "")
+    if "crossdevicereduce" in flat:
+        return "all_reduce"
+    return next((collective for text, collective in _KERNELS if text in flat), OTHER)
 
 
 _POINT_TO_POINT = ("send_recv", "send", "recv")
@@ -60,13 +60,6 @@ def refined(own: str | None, told: str) -> str:
     if own in _POINT_TO_POINT and told in _OF_POINT_TO_POINT:
         return told
     return own
-
-
-def _named(lower: str) -> str:
-    flat = lower.replace("_", "")
-    if "crossdevicereduce" in flat:
-        return "all_reduce"
-    return next((collective for text, collective in _KERNELS if text in flat), OTHER)
 
 
 def message_bytes(

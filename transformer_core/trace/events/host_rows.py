@@ -16,7 +16,7 @@ from transformer_core.trace.events import event_table
 from transformer_core.trace.events import operators as operator_classes
 from transformer_core.trace.events.collectives import collective_named, message_bytes
 from transformer_core.trace.events.columns import NULL, Integers, distinct, nulls
-from transformer_core.trace.events.intervals import innermost
+from transformer_core.trace.events.intervals import Innermost
 from transformer_core.trace.events.joins import chosen, leaves, mapped, taken
 from transformer_core.trace.events.phases import ALLOCATED_PREFIX, Forward, Labels, Marks, modules
 from transformer_core.trace.events.process import ProcessTrace
@@ -185,14 +185,14 @@ def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
         place = np.flatnonzero(of_mine[0] == thread)
         marks = np.flatnonzero(of_marks[0] == thread)
         # A range inside an operator is Python again: its own time is not computation.
-        cut = innermost(
+        t0, t1, owner = Innermost(
             np.concatenate([of_mine[1][place], of_marks[1][marks]]),
             np.concatenate([of_mine[2][place], of_marks[2][marks]]),
-        )
-        owned = cut.owner < len(place)
-        operator = place[cut.owner[owned]]
+        ).stretches
+        owned = owner < len(place)
+        operator = place[owner[owned]]
         kept = works[operator]
-        parts.append((cut.t0[owned][kept], cut.t1[owned][kept], operator[kept]))
+        parts.append((t0[owned][kept], t1[owned][kept], operator[kept]))
     t0, t1, operator = (np.concatenate([part[k] for part in parts]) for k in range(3))
     return t0, t1, operator
 

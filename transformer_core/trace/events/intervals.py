@@ -111,7 +111,7 @@ class LatestAbove:
         return place
 
 
-class Segments:
+class Innermost:
     """Who is innermost when. Of several intervals that run, the one that began last owns the time:
     what an operator owns so is its self time, for the operators that it calls own theirs."""
 
@@ -140,7 +140,8 @@ class Segments:
         return found
 
     @cached_property
-    def _stretches(self) -> tuple[Times, Times, NDArray[np.int64]]:
+    def stretches(self) -> tuple[Times, Times, NDArray[np.int64]]:
+        """Begins and ends of the stretches that have one owner, in order, and who owns each."""
         borders = np.unique(np.concatenate([self._begins, self._ends]))
         owner = self.at(borders[:-1])
         first = np.ones(len(owner), np.bool_)
@@ -149,22 +150,3 @@ class Segments:
         t0, t1 = borders[starts], borders[np.append(starts[1:], len(owner))[: len(starts)]]
         owned = owner[starts] >= 0
         return t0[owned], t1[owned], owner[starts][owned]
-
-    @property
-    def t0(self) -> Times:
-        """Begins of the stretches that have one owner, in order."""
-        return self._stretches[0]
-
-    @property
-    def t1(self) -> Times:
-        return self._stretches[1]
-
-    @property
-    def owner(self) -> NDArray[np.int64]:
-        """The interval that owns each."""
-        return self._stretches[2]
-
-
-def innermost(t0: Times, t1: Times) -> Segments:
-    """Cut intervals that contain one another into stretches, each owned by the innermost."""
-    return Segments(t0, t1)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_core.trace.events.columns import NULL, Columns, Integers, Names, distinct, nulls
-from transformer_core.trace.events.intervals import innermost
+from transformer_core.trace.events.intervals import Innermost
 
 
 def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integers]:
@@ -55,7 +55,7 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
             if not len(some):
                 continue
             mine = np.flatnonzero(own == number)
-            owner = innermost(t0[mine], t1[mine]).at(times[some])
+            owner = Innermost(t0[mine], t1[mine]).at(times[some])
             some, inner = some[owner >= 0], mine[owner[owner >= 0]]
             # Of two, that which began last is the inner one, or else that which ends first.
             later = t0[inner] > begins[some]

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_core.trace.events.columns import NULL, Columns, Integers, Names, nulls
-from transformer_core.trace.events.intervals import Segments, innermost
+from transformer_core.trace.events.event_table import Rows
+from transformer_core.trace.events.intervals import Innermost
 from transformer_core.trace.events.joins import around, chosen, mapped, taken
 from transformer_core.trace.events.process import ProcessTrace
 
@@ -60,6 +61,14 @@ def phase_of(name: str) -> str | None:
     return next((phase for pattern, phase in _FOREIGN if pattern.fullmatch(name)), None)
 
 
+def stretches(ranges: Rows) -> tuple[Integers, Integers, NDArray[np.object_]]:
+    """Begins, ends and names of the phases that ``ranges`` mark, in order of time: of those that
+    contain one another, the innermost."""
+    marks = ranges.where(~ranges.equal("name", STEP))
+    t0, t1, owner = Innermost(marks["t0_ns"], marks["t1_ns"]).stretches
+    return t0, t1, marks["name"][owner]
+
+
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -88,12 +97,12 @@ class Marks:
         }
 
     @cached_property
-    def _step(self) -> Segments:
-        return innermost(self.steps[1], self.steps[2])
+    def _step(self) -> Innermost:
+        return Innermost(self.steps[1], self.steps[2])
 
     @cached_property
-    def _phase(self) -> Segments:
-        return innermost(self.phases[1], self.phases[2])
+    def _phase(self) -> Innermost:
+        return Innermost(self.phases[1], self.phases[2])
 
     def _found(self, steps: bool) -> tuple[Integers, Integers, Integers, Integers]:
         names = self.trace.names
@@ -235,7 +244,7 @@ def _paths(rows: Columns, labels: list[str]) -> list[str]:
     t0, t1, threads = (rows[name] for name in ("t0", "t1", "thread"))
     for thread in np.unique(threads).tolist():
         mine = np.flatnonzero(threads == thread)
-        parents = innermost(t0[mine], t1[mine]).parent
+        parents = Innermost(t0[mine], t1[mine]).parent
         for k in np.lexsort((-t1[mine], t0[mine])).tolist():
             if parents[k] >= 0:
                 paths[mine[k]] = paths[mine[parents[k]]] + SEPARATOR + labels[mine[k]]

@@ -145,9 +145,10 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
     notes: list[str] = []
     passed: list[NotATrace] = []
     formats: list[tuple[Literal["nsys", "kineto"], str | None]] = []
-    optional = [path not in paths for path in files]
-    for number, (path, read) in enumerate(zip(files, _side_by_side(files, optional), strict=True)):
+    for number, (path, read) in enumerate(zip(files, _side_by_side(files), strict=True)):
         if isinstance(read, NotATrace):
+            if path in paths:
+                raise read
             passed.append(read)
             continue
         if formats and read.format != formats[0][0]:
@@ -190,14 +191,12 @@ def _others(paths: Sequence[Path]) -> list[str]:
     ]
 
 
-def _side_by_side(
-    paths: Sequence[Path], optional: Sequence[bool]
-) -> Iterator[Source[ProcessTable] | NotATrace]:
+def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotATrace]:
     """Reads the files and yields their contents in order; uses one process per core if that
     pays."""
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
-        yield from map(_read_one, paths, optional)
+        yield from map(_read_one, paths)
         return
     # Few read several files, and importing these takes long.
     import multiprocessing
@@ -208,7 +207,7 @@ def _side_by_side(
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(workers, context) as pool:
         try:
-            yield from pool.map(_read_one, paths, optional)
+            yield from pool.map(_read_one, paths)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -221,19 +220,13 @@ def _text_size(path: Path) -> int:
         return 0  # reported when it is read
 
 
-def _read_one(path: Path, optional: bool) -> Source[ProcessTable] | NotATrace:
+def _read_one(path: Path) -> Source[ProcessTable] | NotATrace:
+    """The rows of the processes of a file, or why it is no trace. Those that ran nothing on a device
+    are left out where others did."""
     try:
-        return tables_of(path)
+        source = read_source(path)
     except NotATrace as error:
-        if not optional:
-            raise
         return error
-
-
-def tables_of(path: Path) -> Source[ProcessTable]:
-    """The rows of the processes of a file. Those that ran nothing on a device are left out where
-    others did."""
-    source = read_source(path)
     busy = [trace for trace in source.processes if len(trace.device)] or source.processes
     _refuse_crowds(path, busy)
     # The rows of the table alone are kept: they are few beside what was read.
