@@ -7,10 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_training import VOCABULARY, small_spec, small_store
+from small_training import small_spec, small_store
 
 from schemas.config.run_spec import RunSpec
-from transformer_core.data.sharding.training_shards import TrainingShards
 from transformer_core.training import __main__ as program
 from transformer_core.training import checkpoint
 
@@ -27,7 +26,7 @@ def main(folder: Path, spec: RunSpec, *options: str) -> int:
 def _small_corpus(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    shards = TrainingShards(VOCABULARY, small_store(), small_store(9, seed=1))
+    shards = small_store(), small_store(9, seed=1)
     monkeypatch.setattr(program, "open_training_shards", lambda data: shards)
 
 

@@ -385,7 +385,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
     spec = order.spec
     process = program.process
     make_deterministic(process.device)
-    shards = open_training_shards(order.data)
+    stores = open_training_shards(order.data)
     found: list[Recorded] = []
     for number in range(order.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})
@@ -395,8 +395,8 @@ def work(order: ShortRunOrder, program: Program) -> None:
             record(
                 seeded,
                 process,
-                shards.vocabulary,
-                shards.stores,
+                stores[0].manifest.vocabulary,
+                stores,
                 order.output,
                 number == 0,
                 order.dropout,

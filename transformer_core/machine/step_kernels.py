@@ -46,7 +46,10 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
             operators=names,
             attention=[name for name in names if any(part in name for part in ATTENTION)],
             update=[name for name in names if any(part in name for part in UPDATE)],
-            compiled=any(_is_compiled(module) for module in model.modules()),
+            compiled=any(
+                hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+                for module in model.modules()
+            ),
             deterministic=torch.are_deterministic_algorithms_enabled(),
             allocator=", ".join(filter(None, (allocator(), cuda_allocator()))),
             threads=torch.get_num_threads(),
@@ -96,7 +99,3 @@ def _flat(values: Any) -> Any:
             yield from _flat(value)
         else:
             yield value
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

@@ -246,7 +246,7 @@ def work(order: ComputeOrder, program: Program) -> None:
             gradients=times.gradients(found.ready),
             source_tokens=fmean(source),
             target_tokens=fmean(target),
-            vocabulary=program.shards.vocabulary,
+            vocabulary=program.stores[0].manifest.vocabulary,
             provenance=collect(spec, order.command, started),
         )
         write_text(order.output / RESULT, record.model_dump_json(indent=1) + "\n")

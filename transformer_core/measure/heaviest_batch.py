@@ -10,7 +10,8 @@ from schemas.config.data import TokenBudget
 from schemas.config.model import DecoderOnly, HuggingFaceCausal
 from schemas.config.run_spec import AnyTrained, LanguageModel, RunSpec
 from schemas.results import BatchShape
-from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
+from transformer_core.data.batching.collate import Batch
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.special_tokens import EOS
 

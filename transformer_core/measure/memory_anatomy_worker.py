@@ -232,8 +232,8 @@ def work(order: AnatomyOrder, program: Program) -> None:
     for device in devices:
         first_kernel(device)
     milestones.take("first_kernel")
-    shards = open_training_shards(order.data, nearest=False)
-    training = Training(spec, process, shards.vocabulary, shards.stores, order.steps)
+    stores = open_training_shards(order.data, nearest=False)
+    training = Training(spec, process, stores[0].manifest.vocabulary, stores, order.steps)
     plain = unfollowed(training, milestones)
     foreign = milestones.foreign()
     gc.collect()

@@ -31,7 +31,8 @@ from schemas.config.parallel import Central, DataParallel, Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Accumulation, Fp32, Sgd
 from schemas.results import BatchShape, PredictedRank
-from transformer_core.data.batching.feeding import Batch, evaluation_batches
+from transformer_core.data.batching.collate import Batch
+from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.measure.heaviest_batch import (

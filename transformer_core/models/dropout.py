@@ -76,9 +76,6 @@ class Dropout(nn.Module):
             return _Added.apply(residual, x, self.p)
         return residual + self(x)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 def _is_fused(x: Tensor, p: float) -> bool:
     return p > 0.0 and fits(x) and not torch.compiler.is_compiling()

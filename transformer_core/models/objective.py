@@ -1,7 +1,6 @@
 """Model and loss as one module, so that a wrapped model computes its loss where its logits are."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from schemas.config.training import AnyLoss, WholeLoss
 from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.device_kind import device_kind
+from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import (
     chunked_token_loss_sum,
     kl_divergence_sum,
@@ -34,14 +34,6 @@ HEAD_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Tensor, float], Tensor]] =
 of its schema: losses that never hold all logits."""
 
 
-def head_loss(spec: AnyLoss) -> Callable[[Any, Tensor, Tensor, Tensor, float], Tensor] | None:
-    """The function of a loss that takes hidden states, which it may bring along; null for one of
-    logits."""
-    if hasattr(spec, "loss_sum"):
-        return lambda spec, h, w, y, share: spec.loss_sum(h, w, y, share, PAD)
-    return HEAD_LOSSES.get(spec.kind)
-
-
 class Objective(nn.Module):
     """The training loss of a model, summed over the target tokens of a micro-batch."""
 
@@ -56,15 +48,25 @@ class Objective(nn.Module):
     ) -> Tensor:
         """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t], and
         what the host knows of them."""
-        of_head = head_loss(self.spec)
+        of_head = self.head_loss()
         if of_head is None:
             return self.loss(self.logits(source, target_input, known), target_output)
 
         def head(hidden: Tensor, output: Tensor) -> Tensor:
-            return of_head(self.spec, hidden, output, target_output, self.label_smoothing)
+            return of_head(hidden, output, target_output)
 
         # Inside the model's forward, where a sharded output map is gathered.
         return self.model(source, target_input, head, **self._known(source, known))
+
+    def head_loss(self) -> HeadLoss | None:
+        """The loss of hidden states, which its schema may bring along; null for one of logits."""
+        spec, share = self.spec, self.label_smoothing
+        if hasattr(spec, "loss_sum"):
+            return lambda h, w, y: spec.loss_sum(h, w, y, share, PAD)
+        of_head = HEAD_LOSSES.get(spec.kind)
+        if of_head is None:
+            return None
+        return lambda h, w, y: of_head(spec, h, w, y, share)
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         return self.model(source, target_input, **self._known(source, known))
@@ -98,14 +100,13 @@ class TextObjective(Objective):
         self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
         """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
-        of_head = head_loss(self.spec)
+        of_head = self.head_loss()
         if of_head is None:
             # Some models of other libraries make their logits of more than hidden states.
             return self.loss(self.logits(source, target_input, known), target_output)
-        loss = partial(self._of_head, of_head)
         segments = text_segments(target_input) if self.masked else None
         # Inside the model's forward, where a sharded output map is gathered.
-        return self.model(target_input, target_output, segments, loss, **self._lengths(known))
+        return self.model(target_input, target_output, segments, of_head, **self._lengths(known))
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         segments = text_segments(target_input) if self.masked else None
@@ -116,11 +117,6 @@ class TextObjective(Objective):
         if known.lengths is None or not getattr(self.model, "blocks", 0):
             return {}
         return {"lengths": known.lengths[self.masked]}
-
-    def _of_head(
-        self, of_head: Callable[..., Tensor], hidden: Tensor, output: Tensor, labels: Tensor
-    ) -> Tensor:
-        return of_head(self.spec, hidden, output, labels, self.label_smoothing)
 
 
 def text_segments(target_input: Tensor) -> Tensor:

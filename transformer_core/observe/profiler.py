@@ -127,11 +127,10 @@ def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
 
 def work(order: CaptureOrder, program: Program) -> None:
     process = program.process
-    shards = open_training_shards(order.data)
+    stores = open_training_shards(order.data)
     warmup, steps = order.warmup_steps, order.profiling.steps
-    setup = assemble(
-        uninterrupted(order.spec, warmup + 2 * steps), process, shards.vocabulary, *shards.stores
-    )
+    spec = uninterrupted(order.spec, warmup + 2 * steps)
+    setup = assemble(spec, process, stores[0].manifest.vocabulary, *stores)
     recording: Recording
     if order.profiler == "nsys":
         recording = NsysRecording(process.device)
@@ -146,10 +145,7 @@ def work(order: CaptureOrder, program: Program) -> None:
     except Enough:
         progress.close()
     rank = RankCapture(
-        rank=process.rank,
-        files=recording.save(),
-        step_seconds=observer.seconds,
-        ddp=observer.ddp,
+        rank=process.rank, files=recording.save(), step_seconds=observer.seconds, ddp=observer.ddp
     )
     topology = setup.strategy.topology()
     done = {"rank": rank.model_dump(), "topology": topology.model_dump()}

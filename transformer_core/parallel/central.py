@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from schemas.config.parallel import Central, DataParallel, Machine
 from schemas.config.training import Accumulation
 from schemas.errors import Unsupported
-from transformer_core.data.batching.collate import NOTHING, Known
-from transformer_core.data.batching.feeding import Batch, Feed, GlobalBatch
+from transformer_core.data.batching.collate import NOTHING, Batch, Known
+from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.models.objective import Objective
 from transformer_core.parallel.messages import (
     MIB,
     Hub,
@@ -23,7 +24,7 @@ from transformer_core.parallel.messages import (
     gather_with_gradient,
     gradients,
 )
-from transformer_core.parallel.strategy import Objective, ProcessGroupStrategy, Strategy
+from transformer_core.parallel.strategy import ProcessGroupStrategy, Strategy
 from transformer_core.parallel.topology import Process
 
 BUCKET_BYTES = 10 * MIB  # size of a message with weights or gradients, as in torch.nn.DataParallel

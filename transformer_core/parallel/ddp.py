@@ -1,16 +1,18 @@
-"""DistributedDataParallel (Li et al., VLDB 2020, arXiv 2006.15704)."""
+"""Whole replicas on every rank: DistributedDataParallel (Li et al., VLDB 2020, arXiv 2006.15704), and
+those that meet every few steps only."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from schemas.config.parallel import Ddp, Machine
+from schemas.config.parallel import Ddp, LocalSteps, Machine
 from schemas.config.training import Accumulation
+from schemas.errors import Unsupported
 from transformer_core.parallel.hooks import EmulatedLink, Hook, build_hook
 from transformer_core.parallel.link_times import burst_seconds
 from transformer_core.parallel.messages import MIB, Traffic, buckets, copy_back, flatten, gradients
@@ -96,17 +98,17 @@ class DdpStrategy(ProcessGroupStrategy):
             self.traffic.add_all_reduce(flat.nbytes, world_size)
             self.reduced_buckets += 1
 
-    def held_back(self) -> dict[torch.Tensor, torch.Tensor] | None:
+    def held_back(self) -> dict[Tensor, Tensor] | None:
         return None if self.hook is None else self.hook.held_back()
 
-    def memory(self) -> dict[str, torch.Tensor]:
+    def memory(self) -> dict[str, Tensor]:
         return {} if self.hook is None else self.hook.memory(self._names())
 
-    def remember(self, memory: Mapping[str, torch.Tensor]) -> None:
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
         if self.hook is not None:
             self.hook.remember(memory, self._names())
 
-    def _names(self) -> dict[torch.Tensor, str]:
+    def _names(self) -> dict[Tensor, str]:
         assert self.replica is not None, "wrap comes first"
         return {p: name for name, p in self.replica.named_parameters() if p.requires_grad}
 
@@ -149,3 +151,69 @@ class DdpStrategy(ProcessGroupStrategy):
             # interpreter locked, for threads of gloo that may be waiting for the interpreter.
             del self.module.reducer, self.module.logger
         super().close()
+
+
+class LocalStepsStrategy(ProcessGroupStrategy):
+    """Replicas that train apart and meet every few steps (DiLoCo, arXiv 2311.08105).
+
+    Every rank updates its own replica by its share of each batch. At a meeting the average of the
+    changes since the last one is the gradient of an outer step, from which all go on.
+    """
+
+    averages = True  # about: the loop divides by the tokens of all ranks
+
+    def __init__(self, spec: LocalSteps, process: Process, machine: Machine) -> None:
+        super().__init__(process, machine)
+        self.spec = spec
+        self.traffic = Traffic()
+        self.steps = 0
+        self.weights: list[nn.Parameter] = []
+        self.met: list[Tensor] = []
+        self.momentum: list[Tensor] = []
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        self.weights = [p for p in module.parameters() if p.requires_grad]
+        for weight in self.weights:
+            dist.broadcast(weight.data, src=0)
+        self.met = [weight.detach().clone() for weight in self.weights]
+        self.momentum = [torch.zeros_like(weight) for weight in self.met]
+        return module
+
+    def update(self, step: Callable[[], Tensor]) -> Tensor:
+        norm = step()
+        self.steps += 1
+        if self.steps % self.spec.every == 0:
+            self._meet()
+        return norm
+
+    @torch.no_grad()
+    def _meet(self) -> None:
+        ranks = self.process.world_size
+        changes = [met - weight for met, weight in zip(self.met, self.weights, strict=True)]
+        for some in buckets(changes, 64 * MIB):
+            flat = flatten(some).div_(ranks)
+            dist.all_reduce(flat)
+            copy_back(flat, some)
+            self.traffic.add_all_reduce(flat.nbytes, ranks)
+        kept, rate = self.spec.outer_momentum, self.spec.outer_rate
+        for weight, met, momentum, change in zip(
+            self.weights, self.met, self.momentum, changes, strict=True
+        ):
+            momentum.mul_(kept).add_(change)
+            met.sub_(change.add_(momentum, alpha=kept), alpha=rate)
+            weight.copy_(met)
+
+    def memory(self) -> dict[str, Tensor]:
+        raise Unsupported(
+            "parallel: {kind: local_steps} keeps weights and optimizer state of its own on every "
+            "rank, which a checkpoint does not hold: take training.checkpoint_every: 0"
+        )
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        self.memory()
+
+    def communication(self) -> dict[str, Any] | None:
+        return {
+            "meetings": self.steps // self.spec.every,
+            "traffic": self.traffic.of_all_ranks(self.gather),
+        }

@@ -13,8 +13,7 @@ from schemas.config.parallel import (
 )
 from schemas.config.training import Accumulation
 from transformer_core.parallel.central import CentralStrategy, DataParallelStrategy
-from transformer_core.parallel.ddp import DdpStrategy
-from transformer_core.parallel.local_steps import LocalStepsStrategy
+from transformer_core.parallel.ddp import DdpStrategy, LocalStepsStrategy
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from schemas.config.parallel import Machine
 from schemas.results import RankPlace, Topology
-from transformer_core.data.batching.collate import NOTHING, Known
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.parallel import lost_ranks
 from transformer_core.parallel.messages import MIB, buckets, flatten
@@ -34,18 +33,6 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     dist.all_gather(everyone, padded)
     found = zip(everyone, sizes.tolist(), strict=True)
     return [bytes(data[:size].tolist()).decode() for data, size in found]
-
-
-class Objective(Protocol):
-    """The module that strategies wrap: its forward is ``loss(model(source, input), output)``."""
-
-    model: nn.Module  # logits [b, t, v] from source [b, s] and target input [b, t]
-
-    def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
-        """The same from the model, told what the host knows of the batch."""
-
-    def loss(self, logits: Tensor, target_output: Tensor) -> Tensor:
-        """Loss sum, a scalar, of logits [b, t, v] and target output [b, t]."""
 
 
 class Strategy:
@@ -78,7 +65,7 @@ class Strategy:
         return feed.batches(epoch, batch)
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module that the loop calls in place of ``module``, an :class:`Objective`."""
+        """The module that the loop calls in place of ``module``, an objective."""
         return module
 
     @property

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.common.progress import log_to
-from transformer_core.data.sharding.training_shards import TrainingShards, open_training_shards
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.parallel.settling import settle
 from transformer_core.parallel.topology import Process, this_process
 from transformer_core.run.order import Order, TrainingOrder
@@ -48,7 +49,7 @@ class Program:
         return take_place(self.order)
 
     @cached_property
-    def shards(self) -> TrainingShards:
+    def stores(self) -> tuple[PairStore, PairStore]:
         assert isinstance(self.order, TrainingOrder)
         return open_training_shards(self.order.data)
 
@@ -59,9 +60,8 @@ class Program:
         watch: Callable[[str], None] = unwatched,
     ) -> Setup:
         """The training, of another ``spec`` or as another ``process`` where they are given."""
-        process, shards = process or self.process, self.shards
-        stores = shards.stores
-        return assemble(spec or self.order.spec, process, shards.vocabulary, *stores, watch)
+        spec, process = spec or self.order.spec, process or self.process
+        return assemble(spec, process, self.stores[0].manifest.vocabulary, *self.stores, watch)
 
 
 def prepare(options: Sequence[str]) -> None:

@@ -39,12 +39,7 @@ class LinearCrossEntropy(LossFacts, Schema):
 
         h, y = hidden.flatten(0, 1), labels.flatten()
         loss: Tensor = F.linear_cross_entropy(
-            h,
-            output,
-            y,
-            reduction="sum",
-            ignore_index=padding,
-            options=LinearCrossEntropyOptions(),
+            h, output, y, reduction="sum", ignore_index=padding, options=LinearCrossEntropyOptions()
         )
         return loss + smoothing_term(h, output, y, smoothing, padding)
 

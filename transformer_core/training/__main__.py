@@ -21,8 +21,8 @@ from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress, log, log_to
 from transformer_core.common.records import read_record
-from transformer_core.data.sharding.shard_store import ShardError
-from transformer_core.data.sharding.training_shards import TrainingShards, open_training_shards
+from transformer_core.data.sharding.shard_store import PairStore, ShardError
+from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.parallel.settling import settle
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.topology import Process, this_process
@@ -32,10 +32,12 @@ from transformer_core.training.loop import Diverged, train
 from transformer_core.training.observer import Progress
 
 
-def run(spec: RunSpec, process: Process, shards: TrainingShards, output: Path) -> History:
+def run(
+    spec: RunSpec, process: Process, stores: tuple[PairStore, PairStore], output: Path
+) -> History:
     """Train ``spec``. The main rank writes model.safetensors, steps.parquet and validations.json
     into ``output``; its folder ``checkpoint`` is gone when they are there."""
-    setup = assemble(spec, process, shards.vocabulary, *shards.stores)
+    setup = assemble(spec, process, stores[0].manifest.vocabulary, *stores)
     progress = RunProgress(spec.variant, spec.training.steps, show=process.is_main)
     checkpoints = output / "checkpoint"
     try:

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transformer_core.data.batching.feeding import Batch, evaluation_batches, gathered
+from transformer_core.data.batching.collate import Batch
+from transformer_core.data.batching.feeding import evaluation_batches, gathered
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.training.assemble import Setup

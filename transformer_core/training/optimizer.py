@@ -46,7 +46,12 @@ def build_optimizer(
     named = list(named)
     parameters = [parameter for _, parameter in named]
     if masters:
-        return _of_masters(spec, parameters, masters)
+        if not isinstance(spec, AdamW):
+            raise Unsupported(
+                f"training.optimizer: {spec.kind} does not keep weights of 32 bits beside those of "
+                "16; take adamw"
+            )
+        return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
     match spec:
         case AdamW():
             adam = _adam_arguments(spec)
@@ -73,17 +78,6 @@ def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list
     for parameter in parameters:
         found.setdefault(mesh_of(parameter), []).append(parameter)
     return [{"params": some, "rate_factor": rate_factor} for some in found.values()]
-
-
-def _of_masters(
-    spec: AnyOptimizer, parameters: Iterable[nn.Parameter], masters: Mapping[nn.Parameter, Any]
-) -> Optimizer:
-    if not isinstance(spec, AdamW):
-        raise Unsupported(
-            f"training.optimizer: {spec.kind} does not keep weights of 32 bits beside those of 16; "
-            "take adamw"
-        )
-    return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
 
 
 def _sharded(group: list[dict[str, Any]]) -> bool:

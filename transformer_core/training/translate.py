@@ -47,16 +47,6 @@ def load_weights(model: nn.Module, weights: Path) -> None:
         raise damaged(weights, error) from None
 
 
-def load_trained(
-    spec: RunSpec, weights: Path, vocabulary: int, device: torch.device
-) -> tuple[nn.Module, Precision]:
-    model = build_model(spec.model, vocabulary)
-    load_weights(model, weights)
-    model.to(device).eval()
-    precision = build_precision(spec.training.precision, device)
-    return model, precision
-
-
 def evaluate(
     spec: RunSpec, weights: Path, store: PairStore, tokenizer_file: Path, device: torch.device
 ) -> EvaluationResult:
@@ -67,7 +57,10 @@ def evaluate(
     The references are the decoded target ids: the tokenizer loses nothing. Raises Unsupported
     where this machine cannot compute in the precision of ``spec``.
     """
-    model, precision = load_trained(spec, weights, store.manifest.vocabulary, device)
+    model = build_model(spec.model, store.manifest.vocabulary)
+    load_weights(model, weights)
+    model.to(device).eval()
+    precision = build_precision(spec.training.precision, device)
     tokenizer = load_tokenizer(tokenizer_file, store.manifest.tokenizer_sha256)
     started = time.perf_counter()
     if isinstance(spec.task, LanguageModel):

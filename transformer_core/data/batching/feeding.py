@@ -26,8 +26,6 @@ from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
 from transformer_core.data.batching.window_rows import WindowRows
 from transformer_core.data.sharding.shard_store import PairStore
 
-__all__ = ["Batch", "Feed", "GlobalBatch", "evaluation_batches"]
-
 
 @dataclass(frozen=True)
 class GlobalBatch:

@@ -6,9 +6,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
@@ -59,7 +58,8 @@ def fetch(
     final = folder / f"{file.sha256[:12]}-{base_name(file.url)}"
     part = final.with_name(final.name + ".part")
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(final.with_name(final.name + ".lock")):
+    with final.with_name(final.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if final.exists():
             if sha256_of(final) == file.sha256:
                 return final
@@ -128,13 +128,6 @@ def sha256_of(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def _transfer(

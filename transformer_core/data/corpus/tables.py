@@ -224,7 +224,9 @@ def at_most(size: int) -> Iterator[None]:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = _taken() + size
+    # What the limit counts of this process, and its stack, which it does not.
+    taken = int(Path("/proc/self/statm").read_bytes().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    most = taken + size
     if before[0] != resource.RLIM_INFINITY:
         most = min(most, before[0])
     resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
@@ -232,8 +234,3 @@ def at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def _taken() -> int:
-    """Bytes of this process that the limit counts, and its stack, which it does not."""
-    return int(Path("/proc/self/statm").read_bytes().split()[5]) * os.sysconf("SC_PAGE_SIZE")

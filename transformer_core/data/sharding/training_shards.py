@@ -1,4 +1,4 @@
-"""The part of a corpus that a training reads: the shards of two splits, and the vocabulary.
+"""The part of a corpus that a training reads: the shards of two splits.
 
 Shards on a shared file system that is slow or far away may be copied to a disk of this host, whose
 folder ``LOCAL_SHARDS`` in the environment names. Of all processes on a host the first one copies, and
@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_core.data.sharding.shard_store import (
@@ -26,25 +25,12 @@ from transformer_core.data.sharding.shard_store import (
 VARIABLE = "LOCAL_SHARDS"
 
 
-@dataclass(frozen=True)
-class TrainingShards:
-    """A corpus that is open for training."""
-
-    vocabulary: int  # token ids, special tokens included
-    train: PairStore
-    validation: PairStore
-
-    @property
-    def stores(self) -> tuple[PairStore, PairStore]:
-        return self.train, self.validation
-
-
-def open_training_shards(data: Path, nearest: bool = True) -> TrainingShards:
-    """The shards below ``data``, results/data/<corpus>: the ``nearest`` copy of them, if there are
-    several. ShardError if they are missing or damaged."""
+def open_training_shards(data: Path, nearest: bool = True) -> tuple[PairStore, PairStore]:
+    """The splits train and validation below ``data``, results/data/<corpus>: the ``nearest`` copy of
+    them, if there are several. ShardError if they are missing or damaged."""
     train, validation = (data / "shards" / s / "manifest.json" for s in ("train", "validation"))
     opened = open_nearest if nearest else open_shards
-    return TrainingShards(read_manifest(train).vocabulary, opened(train), opened(validation))
+    return opened(train), opened(validation)
 
 
 def open_nearest(manifest: Path) -> PairStore:

@@ -35,13 +35,7 @@ from transformer_core.trace.breakdown.waits import (
 from transformer_core.trace.events import event_table, operators, phases
 from transformer_core.trace.events.collectives import bus_factor
 from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.event_table import (
-    EVERYTHING,
-    Mask,
-    Rows,
-    Window,
-    total,
-)
+from transformer_core.trace.events.event_table import EVERYTHING, Mask, Rows, Window, total
 from transformer_core.trace.events.intervals import Union, exposed, union_of
 
 KERNELS_SHOWN, SHAPES_SHOWN = 10, 20

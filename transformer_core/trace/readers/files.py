@@ -313,7 +313,5 @@ def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
     if twice:
         reason = f"is of rank {second.rank}, and so is {twice.path}"
     raise unusable(
-        second.path,
-        f"{reason}: these are {len(recordings)} recordings ({told})",
-        _ONE_EACH,
+        second.path, f"{reason}: these are {len(recordings)} recordings ({told})", _ONE_EACH
     )

@@ -208,7 +208,10 @@ class EventDecoder:
             found[type(event)].append(event)
         # Of each type: a stride over all events may meet only those without a time, the arrows.
         some = (one for mine in found.values() for one in mine[:: max(1, len(mine) // 16)])
-        if not self._exact and any(needs_digits(getattr(one, "ts", 0)) for one in some):
+        starts = (getattr(one, "ts", 0) for one in some)
+        if not self._exact and any(
+            isinstance(ts, float) and abs(ts) >= _EXACT_MICROSECONDS for ts in starts
+        ):
             self._exact = True
             self._learn(())
             return self(text)
@@ -262,8 +265,3 @@ class EventDecoder:
         if set(categories) - {*self._categories, ""}:
             self._learn(categories)
         return Piece(len(texts), found)
-
-
-def needs_digits(ts: Any) -> bool:
-    """Whether a time in microseconds has more digits than a double holds."""
-    return isinstance(ts, float) and abs(ts) >= _EXACT_MICROSECONDS
