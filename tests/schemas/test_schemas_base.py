@@ -13,7 +13,7 @@ from schemas.base import Name, kinds_of, merge
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Sgd
-from schemas.errors import from_validation
+from tests.refusals import problem_in
 from transformer_core.study.variants import leaves
 
 LEAVES = st.none() | st.integers(0, 3) | st.sampled_from(["x", "y"]) | st.lists(st.integers(0, 3))
@@ -154,9 +154,6 @@ def test_names_that_are_no_folder_names(name):
     ],
 )
 def test_a_switch_is_no_number(field, settings):
-    study = {"name": "mine", "variants": ["single"], **settings}
-    with pytest.raises(ValidationError) as caught:
-        Study.model_validate(study)
-    (problem,) = from_validation(caught.value, Study, "study.yaml").problems
+    problem = problem_in(Study, {"name": "mine", "variants": ["single"], **settings})
     assert problem.field == field
     assert "not a number" in problem.message

@@ -30,11 +30,6 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_there_are_studies_and_variants():
-    assert {"config/config.yaml", "config/variants.yaml"} <= {name(path) for path in FILES}
-    assert len(STUDIES) >= 2
-
-
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_the_first_line_points_to_a_schema_that_holds(path):
     schema = schema_of(path)
@@ -59,7 +54,7 @@ def test_every_study_resolves(path):
 
 def test_studies_have_different_names():
     names = [read_yaml(path)["name"] for path in STUDIES]
-    assert len(names) == len(set(names))
+    assert len(names) == len(set(names)) > 1
 
 
 def test_variants_differ():

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from schemas.results import Interval
+from tests.refusals import problem_of, problems_of
 from transformer_core.study.resolve import check_study, resolve
 from transformer_core.study.variants import read_variants
 
@@ -74,29 +75,23 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     ("fields", "field", "value", "remedy"), WRONG, ids=[f"{w[1]}={w[2]!r:.20}" for w in WRONG]
 )
 def test_studies(fields, field, value, remedy):
-    with pytest.raises(ConfigError) as caught:
-        check_study(STUDY | fields, "config/mine.yaml")
-    (problem,) = caught.value.problems
+    problem = problem_of(check_study, STUDY | fields, "config/mine.yaml")
     assert (problem.file, problem.field, problem.value) == ("config/mine.yaml", field, value)
     assert remedy in problem.remedy
-    text = str(caught.value)
+    text = str(ConfigError([problem]))
     for part in ("config/mine.yaml", field, problem.message, problem.remedy):
         assert part in text
 
 
 @pytest.mark.parametrize("data", [None, {}, []])
 def test_an_empty_study_lacks_its_required_fields(data):
-    with pytest.raises(ConfigError) as caught:
-        check_study(data, "empty.yaml")
-    assert [p.remedy for p in caught.value.problems] == ["add name", "add variants"]
+    found = problems_of(check_study, data, "empty.yaml")
+    assert [problem.remedy for problem in found] == ["add name", "add variants"]
 
 
 def test_a_study_that_is_a_list():
-    with pytest.raises(ConfigError) as caught:
-        check_study(["name"], "list.yaml")
-    (problem,) = caught.value.problems
-    assert problem.field == "(top level)"
-    assert problem.message == "is not a section with fields"
+    problem = problem_of(check_study, ["name"], "list.yaml")
+    assert (problem.field, problem.message) == ("(top level)", "is not a section with fields")
 
 
 GOOD = "equivalence: tolerance, summary: s"
@@ -131,9 +126,7 @@ WRONG_VARIANTS = [
 def test_variants(tmp_path, text, field, value, remedy):
     path = tmp_path / "variants.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        read_variants(path)
-    (problem,) = caught.value.problems
+    problem = problem_of(read_variants, path)
     assert (problem.file, problem.field, problem.value) == (str(path), field, value)
     assert remedy in problem.remedy
 
@@ -155,24 +148,21 @@ def test_changes(change, field, value, remedy):
         "parent": Variant(change=change, equivalence="tolerance", summary="s"),
         "child": Variant(parent="parent", equivalence="tolerance", summary="s"),
     }
-    with pytest.raises(ConfigError) as caught:
-        resolve(study, "child", variants, "study.yaml")
-    (problem,) = caught.value.problems
+    problem = problem_of(resolve, study, "child", variants, "study.yaml")
     assert problem.file == "config/variants.yaml"
     assert (problem.field, problem.value) == (f"parent.change.{field}", value)
     assert remedy in problem.remedy
 
 
 def test_all_mistakes_are_said_at_once():
-    with pytest.raises(ConfigError) as caught:
-        check_study(STUDY | {"repeats": 0, "model": MODEL | {"heads": 0, "d_f": 1}}, "study.yaml")
-    assert {p.field for p in caught.value.problems} == {"repeats", "model.heads", "model.d_f"}
+    wrong = {"repeats": 0, "model": MODEL | {"heads": 0, "d_f": 1}}
+    found = problems_of(check_study, STUDY | wrong, "study.yaml")
+    assert {problem.field for problem in found} == {"repeats", "model.heads", "model.d_f"}
 
 
 def test_of_thousands_of_mistakes_some_are_said():
-    with pytest.raises(ConfigError) as caught:
-        check_study(STUDY | {f"k{number}": 1 for number in range(5_000)}, "study.yaml")
-    *said, others = caught.value.problems
+    many = {f"k{number}": 1 for number in range(5_000)}
+    *said, others = problems_of(check_study, STUDY | many, "study.yaml")
     assert len(said) == 50
     assert (others.field, others.value) == ("(others)", 4_950)
 

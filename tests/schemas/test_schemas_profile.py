@@ -3,6 +3,7 @@
 import pytest
 
 from schemas.errors import ConfigError
+from tests.refusals import problem_of
 from transformer_core.study.compared_pairs import check_targets, known_targets
 from transformer_core.study.resolve import check_study
 
@@ -28,7 +29,6 @@ def test_traces_are_targets_beside_the_variants():
     ],
 )
 def test_traces_that_cannot_be_read(traces, message, remedy):
-    with pytest.raises(ConfigError, match=message) as error:
-        check_study(STUDY | {"traces": traces}, "study")
-    assert error.value.problems[0].field == "traces"
-    assert error.value.problems[0].remedy == remedy
+    problem = problem_of(check_study, STUDY | {"traces": traces}, "study")
+    assert (problem.field, problem.remedy) == ("traces", remedy)
+    assert message in problem.message

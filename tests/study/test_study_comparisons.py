@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.errors import ConfigError
+from tests.refusals import problem_of
 from transformer_core.study.compared_pairs import TurnGroup, compared_pairs, turn_groups
 
 
@@ -103,10 +103,10 @@ def test_one_that_must_be_alone_does_not_part_the_others():
     ],
 )
 def test_a_wrong_pair_is_named(pair, field, words):
-    with pytest.raises(ConfigError, match=r"my\.yaml: comparisons\[1\]") as caught:
-        compared_pairs(study(comparisons=[["a", "b"], pair]), file="my.yaml")
-    (problem,) = caught.value.problems
-    assert problem.value == field
+    asked = study(comparisons=[["a", "b"], pair])
+    problem = problem_of(compared_pairs, asked, file="my.yaml")
+    assert (problem.file, problem.value) == ("my.yaml", field)
+    assert problem.field.startswith("comparisons[1]")
     assert words in str(problem)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from schemas.config.study import Study
 from schemas.errors import ConfigError
+from tests.refusals import problem_of
 from transformer_core.study.ownership import check_foreign, check_owner
 
 STUDY = Study.model_validate({"name": "mine", "variants": ["single"]})
@@ -31,9 +32,7 @@ def check(planned: str = PLANNED) -> None:
 
 
 def test_results_of_another_study_are_refused():
-    with pytest.raises(ConfigError) as caught:
-        check()
-    (problem,) = caught.value.problems
+    problem = problem_of(check)
     assert (problem.file, problem.field, problem.value) == (PLACE, "training.steps", 60)
     assert "config/config.yaml, where this is 80" in problem.message
     assert "--forceall" in problem.remedy
@@ -69,9 +68,7 @@ def test_the_results_of_another_study_are_kept(tmp_path):
     marker.write_text("mine\n")
     check_owner(STUDY, marker, "my.yaml")
     marker.write_text("theirs\n")
-    with pytest.raises(ConfigError) as caught:
-        check_owner(STUDY, marker, "my.yaml")
-    (problem,) = caught.value.problems
+    problem = problem_of(check_owner, STUDY, marker, "my.yaml")
     assert "'theirs'" in problem.message
     assert "mv" in problem.remedy
     check_owner(STUDY.model_copy(update={"replace_results": True}), marker, "my.yaml")

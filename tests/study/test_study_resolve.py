@@ -1,6 +1,5 @@
 """From a study and variants to run specs."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Linear, Noam
 from schemas.config.variants import Variant
-from schemas.errors import ConfigError
+from tests.refusals import problem_of, problems_of
 from transformer_core.study.resolve import check_study, resolve, resolve_all
 from transformer_core.study.variants import read_variants
 
@@ -123,9 +122,8 @@ def test_single_takes_one_device_however_it_is_built():
 
 
 def problems(study: Study, variants: dict[str, Variant]) -> list[tuple[str, str, Any, str]]:
-    with pytest.raises(ConfigError) as caught:
-        resolve_all(study, variants, "study.yaml")
-    return [(p.file, p.field, p.value, p.remedy) for p in caught.value.problems]
+    found = problems_of(resolve_all, study, variants, "study.yaml")
+    return [(p.file, p.field, p.value, p.remedy) for p in found]
 
 
 def test_names_in_the_study():
@@ -193,11 +191,6 @@ def test_streams_on_a_cpu_are_laid_to_the_variant_once():
     assert found[:3] == ("config/variants.yaml", "streams.change.model.qkv.kind", "streams")
 
 
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 END = "equivalence: tolerance, summary: s"
 VARIANT_FILES = {
     "unknown parent": (
@@ -219,10 +212,9 @@ VARIANT_FILES = {
 
 @pytest.mark.parametrize(("text", "expected"), VARIANT_FILES.values(), ids=VARIANT_FILES)
 def test_variants_files(tmp_path, text, expected):
-    path = write(tmp_path / "variants.yaml", text)
-    with pytest.raises(ConfigError) as caught:
-        read_variants(path)
-    (problem,) = caught.value.problems
+    path = tmp_path / "variants.yaml"
+    path.write_text(text)
+    problem = problem_of(read_variants, path)
     field, value, message, remedy = expected
     assert (problem.file, problem.field, problem.value) == (str(path), field, value)
     assert message in problem.message

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.config.study import Study
-from schemas.errors import ConfigError
+from tests.refusals import problem_of
 from transformer_core.study.compared_pairs import check_targets, known_targets
 
 STUDY = Study.model_validate({"name": "mine", "variants": ["single", "ddp"], "repeats": 2})
@@ -26,9 +26,7 @@ def test_every_variant_and_repeat_is_a_target():
     ],
 )
 def test_a_mistyped_target(asked, near):
-    with pytest.raises(ConfigError) as caught:
-        check_targets(["--cores", "all", asked], known_targets(STUDY))
-    (problem,) = caught.value.problems
+    problem = problem_of(check_targets, ["--cores", "all", asked], known_targets(STUDY))
     assert problem.value == asked
     assert near in problem.remedy
 

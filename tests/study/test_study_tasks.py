@@ -97,20 +97,18 @@ def test_a_technique_without_meaning_is_unsupported_with_the_reason(name, lacks)
     )
 
 
+def wrong(field: str) -> dict[str, Variant]:
+    """A variant ``wrong`` that sets this field of the model to 7."""
+    change = {"model": {field: 7}}
+    return {"wrong": Variant(change=change, equivalence="tolerance", summary="Wrong.")}
+
+
 def test_a_mistake_is_none_of_that():
     listed = study_of_texts()
-    wrong = {
-        "wide": Variant.model_validate(
-            {"change": {"model": {"heads": 7}}, "equivalence": "tolerance", "summary": "Wrong."}
-        ),
-        "unknown": Variant.model_validate(
-            {"change": {"model": {"colour": 1}}, "equivalence": "tolerance", "summary": "Wrong."}
-        ),
-    }
-    for name, field in (("wide", "heads"), ("unknown", "colour")):
-        study = check_study(listed | {"variants": [*listed["variants"], name]}, "study.yaml")
+    study = check_study(listed | {"variants": [*listed["variants"], "wrong"]}, "study.yaml")
+    for field in ("heads", "colour"):
         with pytest.raises(ConfigError, match=field):
-            resolve_all(study, VARIANTS | wrong)
+            resolve_all(study, VARIANTS | wrong(field))
     # A study whose baseline means nothing has nothing to compare with.
     study = check_study(
         listed | {"variants": ["norm_published"], "baseline": "norm_published"}, "study.yaml"
@@ -123,12 +121,9 @@ def test_a_change_for_language_models_alone_means_nothing_for_a_translation():
     study = check_study({"name": "a", "variants": ["single", "kernels_liger"]}, "study.yaml")
     reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
     assert "translation of kind transformer, which has no model.kernels = liger" in reason
-    unknown = Variant.model_validate(
-        {"change": {"model": {"colour": 2}}, "equivalence": "tolerance", "summary": "Wrong."}
-    )
-    study = study.model_copy(update={"variants": ["single", "unknown"]})
+    study = study.model_copy(update={"variants": ["single", "wrong"]})
     with pytest.raises(ConfigError, match="colour"):
-        resolve_all(study, VARIANTS | {"unknown": unknown})
+        resolve_all(study, VARIANTS | wrong("colour"))
 
 
 def test_quality_in_bleu_is_refused():

@@ -9,6 +9,7 @@ import yaml
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
+from tests.refusals import problem_of, problems_of
 from transformer_core.study.resolve import check_study, resolve, resolve_all
 from transformer_core.study.variants import read_variants, with_compositions
 
@@ -91,9 +92,8 @@ def test_a_study_composes_variants_of_the_file(tmp_path):
     ],
 )
 def test_mistakes_are_named(tmp_path, entry, place, words):
-    with pytest.raises(ConfigError) as caught:
-        read(tmp_path, wrong=entry)
-    assert any(place in str(one) and words in str(one) for one in caught.value.problems), caught
+    found = problems_of(read, tmp_path, wrong=entry)
+    assert any(place in str(one) and words in str(one) for one in found), found
 
 
 def test_a_name_with_the_joint_is_refused(tmp_path):
@@ -131,9 +131,7 @@ def test_a_value_that_no_run_can_have_names_its_part(tmp_path):
 def test_names_in_a_study_that_are_no_variants(tmp_path, name, message, remedy):
     variants = read(tmp_path, clipped={"change": {"training": {"precision": {"kind": "tf32"}}}})
     study = Study(name="s", variants=["single", name])
-    with pytest.raises(ConfigError) as caught:
-        resolve_all(study, variants, "study.yaml")
-    (problem,) = caught.value.problems
+    problem = problem_of(resolve_all, study, variants, "study.yaml")
     assert problem.file == "study.yaml"
     assert message in problem.message
     assert remedy in problem.remedy
