@@ -1,5 +1,6 @@
 """Records of runs with exactly known throughputs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from schemas.config.measurement import Tolerance
@@ -10,12 +11,14 @@ from schemas.results import (
     LengthHistogram,
     RankMemory,
     Repeat,
+    SeedTrajectory,
     ShardManifest,
+    Trajectory,
     VariantResult,
     Window,
 )
 from tests import records
-from tests.records import provenance, topology
+from tests.records import SHA, provenance, topology
 from transformer_core.decide.combine import combine
 
 
@@ -119,3 +122,31 @@ def certificate(variant: str, status: Any = "equivalent") -> Certificate:
         steps=[],
         provenance=None,
     )
+
+
+def seed_trajectory(
+    number: int = 1, losses: Sequence[float] = (1.0,), **changes: Any
+) -> SeedTrajectory:
+    """A seed of a short run with these losses, of which nothing was checked."""
+    values: dict[str, Any] = {
+        "seed": number,
+        "initial_sha256": SHA,
+        "losses": losses,
+        "grad_norms": [1.0] * len(losses),
+        "replica_differences": None,
+    }
+    return SeedTrajectory(**(values | changes))
+
+
+def trajectory(name: str, seeds: Sequence[SeedTrajectory], **changes: Any) -> Trajectory:
+    """A short run that ended well."""
+    values: dict[str, Any] = {
+        "name": name,
+        "status": "ok",
+        "reason": None,
+        "traceback": None,
+        "topology": None,
+        "seeds": seeds,
+        "provenance": provenance(),
+    }
+    return Trajectory(**(values | changes))

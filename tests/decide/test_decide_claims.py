@@ -1,6 +1,5 @@
 """Verdicts on claims: every one can be reached, and a planted false claim is refuted."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ FASTER = {"kind": "comparison", "variant": "fast", "reference": "single", "direc
 SLOW = FASTER | {"variant": "slow"}
 
 
-@pytest.fixture
-def study(tmp_path):
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
     """One variant that is faster, one slower, one alike, one unsettled, one that cannot run."""
     files = {
         "memory/fast.json": {
@@ -32,7 +31,7 @@ def study(tmp_path):
         "machine/roofline.json": {"bandwidth": 10.0},
     }
     return write_study(
-        tmp_path / "results",
+        tmp_path_factory.mktemp("claims") / "results",
         [
             run("single"),
             run("fast", world_size=2),
@@ -84,33 +83,37 @@ def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path):
     assert verdict(study, more | {"at_least": 2}).verdict == "UNDECIDED"
 
 
-def test_a_planted_false_claim_is_refuted(study):
-    """A slow-down is not faster, whatever is claimed beside it."""
-    assert verdict(study, SLOW).verdict == "REFUTED"
-    assert verdict(study, FASTER, SLOW).verdict == "REFUTED"
-    assert verdict(study, FASTER | {"direction": "less"}).verdict == "REFUTED"
+NOISY = FASTER | {"variant": "noisy"}
+LESS_TRAFFIC = FASTER | {"direction": "less", "quantity": "traffic"}
 
 
-def test_a_bound_that_the_data_contradict_is_refuted(study):
-    assert verdict(study, measured("per_parameter", at_most=16)).verdict == "REFUTED"
-    assert verdict(study, measured("per_parameter", at_least=20)).verdict == "REFUTED"
-    assert verdict(study, measured("per_parameter", at_least=18)).verdict == "REPRODUCED"
-
-
-def test_the_right_direction_and_another_size_is_partly(study):
-    found = verdict(study, FASTER | {"at_least": 2})
-    assert found.verdict == "PARTLY"
-    assert found.evidence[0].outcome == "size_differs"
-    assert verdict(study, FASTER | {"at_most": 1.4}).verdict == "PARTLY"
-    assert verdict(study, FASTER | {"at_least": 2}, SLOW).verdict == "REFUTED"
-
-
-def test_an_unsettled_direction_or_size_is_undecided(study):
-    assert verdict(study, FASTER | {"variant": "noisy"}).verdict == "UNDECIDED"
-    assert verdict(study, FASTER | {"variant": "noisy"}, FASTER).verdict == "UNDECIDED"
-    assert verdict(study, FASTER | {"at_least": 1.6}).verdict == "UNDECIDED"
-    found = verdict(study, FASTER | {"variant": "noisy"}, FASTER | {"at_least": 2})
-    assert found.verdict == "UNDECIDED"
+@pytest.mark.parametrize(
+    ("tests", "expected"),
+    [
+        # A slow-down is not faster, whatever is claimed beside it.
+        ([SLOW], "REFUTED"),
+        ([FASTER, SLOW], "REFUTED"),
+        ([FASTER | {"direction": "less"}], "REFUTED"),
+        # A bound that the data contradict
+        ([measured("per_parameter", at_most=16)], "REFUTED"),
+        ([measured("per_parameter", at_least=20)], "REFUTED"),
+        ([measured("per_parameter", at_least=18)], "REPRODUCED"),
+        # The right direction and another size
+        ([FASTER | {"at_least": 2}], "PARTLY"),
+        ([FASTER | {"at_most": 1.4}], "PARTLY"),
+        ([FASTER | {"at_least": 2}, SLOW], "REFUTED"),
+        # A direction or size that is not settled
+        ([NOISY], "UNDECIDED"),
+        ([NOISY, FASTER], "UNDECIDED"),
+        ([NOISY, FASTER | {"at_least": 2}], "UNDECIDED"),
+        ([FASTER | {"at_least": 1.6}], "UNDECIDED"),
+        # Other quantities than throughput
+        ([LESS_TRAFFIC | {"at_least": 0.5, "at_most": 0.5}], "REPRODUCED"),
+        ([FASTER | {"quantity": "traffic"}], "REFUTED"),
+    ],
+)
+def test_verdicts(study, tests, expected):
+    assert verdict(study, *tests).verdict == expected
 
 
 @pytest.mark.parametrize(
@@ -131,14 +134,11 @@ def test_every_direction_of_a_comparison(study, variant, holding):
             assert found.verdict == ("REPRODUCED" if direction in holding else "REFUTED")
 
 
-def test_other_quantities_than_throughput(study):
-    less = FASTER | {"direction": "less", "quantity": "traffic"}
-    found = verdict(study, less | {"at_least": 0.5, "at_most": 0.5})
-    assert found.verdict == "REPRODUCED"
-    assert "results/runs/fast/metrics.json" in found.evidence[0].files
-    assert verdict(study, FASTER | {"quantity": "traffic"}).verdict == "REFUTED"
-    found = verdict(study, FASTER | {"quantity": "peak_memory"})
-    assert (found.verdict, found.reason) == ("NOT_TESTABLE", "was not measured")
+def test_evidence_names_the_files_of_its_quantity_and_how_it_failed(study):
+    (evidence,) = verdict(study, LESS_TRAFFIC).evidence
+    assert "results/runs/fast/metrics.json" in evidence.files
+    (evidence,) = verdict(study, FASTER | {"at_least": 2}).evidence
+    assert evidence.outcome == "size_differs"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,7 @@ def test_other_quantities_than_throughput(study):
         (FASTER | {"needs": {"devices": 4}}, "needs 4 devices; no run of the study used more than"),
         (FASTER | {"variant": "tf32"}, "the study does not run tf32 (add to its variants)"),
         (FASTER | {"variant": "lost"}, "lost ended unsupported: needs CUDA"),
+        (FASTER | {"quantity": "peak_memory"}, "was not measured"),
         (FASTER | {"reference": "slow"}, "fast was not compared with slow"),
         (measured("missing"), "results/memory/fast.json has no number at missing"),
         (measured("nothing"), "has no number at nothing"),
@@ -187,18 +188,15 @@ def test_parts_that_cannot_be_tested_are_left_out_and_counted(study):
 
 
 def test_a_result_that_did_not_end_well_is_no_number(study):
-    roofline = study / "machine/roofline.json"
-    roofline.write_text(json.dumps({"status": "failed", "reason": "no time", "bandwidth": 1.0}))
-    number = {"file": "results/machine/roofline.json", "value": "bandwidth"}
+    number = {"file": "results/memory/lost.json", "value": "per_parameter"}
     found = verdict(study, measured("x", number=number, at_least=0))
-    assert found.reason == "results/machine/roofline.json ended failed: no time"
+    assert found.reason == "results/memory/lost.json ended unsupported: needs CUDA"
 
 
 def test_no_run_at_all(tmp_path):
     study = write_study(tmp_path, [ended("single", "failed", "x"), ended("fast", "oom", "y")])
     found = verdict(study, FASTER)
-    assert found.verdict == "NOT_TESTABLE"
-    assert found.reason == "no run of the study ended well"
+    assert (found.verdict, found.reason) == ("NOT_TESTABLE", "no run of the study ended well")
 
 
 @pytest.mark.parametrize(
@@ -235,9 +233,9 @@ def test_a_number_measured_once_is_as_uncertain_as_the_claim_says(study):
     number = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "per_parameter"}
     doubtful = number | {"uncertainty": 0.1}
     assert verdict(study, measured("x", number=number, at_most=19)).verdict == "REPRODUCED"
-    found = verdict(study, measured("x", number=doubtful, at_most=19))
-    assert found.verdict == "UNDECIDED"
-    ends = found.evidence[0].number
+    (evidence,) = verdict(study, measured("x", number=doubtful, at_most=19)).evidence
+    assert evidence.outcome == "undecided"
+    ends = evidence.number
     assert (ends.median, ends.low, ends.high) == pytest.approx((18.0, 16.2, 19.8))
     assert verdict(study, measured("x", number=doubtful, at_most=16)).verdict == "REFUTED"
 
@@ -300,39 +298,43 @@ def trend(tmp_path: Path, ratios: list[tuple[float, float]], **more: Any) -> Cla
     return judge(study, {"mine": claim(test)}, {"sizes": family("s1", SIZES)})["mine"]
 
 
+TO_BEST = {"until_best": True}
+EQUAL = [(0.99, 1.01), (0.99, 1.01)]
+
+
+def fewer(*counts: int) -> dict[str, Any]:
+    """A fall of the all-reduces of the three values."""
+    test = {"quantity": "all_reduces", "direction": "falls"}
+    return test | ({"all_reduces": counts} if counts else {})
+
+
 @pytest.mark.parametrize(
-    ("ratios", "verdict_of_rise"),
+    ("ratios", "test", "expected"),
     [
-        ([(1.2, 1.3), (1.5, 1.6)], "REPRODUCED"),
-        ([(1.2, 1.3), (1.2, 1.3)], "REPRODUCED"),
-        ([(1.5, 1.6), (1.2, 1.3)], "REFUTED"),
-        ([(0.7, 0.8), (1.2, 1.3)], "REFUTED"),
-        ([(0.99, 1.01), (0.99, 1.01)], "REFUTED"),
-        ([(0.95, 1.05), (0.9, 1.1)], "UNDECIDED"),
-        ([(0.6, 0.7), (0.5, 0.55)], "REFUTED"),
+        ([(1.2, 1.3), (1.5, 1.6)], {}, "REPRODUCED"),
+        ([(1.2, 1.3), (1.2, 1.3)], {}, "REPRODUCED"),
+        ([(1.5, 1.6), (1.2, 1.3)], {}, "REFUTED"),
+        ([(0.7, 0.8), (1.2, 1.3)], {}, "REFUTED"),
+        (EQUAL, {}, "REFUTED"),
+        ([(0.95, 1.05), (0.9, 1.1)], {}, "UNDECIDED"),
+        ([(0.6, 0.7), (0.5, 0.55)], {}, "REFUTED"),
+        # A trend may end at the best value.
+        ([(1.5, 1.6), (1.2, 1.3)], TO_BEST, "REPRODUCED"),
+        ([(0.7, 0.8), (1.2, 1.3)], TO_BEST, "REFUTED"),
+        ([(0.7, 0.8), (0.6, 0.7)], TO_BEST, "REFUTED"),
+        # Counts are exact.
+        (EQUAL, fewer(90, 30, 30), "REPRODUCED"),
+        (EQUAL, fewer(900, 900, 899), "REPRODUCED"),
+        (EQUAL, fewer(90, 30, 31), "REFUTED"),
+        (EQUAL, fewer(30, 30, 30), "REFUTED"),
+        (EQUAL, fewer(), "NOT_TESTABLE"),
+        (EQUAL, fewer(0, 0, 0), "NOT_TESTABLE"),
     ],
 )
-def test_trends(tmp_path, ratios, verdict_of_rise):
-    found = trend(tmp_path, ratios)
-    assert found.verdict == verdict_of_rise, found.evidence
+def test_trends(tmp_path, ratios, test, expected):
+    found = trend(tmp_path, ratios, **test)
+    assert found.verdict == expected, found.evidence
     assert found.evidence[0].variants == list(SIZES.values())
-
-
-def test_a_trend_may_end_at_the_best_value(tmp_path):
-    assert trend(tmp_path, [(1.5, 1.6), (1.2, 1.3)], until_best=True).verdict == "REPRODUCED"
-    assert trend(tmp_path, [(0.7, 0.8), (1.2, 1.3)], until_best=True).verdict == "REFUTED"
-    assert trend(tmp_path, [(0.7, 0.8), (0.6, 0.7)], until_best=True).verdict == "REFUTED"
-
-
-def test_a_trend_of_counts(tmp_path):
-    ratios = [(0.99, 1.01)] * 2
-    fewer = {"quantity": "all_reduces", "direction": "falls"}
-    assert trend(tmp_path, ratios, all_reduces=[90, 30, 30], **fewer).verdict == "REPRODUCED"
-    assert trend(tmp_path, ratios, all_reduces=[900, 900, 899], **fewer).verdict == "REPRODUCED"
-    assert trend(tmp_path, ratios, all_reduces=[90, 30, 31], **fewer).verdict == "REFUTED"
-    assert trend(tmp_path, ratios, all_reduces=[30, 30, 30], **fewer).verdict == "REFUTED"
-    assert trend(tmp_path, ratios, **fewer).verdict == "NOT_TESTABLE"
-    assert trend(tmp_path, ratios, all_reduces=[0, 0, 0], **fewer).verdict == "NOT_TESTABLE"
 
 
 def test_a_trend_over_one_variant_says_what_to_add(study):
@@ -343,7 +345,8 @@ def test_a_trend_over_one_variant_says_what_to_add(study):
     assert "add huge" in found.reason
 
 
-def test_the_job_refuses_what_it_cannot_read(study, capsys):
+def test_the_job_refuses_what_it_cannot_read(tmp_path, capsys):
+    study = write_study(tmp_path, [run("single")])
     output = study / "out.json"
     assert run_job("claims", claims={}, results=study, output=output) == 1
     assert "families.json" in capsys.readouterr().err

@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from analysis_builders import repeat
+from analysis_builders import repeat, seed_trajectory, trajectory
 from kernels_seen import KERNELS
 
 from schemas.config.measurement import Tolerance
-from schemas.results import Repeat, SeedTrajectory, Trajectory
+from schemas.results import Repeat, Trajectory
 from schemas.results.certificates import Checks, DropoutMoments, TensorDistance
 from schemas.results.runs import StepKernels
-from tests.records import SHA
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.dropout_bounds import judge_moments
 from transformer_core.certify.judge import certify
@@ -29,24 +28,7 @@ def timed(**changes: Any) -> Repeat:
 
 
 def certified(kernels: StepKernels | None = KERNELS, as_timed: Checks | None = None) -> Trajectory:
-    seed = SeedTrajectory(
-        seed=1,
-        initial_sha256=SHA,
-        losses=[1.0],
-        grad_norms=[1.0],
-        replica_differences=None,
-        as_timed=as_timed,
-    )
-    return Trajectory(
-        name="run",
-        status="ok",
-        reason=None,
-        traceback=None,
-        topology=None,
-        seeds=[seed],
-        kernels=kernels,
-        provenance=repeat(1, [1.0]).provenance,
-    )
+    return trajectory("run", [seed_trajectory(as_timed=as_timed)], kernels=kernels)
 
 
 def test_the_same_kernels_are_nothing_to_speak_of():
@@ -73,9 +55,7 @@ def test_other_kernels_are_named(change, said):
 def test_a_certificate_of_other_kernels_decides_nothing():
     tensors = {"layer.weight": np.ones(2)}
     weights = Weights(run=tensors, reference=tensors, initial={"layer.weight": np.zeros(2)})
-    run = certified()
-    seed = run.seeds[0].model_copy(update={"checks": CHECKS})
-    run = run.model_copy(update={"seeds": [seed]})
+    run = trajectory("run", [seed_trajectory(checks=CHECKS)], kernels=KERNELS)
     tolerance = Tolerance(kind="tolerance")
     assert certify(tolerance, run, run, weights, timed()).status == "equivalent"
     other = certify(tolerance, run, run, weights, timed(threads=1))

@@ -1,41 +1,23 @@
 """Seeds of a short run are spent until the final losses decide, or the budget ends."""
 
 import time
-from datetime import UTC, datetime
+from itertools import starmap
 
 import pytest
+from analysis_builders import seed_trajectory, trajectory
 
-from schemas.results import SeedTrajectory, Trajectory
+from schemas.results import SeedTrajectory
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify import short_run_worker as worker
 from transformer_core.certify.short_run import ShortRunOrder
-from transformer_core.machine.provenance import collect
 
 REFERENCE = [[8.0, 6.0, 6.0 + 0.1 * number] for number in range(6)]
-
-
-def seed(number: int, losses: list[float]) -> SeedTrajectory:
-    return SeedTrajectory(
-        seed=number,
-        initial_sha256="0" * 64,
-        losses=losses,
-        grad_norms=[1.0] * len(losses),
-        replica_differences=None,
-    )
 
 
 @pytest.fixture(scope="module")
 def order(tmp_path_factory):
     folder, spec = tmp_path_factory.mktemp("reference"), small_spec()
-    reference = Trajectory(
-        name="reference",
-        status="ok",
-        reason=None,
-        traceback=None,
-        topology=None,
-        seeds=[seed(number, losses) for number, losses in enumerate(REFERENCE, start=1)],
-        provenance=collect(spec, "run", datetime.now(UTC)),
-    )
+    reference = trajectory("reference", [*starmap(seed_trajectory, enumerate(REFERENCE, start=1))])
     (folder / "trajectory.json").write_text(reference.model_dump_json())
     return ShortRunOrder(
         spec=spec,
@@ -70,7 +52,7 @@ def test_seeds(order, factors, changes, trained):
     while len(found) < order.seeds:
         number = len(found)
         off = factors[number % 3]
-        found.append(seed(number + 1, [8.0, 6.0, REFERENCE[number][2] * off]))
+        found.append(seed_trajectory(number + 1, [8.0, 6.0, REFERENCE[number][2] * off]))
         if worker._enough(order, found, strategy, began):
             break
     assert len(found) == trained

@@ -1,14 +1,13 @@
 """Short runs: what they record, and what a certificate makes of it."""
 
-import json
 import os
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from analysis_builders import trajectory
 from safetensors.torch import load_file
 from small_training import VOCABULARY, small_setup, small_spec, small_store
 
@@ -22,7 +21,6 @@ from transformer_core.certify.short_run import ShortRun
 from transformer_core.certify.short_run_worker import Recorder, digest, record
 from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.decide.search_final import command_of
-from transformer_core.machine.provenance import collect
 from transformer_core.parallel.topology import Process
 from transformer_core.training.loop import Diverged, train
 
@@ -46,18 +44,6 @@ def recorded(spec: RunSpec, folder: Path, checked: bool = True) -> SeedTrajector
     ).trajectory
 
 
-def whole(spec: RunSpec, name: str, seed: SeedTrajectory) -> Trajectory:
-    return Trajectory(
-        name=name,
-        status="ok",
-        reason=None,
-        traceback=None,
-        topology=None,
-        seeds=[seed],
-        provenance=collect(spec, "run", datetime.now(UTC)),
-    )
-
-
 def verdict(
     equivalence: Bitwise | Tolerance,
     run: SeedTrajectory,
@@ -70,7 +56,7 @@ def verdict(
         reference=read_tensors(its_folder / "final.safetensors"),
         initial=read_tensors(its_folder / "initial.safetensors"),
     )
-    return certify(equivalence, whole(spec_of(), "run", run), against, weights)
+    return certify(equivalence, trajectory("run", [run]), against, weights)
 
 
 TOLERANCE = Tolerance(kind="tolerance")
@@ -79,7 +65,7 @@ TOLERANCE = Tolerance(kind="tolerance")
 def test_another_way_to_compute_is_equivalent_to_the_plain_one(tmp_path):
     plain = tmp_path / "plain"
     spec = spec_of(model=PLAIN)
-    reference = whole(spec, "reference", recorded(spec, plain, checked=False)), plain
+    reference = trajectory("reference", [recorded(spec, plain, checked=False)]), plain
     run = recorded(spec_of(), tmp_path)
     certificate = verdict(TOLERANCE, run, tmp_path, reference)
     assert certificate.status == "equivalent", certificate.reason
@@ -94,11 +80,11 @@ def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path):
     runs = []
     for every in (1, 4, 100):
         spec = spec_of(training={"log_every": every})
-        runs.append((recorded(spec, tmp_path / str(every)), tmp_path / str(every), spec))
-    (first, folder, spec), *others = runs
+        runs.append((recorded(spec, tmp_path / str(every)), tmp_path / str(every)))
+    (first, folder), *others = runs
     assert len(first.losses) == len(first.grad_norms) == spec.training.steps
-    for run, its_folder, _ in others:
-        against = (whole(spec, "first", first), folder)
+    against = (trajectory("first", [first]), folder)
+    for run, its_folder in others:
         certificate = verdict(Bitwise(kind="bitwise"), run, its_folder, against)
         assert certificate.status == "equivalent", certificate.reason
         same = {d.quantity for d in certificate.deviations if d.measured == 0}
@@ -164,12 +150,11 @@ def test_the_job_records_what_this_machine_cannot_do(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    trajectory = Trajectory.model_validate(json.loads((output / "trajectory.json").read_text()))
-    assert trajectory.status == "unsupported"
-    assert "CUDA device" in (trajectory.reason or "")
-    assert trajectory.seeds == []
+    found = Trajectory.model_validate_json((output / "trajectory.json").read_text())
+    assert (found.status, found.seeds) == ("unsupported", [])
+    assert "CUDA device" in (found.reason or "")
     assert (output / "final.safetensors").exists()
-    assert "trajectory.json" in trajectory.provenance.command
+    assert "trajectory.json" in found.provenance.command
     assert not list(output.glob("outcome-*.json"))
 
 
