@@ -28,6 +28,17 @@ def test_every_comparison_of_profiled_variants_has_its_reason(results):
     assert sum(parts) == pytest.approx(step["difference_ms"])
 
 
+def test_differences_agree_with_the_ratios_of_the_turns(results):
+    baseline = results.study.baseline
+    found = [r for r in reasons(results) if r.comparison.reference == baseline and r.timed]
+    assert found
+    for reason in found:
+        step = reason.timed.step
+        assert step.first_ms / step.second_ms == pytest.approx(reason.comparison.speedup.median)
+        parts = [part.difference_ms for part in reason.timed.parts]
+        assert sum(parts) == pytest.approx(step.difference_ms)
+
+
 def test_what_steps_wait_for(results):
     found = context(results)
     bound = {bound.name: bound for bound in found["bounds"]}["accum4_sync"]

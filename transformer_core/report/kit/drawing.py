@@ -11,6 +11,7 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from schemas.config.variants import JOINT
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.language import NOTHING, Said, also, fill
@@ -56,15 +57,21 @@ def captioned(name: str, figure: Figure, /, *more: str, **values: object) -> Dra
     return Drawing(figure, title, text)
 
 
-def rows(names: Sequence[str], least: int = 2, height: float = 1) -> tuple[Figure, Axes]:
+def rows(
+    names: Sequence[str], least: int = 2, height: float = 1, baseline: str = ""
+) -> tuple[Figure, Axes]:
     """A figure with a row for each name, the first at the top, each so many times as high as usual;
-    with room for ``least`` rows and a legend; or one that says that there is nothing to show."""
+    with room for ``least`` rows and a legend; or one that says that there is nothing to show.
+
+    A composition with the ``baseline`` leaves its name out: long names take the room of the rows.
+    """
     room = _ROW * max(height * len(names), least)
     figure = Figure(figsize=(WIDTH, _MARGIN + room), layout="constrained")
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     if names:
-        axes.set_yticks(range(len(names)), names)
+        start = baseline + JOINT
+        axes.set_yticks(range(len(names)), [name.replace(start, "+ ", 1) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
     else:
         axes.set_axis_off()
@@ -191,9 +198,11 @@ class RatioRow:
     """In a waterfall: added to the rows above it, rather than left out of the whole."""
 
 
-def ratio_points(shown: Sequence[RatioRow], label: str, margin: float = 0.0) -> Figure:
+def ratio_points(
+    shown: Sequence[RatioRow], label: str, margin: float = 0.0, baseline: str = ""
+) -> Figure:
     """A point with its interval for each, against 1 and the ``margin`` within which ratios are the same."""
-    figure, axes = rows([row.name for row in shown])
+    figure, axes = rows([row.name for row in shown], baseline=baseline)
     for number, row in enumerate(shown):
         color = row.color if row.clear else INK
         whisker(axes, number, row.ratio, color)

@@ -47,6 +47,7 @@ ROLES = {
     "variant": "blue",
     "without": "orange",
     "reference": "grey",
+    "refused": "orange",
     "computation": "blue",
     "communication": "vermilion",
     "overlap": "purple",

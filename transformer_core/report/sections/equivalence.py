@@ -1,16 +1,12 @@
 """Does it train the same model? Certificates, deviations and losses."""
 
 import json
-from itertools import cycle
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from schemas.config.measurement import Tolerance
-from schemas.results import Certificate
 from transformer_core.certify.bounds import WORDS
 from transformer_core.decide.data_frames import training_loss_frame, validation_frame
 from transformer_core.decide.study_results import StudyResults
@@ -18,6 +14,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import (
     WIDTH,
     Drawing,
+    beside,
     captioned,
     left_out,
     legend_below,
@@ -27,7 +24,7 @@ from transformer_core.report.kit.drawing import (
     series,
 )
 from transformer_core.report.kit.language import NOTHING, Said, also, say
-from transformer_core.report.kit.palette import REFERENCE, SERIES
+from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.answer import choose
 
 
@@ -45,39 +42,26 @@ def audited(results: StudyResults) -> dict[str, Any] | None:
 
 FLOOR = 1e-6  # smaller shares are drawn here: a logarithmic axis has no place for 0
 
-MARKERS = dict(zip(WORDS, cycle([*"osDP^vh<>X*pdH81234+x,|_.", "$m$", "$n$"]), strict=False))
-"""Of each compared quantity."""
-
 
 def draw_equivalence(results: StudyResults) -> Drawing:
     shown = [item for item in results.certificates.values() if item.deviations]
-    figure, axes = rows([certificate.variant for certificate in shown])
-    colors = dict(zip(MARKERS, cycle(SERIES), strict=False))
-    used = {d.quantity for certificate in shown for d in certificate.deviations}
+    names = [certificate.variant for certificate in shown]
+    figure, axes = rows(names, baseline=results.study.baseline)
     for row, certificate in enumerate(shown):
-        _course(axes, row, certificate)
-        for deviation in certificate.deviations:
-            axes.plot(
-                share(deviation.measured, deviation.bound),
-                row,
-                marker=MARKERS[deviation.quantity],
-                ls="",
-                color=colors[deviation.quantity],
-                ms=6,
-            )
+        shares = [share(d.measured, d.bound) for d in certificate.deviations]
+        axes.plot(shares, [row] * len(shares), "|", color=REFERENCE, ms=9)
+        largest = max(certificate.deviations, key=lambda d: share(d.measured, d.bound))
+        color = VARIANT if certificate.status == "equivalent" else colour_of("refused")
+        axes.plot(share(largest.measured, largest.bound), row, "o", color=color, ms=6)
+        beside(axes, row, WORDS[largest.quantity], fontsize=8)
     if shown:
         axes.axvline(1, color=svg.INK, ls="--", lw=1)
         axes.set_xscale("log")
         axes.set_xlim(FLOOR / 2, None)
-        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+        axes.xaxis.set_major_locator(LogLocator(1_000))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="deviation over its bound")
-        for quantity, marker in MARKERS.items():
-            if quantity in used:
-                label = WORDS[quantity]
-                axes.plot([], [], marker=marker, ls="", color=colors[quantity], ms=6, label=label)
-        legend_below(axes, None)
     return captioned("equivalence", figure, _left_out(results))
 
 
@@ -86,17 +70,6 @@ def share(measured: float, bound: float) -> float:
     if bound == 0:
         return 1 / FLOOR if measured else FLOOR
     return max(measured / bound, FLOOR)
-
-
-def _course(axes: Axes, row: int, certificate: Certificate) -> None:
-    """The loss of every step, where each has a bound of its own."""
-    if isinstance(certificate.equivalence, Tolerance):
-        bound = certificate.equivalence.loss
-        shares = [
-            share(abs(step.loss - step.reference_loss) / abs(step.reference_loss), bound)
-            for step in certificate.steps
-        ]
-        axes.plot(shares, [row] * len(shares), "|", color=REFERENCE, ms=9, zorder=1)
 
 
 def _left_out(results: StudyResults) -> Said:

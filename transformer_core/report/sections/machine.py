@@ -134,7 +134,8 @@ def _curves(axes: Axes, table: DataFrame) -> None:
 def draw_utilisation(results: StudyResults) -> Drawing:
     records = utilisation_in_turns(results)
     found = [record for record in records if record.of_ceiling]
-    figure, axes = rows([f"{record.variant} ({record.format})" for record in found])
+    names = [f"{record.variant} ({record.format})" for record in found]
+    figure, axes = rows(names, baseline=results.study.baseline)
     for row, record in enumerate(found):
         useful, whole = record.of_ceiling, record.padded_of_ceiling
         assert useful is not None

@@ -11,8 +11,10 @@ from schemas.results import (
     Prediction,
     RankAnatomy,
 )
+from schemas.results.common import BASELINE, BEST
 from transformer_core.decide.bytes_per_parameter import Formula, formula
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.sections.answer import choose
 
 _SCHEMES = ("data_parallel", "central", "ddp", "fsdp")
 
@@ -137,6 +139,22 @@ def schemes(results: StudyResults) -> dict[str, MemoryResult]:
     return {found[way]: results.memory[found[way]] for way in ways if way in found}
 
 
+def of_recommendation(results: StudyResults) -> tuple[float, float] | None:
+    """Peak memory of a process of the recommended combination and of one of the baseline, medians
+    over the sessions of the last comparison; None where no combination is recommended."""
+    sessions = results.search.sessions if choose(results)[0].searched else []
+    peaks = {
+        name: [
+            side.peak_memory_bytes
+            for session in sessions
+            for side in session.sides
+            if side.name == name and side.peak_memory_bytes
+        ]
+        for name in (BEST, BASELINE)
+    }
+    return (median(peaks[BEST]), median(peaks[BASELINE])) if all(peaks.values()) else None
+
+
 class Measured(NamedTuple):
     """A variant as the tables show it, by its first rank."""
 
@@ -160,6 +178,7 @@ def context(results: StudyResults) -> dict[str, Any]:
         for name, result in schemes(results).items()
     }
     return {
+        "recommended": of_recommendation(results),
         "fullest": by_size[-1] if by_size else None,
         "leanest": by_size[0] if by_size else None,
         "asked": results.study.memory is not None,

@@ -43,7 +43,7 @@ from transformer_core.report.sections.memory import (
 def draw_memory(results: StudyResults) -> Drawing:
     frame = memory_frame(results.ordered)
     names = present(results, frame)
-    figure, axes = rows(names)
+    figure, axes = rows(names, baseline=results.study.baseline)
     if names:
         sns.barplot(
             frame.assign(mebibytes=frame["peak_bytes"] / MEBI),
@@ -67,7 +67,7 @@ def draw_memory(results: StudyResults) -> Drawing:
 
 def draw_memory_anatomy(results: StudyResults) -> Drawing:
     found = followed(results)
-    figure, axes = rows(list(found))
+    figure, axes = rows(list(found), baseline=results.study.baseline)
     for row, (name, rank) in enumerate(found.items()):
         _draw_parts(axes, row, rank)
         parameters = results.memory[name].parameters
@@ -100,7 +100,7 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
     if not found:
         return nothing_measured(title)
     most = max(len(result.ranks) for result in found.values())
-    figure, axes = rows(list(found), height=max(1, most // 2))
+    figure, axes = rows(list(found), height=max(1, most // 2), baseline=results.study.baseline)
     height = 0.8 / most
     for row, result in enumerate(found.values()):
         for place, rank in enumerate(result.ranks):
@@ -121,7 +121,7 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
 def draw_memory_prediction(results: StudyResults) -> Drawing:
     checks = tensor_checks(results)
     names = list(dict.fromkeys(check.variant for check in checks))
-    figure, axes = rows(names)
+    figure, axes = rows(names, baseline=results.study.baseline)
     if names:
         places = list(dict.fromkeys(check.place for check in checks))
         for number, place in enumerate(places):

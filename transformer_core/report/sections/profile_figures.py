@@ -55,7 +55,7 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
     title = title_of("profile_communication")
     if not found:
         return empty(title, say("No variant communicates."))
-    figure, axes = rows(list(found))
+    figure, axes = rows(list(found), baseline=results.study.baseline)
     for row, breakdown in enumerate(found.values()):
         steps = breakdown.device_steps
         parts = [device.profiled for device in breakdown.devices]

@@ -220,7 +220,7 @@ def _said_error(projection: Projection) -> Said:
 def draw_projection_check(results: StudyResults) -> Drawing:
     projection = results.projection
     shown = [c for c in projection.checks if c.error is not None] if projection else []
-    figure, axes = rows([check.variant for check in shown])
+    figure, axes = rows([check.variant for check in shown], baseline=results.study.baseline)
     for row, check in enumerate(shown):
         assert check.error is not None
         axes.plot([0, check.error], [row, row], color=VARIANT)

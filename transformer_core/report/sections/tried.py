@@ -96,7 +96,7 @@ def draw_speedup(results: StudyResults) -> Drawing:
         for comparison in shown
         if comparison.speedup
     ]
-    figure = ratio_points(points, f"throughput over that of {baseline}", margin)
+    figure = ratio_points(points, f"throughput over that of {baseline}", margin, baseline)
     names = [comparison.variant for comparison in shown] + [baseline]
     return captioned(
         "speedup", figure, left_out(results, names), baseline=baseline, margin=f"{margin:.1%}"

@@ -47,7 +47,7 @@ MOST_PANELS = 16  # comparisons in the figure of the rounds at most
 def draw_throughput(results: StudyResults) -> Drawing:
     found = throughputs(results)
     names = [name for name in results.variants if name in found]
-    figure, axes = rows(names)
+    figure, axes = rows(names, baseline=results.study.baseline)
     for row, name in enumerate(names):
         interval = found[name]
         axes.barh(row, interval.median, 0.6, color=VARIANT, alpha=0.45, lw=0)

@@ -1,17 +1,20 @@
 """Why is it faster? Differences of profiled steps, limits of steps, critical paths."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from schemas.results import Breakdown, Comparison, PathPart, StepBound
+from schemas.results import Breakdown, Comparison, PairedRun, PathPart, Session, StepBound
+from schemas.results.common import BASELINE, BEST
+from transformer_core.common.records import read_record
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.answer import choose, techniques
 from transformer_core.report.sections.profiles import shown, telling
-from transformer_core.trace.compare import Difference, difference
+from transformer_core.trace.compare import Change, Difference, difference
 
 
 class Reason(NamedTuple):
@@ -19,26 +22,80 @@ class Reason(NamedTuple):
 
     comparison: Comparison
     difference: Difference
+    timed: Difference | None
+    """The step and its parts at the length of timed steps, see :func:`at_timed_length`; null
+    without a ratio."""
 
 
 def reasons(results: StudyResults) -> list[Reason]:
     """Every comparison of which both sides were profiled, in the order of the comparisons."""
     profiles = shown(results)
     return [
-        Reason(found, difference(profiles[found.reference], profiles[found.variant]))
+        Reason(found, profiled, _timed(results, found, profiled))
         for found in results.all_comparisons
         if found.reference in profiles and found.variant in profiles
+        for profiled in [difference(profiles[found.reference], profiles[found.variant])]
     ]
 
 
-def of_recommendation(results: StudyResults) -> Difference | None:
-    """How a profiled step of the recommended combination differs from the baseline's; null if
-    either was not profiled, or if a variant is recommended instead."""
-    profile, baseline = results.search.profile, shown(results).get(results.study.baseline)
-    if profile is None or profile.summary is None or baseline is None:
+def _timed(results: StudyResults, found: Comparison, profiled: Difference) -> Difference | None:
+    if found.speedup is None or found.record is None:
         return None
+    sessions = read_record(results.folder / found.record, PairedRun).sessions
+    return at_timed_length(profiled, sessions, *found.pair, found.speedup.median)
+
+
+def at_timed_length(
+    found: Difference, sessions: Sequence[Session], variant: str, reference: str, speedup: float
+) -> Difference:
+    """``found`` with the step and its parts as long as in the timed ``sessions``.
+
+    A few profiled steps tell what a step consists of, and the turns how long it is: a difference of
+    two profiles, recorded minutes apart, may have another sign than the ratio of the turns.
+    """
+
+    def total(side: str, quantity: str) -> float:
+        rounds = [one for session in sessions for one in session.rounds]
+        windows = [window for one in rounds for window in one.windows if window.side == side]
+        return sum(getattr(window, quantity) for window in windows)
+
+    def tokens_per_step(side: str) -> float:
+        return total(side, "tokens") / total(side, "steps")
+
+    before = 1e3 * total(reference, "seconds") / total(reference, "steps")
+    after = before * tokens_per_step(variant) / tokens_per_step(reference) / speedup
+    first, second = found.step.first_ms, found.step.second_ms
+    if not first or not second:
+        return found
+
+    def scaled(change: Change) -> Change:
+        parts = (
+            (change.first_ms or 0.0) * before / first,
+            (change.second_ms or 0.0) * after / second,
+        )
+        return Change(change.name, *parts)
+
+    parts = sorted(map(scaled, found.parts), key=lambda change: -abs(change.difference_ms))
+    return replace(found, step=scaled(found.step), parts=parts)
+
+
+def of_recommendation(results: StudyResults) -> tuple[Difference, Difference] | None:
+    """How a step of the recommended combination differs from the baseline's, as profiled and at the
+    length of timed steps; null if either was not profiled, or if a variant is recommended
+    instead."""
+    profile, baseline = results.search.profile, shown(results).get(results.study.baseline)
     choice, _ = choose(results)
-    return difference(baseline, profile) if choice.searched and choice.parts else None
+    if profile is None or profile.summary is None or baseline is None or choice.speedup is None:
+        return None
+    sessions = [
+        session
+        for session in results.search.sessions
+        if {BASELINE, BEST} <= {side.name for side in session.sides}
+    ]
+    if not (choice.searched and choice.parts and sessions):
+        return None
+    found = difference(baseline, profile)
+    return found, at_timed_length(found, sessions, BEST, BASELINE, choice.speedup.median)
 
 
 class Bound(NamedTuple):
@@ -74,9 +131,9 @@ def context(results: StudyResults) -> dict[str, Any]:
     return {
         "techniques": techniques(results),
         "reasons": found,
-        "recommended": recommended,
+        "recommended": recommended[1] if recommended else None,
         "differences": [
-            *([recommended] if recommended else []),
+            *([recommended[0]] if recommended else []),
             *(reason.difference for reason in found),
         ],
         "best": _best(found, results.study.baseline),
@@ -124,13 +181,13 @@ _PARTS = {
 def draw_differences(results: StudyResults) -> Drawing:
     baseline = results.study.baseline
     found = {
-        reason.comparison.variant: reason.difference
+        reason.comparison.variant: reason.timed
         for reason in reasons(results)
-        if reason.comparison.reference == baseline
+        if reason.comparison.reference == baseline and reason.timed
     }
     if recommended := of_recommendation(results):
-        found = {"recommended": recommended} | found
-    figure, axes = rows(list(found))
+        found = {"recommended": recommended[1]} | found
+    figure, axes = rows(list(found), baseline=baseline)
     for row, one in enumerate(found.values()):
         ends = {True: 0.0, False: 0.0}
         parts = {part.name: part.difference_ms for part in one.parts}
@@ -144,6 +201,6 @@ def draw_differences(results: StudyResults) -> Drawing:
         axes.plot(one.step.difference_ms, row, "D", color=svg.INK, ms=5)
     if found:
         axes.axvline(0, color=svg.INK, lw=0.8)
-        axes.set_xlabel(f"difference of a profiled step to {baseline} (ms)")
+        axes.set_xlabel(f"difference of a step to {baseline} (ms)")
         legend_once(axes, _PARTS)
-    return captioned("differences", figure)
+    return captioned("differences", figure, baseline=baseline)
