@@ -12,7 +12,7 @@ from torch import nn
 
 from schemas.config.model import StreamsQkv, Transformer
 from schemas.errors import Unsupported
-from transformer_core.models import qkv_projection as cuda_streams
+from transformer_core.models import qkv_projection
 from transformer_core.models.qkv_projection import (
     between_synchronisations,
     build_projection,
@@ -104,12 +104,12 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch):
     fake = FakeCuda()
-    monkeypatch.setattr(cuda_streams, "cuda", fake)
-    monkeypatch.setattr(cuda_streams, "require_on_cuda", lambda x: None)
+    monkeypatch.setattr(qkv_projection, "cuda", fake)
+    monkeypatch.setattr(qkv_projection, "require_on_cuda", lambda x: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: fake.record(x, stream))
-    cuda_streams._side_stream.cache_clear()
+    qkv_projection._side_stream.cache_clear()
     yield fake
-    cuda_streams._side_stream.cache_clear()
+    qkv_projection._side_stream.cache_clear()
 
 
 def launched(cuda, as_published, parts=PARTS, calls=1):

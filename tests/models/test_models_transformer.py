@@ -1,11 +1,13 @@
-"""The encoder-decoder against torch's own, and its properties."""
+"""Properties of the encoder-decoder; test_models_torch_nn.py compares it with torch's own."""
 
 import pytest
 import torch
 from torch import nn
 
 from schemas.config.model import Transformer
+from transformer_core.models.attention import ATTENTIONS
 from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.positions import sinusoidal_positions
 from transformer_core.models.qkv_projection import Projection
 from transformer_core.models.registry import build_model
 
@@ -20,118 +22,17 @@ def build(seed=0, **changes):
     return build_model(Transformer.model_validate(spec), V)
 
 
-def randomise(model):
-    """Give every parameter a value of its own: zeros and ones would hide mistakes."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-
-
-def copy_linear(ours, theirs):
-    theirs.weight.copy_(ours.weight)
-    theirs.bias.copy_(ours.bias)
-
-
-def copy_attention(projections, output, theirs):
-    blocks = [block for projection in projections for block in projection.blocks()]
-    assert [part for part, _, _ in blocks] == ["query", "key", "value"]
-    theirs.in_proj_weight.copy_(torch.cat([weight for _, weight, _ in blocks]))
-    theirs.in_proj_bias.copy_(torch.cat([bias for _, _, bias in blocks]))
-    copy_linear(output, theirs.out_proj)
-
-
-@torch.no_grad()
-def torch_transformer(model, norm, layers=2):
-    """``nn.Transformer`` with the weights of ``model``."""
-    ends = nn.LayerNorm(16) if norm == "pre" else None
-    options = {"batch_first": True, "norm_first": norm == "pre", "dropout": 0.0}
-    encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(16, 4, 32, **options),
-        layers,
-        norm=ends,
-        enable_nested_tensor=False,
-    )
-    decoder = nn.TransformerDecoder(
-        nn.TransformerDecoderLayer(16, 4, 32, **options),
-        layers,
-        norm=nn.LayerNorm(16) if norm == "pre" else None,
-    )
-    # Before the weights are copied: the constructor draws them anew.
-    whole = nn.Transformer(16, 4, custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
-    for ours, theirs in zip(model.encoder, encoder.layers, strict=True):
-        attention = ours.self_attention
-        copy_attention([attention.project], attention.output, theirs.self_attn)
-    for ours, theirs in zip(model.decoder, decoder.layers, strict=True):
-        attention = ours.self_attention
-        copy_attention([attention.project], attention.output, theirs.self_attn)
-        cross = ours.cross_attention
-        projections = [cross.project_state, cross.project_memory]
-        copy_attention(projections, cross.output, theirs.multihead_attn)
-    for stack, torch_stack in ((model.encoder, encoder), (model.decoder, decoder)):
-        for ours, theirs in zip(stack, torch_stack.layers, strict=True):
-            copy_linear(ours.feed_forward.inner, theirs.linear1)
-            copy_linear(ours.feed_forward.outer, theirs.linear2)
-            for number, residual in enumerate(ours.residuals, start=1):
-                copy_linear(residual.norm, getattr(theirs, f"norm{number}"))
-    if norm == "pre":
-        copy_linear(model.encoder_norm, encoder.norm)
-        copy_linear(model.decoder_norm, decoder.norm)
-    return whole
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("attention", ["reference", "sdpa"])
-@pytest.mark.parametrize("qkv", ["separate", "fused"])
-def test_equals_torch_transformer(norm, attention, qkv):
-    model = build(norm=norm, attention={"kind": attention}, qkv={"kind": qkv})
-    randomise(model)
-    theirs = torch_transformer(model, norm)
-    weight = model.source_embedding.weight.detach().clone().requires_grad_()
-
-    def embed(tokens):
-        return model.positions(nn.functional.embedding(tokens, weight) * 4.0)
-
-    hidden = theirs(
-        embed(SOURCE),
-        embed(TARGET),
-        tgt_mask=theirs.generate_square_subsequent_mask(4).isinf(),
-        src_key_padding_mask=SOURCE == 0,
-        memory_key_padding_mask=SOURCE == 0,
-        tgt_is_causal=True,
-    )
-    expected = hidden @ weight.T
-    logits = model(SOURCE, TARGET)
-    real = TARGET != 0
-    torch.testing.assert_close(logits[real], expected[real], rtol=1e-4, atol=1e-4)
-
-    labels = TARGET.roll(-1, 1)
-    token_loss_sum(logits, labels, 0.1).backward()
-    nn.functional.cross_entropy(
-        expected.flatten(0, 1),
-        labels.flatten(),
-        ignore_index=0,
-        label_smoothing=0.1,
-        reduction="sum",
-    ).backward()
-    close = {"rtol": 1e-3, "atol": 1e-4}
-    torch.testing.assert_close(model.source_embedding.weight.grad, weight.grad, **close)
-    for stack, torch_stack in (
-        (model.encoder, theirs.encoder.layers),
-        (model.decoder, theirs.decoder.layers),
-    ):
-        for ours, other in zip(stack, torch_stack, strict=True):
-            torch.testing.assert_close(
-                ours.feed_forward.inner.weight.grad, other.linear1.weight.grad, **close
-            )
-            torch.testing.assert_close(
-                ours.self_attention.output.weight.grad,
-                other.self_attn.out_proj.weight.grad,
-                **close,
-            )
-            torch.testing.assert_close(
-                ours.residuals[0].norm.weight.grad, other.norm1.weight.grad, **close
-            )
+def test_embeddings_are_scaled_and_know_their_places():
+    model, seen = build(), {}
+    for side, stack in (("source", model.encoder), ("target", model.decoder)):
+        stack[0].register_forward_pre_hook(
+            lambda _, inputs, side=side: seen.update({side: inputs[0]})
+        )
+    model(SOURCE, TARGET)
+    for side, tokens in (("source", SOURCE), ("target", TARGET)):
+        embedded = model.source_embedding(tokens) * 16**0.5
+        expected = embedded + sinusoidal_positions(tokens.size(1), 16)
+        torch.testing.assert_close(seen[side], expected)
 
 
 def test_several_tokens_after_a_cached_prefix_are_refused():
@@ -165,7 +66,7 @@ def test_initial_weights():
             assert bias is None or not bias.any()
 
 
-@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_stays_close_and_trains(attention, dtype):
     model = build(attention={"kind": attention})

@@ -51,27 +51,18 @@ def test_checkpointed_layers_compute_the_same():
     assert_equal(ours, expected)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_list_that_is_filled_up_computes_the_same_in_few_shapes(packed):
+@pytest.mark.parametrize(("packed", "multiple"), [(False, 1), (False, 16), (True, 16)])
+def test_only_real_tokens_are_computed_and_what_fills_a_list_up(packed, multiple):
     padded, in_rows, _ = padded_and_packed(*pairs())
     expected = loss_and_gradients(build(False), padded)
-    tokens = {"kind": "unpadded", "blocks": 2, "row_multiple": 16}
+    tokens = {"kind": "unpadded", "blocks": 2, "row_multiple": multiple}
     model, rows = build(packed, tokens=tokens), []
     for layer in (*model.encoder, *model.decoder):
         layer.register_forward_hook(lambda module, inputs, result: rows.append(result.size(1)))
     assert_equal(loss_and_gradients(model, in_rows if packed else padded), expected)
     real = [int((side != PAD).sum()) for side in (padded.source, padded.target_input)]
     assert any(n % 16 for n in real), "nothing would have to be filled"
-    assert rows == [-(-n // 16) * 16 for n in real for _ in range(2)]
-
-
-def test_padding_is_not_computed():
-    batch = collate(*map(ragged, pairs()))
-    model, rows = build(False, **unpadded(2)), []
-    inner = model.encoder[0].feed_forward.inner
-    inner.register_forward_hook(lambda module, inputs, result: rows.append(result.shape))
-    model(batch.source, batch.target_input)
-    assert rows == [(1, int((batch.source != PAD).sum()), 32)]
+    assert rows == [-(-n // multiple) * multiple for n in real for _ in range(2)]
 
 
 def test_evaluation_takes_padded_rows_as_ever():
