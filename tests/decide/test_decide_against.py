@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from report_builders import build, mixed
@@ -17,6 +18,12 @@ def folder(tmp_path_factory):
     return build(tmp_path_factory.mktemp("against") / "results", mixed)
 
 
+@pytest.fixture
+def other(folder, tmp_path):
+    """A copy of the same results, to be changed."""
+    return Path(shutil.copytree(folder, tmp_path / "results"))
+
+
 def test_equal_results_show_no_change(folder):
     found = against(read_side(folder), read_side(folder))
     assert found.same_device
@@ -26,10 +33,8 @@ def test_equal_results_show_no_change(folder):
     assert not [*found.statuses, *found.certificates, *found.other_specs]
 
 
-def test_a_regression_is_named_on_the_page(folder, tmp_path):
-    slow = tmp_path / "results"
-    shutil.copytree(folder, slow)
-    file = slow / "comparisons.json"
+def test_a_regression_is_named_on_the_page(folder, other):
+    file = other / "comparisons.json"
     records = json.loads(file.read_text())
     (amp,) = [record for record in records if record["variant"] == "amp_bf16"]
     (throughput,) = [e for e in amp["effects"] if e["quantity"] == "throughput"]
@@ -37,7 +42,7 @@ def test_a_regression_is_named_on_the_page(folder, tmp_path):
         throughput["ratio"][end] /= 2
     file.write_text(json.dumps(records))
     forget(file)
-    found = against(read_side(slow), read_side(folder))
+    found = against(read_side(other), read_side(folder))
     worse = [(c.variant, c.quantity) for c in found.changes if c.verdict == "SLOWER"]
     assert worse == [("amp_bf16", "speedup"), ("amp_bf16", "throughput")]
     page = render(found)
@@ -46,9 +51,7 @@ def test_a_regression_is_named_on_the_page(folder, tmp_path):
     assert page.index('class="answer"') < page.index("<table")
 
 
-def test_both_recommendations_stand_beside_each_other(folder, tmp_path):
-    other = tmp_path / "results"
-    shutil.copytree(folder, other)
+def test_both_recommendations_stand_beside_each_other(folder, other):
     (other / "search.json").unlink()
     found = against(read_side(folder), read_side(other))
     assert found.here.recommended == ["amp_bf16"]
@@ -57,21 +60,17 @@ def test_both_recommendations_stand_beside_each_other(folder, tmp_path):
     assert "<code>amp_bf16</code> <data" in render(found)
 
 
-def test_without_comparisons_throughputs_are_those_of_single_runs(folder, tmp_path):
-    old = tmp_path / "results"
-    shutil.copytree(folder, old)
-    shutil.rmtree(old / "turns")
+def test_without_comparisons_throughputs_are_those_of_single_runs(folder, other):
+    shutil.rmtree(other / "turns")
     assert against(read_side(folder), read_side(folder)).throughput_from == "turns"
-    found = against(read_side(folder), read_side(old))
+    found = against(read_side(folder), read_side(other))
     assert found.throughput_from == "runs"
     (rate,) = [c for c in found.changes if (c.variant, c.quantity) == ("single", "throughput")]
     assert rate.here == read_side(folder).variants["single"].tokens_per_second
     assert "drift of the machine affects these numbers" in render(found)
 
 
-def test_a_throughput_of_another_device_has_no_verdict(folder, tmp_path):
-    other = tmp_path / "results"
-    shutil.copytree(folder, other)
+def test_a_throughput_of_another_device_has_no_verdict(folder, other):
     file = other / "machine/hardware.json"
     file.write_text(file.read_text().replace("Example GPU", "Another GPU"))
     found = against(read_side(folder), read_side(other))

@@ -18,7 +18,8 @@ def link(seconds_per_mib: float) -> LinkModel:
 
 
 FAST, SLOW = link(0.125), link(1.0)
-ALL_FAST, ALL_SLOW = 0.125 * LAYERS, 1.0 * LAYERS
+LATE = LinkModel(bandwidth=FAST.bandwidth, latency=0.25)
+ALL_SLOW = 1.0 * LAYERS
 
 
 def test_a_bucket_is_full_when_its_size_is_reached():
@@ -42,63 +43,50 @@ def test_a_device_alone_talks_to_nobody(strategy):
     assert step_seconds(strategy, compute(), SLOW, 1) == ALONE
 
 
-def test_a_fast_link_leaves_only_the_last_bucket_exposed():
-    assert step_seconds("ddp", compute(), FAST, PAIR, 1) == pytest.approx(ALONE + 0.125)
+@pytest.mark.parametrize(
+    ("strategy", "on", "options", "seconds"),
+    [
+        # A fast link leaves only the last bucket exposed.
+        ("ddp", FAST, {"bucket_mb": 1}, ALONE + 0.125),
+        # On a slow one the first is there after half a second; then the link is never idle.
+        ("ddp", SLOW, {"bucket_mb": 1}, FORWARD + 0.5 + ALL_SLOW + UPDATE),
+        # One large bucket overlaps with nothing, and half its bytes take half the time.
+        ("ddp", SLOW, {"bucket_mb": 25}, ALONE + ALL_SLOW),
+        ("ddp", SLOW, {"bucket_mb": 25, "payload": 0.5}, ALONE + ALL_SLOW / 2),
+        ("ddp_no_overlap", SLOW, {"bucket_mb": 25}, ALONE + ALL_SLOW),
+        # Without overlap small buckets gain nothing.
+        ("ddp_no_overlap", SLOW, {"bucket_mb": 1}, ALONE + ALL_SLOW),
+        # A latency counts once for each of two messages of a ring of two; buckets queue.
+        ("ddp", LATE, {"bucket_mb": 1}, FORWARD + 0.5 + 4 * (0.125 + 2 * 0.25) + UPDATE),
+        # Gathering a MiB takes 1/16 s between two devices, less than a layer: only the first gather
+        # of each pass and the last scatter are waited for.
+        ("fsdp", FAST, {}, ALONE + 2 * 0.0625 + 0.0625),
+        # gloo's reduce-scatter is an all-reduce: twice that.
+        ("fsdp", FAST, {"backend": "gloo"}, ALONE + 2 * 0.0625 + 2 * 0.0625),
+        # What keeps its layers gathers them once.
+        ("fsdp", FAST, {"reshard": False}, ALONE + 0.0625 + 0.0625),
+    ],
+)
+def test_a_step_of_two_devices(strategy, on, options, seconds):
+    assert step_seconds(strategy, compute(), on, PAIR, **options) == pytest.approx(seconds)
 
 
-def test_on_a_slow_link_buckets_queue_after_the_first():
-    # The first is there after half a second; then the link is never idle.
-    seconds = FORWARD + 0.5 + ALL_SLOW + UPDATE
-    assert step_seconds("ddp", compute(), SLOW, PAIR, 1) == pytest.approx(seconds)
-
-
-def test_one_large_bucket_overlaps_with_nothing():
-    large = step_seconds("ddp", compute(), SLOW, PAIR, 25)
-    assert large == pytest.approx(ALONE + ALL_SLOW)
-    assert large == pytest.approx(step_seconds("ddp_no_overlap", compute(), SLOW, PAIR, 25))
-
-
-def test_without_overlap_small_buckets_gain_nothing():
-    seconds = step_seconds("ddp_no_overlap", compute(), SLOW, PAIR, 1)
-    assert seconds == pytest.approx(ALONE + ALL_SLOW)
-
-
-def test_a_latency_counts_once_for_each_message():
-    late = LinkModel(bandwidth=FAST.bandwidth, latency=0.25)
-    # Two messages of a ring of two for each bucket; buckets then take 0.625 s and queue.
-    seconds = FORWARD + 0.5 + 4 * (0.125 + 2 * 0.25) + UPDATE
-    assert step_seconds("ddp", compute(), late, PAIR, 1) == pytest.approx(seconds)
-
-
-def test_half_the_bytes_take_half_the_time():
-    half = step_seconds("ddp", compute(), SLOW, PAIR, 25, payload=0.5)
-    assert half == pytest.approx(ALONE + ALL_SLOW / 2)
-
-
-def test_accumulation_reduces_in_every_micro_batch_or_in_the_last():
-    times, plain = compute(micro_batches=4), FORWARD + BACKWARD
-    every = step_seconds("accumulation_sync", times, SLOW, PAIR, 25)
-    assert every == pytest.approx(4 * (plain + ALL_SLOW) + UPDATE)
-    last = step_seconds("accumulation_no_sync", times, SLOW, PAIR, 25)
-    assert last == pytest.approx(4 * plain + ALL_SLOW + UPDATE)
-
-
-def test_fsdp_gathers_ahead_and_scatters_behind():
-    # Gathering a MiB takes 1/16 s between two devices, less than a layer: only the first gather of
-    # each pass and the last scatter are waited for.
-    seconds = ALONE + 2 * 0.0625 + 0.0625
-    assert step_seconds("fsdp", compute(), FAST, PAIR) == pytest.approx(seconds)
-    # gloo's reduce-scatter is an all-reduce: twice that.
-    gloo = step_seconds("fsdp", compute(), FAST, PAIR, backend="gloo")
-    assert gloo == pytest.approx(seconds + 0.0625)
-
-
-def test_fsdp_that_keeps_its_layers_gathers_them_once():
-    seconds = step_seconds("fsdp", compute(), FAST, PAIR, reshard=False)
-    # Waited for: the first gather of forward, and the last scatter.
-    assert seconds == pytest.approx(ALONE + 2 * 0.0625)
-    slow = step_seconds("fsdp", compute(), link(8.0), PAIR, reshard=False)
-    assert 2 * LAYERS * 4.0 < slow < step_seconds("fsdp", compute(), link(8.0), PAIR)
+@pytest.mark.parametrize(
+    ("strategy", "options", "seconds"),
+    [
+        ("accumulation_sync", {"bucket_mb": 25}, 4 * (FORWARD + BACKWARD + ALL_SLOW) + UPDATE),
+        ("accumulation_no_sync", {"bucket_mb": 25}, 4 * (FORWARD + BACKWARD) + ALL_SLOW + UPDATE),
+        # Late reductions hide nothing either.
+        (
+            "accumulation_sync",
+            {"bucket_mb": 1, "overlap": False},
+            4 * (FORWARD + BACKWARD + ALL_SLOW) + UPDATE,
+        ),
+    ],
+)
+def test_accumulation_reduces_in_every_micro_batch_or_in_the_last(strategy, options, seconds):
+    found = step_seconds(strategy, compute(micro_batches=4), SLOW, PAIR, **options)
+    assert found == pytest.approx(seconds)
 
 
 def test_fsdp_on_a_slow_link_is_as_long_as_its_messages():
@@ -107,6 +95,8 @@ def test_fsdp_on_a_slow_link_is_as_long_as_its_messages():
     messages = 3 * LAYERS * 4.0
     seconds = step_seconds("fsdp", compute(), very_slow, PAIR)
     assert messages < seconds < messages + ALONE
+    once = step_seconds("fsdp", compute(), very_slow, PAIR, reshard=False)
+    assert 2 * LAYERS * 4.0 < once < seconds
 
 
 def test_central_sends_everything_through_one_device():
@@ -126,12 +116,6 @@ def test_central_with_a_local_loss_gathers_no_logits():
     logits = 2 * scatter_seconds(SLOW, 2 * compute().logits_bytes, 2)
     both = (step_seconds("central", compute(), SLOW, 2, local_loss=on) for on in (False, True))
     assert next(both) - next(both) == pytest.approx(logits)
-
-
-def test_late_reductions_after_every_micro_batch_hide_nothing():
-    times = compute(micro_batches=4)
-    seconds = step_seconds("accumulation_sync", times, SLOW, PAIR, 1, overlap=False)
-    assert seconds == pytest.approx(4 * (FORWARD + BACKWARD + ALL_SLOW) + UPDATE)
 
 
 def test_times_that_were_not_measured_are_refused():

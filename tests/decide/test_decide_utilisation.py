@@ -12,7 +12,8 @@ from small_training import VOCABULARY, small_spec, small_store
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
-from schemas.results import MatrixRate, Roofline, Topology, VendorPeak
+from schemas.results import LinkUse, MatrixRate, Roofline, Topology, VendorPeak
+from tests.records import topology
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.decide.utilisation import Lengths, ceiling, rates, step_flops, training_flops
@@ -143,29 +144,21 @@ def limits(kind: str, *known: tuple[str, int | None, float | None], **more: Any)
     )
 
 
-def topology(device: str, ranks: int, threads: int, nodes: int = 1, link: bool = False) -> Topology:
-    return Topology.model_validate(
-        {
-            "device": device,
-            "backend": None,
-            "world_size": ranks,
-            "local_world_size": ranks // nodes,
-            "nodes": nodes,
-            "threads_per_rank": threads,
-            "link": {"kind": "emulated", "bandwidth": 1e8} if link else None,
-        }
-    )
+def on_cpu(ranks: int, threads: int, nodes: int = 1, **fields: Any) -> Topology:
+    local = ranks // nodes
+    return topology(ranks, local_world_size=local, nodes=nodes, threads_per_rank=threads, **fields)
 
 
 def test_ranks_on_a_cpu_share_one_ceiling():
     spec = small_spec()
     measured = limits("cpu", ("fp32", 1, 100.0), ("fp32", 4, 300.0))
-    assert ceiling(spec, topology("cpu", 1, 4), measured) == (300.0, None, None)
-    assert ceiling(spec, topology("cpu", 2, 2), measured) == (300.0, None, None)
-    assert ceiling(spec, topology("cpu", 1, 1), measured) == (100.0, None, None)
-    assert ceiling(spec, topology("cpu", 4, 2, nodes=2), measured) == (600.0, None, None)
-    assert ceiling(spec, topology("cpu", 2, 2, nodes=2, link=True), measured)[0] == 300.0
-    found, reason, _ = ceiling(spec, topology("cpu", 1, 3), measured)
+    assert ceiling(spec, on_cpu(1, 4), measured) == (300.0, None, None)
+    assert ceiling(spec, on_cpu(2, 2), measured) == (300.0, None, None)
+    assert ceiling(spec, on_cpu(1, 1), measured) == (100.0, None, None)
+    assert ceiling(spec, on_cpu(4, 2, nodes=2), measured) == (600.0, None, None)
+    link = LinkUse(kind="emulated", bandwidth=1e8)
+    assert ceiling(spec, on_cpu(2, 2, nodes=2, link=link), measured)[0] == 300.0
+    found, reason, _ = ceiling(spec, on_cpu(1, 3), measured)
     assert found is None
     assert "3 threads" in str(reason)
 
@@ -180,11 +173,11 @@ def test_gpus_add_up_and_the_vendor_is_never_another():
         device="device", flops_per_second={"bf16": 900.0}, bytes_per_second=1.0, source="sheet"
     )
     measured = limits("cuda", ("fp32", None, 10.0), ("bf16", None, 800.0), vendor=peak)
-    gpus = topology("cuda", 2, 1)
+    gpus = topology(2, device="cuda", threads_per_rank=1)
     assert ceiling(spec, gpus, measured) == (1600.0, None, 1800.0)
     unknown = limits("cuda", ("bf16", None, None))
     assert ceiling(spec, gpus, unknown) == (None, "no units", None)
-    found, reason, _ = ceiling(spec, topology("cpu", 1, 1), measured)
+    found, reason, _ = ceiling(spec, on_cpu(1, 1), measured)
     assert (found, reason) == (None, "the limits are those of a cuda device")
 
 

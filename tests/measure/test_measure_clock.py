@@ -68,22 +68,6 @@ def test_synchronises_at_borders_only_and_before_reading():
     assert [w.seconds for w in clock.windows] == [3 + 100, 3 + 1000]
 
 
-def test_pauses_are_left_out_of_windows_and_warmup():
-    world = World()
-    clock = world.clock(warmup_steps=2, window_steps=2)
-    clock.start(0)
-    for step in range(1, 7):
-        world.step(clock, step)
-        before = world.synchronised
-        clock.pause()
-        assert world.synchronised == before + 1
-        world.time += 50.0
-        clock.resume()
-        assert world.synchronised == before + 2
-    assert clock.warmup_seconds == 2.0
-    assert [w.seconds for w in clock.windows] == [2.0, 2.0]
-
-
 def test_state_survives_a_restart():
     world, steps = World(), {"warmup_steps": 2, "window_steps": 3}
     first = world.clock(**steps)

@@ -154,7 +154,9 @@ def test_the_first_host_knows_where_the_others_find_it(monkeypatch, tmp_path):
 
 
 def test_one_host_becomes_its_torchrun(monkeypatch):
-    command = launcher_of(spec("ddp", nodes=2, devices_per_node=4, timeout=7), place=2)
+    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setenv("RENDEZVOUS", "first:29500")
+    command = launcher(spec("ddp", nodes=2, devices_per_node=4, timeout=7), WORKER, place=2)
     assert command[1:3] == ["-m", one_host.__name__]
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, given: became.append(given))
@@ -179,13 +181,6 @@ def test_one_host_becomes_its_torchrun(monkeypatch):
     ]
     assert host == "n8"
     assert interface == one_host.interface_of("127.0.0.1")
-
-
-def launcher_of(run: RunSpec, place: int) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NODE_RANK", "1")
-        patch.setenv("RENDEZVOUS", "first:29500")
-        return launcher(run, WORKER, place)
 
 
 def linked(**parallel: object) -> RunSpec:

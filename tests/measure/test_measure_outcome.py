@@ -34,13 +34,6 @@ from transformer_core.run.supervisor import no_loopback, obstacle
     [
         (Unsupported("needs 2 CUDA devices, this host has 0"), "unsupported", "needs 2 CUDA"),
         (Diverged("training loss at step 7 is nan"), "diverged", "step 7"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "oom", "2 GiB"),
-        (MemoryError(), "oom", "smaller batch"),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
-            "oom",
-            "smaller batch",
-        ),
         (ValueError("no such head"), "failed", "ValueError: no such head"),
         (KeyError(), "failed", "KeyError"),
         (
@@ -71,12 +64,6 @@ def test_classify(error, status, words):
 @pytest.mark.parametrize(
     ("text", "status"),
     [
-        (
-            "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.29.7\n"
-            "ncclUnhandledCudaError: Call to CUDA function failed.\n"
-            "Last error:\nFailed to CUDA calloc async 24 bytes",
-            "oom",
-        ),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "unsupported"),
         ("CUDA error: an illegal memory access was encountered", "failed"),
         ("CUDA error: device-side assert triggered", "failed"),
@@ -213,7 +200,8 @@ def test_a_host_tells_what_was_asked_for_and_what_was_free(monkeypatch):
         "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 10485760 bytes. Error code 12 (Cannot allocate memory)"
     )
-    reason = reason_of(error)
+    status, reason = classify(error)
+    assert status == "oom"
     assert reason.startswith("The host ran out of memory: 10.00 MiB asked for, 3.00 MiB free.")
 
 
@@ -284,13 +272,15 @@ GPU = "The GPU ran out of memory. Try a smaller batch"
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), GPU),
         (RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), GPU),
         (RuntimeError("unhandled cuda error\nLast error:\nFailed to CUDA calloc 41 bytes"), GPU),
+        (RuntimeError("unhandled cuda error\nFailed to CUDA calloc async 24 bytes"), GPU),
         (RuntimeError("ncclUnhandledCudaError\nCuda failure 2 'out of memory'"), GPU),
         (MemoryError(), "The host ran out of memory: "),
         (RuntimeError("std::bad_alloc"), "The host ran out of memory: "),
     ],
 )
 def test_ways_to_say_it(error, said):
-    reason = reason_of(error)
+    status, reason = classify(error)
+    assert status == "oom"
     assert reason.startswith(said)
     assert "model.checkpoint: layers" in reason
 

@@ -1,5 +1,6 @@
 """A training that works in turns."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,30 @@ class Steps:
         return float(self.done)
 
 
+class InTurns:
+    """A small training that does these tasks."""
+
+    def __init__(self, *tasks: Any, spec: RunSpec | None = None, on: Process | None = None) -> None:
+        self.spec = spec or small_spec()
+        self.setup = small_setup(endless(self.spec), on)
+        self.turns: Any = FakeTurns(*tasks, Leave())
+
+    def taker(self, planted: PlantedDelay | None = None, **options: Any) -> TurnTaker:
+        return TurnTaker(self.turns, self.spec, self.setup.strategy, planted, **options)
+
+    def answers(self, taker: TurnTaker | None = None) -> list[Any]:
+        with pytest.raises(TurnsOver):
+            train(self.setup, taker or self.taker(), NOWHERE)
+        return self.turns.answers
+
+
 def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any], Steps]:
     """The answers of a small training, timed by a clock that counts its steps."""
-    spec = spec or small_spec()
-    setup = small_setup(endless(spec))
-    turns = FakeTurns(*tasks, Leave())
-    taker = TurnTaker(turns, spec, setup.strategy, None)
+    made = InTurns(*tasks, spec=spec)
+    taker = made.taker()
     steps = Steps(taker)
     taker._now = steps.now
-    with pytest.raises(TurnsOver):
-        train(setup, taker, NOWHERE)
-    return turns.answers, steps
+    return made.answers(taker), steps
 
 
 def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study():
@@ -91,34 +105,20 @@ def test_steps_are_timed_turn_by_turn():
 
 
 def test_a_side_prepares_itself_once_and_not_before_its_first_turn():
-    spec = small_spec()
-    setup = small_setup(endless(spec))
-    turns = FakeTurns(TellMemory(), Turn(0, 1), Turn(1, 1), Leave())
+    made = InTurns(TellMemory(), Turn(0, 1), Turn(1, 1))
     answered: list[int] = []
-
-    def prepare() -> None:
-        answered.append(len(turns.answers))
-
-    taker = TurnTaker(turns, spec, setup.strategy, None, prepare)
-    with pytest.raises(TurnsOver):
-        train(setup, taker, NOWHERE)
+    made.answers(made.taker(prepare=lambda: answered.append(len(made.turns.answers))))
     assert answered == [1]
 
 
 def test_it_tells_what_computed_its_first_step_and_looks_at_no_other():
-    spec = small_spec()
-    setup = small_setup(endless(spec))
-    turns = FakeTurns(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels(), Leave())
+    made = InTurns(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels())
     first = FirstStep()
-    taker = TurnTaker(
-        turns, spec, setup.strategy, None, first=first, kernels=lambda: first.read(setup.model)
-    )
+    taker = made.taker(first=first, kernels=lambda: first.read(made.setup.model))
     began: list[int] = []
     begin = first.begin
     first.begin = lambda: (began.append(1), begin())[1]
-    with pytest.raises(TurnsOver):
-        train(setup, taker, NOWHERE)
-    _, once, _, again = turns.answers
+    _, once, _, again = made.answers(taker)
     assert once == again
     assert began == [1]
     assert any("_fused_adamw" in name for name in once.update)
@@ -171,23 +171,16 @@ def test_all_ranks_of_a_side_stop_at_the_same_step():
     assert first == second, "counts are those of all ranks"
 
 
-def _cuda_setup(spec: RunSpec) -> Any:
-    return small_setup(endless(spec), Process(0, 1, 0, 1, torch.device("cuda", 0)))
-
-
+CUDA = Process(0, 1, 0, 1, torch.device("cuda", 0))
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @pytest.mark.gpu
 @needs_gpu
 def test_turns_on_a_gpu_with_memory_and_probe():
-    spec = small_spec(machine={"device": "cuda"})
-    setup = _cuda_setup(spec)
-    turns = FakeTurns(ProbeDevices(), Turn(2, 5), Turn(1, 5), TellMemory(), Leave())
-    taker = TurnTaker(turns, spec, setup.strategy, None)
-    with pytest.raises(TurnsOver):
-        train(setup, taker, NOWHERE)
-    (probe,), first, second, memory = turns.answers
+    tasks = ProbeDevices(), Turn(2, 5), Turn(1, 5), TellMemory()
+    made = InTurns(*tasks, spec=small_spec(machine={"device": "cuda"}), on=CUDA)
+    (probe,), first, second, memory = made.answers()
     assert probe.device == "cuda:0"
     assert first.seconds > 0
     assert second.seconds > 0
@@ -197,15 +190,10 @@ def test_turns_on_a_gpu_with_memory_and_probe():
 @pytest.mark.gpu
 @needs_gpu
 def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step():
-    spec = small_spec(machine={"device": "cuda"})
     seconds = []
     for share in (0.0, 1.0):
-        setup = _cuda_setup(spec)
-        strategy = setup.strategy
-        planted = PlantedDelay(share, lambda strategy=strategy: Strategy.synchronise(strategy))
-        turns = FakeTurns(*[Turn(5, 20)] * 5, Leave())
-        taker = TurnTaker(turns, spec, strategy, planted)
-        with pytest.raises(TurnsOver):
-            train(setup, taker, NOWHERE)
-        seconds.append(sorted(report.seconds for report in turns.answers)[2])
+        made = InTurns(*[Turn(5, 20)] * 5, spec=small_spec(machine={"device": "cuda"}), on=CUDA)
+        planted = PlantedDelay(share, partial(Strategy.synchronise, made.setup.strategy))
+        reports = made.answers(made.taker(planted))
+        seconds.append(sorted(report.seconds for report in reports)[2])
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.2)

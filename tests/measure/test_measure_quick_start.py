@@ -1,7 +1,5 @@
 """Workers that start and end faster than Python does by itself."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from worker_builders import NAME, told, write_worker
 
 pytestmark = pytest.mark.slow
 
@@ -40,20 +39,14 @@ def main():
 
 
 def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen[bytes]:
-    (folder / "worker_of_this_test.py").write_text(WORKER)
-    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
     launcher = [sys.executable, "-m", "transformer_core.run.quick_start"]
     launcher += [] if fork is None else [f"--fork={fork}"]
     return subprocess.Popen(
-        [*launcher, "worker_of_this_test", str(folder), *options],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        [*launcher, NAME, str(folder), *options],
+        env=write_worker(folder, WORKER),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def told(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
 def test_ranks_are_forked_from_what_imported_their_module(tmp_path):

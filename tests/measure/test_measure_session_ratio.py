@@ -1,35 +1,45 @@
-"""The ratio of a session and its error, against those of SciPy."""
+"""From the windows of a session to a ratio and its error, which are those of SciPy."""
 
 import math
 
 import numpy as np
 import pytest
+from pair_builders import window
 from scipy.stats import mstats
 
-from schemas.results import Pair, Round, TurnWindow
-from transformer_core.measure.session_ratio import TRIM, session_ratio
+from schemas.results import Pair, Round
+from transformer_core.measure.session_ratio import TRIM, log_ratios, session_ratio
+
+PAIR = Pair("b", "a")
 
 
-def rounds(ratios: list[float]) -> list[Round]:
-    """A round for each ratio of throughputs."""
-    return [
-        Round(
-            windows=[
-                TurnWindow(
-                    side=side, began=0.0, seconds=1.0, steps=1, tokens=round(tokens),
-                    padded_tokens=1, input_wait_seconds=0.0,
-                )
-                for side, tokens in (("a", 1e9), ("b", 1e9 * ratio))
-            ]
-        )
-        for ratio in ratios
-    ]  # fmt: skip
+def rounds(*ratios: float, backwards: bool = False) -> list[Round]:
+    """Rounds with these ratios of throughputs, on a machine whose speed doubles from one to the
+    next."""
+    found = []
+    for index, ratio in enumerate(ratios):
+        speed = 100.0 * 2**index
+        windows = [window("a", speed), window("b", speed * ratio)]
+        found.append(Round(windows=windows[::-1] if backwards else windows))
+    return found
+
+
+def test_a_drift_of_the_machine_cancels():
+    assert log_ratios(rounds(1.5, 1.5, 1.5), PAIR) == pytest.approx([math.log(1.5)] * 3)
+    assert log_ratios(rounds(1.5, backwards=True), PAIR) == pytest.approx([math.log(1.5)])
+    assert log_ratios(rounds(1.5), Pair("a", "b")) == pytest.approx([-math.log(1.5)])
+
+
+def test_the_rate_counts_tokens_and_not_windows():
+    half = window("b", 100.0).model_copy(update={"tokens": 500})
+    (found,) = log_ratios([Round(windows=[window("a", 100.0), half])], PAIR)
+    assert found == pytest.approx(math.log(0.5))
 
 
 @pytest.mark.parametrize("count", [4, 7, 10, 25])
 def test_mean_and_error_are_those_of_scipy(count):
     ratios = np.exp(np.random.default_rng(count).standard_t(2, count) / 20)
-    found = session_ratio(rounds(ratios.tolist()), Pair("b", "a"))
+    found = session_ratio(rounds(*ratios.tolist()), PAIR)
     values, cut = np.log(ratios), int(TRIM * count)
     limits = (cut / count * (1 + 1e-12),) * 2
     assert found.estimate == pytest.approx(float(mstats.trimmed_mean(values, limits)), abs=1e-8)
@@ -39,7 +49,7 @@ def test_mean_and_error_are_those_of_scipy(count):
 
 def test_of_few_rounds_none_is_left_out():
     """Where SciPy's function fails."""
-    found = session_ratio(rounds([1.1, 1.2, 1.4]), Pair("b", "a"))
+    found = session_ratio(rounds(1.1, 1.2, 1.4), PAIR)
     values = np.log([1.1, 1.2, 1.4])
     assert found.estimate == pytest.approx(values.mean(), abs=1e-8)
     assert found.error == pytest.approx(values.std(ddof=1) / math.sqrt(3), rel=1e-6)
@@ -47,6 +57,6 @@ def test_of_few_rounds_none_is_left_out():
 
 
 def test_one_round_has_no_error():
-    found = session_ratio(rounds([1.5]), Pair("b", "a"))
+    found = session_ratio(rounds(1.5), PAIR)
     assert found.estimate == pytest.approx(math.log(1.5))
     assert math.isnan(found.error)

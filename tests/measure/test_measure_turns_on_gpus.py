@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_training import small_setup, small_spec
-from test_measure_paired_worker import FakeTurns
+from test_measure_paired_worker import InTurns
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -23,10 +22,8 @@ from transformer_core.measure.sessions import (
     Side,
     for_devices,
 )
-from transformer_core.measure.turns_worker import TurnsOver, TurnTaker, endless
 from transformer_core.parallel import nvml
-from transformer_core.run.coordinator import Leave, Report, Turn
-from transformer_core.training.loop import train
+from transformer_core.run.coordinator import Report, Turn
 
 GIB = 2**30
 
@@ -166,13 +163,9 @@ def test_without_gpus_nothing_is_predicted(monkeypatch, tmp_path):
 
 def test_a_side_rests_before_the_next_one_is_asked():
     """It has told its time by then: giving memory back belongs to no window."""
-    small = small_spec()
-    setup = small_setup(endless(small))
+    made = InTurns(Turn(0, 2), Turn(1, 1))
     said: list[Any] = []
-    turns: Any = FakeTurns(Turn(0, 2), Turn(1, 1), Leave())
-    answer = turns.answer
-    turns.answer = lambda value: (said.append("answer"), answer(value))
-    taker = TurnTaker(turns, small, setup.strategy, None, rest=lambda: said.append("rest"))
-    with pytest.raises(TurnsOver):
-        train(setup, taker, Path("/nowhere"))
+    answer = made.turns.answer
+    made.turns.answer = lambda value: (said.append("answer"), answer(value))
+    made.answers(made.taker(rest=lambda: said.append("rest")))
     assert said == ["rest", "answer"] * 2

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import psutil
 import pytest
-from worker_builders import gone
+from worker_builders import NAME, gone, write_worker
 
 from transformer_core.run import warm_start as places
 from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, is_job
@@ -76,13 +76,8 @@ class Starts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "worker_of_this_test.py").write_text(WORKER)
         self.owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
-        self.environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": "1",
-        }
+        self.environment = write_worker(folder, WORKER) | {"OMP_NUM_THREADS": "1"}
         self.offer = f"{self.owner.pid}:{places.this_place()}"
 
     def start(
@@ -90,7 +85,7 @@ class Starts:
     ) -> subprocess.Popen[bytes]:
         """``deaf``: as nohup and a shell's background start it."""
         module = "transformer_core.run.quick_start"
-        command = [sys.executable, "-m", module, *more, "worker_of_this_test"]
+        command = [sys.executable, "-m", module, *more, NAME]
         return subprocess.Popen(
             [*command, str(self.folder / name), what],
             env=self.environment | {places.WARM_STARTS: self.offer if offer is None else offer},
@@ -205,7 +200,7 @@ def never() -> NoReturn:
 
 
 def fork_of(starts: Starts, name: str, what: str) -> places.Fork:
-    program = places.Program("worker_of_this_test", [str(starts.folder / name), what], None)
+    program = places.Program(NAME, [str(starts.folder / name), what], None)
     fork = places.start_fork(program, starts.environment, never)
     assert fork is not None
     return fork
@@ -238,7 +233,7 @@ def test_a_fork_ends_with_whoever_asked_for_it(starts: Starts) -> None:
     program = f"""
 import os, time
 from transformer_core.run import warm_start
-program = warm_start.Program("worker_of_this_test", [{str(starts.folder / "left")!r}, "wait"], None)
+program = warm_start.Program({NAME!r}, [{str(starts.folder / "left")!r}, "wait"], None)
 fork = warm_start.start_fork(program, os.environ, None)
 time.sleep(100)
 """

@@ -27,9 +27,9 @@ if __name__ == "__main__":
 """
 
 
-def write_worker(folder: Path) -> dict[str, str]:
+def write_worker(folder: Path, text: str = _WORKER) -> dict[str, str]:
     """The module :data:`NAME` in ``folder``, and an environment in which it is found."""
-    (folder / f"{NAME}.py").write_text(_WORKER)
+    (folder / f"{NAME}.py").write_text(text)
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
