@@ -41,15 +41,8 @@ class Ragged:
 
 
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The concatenation of ``arange(start, start + length)`` over all n rows.
-
-    Args:
-        starts: [n] first value of each range.
-        lengths: [n] number of values of each range; 0 is allowed.
-
-    Returns:
-        [sum(lengths)] indices.
-    """
+    """[sum(lengths)] the numbers of n ranges in a row, which begin at ``starts`` [n] and have
+    ``lengths`` [n], some of which may be 0."""
     ends = np.cumsum(lengths, dtype=np.int64)
     if not len(ends):
         return np.empty(0, np.int64)

@@ -33,13 +33,8 @@ DISTRIBUTIONS = (
 
 
 def collect(spec: RunSpec, command: str, started: datetime) -> Provenance:
-    """The provenance of a run of ``spec``.
-
-    Args:
-        spec: the run spec.
-        command: the one command that makes the file again.
-        started: start of the run; a time without a zone is local time.
-    """
+    """The provenance of a run of ``spec``. ``command`` makes the file again; ``started`` without a
+    zone is local time."""
     return Provenance(
         spec_sha256=spec.digest(),
         command=command,

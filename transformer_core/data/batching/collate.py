@@ -147,14 +147,9 @@ def collate_packed(
 ) -> Batch:
     """Several pairs in a row.
 
-    Args:
-        source: [pairs] source ids.
-        target: [pairs] target ids.
-        row: [pairs] row of each pair.
-        columns: [pairs] where its source and its target begin in the row.
-        shape: number of rows, and their tokens on the source and the target side.
-
-    No pairs become one row without a label, as in :func:`collate`.
+    ``row`` [pairs] is that of each pair, and ``columns`` [pairs] say where its source and its
+    target begin there; ``shape`` is the number of rows, and their tokens on both sides. No pairs
+    become one row without a label, as in :func:`collate`.
     """
     if not len(source):
         return collate(source, target)

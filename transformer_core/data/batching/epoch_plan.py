@@ -59,17 +59,11 @@ def plan_epoch(
     """The windows of an epoch from the one that holds ``batch`` on, planned as they are taken.
 
     Batches of a fixed size are found by arithmetic; with a token budget the windows before must be
-    planned too, which takes a small fraction of the time of training on them.
+    planned too, which takes a small fraction of the time of training on them. Only lengths are read.
 
-    Args:
-        store: the pairs; only their lengths are read.
-        batching: TokenBudget bounds ``rows * (longest source + 1 + longest target + 1)`` of a
-            batch (a pair that is longer than the budget is a batch by itself, and the last of a
-            window may be small); FixedSize takes a number of pairs, and the last batch of the epoch
-            is smaller.
-        seed: seed of the run.
-        epoch: pass over the corpus, from 0.
-        batch: number of a batch in the epoch.
+    TokenBudget bounds ``rows * (longest source + 1 + longest target + 1)`` of a batch (a pair that
+    is longer than the budget is a batch by itself, and the last of a window may be small); FixedSize
+    takes a number of pairs, and the last batch of the epoch is smaller.
 
     Raises ValueError, when all windows are taken, if the epoch has fewer batches.
     """

@@ -51,18 +51,8 @@ class Feed:
 
     A global batch is divided into ``world_size * micro_batches`` parts; this rank gets the parts
     ``rank * micro_batches + m``, each padded to its own longest row. The counts over all ranks
-    follow from the lengths, so that ranks need not talk.
-
-    Args:
-        store: the training pairs.
-        batching: how pairs become global batches, and how they stand in rows.
-        seed: seed of their order.
-        rank: number of this process.
-        world_size: number of processes.
-        micro_batches: micro-batches per process and step.
-        device: where the batches go.
-        prefetch: batches prepared ahead by a thread; by default 2 on CUDA, and none on the CPU,
-            where the thread would take time from the training.
+    follow from the lengths, so that ranks need not talk. A thread prepares ``prefetch`` batches
+    ahead; by default 2 on CUDA, and none on the CPU, where it would take time from the training.
     """
 
     def __init__(

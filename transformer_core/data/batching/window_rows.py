@@ -32,14 +32,11 @@ class Packing:
 def pack(
     sources: NDArray[np.int64], targets: NDArray[np.int64], starts: NDArray[np.int64], tokens: int
 ) -> Packing:
-    """Pack each group of pairs into rows of about ``tokens`` tokens on a side.
+    """Pack each group of pairs into rows of about ``tokens`` tokens on a side; a longer sentence
+    makes all rows of its group as long.
 
-    Args:
-        sources: [pairs] source tokens, ends included.
-        targets: [pairs] target tokens, ends included.
-        starts: [groups + 1] where each group begins and ends.
-        tokens: length of a row that is aimed at; a longer sentence makes all rows of its group as
-            long.
+    ``sources`` and ``targets`` [pairs] are tokens of each, ends included; ``starts`` [groups + 1]
+    says where each group begins and ends.
     """
     groups = len(starts) - 1
     longest = np.maximum(group_maxima(sources, starts), group_maxima(targets, starts))
@@ -77,14 +74,9 @@ def pack(
 class WindowRows:
     """The micro-batches of a window, made when they are asked for.
 
-    The places of all pairs and all counts are computed at once.
-
-    Args:
-        store: the pairs; those of the window are copied, whatever part of them is asked for, since
-            the pages of the memory map hold pairs of nearly every part.
-        window: the pairs and their global batches.
-        parts: micro-batches of a global batch, over all ranks.
-        rows: how the pairs of a part stand in rows.
+    The places of all pairs and all counts are computed at once. The pairs of the window are copied,
+    whatever part of them is asked for: the pages of the memory map hold pairs of nearly every part.
+    A global batch has ``parts`` micro-batches, over all ranks.
     """
 
     def __init__(self, store: PairStore, window: Window, parts: int, rows: AnyRows) -> None:

@@ -70,10 +70,8 @@ class ShardError(CorpusError):
 class Side:
     """One language of a split: token ids in the memory maps of the shards, without begin and end.
 
-    Args:
-        column: name of the column, source or target.
-        batches: the record batch of each shard, in order.
-        check: called with the number of a shard before any of its sentences is read.
+    ``batches`` are the record batches of the shards, in order; ``check`` is called with the number
+    of a shard before any of its sentences is read.
     """
 
     def __init__(
@@ -179,9 +177,7 @@ def open_shards(manifest_path: str | Path) -> PairStore:
 
     The digest of a shard is compared when it is first read: a mistake is a ShardError then. Of the
     processes of a run on a host, which all read the same shards, the first one compares.
-
-    Raises:
-        ShardError: a file is missing, cut off or changed.
+    ShardError if a file is missing, cut off or changed.
     """
     path = Path(manifest_path)
     manifest = read_manifest(path)

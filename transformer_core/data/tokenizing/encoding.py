@@ -249,13 +249,9 @@ class KnownWords:
 class Encoder:
     """Encodes texts exactly as ``tokenizer.encode_batch(texts, add_special_tokens=False)``.
 
-    Any number of threads may use one encoder.
-
-    Args:
-        tokenizer: any tokenizer; where its configuration does not let words be encoded by
-            themselves, it is used as it is.
-        words: most words that are kept; they are forgotten when there are more.
-        size: most bytes, and most ids, of all words that are kept.
+    Any number of threads may use one encoder. Where the configuration of ``tokenizer`` does not let
+    words be encoded by themselves, it is used as it is. At most ``words`` are kept, with at most
+    ``size`` bytes, and ids, in all; when there are more, all are forgotten.
     """
 
     def __init__(self, tokenizer: Tokenizer, words: int = 1 << 19, size: int = 1 << 24) -> None:
