@@ -6,14 +6,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from hypothesis import settings
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer as Bpe
 
-from schemas.config.data import Filter, Tokenizer
+from schemas.config.data import SPLITS, AnyCorpus, Filter, Tokenizer
 from schemas.results import CorpusSplit, LengthHistogram
 from tests.records import manifest
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.pairs import PairFile
+from transformer_core.data.corpus.readers import Reader, open_split
+from transformer_core.data.corpus.rows import Row
 from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.data.tokenizing.job import load_tokenizer, train
@@ -33,6 +37,43 @@ GERMAN = [
     "Der Ball des Jungen kostet 12,50 Euro!",
     "Es regnet.",
 ]
+
+
+def corpus(kind: str, files: Any = None, **fields: Any) -> Any:
+    """A corpus all of whose splits are in these files."""
+    splits = {} if files is None else dict.fromkeys(SPLITS, files)
+    named = {} if kind == "grammar" else {"name": "mine"}
+    return TypeAdapter(AnyCorpus).validate_python({"kind": kind} | named | splits | fields)
+
+
+def reader(kind: str, files: Any = None, **fields: Any) -> Reader:
+    """What reads the first split of such a corpus."""
+    return open_split(corpus(kind, files, **fields), "train")
+
+
+def rows(kind: str, files: Any = None, **fields: Any) -> list[Row]:
+    """All that it reads."""
+    return list(reader(kind, files, **fields).rows())
+
+
+def text_files(folder: Path, source: bytes | str, target: bytes | str) -> dict[str, str]:
+    """The files of a corpus of lines, source and target."""
+    paths = {"source": folder / "a.en", "target": folder / "a.de"}
+    for path, content in zip(paths.values(), (source, target), strict=True):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return {side: str(path) for side, path in paths.items()}
+
+
+def write_table(path: Path, table: pa.Table, **options: Any) -> Path:
+    """Parquet or Arrow, as the name says; files called data-* are Arrow streams."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, **options)
+    else:
+        new = pa.ipc.new_stream if path.name.startswith("data-") else pa.ipc.new_file
+        with new(str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as sink:
+            sink.write_table(table)
+    return path
 
 
 def write_pairs(

@@ -11,7 +11,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,13 @@ import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pair_files import corpus, rows, write_table
 
-from schemas.config.data import (
-    AnyCorpus,
-    DatasetsCorpus,
-    Filter,
-    ParquetCorpus,
-    ReadingLimits,
-    TextsCorpus,
-)
+from schemas.config.data import Filter, ReadingLimits
 from schemas.errors import Refusal
-from tests.orders import run_job
 from transformer_core.data.corpus import download
 from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.lines import read_lines
-from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.corpus.tables import one_table
 from transformer_core.data.tokenizing.existing import read_file, read_sentencepiece
@@ -44,9 +35,9 @@ from transformer_core.data.tokenizing.existing import read_file, read_sentencepi
 FIELDS = ("source", "target")
 
 
-def refused(rows: Callable[[], Any], *words: str) -> None:
+def refused(read: Callable[[], Any], *words: str) -> None:
     with pytest.raises(CorpusError) as caught:
-        for _ in rows() or ():
+        for _ in read() or ():
             pass
     for word in (*words, "remedy"):
         assert word in str(caught.value), str(caught.value)
@@ -78,19 +69,28 @@ NOWHERE = {
 }
 
 
-# In a process of its own: reading what lies nowhere would end it.
 READ = """
 import sys
 from pathlib import Path
+from schemas.config.data import ReadingLimits
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.corpus.tables import one_table
 
 for path in map(Path, sys.argv[1:]):
+    fields = ("struct.text" if "struct" in path.name else "source", "target")
     try:
-        list(one_table(path, ("struct.text" if "struct" in path.name else "source", "target")))
+        for _ in one_table(path, fields, ReadingLimits(memory=2**26)):
+            pass
     except CorpusError as error:
         print(error)
 """
+
+
+def told_by_another_process(*paths: Path) -> str:
+    """Reading what lies nowhere would end this one, and it has memory left from writing."""
+    done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done
+    return done.stdout
 
 
 def test_texts_that_lie_nowhere(tmp_path):
@@ -100,37 +100,27 @@ def test_texts_that_lie_nowhere(tmp_path):
             columns = [source, TEXTS]
             if kind == "struct":
                 columns[0] = pa.StructArray.from_arrays([source], names=["text"])
-            batch = pa.record_batch(columns, names=[kind, "target"])
-            paths.append(tmp_path / f"{name} of {kind}.arrow")
-            with pa.ipc.new_stream(paths[-1], batch.schema) as writer:
-                writer.write_batch(batch)
-    done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True)
-    assert done.returncode == 0, done
+            columns = pa.table(columns, names=[kind, "target"])
+            paths.append(write_table(tmp_path / f"data-{name} of {kind}.arrow", columns))
+    told = told_by_another_process(*paths)
     for path in paths:
-        assert f"{path}: is no Arrow file, or damaged after row 0" in done.stdout
+        assert f"{path}: is no Arrow file, or damaged after row 0" in told
 
 
 def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path):
-    path = tmp_path / "train.arrow"
     bad = column(pa.string(), struct.pack("<3i", 0, 2, 4), b"\xff\xfeok")
     for source in (bad, pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), bad)):
-        batch = pa.record_batch([source, TEXTS], names=FIELDS)
-        with pa.ipc.new_file(path, batch.schema) as writer:
-            writer.write_batch(batch)
-        first, second = one_table(path, FIELDS)
-        assert "is not UTF-8" in first.message
-        assert second.source == "ok"
+        for ending in ("arrow", "parquet"):
+            path = write_table(tmp_path / f"train.{ending}", pa.table([source, TEXTS], FIELDS))
+            first, second = one_table(path, FIELDS)
+            assert "is not UTF-8" in first.message
+            assert (second.line, second.source) == (2, "ok")
 
 
 @pytest.mark.parametrize("ending", [".arrow", ".parquet"])
 def test_two_columns_of_one_name(tmp_path, ending):
-    path = tmp_path / f"train{ending}"
     table = pa.table([TEXTS, TEXTS, TEXTS], names=["source", "source", "target"])
-    if ending == ".parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.ipc.new_stream(path, table.schema) as writer:
-            writer.write_table(table)
+    path = write_table(tmp_path / f"train{ending}", table)
     refused(lambda: one_table(path, FIELDS), str(path), "has several columns source")
 
 
@@ -140,11 +130,8 @@ def test_two_columns_of_one_name(tmp_path, ending):
 def test_a_text_without_a_blank_line(tmp_path):
     path = tmp_path / "texts.txt.gz"
     path.write_bytes(gzip.compress(b"a line of a text without an end\n" * 100_000))
-    corpus = TextsCorpus(
-        kind="documents", name="x", train=str(path), validation="v", test="t", ends="blank_line"
-    )
     refused(
-        lambda: open_split(corpus, "train").rows(),
+        lambda: rows("documents", str(path), ends="blank_line"),
         str(path),
         "a text of more than 1,048,576 bytes from line 1 on",
         "corpus.limits.line",
@@ -166,12 +153,6 @@ def test_an_xz_file_with_a_large_dictionary(tmp_path):
     refused(lambda: read_lines(path), str(path), "268,435,456 bytes of memory", "xz -9")
 
 
-def test_several_streams_of_xz_with_padding(tmp_path):
-    path = tmp_path / "a.xz"
-    path.write_bytes(lzma.compress(b"a\nb\n") + bytes(8) + lzma.compress(b"c\n") + bytes(4))
-    assert list(read_lines(path)) == [b"a", b"b", b"c"]
-
-
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_an_archive_is_no_text(tmp_path, ending):
     path = tmp_path / f"train.en{ending}"
@@ -182,23 +163,16 @@ def test_an_archive_is_no_text(tmp_path, ending):
     refused(lambda: read_lines(path), str(path), "is a tar archive", "unpack it")
 
 
-def tsv(folder: Path, content: bytes, **filters: str) -> int:
-    """Read a TSV file with a job."""
-    (folder / "a.tsv").write_bytes(content)
-    corpus = {"kind": "tsv", "name": "x"}
-    corpus |= {split: str(folder / "a.tsv") for split in ("train", "validation", "test")}
-    files = {"pairs": folder / "p.arrow", "report": folder / "p.json"}
-    return run_job("read_corpus", corpus=corpus, filter=filters, split="train", **files)
-
-
-def test_a_nul_character_is_told_or_skipped(tmp_path, capsys):
-    content = b"a\tb\nc\0d\te\n"
-    assert tsv(tmp_path, content) == 1
-    said = capsys.readouterr().err
-    assert "a.tsv:2: has a NUL character" in said
-    assert "filter.invalid: skip" in said
-    assert tsv(tmp_path, content, invalid="skip") == 0
-    assert '"invalid":1' in (tmp_path / "p.json").read_text().replace(" ", "").replace("\n", "")
+def test_a_nul_character_is_told_or_skipped(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"a\tb\nc\0d\te\n")
+    files = tmp_path / "p.arrow", tmp_path / "p.json"
+    refused(
+        lambda: read_split(corpus("tsv", str(path)), Filter(), "train", *files),
+        *("a.tsv:2: has a NUL character", "filter.invalid: skip"),
+    )
+    kept = read_split(corpus("tsv", str(path)), Filter(invalid="skip"), "train", *files)
+    assert (kept.pairs_kept, kept.skipped["invalid"]) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
@@ -219,8 +193,7 @@ def test_a_name_that_is_too_long(tmp_path):
     path = tmp_path / ("x" * 300)
     refused(lambda: read_lines(path), "file name too long")
     refused(lambda: one_table(path, FIELDS), "remedy")
-    corpus = DatasetsCorpus(kind="datasets", name="x", folder=str(path))
-    refused(lambda: open_split(corpus, "train").rows(), "file name too long")
+    refused(lambda: rows("datasets", folder=str(path)), "file name too long")
 
 
 SMALL = ReadingLimits(line=2**18)
@@ -235,61 +208,21 @@ def repeated(text: str, rows: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
 
 
-def write_arrow(path: Path, source: Any, compression: str | None = None) -> None:
-    found = table(source)
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_stream(path, found.schema, options=options) as writer:
-        writer.write_table(found)
+BEYOND_MEMORY = {
+    "dictionary.parquet": ("x" * 200_000, 1_000, {"store_schema": True}),
+    "texts.parquet": ("x" * 200_000, 1_000, {"store_schema": False}),
+    "train.arrow": ("x" * 100_000_000, 1, {"compression": "zstd"}),
+}
 
 
-def parquet(path: Path, limits: ReadingLimits = SMALL) -> Iterator[Any]:
-    corpus = ParquetCorpus(
-        kind="parquet", name="x", train=str(path), validation="v", test="t", limits=limits
-    )
-    return open_split(corpus, "train").rows()
-
-
-def datasets(folder: Path, limits: ReadingLimits = SMALL) -> Iterator[Any]:
-    corpus = DatasetsCorpus(kind="datasets", name="x", folder=str(folder), limits=limits)
-    return open_split(corpus, "train").rows()
-
-
-_READ = """
-import sys
-from pathlib import Path
-from schemas.config.data import ReadingLimits
-from transformer_core.data.corpus.rows import CorpusError
-from transformer_core.data.corpus.tables import one_table
-
-try:
-    for _ in one_table(Path(sys.argv[1]), ("source", "target"), ReadingLimits(memory=2**26)):
-        pass
-except CorpusError as error:
-    print(error)
-"""
-
-
-def too_large(path: Path) -> None:
-    """Read in a process of its own, which has no memory left from writing, it is refused."""
+@pytest.mark.parametrize("name", BEYOND_MEMORY)
+def test_one_long_text_that_is_larger_than_the_memory(tmp_path, name):
+    text, count, options = BEYOND_MEMORY[name]
+    path = write_table(tmp_path / name, table(repeated(text, count)), **options)
     assert path.stat().st_size < 50_000
-    done = subprocess.run(
-        [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True
-    )
+    told = told_by_another_process(path)
     for word in (str(path), "67,108,864 bytes of memory after row 0", "corpus.limits.memory"):
-        assert word in done.stdout, done
-
-
-@pytest.mark.parametrize("store_schema", [True, False])
-def test_a_dictionary_with_one_long_text(tmp_path, store_schema):
-    path = tmp_path / "dictionary.parquet"
-    pq.write_table(table(repeated("x" * 200_000, 1_000)), path, store_schema=store_schema)
-    too_large(path)
-
-
-def test_an_arrow_batch_larger_than_the_memory(tmp_path):
-    path = tmp_path / "train.arrow"
-    write_arrow(path, repeated("x" * 100_000_000, 1), "zstd")
-    too_large(path)
+        assert word in told
 
 
 LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
@@ -314,41 +247,41 @@ LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", LARGE)
 def test_a_table_beyond_a_limit(tmp_path, name):
     source, limits, words = LARGE[name]
-    path = tmp_path / "large.parquet"
-    pq.write_table(table(source()), path, store_schema=False)
+    path = write_table(tmp_path / "large.parquet", table(source()), store_schema=False)
     assert path.stat().st_size < 50_000
-    refused(lambda: parquet(path, limits), str(path), *words)
+    refused(lambda: rows("parquet", str(path), limits=limits), str(path), *words)
 
 
 @pytest.mark.parametrize("dictionary", [True, False])
 def test_rows_that_are_only_claimed(tmp_path, dictionary):
-    path = tmp_path / "claimed.parquet"
     texts = [f"a{number}" for number in range(1_000)]
-    pq.write_table(table(pa.array(texts)), path, use_dictionary=dictionary)
+    columns = table(pa.array(texts))
+    path = write_table(tmp_path / "claimed.parquet", columns, use_dictionary=dictionary)
     content = path.read_bytes()
     # Thrift's compact form of 1,000, and of 8,000: in the heads of pages and in the footer.
     claimed = content.replace(b"\xd0\x0f", b"\x80\x7d")
     assert claimed != content
     path.write_bytes(claimed)
-    refused(lambda: parquet(path), str(path), "damaged after row 0")
+    refused(lambda: rows("parquet", str(path)), str(path), "damaged after row 0")
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     path.write_bytes(content[:footer] + claimed[footer:])
-    assert [row.source for row in parquet(path)] == texts
+    assert [row.source for row in rows("parquet", str(path))] == texts
 
 
 def test_files_of_a_folder_are_counted_on(tmp_path):
-    (tmp_path / "train").mkdir()
-    write_arrow(tmp_path / "train/data-0.arrow", pa.array(["a", "b"]))
-    write_arrow(tmp_path / "train/data-1.arrow", pa.array(["c", "x" * 300_000]))
-    refused(lambda: datasets(tmp_path), "data-1.arrow", "column source of row 4")
+    write_table(tmp_path / "train/data-0.arrow", table(pa.array(["a", "b"])))
+    write_table(tmp_path / "train/data-1.arrow", table(pa.array(["c", "x" * 300_000])))
+    refused(
+        lambda: rows("datasets", folder=str(tmp_path), limits=SMALL),
+        *("data-1.arrow", "column source of row 4"),
+    )
 
 
 def test_long_documents_are_read_a_few_at_a_time(tmp_path):
-    path = tmp_path / "documents.parquet"
     documents = [f"{number} " * 40_000 for number in range(500)]
-    pq.write_table(table(pa.array(documents)), path)
-    rows = list(parquet(path, ReadingLimits(memory=2**29)))
-    assert [row.source for row in rows] == documents
+    path = write_table(tmp_path / "documents.parquet", table(pa.array(documents)))
+    found = rows("parquet", str(path), limits=ReadingLimits(memory=2**29))
+    assert [row.source for row in found] == documents
 
 
 # Corpora that chance makes up
@@ -421,26 +354,22 @@ def test_any_corpus_is_read_or_refused(kind, texts, ending, cut, changes, field,
             file = file.with_name(file.name + ending)
             data = PACKED[ending](data)
         file.write_bytes(damaged(data, cut, changes))
-        splits: dict[str, Any] = dict.fromkeys(("train", "validation", "test"), str(file))
-        settings: dict[str, Any] = {"source_field": field, "target_field": "source"}
+        fields: dict[str, Any] = {"source_field": field, "target_field": "source"}
+        files: Any = str(file)
         if kind == "text":
-            pair = {"source": str(file), "target": str(file)}
-            settings = {}
-            splits = dict.fromkeys(splits, pair)
+            files, fields = {"source": str(file), "target": str(file)}, {}
         elif kind == "tsv":
-            settings = {"header": True}
+            fields = {"header": True}
         elif kind == "documents":
-            settings = {"ends": "blank_line"}
+            fields = {"ends": "blank_line"}
         elif kind == "datasets":
-            splits = {"folder": name, "train": field}
-        corpus: Any = TypeAdapter(AnyCorpus).validate_python(
-            {"kind": "parquet" if kind == "arrow" else kind, "name": "x"} | settings | splits
-        )
+            files, fields = None, fields | {"folder": name, "train": field}
+        spec = corpus("parquet" if kind == "arrow" else kind, files, **fields)
         rules = Filter(empty=rule, invalid=rule, too_long=rule)
         pairs, report = folder / "out" / "pairs.arrow", folder / "out" / "pairs.json"
         said = ""
         try:
-            found = read_split(corpus, rules, "train", pairs, report)
+            found = read_split(spec, rules, "train", pairs, report)
         except Refusal as error:
             said = str(error)
         if said:
