@@ -243,17 +243,15 @@ def test_pairs_fill_rows_from_the_left_without_gap_or_overlap(groups, tokens):
                 assert column[order[0]] == 0
                 ends = column[order] + pairs[order, side]
                 assert column[order[1:]].tolist() == ends[:-1].tolist()
-            order = [mine[np.argsort(c[mine])].tolist() for c in columns(packing)]
-            assert order[0] == order[1], "source and target stand in the same order"
+            orders = (
+                mine[np.argsort(c[mine])] for c in (packing.source_column, packing.target_column)
+            )
+            np.testing.assert_array_equal(*orders, "source and target stand in the same order")
             widths.append(pairs[mine].sum(axis=0).tolist())
         assert [packing.source_width[group], packing.target_width[group]] == [
             max(width) for width in zip(*widths, strict=True)
         ]
         assert set(packing.row[begin:end].tolist()) == set(range(packing.rows[group]))
-
-
-def columns(packing):
-    return packing.source_column, packing.target_column
 
 
 @steady
@@ -324,25 +322,19 @@ def test_a_special_token_in_a_sentence_is_refused(token):
         WindowRows(store, window, 1, PackedRows(kind="packed"))
 
 
-def taken(rows, store, count=6):
-    batching = FixedSize(kind="fixed_size", pairs=8, rows=rows)
-    feed = Feed(
-        store, batching, seed=1, rank=0, world_size=1, micro_batches=1, device=torch.device("cpu")
-    )
-    batches = feed.batches()
-    found = [next(batches) for _ in range(count)]
-    batches.close()
-    return found
+def taken(rows, store, count=6, pairs=8, rank=0, ranks=1):
+    batching = FixedSize(kind="fixed_size", pairs=pairs, rows=rows)
+    feed = Feed(store, batching, 1, rank, ranks, 1, torch.device("cpu"))
+    with closing(feed.batches()) as batches:
+        return list(islice(batches, count))
 
 
-@pytest.mark.parametrize("kind", [PaddedRows, PackedRows])
-def test_widths_are_multiples_and_the_sentences_the_same(kind):
-    name = {PaddedRows: "padded", PackedRows: "packed"}[kind]
+@pytest.mark.parametrize("rows", [PaddedRows(), PackedRows(kind="packed")])
+def test_widths_are_multiples_and_the_sentences_the_same(rows):
     store = store_of(*normal_text(60))
-    plain = taken(kind(kind=name), store)
-    rounded = taken(kind(kind=name, width_multiple=8), store)
+    rounded = rows.model_copy(update={"width_multiple": 8})
     widths = set()
-    for one, other in zip(plain, rounded, strict=True):
+    for one, other in zip(taken(rows, store), taken(rounded, store), strict=True):
         (a,), (b,) = one.micro_batches, other.micro_batches
         assert other.tokens == one.tokens
         assert other.padded_tokens == b.padded_tokens > one.padded_tokens
@@ -357,23 +349,17 @@ def test_widths_are_multiples_and_the_sentences_the_same(kind):
 
 
 def test_a_part_without_pairs_stays_one_token():
-    store = store_of(*normal_text(60))
-    batching = FixedSize(kind="fixed_size", pairs=1, rows=PaddedRows(width_multiple=8))
-    feed = Feed(
-        store, batching, seed=1, rank=1, world_size=2, micro_batches=1, device=torch.device("cpu")
-    )
-    batches = feed.batches()
-    found = [next(batches).micro_batches[0] for _ in range(4)]
-    batches.close()
-    empty = [batch for batch in found if not batch.pairs]
+    batches = taken(PaddedRows(width_multiple=8), store_of(*normal_text(60)), 4, 1, rank=1, ranks=2)
+    empty = [micro for batch in batches for micro in batch.micro_batches if not micro.pairs]
     assert empty
-    assert all(batch.source.shape == (1, 1) for batch in empty)
-    assert all(batch.target_output.shape == (1, 1) for batch in empty)
+    for micro in empty:
+        assert micro.source.shape == micro.target_output.shape == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "rows", [PaddedRows(row_multiple=3), PackedRows(kind="packed", tokens=20, row_multiple=3)]
-)
+OF_THREE = [PaddedRows(row_multiple=3), PackedRows(kind="packed", tokens=20, row_multiple=3)]
+
+
+@pytest.mark.parametrize("rows", OF_THREE)
 def test_rows_are_filled_up_with_rows_without_a_label(rows):
     store = store_of(*normal_text(60))
     plain = rows.model_copy(update={"row_multiple": 1})
@@ -392,9 +378,7 @@ def test_rows_are_filled_up_with_rows_without_a_label(rows):
     assert added
 
 
-@pytest.mark.parametrize(
-    "rows", [PaddedRows(row_multiple=3), PackedRows(kind="packed", tokens=20, row_multiple=3)]
-)
+@pytest.mark.parametrize("rows", OF_THREE)
 def test_the_host_knows_the_length_of_every_sentence(rows):
     for one in taken(rows, store_of(*normal_text(60))):
         for batch in one.micro_batches:

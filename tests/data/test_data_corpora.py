@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pair_files
 import pyarrow as pa
 import pytest
-from pydantic import TypeAdapter
+from pair_files import text_files
 
 from schemas.config.data import AnyCorpus, Filter, GrammarCorpus
 from schemas.results import CorpusSplit
@@ -21,12 +22,7 @@ from transformer_core.data.corpus.rows import CorpusError, Pair
 
 
 def corpus(folder: Path, source: str, target: str) -> AnyCorpus:
-    (folder / "a.en").write_text(source, encoding="utf-8", newline="")
-    (folder / "a.de").write_text(target, encoding="utf-8", newline="")
-    pair = {"source": str(folder / "a.en"), "target": str(folder / "a.de")}
-    data = {"kind": "text", "name": "mine", "train": pair, "validation": pair, "test": pair}
-    result: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data)
-    return result
+    return pair_files.corpus("text", text_files(folder, source, target))
 
 
 def read(folder: Path, found: AnyCorpus, **rules: Any) -> tuple[CorpusSplit, pa.Table]:
@@ -94,9 +90,8 @@ def test_examples_are_the_first_ten_and_short(tmp_path):
     source = "keep\n" + ("x" * 3_000 + "\n") * 25
     report, _ = read(tmp_path, corpus(tmp_path, source, "y\n" * 26))
     assert report.skipped["too_long"] == 25
-    assert [example.where.rsplit(":", 1)[1] for example in report.examples] == [
-        str(line) for line in range(2, 12)
-    ]
+    places = [f"{tmp_path / 'a.en'}:{line}" for line in range(2, 12)]
+    assert [example.where for example in report.examples] == places
     assert all(len(example.text) <= 80 for example in report.examples)
 
 
@@ -202,8 +197,6 @@ def test_url_corpus_with_a_folder_reports_its_addresses(tmp_path):
         (tmp_path / f"{side}.txt").write_bytes(content)
         url = f"https://example.org/{side}.txt"
         pair[side] = {"url": url, "sha256": hashlib.sha256(content).hexdigest()}
-    data = {"kind": "url", "name": "far", "train": pair, "validation": pair, "test": pair}
-    found: AnyCorpus = TypeAdapter(AnyCorpus).validate_python(data | {"folder": str(tmp_path)})
-    report, table = read(tmp_path, found)
+    report, table = read(tmp_path, pair_files.corpus("url", pair, folder=str(tmp_path)))
     assert report.files == ["https://example.org/source.txt", "https://example.org/target.txt"]
     assert table["target"].to_pylist() == ["eins", "zwei"]

@@ -25,13 +25,17 @@ from transformer_core.data.sharding.training_shards import VARIABLE, copy_to, op
 from transformer_core.data.tokenizing.job import load_tokenizer
 
 
-@pytest.fixture
-def store(tmp_path):
-    return make_store(tmp_path, pairs=60, pairs_per_shard=25)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store, which every test has a copy of."""
+    folder = tmp_path_factory.mktemp("made")
+    make_store(folder, pairs=60, pairs_per_shard=25)
+    return folder
 
 
 @pytest.fixture
-def manifest(tmp_path, store):
+def manifest(tmp_path, made):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "shards" / "manifest.json"
 
 
@@ -104,34 +108,28 @@ def test_a_shard_is_checked_once_by_whoever_reads_it(folder, monkeypatch, read):
     getattr(open_shards(folder / "manifest.json"), read)([0, 59])
 
 
-def test_the_first_process_of_a_host_checks_for_all(tmp_path, monkeypatch):
-    make_store(tmp_path, pairs=8)
-    change(tmp_path / "shards/shard-00000.arrow")
+def test_the_first_process_of_a_host_checks_for_all(manifest, monkeypatch):
+    change(manifest.with_name("shard-00000.arrow"))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    open_shards(tmp_path / "shards/manifest.json").source_rows([0])
+    open_shards(manifest).source_rows([0])
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(ShardError, match="has changed"):
-        open_shards(tmp_path / "shards/manifest.json").source_rows([0])
+        open_shards(manifest).source_rows([0])
 
 
-def test_shards_from_earlier_times_are_compared_with_their_sha256(tmp_path):
-    make_store(tmp_path, pairs=8)
-    (shard,) = (tmp_path / "shards").glob("*.arrow")
-    manifest = tmp_path / "shards/manifest.json"
+def test_shards_from_earlier_times_are_compared_with_their_sha256(manifest):
     before = ShardManifest.model_validate_json(manifest.read_text())
     old = [s.model_copy(update={"xxh3": ""}) for s in before.shards]
     manifest.write_text(before.model_copy(update={"shards": old}).model_dump_json())
     digests.record(manifest)
     assert len(open_shards(manifest).source_rows([0])) == 1
-    change(shard)
+    change(manifest.with_name("shard-00000.arrow"))
     with pytest.raises(ShardError, match="has changed: SHA-256"):
         open_shards(manifest).source_rows([0])
 
 
-def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
-    make_store(tmp_path)
-    folder = tmp_path / "shards"
-    manifest = folder / "manifest.json"
+def test_missing_shard_missing_manifest_and_wrong_contents(manifest, made):
+    folder = manifest.parent
     text = manifest.read_text()
     digests.forget(manifest)
 
@@ -153,7 +151,7 @@ def test_missing_shard_missing_manifest_and_wrong_contents(tmp_path):
     manifest.write_text(text.replace(f'"bytes": {other.bytes}', f'"bytes": {size}', 1))
     with pytest.raises(ShardError, match="shard-00000"):
         open_shards(manifest)
-    make_store(tmp_path)
+    shutil.copytree(made / "shards", folder, dirs_exist_ok=True)
     digests.forget(manifest)
 
     manifest.write_text(text)
@@ -267,7 +265,8 @@ def export_run(folder):
     )
 
 
-def test_parquet_holds_ids_and_text(tmp_path, store, monkeypatch):
+def test_parquet_holds_ids_and_text(tmp_path, manifest, monkeypatch):
+    store = open_shards(manifest)
     monkeypatch.setattr(finished, "ROW_GROUP", 23)
     assert export_run(tmp_path) == 0
     table = pd.read_parquet(tmp_path / "train.parquet")
@@ -281,8 +280,8 @@ def test_parquet_holds_ids_and_text(tmp_path, store, monkeypatch):
     assert str(file.schema_arrow.field("source_ids").type.value_type) == "uint16"
 
 
-def test_a_damaged_shard_is_named_and_leaves_no_file(tmp_path, store, capsys):
-    change(tmp_path / "shards" / "shard-00001.arrow")
+def test_a_damaged_shard_is_named_and_leaves_no_file(tmp_path, manifest, capsys):
+    change(manifest.with_name("shard-00001.arrow"))
     assert export_run(tmp_path) == 1
     assert "shard-00001.arrow: has changed" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.parquet*"))

@@ -28,6 +28,11 @@ from transformer_core.data.sharding.shard_store import open_shards
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def same(left, right):
+    """Manifests of equal shards, whatever time they took."""
+    return left == right.model_copy(update={"seconds": left.seconds})
+
+
 @steady
 @given(
     pairs=st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), min_size=1, max_size=12),
@@ -71,22 +76,30 @@ def test_manifest_adds_up(tmp_path):
         histogram = getattr(manifest.lengths, side)
         assert histogram == dict(zip(values.tolist(), counts.tolist(), strict=True))
     assert manifest.vocabulary == 320
-    folder = tmp_path / "shards"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        NAME,
-        "manifest.json",
+    assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == [
+        *(NAME, "manifest.json"),
         *(shard.file for shard in manifest.shards),
     ]
 
 
+LONG = "Straße " * 40
+NOT_LONG = Filter(max_tokens=60)
+
+
+@pytest.fixture
+def some_long(tmp_path):
+    """36 pairs, of which four are too long."""
+    sources, targets = [*ENGLISH, LONG, *GERMAN] * 4, [*GERMAN, "kurz", *ENGLISH] * 4
+    return write_pairs(tmp_path / "p.arrow", sources, targets)
+
+
 def test_too_long_pairs_are_skipped_and_told(tmp_path, tokenizer):
-    long = "Straße " * 40
-    sources, targets = [*ENGLISH, long, "a", "b"], [*GERMAN, "kurz", long, "b"]
+    sources, targets = [*ENGLISH, LONG, "a", "b"], [*GERMAN, "kurz", LONG, "b"]
     file = write_pairs(tmp_path / "p.arrow", sources, targets)
-    manifest = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path)
+    manifest = write_shards(file, tokenizer, NOT_LONG, tmp_path)
     assert (manifest.pairs, manifest.skipped_too_long) == (5, 2)
     assert [example.where for example in manifest.examples] == ["corpus.en:15", "corpus.de:16"]
-    assert all(long.startswith(example.text[:-3]) for example in manifest.examples)
+    assert all(LONG.startswith(example.text[:-3]) for example in manifest.examples)
     store = open_shards(tmp_path / "manifest.json")
     assert decoded(tokenizer, store.target_rows(range(5))) == [*GERMAN, "b"]
 
@@ -133,16 +146,13 @@ def test_fewer_shards_leave_no_old_ones(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(("piece", "threads"), [(90, 1), (700, 3)])
-def test_pieces_and_threads_change_nothing(tmp_path, tokenizer, monkeypatch, piece, threads):
-    long = "Straße " * 40
-    sources, targets = [*ENGLISH, long, *GERMAN] * 4, [*GERMAN, "kurz", *ENGLISH] * 4
-    file = write_pairs(tmp_path / "p.arrow", sources, targets)
-    whole = write_shards(file, tokenizer, Filter(max_tokens=60), tmp_path / "a", 13)
+def test_pieces_and_threads_change_nothing(
+    tmp_path, tokenizer, some_long, monkeypatch, piece, threads
+):
+    whole = write_shards(some_long, tokenizer, NOT_LONG, tmp_path / "a", 13)
     monkeypatch.setattr(job, "_PIECE", piece)
-    pieces = write_shards(
-        file, tokenizer, Filter(max_tokens=60), tmp_path / "b", 13, threads=threads
-    )
-    assert pieces.model_copy(update={"seconds": whole.seconds}) == whole
+    pieces = write_shards(some_long, tokenizer, NOT_LONG, tmp_path / "b", 13, threads=threads)
+    assert same(pieces, whole)
     assert [shard.pairs for shard in whole.shards] == [13, 13, 6]
 
 
@@ -191,12 +201,8 @@ def test_job(tmp_path, tokenizer, capsys):
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_parts_together_are_the_split(tmp_path, tokenizer, count):
-    long = "Straße " * 40
-    sources, targets = [*ENGLISH, long, *GERMAN] * 4, [*GERMAN, "kurz", *ENGLISH] * 4
-    file = write_pairs(tmp_path / "p.arrow", sources, targets)
-    rules = Filter(max_tokens=60)
-    whole = write_shards(file, tokenizer, rules, tmp_path / "whole", 5)
+def test_parts_together_are_the_split(tmp_path, tokenizer, some_long, count):
+    whole = write_shards(some_long, tokenizer, NOT_LONG, tmp_path / "whole", 5)
     out = tmp_path / "out"
     # What an earlier job of the whole split, or of more parts, left behind.
     for stale in (out / "shard-00000.arrow", out / "part-009" / "shard-00000.arrow"):
@@ -204,26 +210,22 @@ def test_parts_together_are_the_split(tmp_path, tokenizer, count):
         stale.touch()
     paths = [out / f"part-{number:03}" / "manifest.json" for number in range(count)]
     for number, path in enumerate(paths):
-        write_shards(file, tokenizer, rules, path.parent, 5, (number, count))
-    manifest = gather(paths, rules, out / "manifest.json")
+        write_shards(some_long, tokenizer, NOT_LONG, path.parent, 5, (number, count))
+    manifest = gather(paths, NOT_LONG, out / "manifest.json")
     files = {"shards": whole.shards, "seconds": whole.seconds}
     assert manifest.model_copy(update=files) == whole
-    store, expected = (
-        open_shards(out / "manifest.json"),
-        open_shards(tmp_path / "whole" / "manifest.json"),
-    )
+    store, expected = (open_shards(at / "manifest.json") for at in (out, tmp_path / "whole"))
     rows = np.arange(len(expected))
-    for side in ("source_rows", "target_rows"):
-        for left, right in zip(
-            getattr(store, side)(rows), getattr(expected, side)(rows), strict=True
-        ):
-            np.testing.assert_array_equal(left, right)
+    for side in ("source", "target"):
+        joined, alone = (getattr(one, side).gather(rows) for one in (store, expected))
+        np.testing.assert_array_equal(joined.flat(), alone.flat())
+        np.testing.assert_array_equal(joined.lengths, alone.lengths)
     assert {path.relative_to(out) for path in out.rglob("*.arrow")} == {
         Path(shard.file) for shard in manifest.shards
     }
     assert {path.name for path in out.glob("part-*")} == {path.parent.name for path in paths}
     # And one job again.
-    write_shards(file, tokenizer, rules, out, 5)
+    write_shards(some_long, tokenizer, NOT_LONG, out, 5)
     assert not list(out.glob("part-*"))
     assert len(open_shards(out / "manifest.json")) == len(expected)
 
@@ -279,31 +281,32 @@ def killed_after(monkeypatch, shards):
         yield
 
 
-def same(left, right):
-    return left == right.model_copy(update={"seconds": left.seconds})
+@pytest.fixture
+def encoded(monkeypatch):
+    """The numbers of pairs that were encoded, one after the other."""
+    counts, encode = [], job._encode
+    monkeypatch.setattr(job, "_encode", lambda *a: counts.append(a[2].num_rows) or encode(*a))
+    return counts
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
-def test_a_killed_job_goes_on_and_ends_like_any_other(tmp_path, tokenizer, monkeypatch, shards):
-    long = "Straße " * 40
-    sources, targets = [*ENGLISH, long, *GERMAN, "a"] * 4, [*GERMAN, "b", *ENGLISH, long] * 4
+def test_a_killed_job_goes_on_and_ends_like_any_other(
+    tmp_path, tokenizer, monkeypatch, encoded, shards
+):
+    sources, targets = [*ENGLISH, LONG, *GERMAN, "a"] * 4, [*GERMAN, "b", *ENGLISH, LONG] * 4
     file = write_pairs(tmp_path / "p.arrow", sources, targets)
-    rules = Filter(max_tokens=60)
     monkeypatch.setattr(job, "_PIECE", 300)
-    whole = write_shards(file, tokenizer, rules, tmp_path / "whole", 5)
+    whole = write_shards(file, tokenizer, NOT_LONG, tmp_path / "whole", 5)
     assert len(whole.shards) == 7
     out = tmp_path / "out"
     with killed_after(monkeypatch, shards), pytest.raises(KilledError):
-        write_shards(file, tokenizer, rules, out, 5)
+        write_shards(file, tokenizer, NOT_LONG, out, 5)
     assert not (out / "manifest.json").exists()
     kept = {path: path.stat().st_mtime_ns for path in out.glob("shard-*")}
     assert len(kept) == shards
     (out / ".shard-00003.arrow.123.tmp").write_bytes(b"torn")
-
-    encoded = []
-    encode = job._encode
-    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[2].num_rows) or encode(*a))
-    assert same(whole, write_shards(file, tokenizer, rules, out, 5))
+    encoded.clear()
+    assert same(whole, write_shards(file, tokenizer, NOT_LONG, out, 5))
     assert 0 < sum(encoded) <= 40 - 5 * shards
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     for path in (tmp_path / "whole").glob("shard-*"):
@@ -314,7 +317,7 @@ def test_a_killed_job_goes_on_and_ends_like_any_other(tmp_path, tokenizer, monke
 
 
 @pytest.mark.parametrize("change", ["rules", "shards", "pairs", "tokenizer", "code", "damage"])
-def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatch, change):
+def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatch, encoded, change):
     file = write_pairs(tmp_path / "p.arrow", ENGLISH * 5, GERMAN * 5)
     out = tmp_path / "out"
     with killed_after(monkeypatch, 3), pytest.raises(KilledError):
@@ -335,9 +338,7 @@ def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatc
         case "damage":
             shard = out / "shard-00001.arrow"
             shard.write_bytes(bytes(shard.stat().st_size))
-    encoded = []
-    encode = job._encode
-    monkeypatch.setattr(job, "_encode", lambda *a: encoded.append(a[2].num_rows) or encode(*a))
+    encoded.clear()
     found = write_shards(file, tokenizer, rules, out, per_shard)
     assert sum(encoded) == 20
     assert same(found, write_shards(file, tokenizer, rules, tmp_path / "fresh", per_shard))
