@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import break_down, complete, event_table, kineto, mark, on_device, talk, work
+from traces import break_down, complete, device_in, event_table, kineto, mark, on_device, talk, work
 
 from schemas.results import DeviceBreakdown, StepBound
 from transformer_core.trace.events.collectives import bus_factor, collective_of, message_bytes
@@ -326,7 +326,7 @@ WORK = [
 
 
 def traced(folder: Path, rows: Sequence[dict[str, Any]]) -> DeviceBreakdown:
-    (found,) = break_down(read_files([kineto(folder / "trace.json", rows)]).table)
+    found = device_in(kineto(folder / "trace.json", rows))
     return found
 
 

@@ -199,33 +199,21 @@ def test_an_event_table_stands_for_its_traces(trace, tmp_path, monkeypatch):
         read_files([trace, table])
 
 
-def _view_outside(table: pa.Table) -> pa.Table:
-    """Texts whose numbers point behind the last of them."""
-    place = table.schema.get_field_index("name")
-    outside = pa.DictionaryArray.from_arrays(
-        pa.array([99] * len(table), pa.int32()), pa.array(["a"]), safe=False
-    )
-    return table.set_column(place, "name", outside)
-
-
-@pytest.mark.parametrize(
-    "damage", [_view_outside, lambda table: table.drop_columns(["t0_ns"]), lambda _: None]
-)
-def test_event_tables_of_strangers(trace, tmp_path, damage):
+def test_event_tables_of_strangers(trace, tmp_path, monkeypatch):
     path = tmp_path / "events.parquet"
-    table = damage(read_files([trace]).table)
-    if table is None:
-        path.write_bytes(b"PAR1" + bytes(64))
-    else:
-        with pytest.MonkeyPatch.context() as patch:
-            # As a file cannot hold the first of these, what stands for its reader returns it.
-            patch.setattr(pq, "read_table", lambda _: table)
-            path.touch()
-            with pytest.raises(TraceError, match="is not an event table"):
-                read_files([path])
-        return
+    path.write_bytes(b"PAR1" + bytes(64))
     with pytest.raises(TraceError, match="is not an event table"):
         read_files([path])
+    table = read_files([trace]).table
+    # Texts whose numbers point behind the last of them.
+    numbers = pa.array([99] * len(table), pa.int32())
+    outside = pa.DictionaryArray.from_arrays(numbers, pa.array(["a"]), safe=False)
+    place = table.schema.get_field_index("name")
+    for odd in (table.set_column(place, "name", outside), table.drop_columns(["t0_ns"])):
+        # As a file cannot hold the first of these, what stands for its reader returns it.
+        monkeypatch.setattr(pq, "read_table", lambda _, odd=odd: odd)
+        with pytest.raises(TraceError, match="is not an event table"):
+            read_files([path])
 
 
 def test_large_files_are_read_side_by_side(tmp_path, monkeypatch):

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import break_down, complete, kineto, on_device
+from traces import complete, device_in, kineto, on_device, rows_in
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import table_of
-from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.kineto import read_kineto
 
@@ -37,7 +36,7 @@ STEP = [
 
 
 def test_one_step(tmp_path):
-    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", STEP)]).table)
+    device = device_in(kineto(tmp_path / "trace.json", STEP))
     (step,) = device.steps
     found = step.partition
     assert (found.window_ns, found.compute_ns, found.overlap_ns) == (100_000, 20_250, 5_750)
@@ -59,7 +58,7 @@ def test_the_head_may_stand_before_or_after_the_events(tmp_path, name, after):
     source = read_kineto(kineto(tmp_path / name, STEP, after=after, **head))
     (trace,) = source.processes
     assert (trace.rank, trace.ranks, trace.pid) == (3, 4, 42)
-    rows = rows_of(read_files([tmp_path / name]).table)
+    rows = rows_in(tmp_path / name)
     assert rows["t0_ns"][0] == 10**18 + 10_500
 
 
@@ -75,7 +74,7 @@ def test_times_are_exact(tmp_path, ts, nanoseconds):
     path = tmp_path / "trace.json"
     row = json.dumps(on_device("kernel", "k", 0, 1.001, 1)).replace('"ts": 0', f'"ts": {ts}')
     path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{row}]}}')
-    rows = rows_of(read_files([path]).table)
+    rows = rows_in(path)
     assert rows["t0_ns"].tolist() == [nanoseconds]
     assert rows["t1_ns"].tolist() == [nanoseconds + 1001]
 
@@ -89,7 +88,7 @@ def test_old_categories(tmp_path):
         on_device("Memcpy", "Memcpy DtoH (Device -> Pageable)", 20, 2, 6, bytes=8),
         on_device("Memset", "Memset (Device)", 30, 1, 7, bytes=8),
     ]
-    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", old)]).table)
+    device = device_in(kineto(tmp_path / "trace.json", old))
     assert {(a.kind, a.name) for a in device.activities} == {
         ("compute", "contraction"),
         ("memcpy", "d2h"),
@@ -112,7 +111,7 @@ def test_renamed_collective_kernels(tmp_path):
             "kernel", "void at::native::reduce_kernel<512, ReduceOp<all_reduce> >()", 50, 1, 5
         ),
     ]
-    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    device = device_in(kineto(tmp_path / "trace.json", rows))
     assert [(c.collective, c.count, c.bytes) for c in device.collectives] == [
         ("all_gather", 1, 80),
         ("all_reduce", 1, None),
@@ -132,7 +131,7 @@ def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path):
         on_device("kernel", "copy_kernel", 20, 5, 1),
         on_device("kernel", "renamed", 30, 7, 2),
     ]
-    (device,) = break_down(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    device = device_in(kineto(tmp_path / "trace.json", rows))
     assert (device.span.compute_ns, device.span.communication_ns) == (5000, 7000)
 
 
@@ -145,7 +144,7 @@ def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path):
             on_device("kernel", "ncclKernel_Any", 10, 1, 1),
         ]
         path = kineto(tmp_path / "trace.json", rows, distributedInfo={"rank": 0, "world_size": 8})
-        (device,) = break_down(read_files([path]).table)
+        device = device_in(path)
         assert [c.bytes for c in device.collectives] == [4 * 394241 * factor]
 
 
@@ -158,7 +157,7 @@ def test_backward_without_a_range_is_what_autograd_launches(tmp_path):
         on_device("kernel", "sgemm", 60, 5, 1),
         on_device("kernel", "other", 70, 5, 2),
     ]
-    table = rows_of(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    table = rows_in(kineto(tmp_path / "trace.json", rows))
     kernel = table["kind"] == "kernel"
     assert table["phase"][kernel].tolist() == ["backward", None]
     assert table["step"][kernel].tolist() == [0, 0]
@@ -173,9 +172,9 @@ def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path):
         complete("cuda_runtime", "launch", 30, 1, correlation=3, tid=2),
         *(on_device("kernel", "splitk_gemm", 100 * n, 5, n) for n in (1, 2, 3)),
     ]
-    table = rows_of(read_files([kineto(tmp_path / "trace.json", rows)]).table)
+    table = rows_in(kineto(tmp_path / "trace.json", rows))
     assert table["operator"].tolist() == ["aten::mm", "aten::mm", None]
-    (device,) = break_down(read_files([tmp_path / "trace.json"]).table)
+    device = device_in(tmp_path / "trace.json")
     (contraction,) = device.operators
     assert (contraction.count, contraction.flops, contraction.counted_ns) == (3, 240, 10_000)
 
@@ -200,7 +199,7 @@ def test_a_cpu_trace_has_self_times_and_collectives(tmp_path):
         complete("cpu_op", "aten::copy_", 65, 5, tid=9),  # the collective's own
     ]
     path = kineto(tmp_path / "t.json", rows, distributedInfo={"rank": 0, "world_size": 2})
-    (device,) = break_down(read_files([path]).table)
+    device = device_in(path)
     found = device.steps[0].partition
     assert device.device == "cpu"
     assert (found.window_ns, found.compute_ns) == (200_000, 40_000)
@@ -218,7 +217,7 @@ def test_time_of_python_inside_an_operator_is_not_computation(tmp_path):
         complete("user_annotation", "hook", 20, 50),
         complete("cpu_op", "aten::inner", 30, 10),
     ]
-    (device,) = break_down(read_files([kineto(tmp_path / "t.json", rows)]).table)
+    device = device_in(kineto(tmp_path / "t.json", rows))
     assert device.span.compute_ns == 60_000
 
 
@@ -267,7 +266,7 @@ def whole(tmp_path: Path) -> bytes:
 def test_what_other_programs_leave_in_a_text(tmp_path, before, after):
     path = tmp_path / "t.json"
     path.write_bytes(before + whole(tmp_path).removesuffix(b"]}") + after + b"}")
-    assert rows_of(read_files([path]).table)["t0_ns"].tolist() == [10_000]
+    assert rows_in(path)["t0_ns"].tolist() == [10_000]
 
 
 def test_a_window_beside_the_trace(tmp_path, capsys):

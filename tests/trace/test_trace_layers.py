@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import profile
-from traces import Report, complete, event_table, kineto, mark, on_device, work
+from traces import Report, complete, event_table, kineto, mark, on_device, rows_in, work
 from traces import event_table as table_of
 
 from schemas.results import LayerUse, ShapeUse
@@ -102,7 +102,7 @@ def test_modules_of_a_training_are_ranges(tmp_path):
             model(torch.ones(3, 4))
     path = tmp_path / "trace.json"
     profiler.export_chrome_trace(str(path))
-    found = {layer.path: layer for layer in layers(rows_of(read_files([path]).table))}
+    found = {layer.path: layer for layer in layers(rows_in(path))}
     assert list(found) == ["model", "model/0", "model/0/linear", "model/1", "model/1/linear"]
     assert found["model"].calls == 2, "a range ends where a module fails"
     assert found["model/1/linear"].calls == 1

@@ -1,7 +1,16 @@
 """Reports of Nsight Systems: generations of the format, several processes, and their faults."""
 
 import pytest
-from traces import GENERATIONS, Report, break_down, global_id, training_report
+from traces import (
+    GENERATIONS,
+    Report,
+    break_down,
+    device_in,
+    global_id,
+    one_kernel,
+    rows_in,
+    training_report,
+)
 
 from schemas.errors import ConfigError
 from transformer_core.trace.breakdown.summary import NO_EVENTS, breakdown_of_files
@@ -23,7 +32,7 @@ def test_every_generation_reads_the_same(tmp_path, generation):
 
 
 def test_kernels_belong_to_the_range_around_their_launch(tmp_path):
-    rows = rows_of(read_files([training_report(tmp_path / "report.sqlite")]).table)
+    rows = rows_in(training_report(tmp_path / "report.sqlite"))
     kernels = {name: place for place, name in enumerate(rows["name"])}
     owned = {name: rows["phase"][place] for name, place in kernels.items() if ":" not in name}
     assert owned["ampere_sgemm"] == "forward"  # it runs while backward is launched
@@ -55,7 +64,7 @@ def test_graphs_are_a_class_of_their_own(tmp_path):
     report = Report(tmp_path / "report.sqlite")
     report.kernel("k", 0, 10, pid=1, correlation=1)
     report.graph(5, 5, 30, pid=1, correlation=2)
-    (device,) = break_down(read_files([report.write()]).table)
+    device = device_in(report.write())
     assert (device.span.compute_ns, device.span.exposed_graphs_ns) == (10, 20)
     assert ("graph", "CUDA graph 5", 25) in {(a.kind, a.name, a.time_ns) for a in device.activities}
 
@@ -81,13 +90,11 @@ def test_a_capture_range_that_never_began(tmp_path):
 
 
 def test_size_of_a_message_in_the_payload_of_nccl(tmp_path):
-    report = Report(tmp_path / "report.sqlite")
     payload = {"Message size [bytes]": 4096, "Reduction operation": "Sum"}
-    report.range("ncclAllReduce", 5, 9, pid=1, tid=1, payload=payload)
-    report.launch(1, 6, pid=1, tid=1)
-    report.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 20, pid=1, correlation=1)
-    (device,) = break_down(read_files([report.write()]).table)
-    assert [(c.collective, c.bytes) for c in device.collectives] == [("all_reduce", 4096)]
+    kernel, all_reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclAllReduce"
+    report = one_kernel(tmp_path / "r.sqlite", kernel, around=all_reduce, payload=payload)
+    found = device_in(report.write()).collectives
+    assert [(c.collective, c.bytes) for c in found] == [("all_reduce", 4096)]
 
 
 def test_a_report_that_was_not_exported(tmp_path):
@@ -116,7 +123,7 @@ def test_memory_of_devices(tmp_path):
     event(16, -1, 2, 0)
     event(None, 4, 2, 0)
     event(17, 4, 2, 7)
-    rows = rows_of(read_files([report.write()]).table)
+    rows = rows_in(report.write())
     memory = rows.where(rows.equal("kind", "memory"))
     found = zip(*(memory[name].tolist() for name in ("device", "t0_ns", "bytes")), strict=True)
     assert sorted(found) == [

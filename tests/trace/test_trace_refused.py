@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import Report, complete, kineto, on_device, training_report
+from traces import Report, complete, kineto, on_device, one_kernel, rows_in, training_report
 
 from schemas.errors import ConfigError
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.events.columns import NULL
-from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.readers.files import read_files
 
 LAUNCHED = [
@@ -86,9 +85,9 @@ def test_a_kernel_with_a_time_that_is_none(tmp_path, field, value):
 @pytest.mark.parametrize("field", ["Input Dims", "Input type", "Sequence number"])
 def test_an_operator_with_wrong_inputs(tmp_path, field, value):
     dims = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
-    args = dims if value == "missing" else dims | {field: BAD[value]}
-    if value == "missing":
-        args = {name: given for name, given in dims.items() if name != field}
+    args = {name: given for name, given in dims.items() if name != field}
+    if value != "missing":
+        args[field] = BAD[value]
     rows = [complete("cpu_op", "aten::mm", 0, 5, **args), *GOOD[2:]]
     found = read(tmp_path, kineto(tmp_path / "trace.json", rows))
     assert found.devices[0].kernels == 2
@@ -203,11 +202,8 @@ DEEP = "[" * 5000 + "]" * 5000
     ],
 )
 def test_marks_of_memory_that_cannot_be(tmp_path, mark):
-    rows = rows_of(
-        read_files(
-            [kineto(tmp_path / "t.json", [complete("user_annotation", mark, 0, 9), *LAUNCHED])]
-        ).table
-    )
+    marked = [complete("user_annotation", mark, 0, 9), *LAUNCHED]
+    rows = rows_in(kineto(tmp_path / "t.json", marked))
     assert not rows.equal("kind", "memory").any()
     assert rows.equal("kind", "kernel").sum() == 1
 
@@ -217,7 +213,7 @@ def test_a_range_of_a_collective_with_odd_inputs(tmp_path, dims):
     said = {"Input Dims": dims, "Input type": ["float"] * 4}
     rows = [complete("user_annotation", "nccl:all_reduce", 0, 9, **said), LAUNCHED[0]]
     rows += [on_device("kernel", "ncclDevKernel_AllReduce", 5, 5, 1)]
-    found = rows_of(read_files([kineto(tmp_path / "t.json", rows)]).table).work
+    found = rows_in(kineto(tmp_path / "t.json", rows)).work
     assert found["collective"].tolist() == ["all_reduce"]
     assert found["bytes"].tolist() == [NULL]
 
@@ -226,7 +222,7 @@ def test_a_range_of_a_collective_with_odd_inputs(tmp_path, dims):
 def test_half_a_character(tmp_path, name):
     whole = on_device("kernel", "\U0001f600", 15, 5, 2)
     rows = [*LAUNCHED, on_device("kernel", name, 10, 5, 2), whole]
-    found = rows_of(read_files([kineto(tmp_path / "t.json", rows)]).table).work
+    found = rows_in(kineto(tmp_path / "t.json", rows)).work
     half = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert found["name"].tolist() == ["sgemm", half, "\U0001f600"]
 
@@ -243,7 +239,7 @@ def test_kernels_without_ids_have_no_launch(tmp_path):
     """CUPTI counts from 1, and 0 stands for none."""
     rows = [complete("cuda_runtime", "cudaLaunchKernel", k, 1, correlation=0) for k in range(3)]
     rows += [on_device("kernel", "k", 10 + 5 * k, 4, 0) for k in range(3)]
-    found = rows_of(read_files([kineto(tmp_path / "t.json", rows)]).table).work
+    found = rows_in(kineto(tmp_path / "t.json", rows)).work
     assert found["launch_ns"].tolist() == [NULL] * 3
 
 
@@ -257,30 +253,24 @@ def test_kernels_without_ids_have_no_launch(tmp_path):
     ],
 )
 def test_operators_of_a_report_with_odd_texts(tmp_path, text):
-    report = Report(tmp_path / "r.sqlite")
-    report.range(text, 0, 500, pid=7, tid=1)
-    report.launch(1, 100, pid=7, tid=1)
-    report.kernel("sgemm", 200, 400, pid=7, correlation=1)
-    found = rows_of(read_files([report.write()]).table).work
+    report = one_kernel(tmp_path / "r.sqlite", "sgemm", around=text)
+    found = rows_in(report.write()).work
     assert found["operator"].tolist() == ["aten::mm"]
 
 
 def test_a_payload_of_lists_within_lists(tmp_path):
-    report = Report(tmp_path / "r.sqlite")
-    report.range("ncclAllReduce", 0, 500, pid=7, tid=1, payload={"message size [bytes]": 8})
+    size = {"message size [bytes]": 8}
+    all_reduce = {"around": "ncclAllReduce", "payload": size}
+    report = one_kernel(tmp_path / "r.sqlite", "ncclDevKernel_AllReduce", **all_reduce)
     report.database.execute("UPDATE NVTX_EVENTS SET jsonText = ?", (DEEP,))
-    report.launch(1, 100, pid=7, tid=1)
-    report.kernel("ncclDevKernel_AllReduce", 200, 400, pid=7, correlation=1)
-    assert rows_of(read_files([report.write()]).table).work["bytes"].tolist() == [NULL]
+    assert rows_in(report.write()).work["bytes"].tolist() == [NULL]
 
 
 @pytest.mark.parametrize("value", ["NULL", "x'ff'", "7"])
 def test_texts_of_a_report_that_are_none(tmp_path, value):
-    report = Report(tmp_path / "r.sqlite")
-    report.kernel("sgemm", 200, 400, pid=7, correlation=1)
+    report = one_kernel(tmp_path / "r.sqlite", "sgemm")
     report.database.execute(f"UPDATE StringIds SET value = {value}")
-    found = rows_of(read_files([report.write()]).table)
-    assert found["name"].tolist() == ["unknown kernel"]
+    assert rows_in(report.write()).work["name"].tolist() == ["unknown kernel"]
 
 
 @pytest.mark.parametrize("size", [-5, 2**60])

@@ -13,6 +13,7 @@ from schemas.results.profiles import DeviceBreakdown
 from transformer_core.trace.breakdown.devices import break_down_all
 from transformer_core.trace.events import event_table as events
 from transformer_core.trace.events.arrow import SCHEMA
+from transformer_core.trace.readers.files import read_files
 
 PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId")
 GENERATIONS: dict[str, dict[str, Any]] = {
@@ -38,6 +39,17 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 def break_down(table: "pa.Table | events.Events") -> list[DeviceBreakdown]:
     """The devices of an event table."""
     return break_down_all(events.rows_of(table))[0]
+
+
+def rows_in(*files: Path) -> events.Rows:
+    """The events of files."""
+    return events.rows_of(read_files(list(files)).table)
+
+
+def device_in(*files: Path) -> DeviceBreakdown:
+    """The one device of files."""
+    (found,) = break_down(read_files(list(files)).table)
+    return found
 
 
 def global_id(pid: int, tid: int = 0) -> int:
@@ -122,6 +134,16 @@ class Report:
         self.database.commit()
         self.database.close()
         return self.path
+
+
+def one_kernel(path: Path, name: str, *, around: str = "", **more: Any) -> Report:
+    """One kernel of process 7, launched in a range where ``around`` has its name."""
+    report = Report(path)
+    if around:
+        report.range(around, 0, 500, pid=7, tid=1, **more)
+    report.launch(1, 100, pid=7, tid=1)
+    report.kernel(name, 200, 400, pid=7, correlation=1)
+    return report
 
 
 def training_report(path: Path, generation: str = "2026", pids: Sequence[int] = (100,)) -> Path:
