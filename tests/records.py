@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin
 
+from schemas.base import Schema
 from schemas.results import (
     BatchShape,
     CollectiveRun,
@@ -20,6 +21,18 @@ from schemas.results import (
 )
 
 SHA = "0" * 64
+AnySchema = TypeVar("AnySchema", bound=Schema)
+
+
+def record(schema: type[AnySchema], **fields: Any) -> AnySchema:
+    """One whose other fields are null or, where they may not be, empty lists and tables."""
+    usual: dict[str, Any] = {}
+    for name, field in schema.model_fields.items():
+        if field.is_required() and type(None) in get_args(field.annotation):
+            usual[name] = None
+        elif field.is_required() and (kind := get_origin(field.annotation)) in (list, dict):
+            usual[name] = kind()
+    return schema(**(usual | fields))
 
 
 def topology(world_size: int = 1, **fields: Any) -> Topology:

@@ -84,8 +84,7 @@ def test_machine_lists_host_and_gpus(tables):
 
 
 def test_missing_result_is_named(copied):
-    folder = copied
-    (folder / "runs" / "amp_bf16" / "metrics.json").unlink()
+    (copied / "runs/amp_bf16/metrics.json").unlink()
     with pytest.raises(ConfigError, match=r"snakemake .*amp_bf16/metrics\.json"):
-        write_tables(StudyResults(folder), folder / "tables")
-    assert not (folder / "tables").exists()
+        write_tables(StudyResults(copied), copied / "tables")
+    assert not (copied / "tables").exists()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from schemas.results import (
     Bandwidth,
-    CollectiveRun,
     Interval,
     MatrixRate,
     Roofline,
@@ -13,6 +12,7 @@ from schemas.results import (
     Utilisation,
     VariantResult,
 )
+from tests.records import collective_run, record
 from transformer_core.measure.collectives import write_table
 from transformer_core.measure.roofline import vendor_peak
 
@@ -32,13 +32,9 @@ def write_limits(folder: Path, text: str) -> None:
         kind="cuda",
         threads=16,
         matrix=[
-            MatrixRate(
-                format=number_format,
-                threads=None,
-                flops_per_second=rate,
-                shape=[4096, 4096, 4096] if rate else None,
-                reason=None if rate else text,
-            )
+            record(MatrixRate, format=number_format, flops_per_second=rate, shape=[4096] * 3)
+            if rate
+            else record(MatrixRate, format=number_format, reason=text)
             for number_format, rate in rates.items()
         ],
         memory=[
@@ -67,25 +63,21 @@ def write_limits(folder: Path, text: str) -> None:
 
 def utilisation_of(result: VariantResult, text: str) -> Utilisation:
     """A third of the measured ceiling; nothing for a variant that is not ok."""
-    ok = result.status == "ok"
-
-    def share(of: float) -> Interval | None:
-        return Interval(median=of, low=0.9 * of, high=1.1 * of, samples=20) if ok else None
-
-    return Utilisation(
-        variant=result.variant,
-        status=result.status,
-        reason=result.reason,
-        format="fp32" if ok else None,
-        flops_per_second=share(16 * TERA),
-        padded_flops_per_second=share(18 * TERA),
-        ceiling=50 * TERA if ok else None,
-        ceiling_reason=None if ok else text,
-        vendor_peak=67 * TERA if ok else None,
-        of_ceiling=share(0.32),
-        padded_of_ceiling=share(0.36),
-        of_vendor_peak=share(0.24),
-    )
+    ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
+    if result.status != "ok":
+        return record(Utilisation, ceiling_reason=text, **ended)
+    shares = {
+        name: Interval(median=of, low=0.9 * of, high=1.1 * of, samples=20)
+        for name, of in {
+            "flops_per_second": 16 * TERA,
+            "padded_flops_per_second": 18 * TERA,
+            "of_ceiling": 0.32,
+            "padded_of_ceiling": 0.36,
+            "of_vendor_peak": 0.24,
+        }.items()
+    }
+    limits = {"format": "fp32", "ceiling": 50 * TERA, "vendor_peak": 67 * TERA}
+    return record(Utilisation, **ended, **limits, **shares)
 
 
 def write_collectives(path: Path, measured: bool, text: str) -> None:
@@ -95,13 +87,7 @@ def write_collectives(path: Path, measured: bool, text: str) -> None:
         for name in ("all_reduce", "broadcast")
         for size in (4096, 2**16, 2**20, 2**24)
     ]
-    run = CollectiveRun(
-        status="ok" if measured else "unsupported",
-        reason=None if measured else text,
-        backend="nccl" if measured else None,
-        world_size=2,
-        nodes=1,
-        device="NVIDIA H200" if measured else None,
-        command=COMMAND,
-    )
-    write_table(path, rows if measured else [], run)
+    ended = {"backend": "nccl", "device": "NVIDIA H200"}
+    if not measured:
+        rows, ended = [], {"status": "unsupported", "reason": text, "backend": None, "device": None}
+    write_table(path, rows, collective_run(COMMAND).model_copy(update=ended))

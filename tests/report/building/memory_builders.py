@@ -23,6 +23,7 @@ from schemas.results import (
     TimelinePoint,
     VariantResult,
 )
+from tests.records import prediction, record
 from transformer_core.report.sections.memory_figures import MOMENTS
 
 MIB = 2**20
@@ -33,32 +34,25 @@ CONTEXT = 300 * MIB
 
 def parts(activations: int) -> Parts:
     """4 bytes of weights and gradients, 8 of optimizer state, and so many MiB of activations."""
-    return Parts(
-        weights_bytes=4 * MIB,
-        master_weights_bytes=0,
-        gradients_bytes=4 * MIB,
-        optimizer_bytes=8 * MIB,
-        buckets_bytes=0,
-        communication_bytes=0,
-        activations_bytes=activations * MIB,
-        temporary_bytes=MIB,
-    )
+    sizes = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": activations}
+    sizes |= {"temporary": 1, "master_weights": 0, "buckets": 0, "communication": 0}
+    return Parts(**{f"{name}_bytes": size * MIB for name, size in sizes.items()})
 
 
 def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
     """A rank with a MiB of work space that nobody followed."""
     whole = parts(activations)
     peak = whole.total_bytes + MIB
+    taken = {name: peak * place // len(MOMENTS) for place, name in enumerate(MOMENTS)}
+    uncounted = [*MOMENTS][:2]
     milestones = [
-        Milestone(
+        record(
+            Milestone,
             name=name,
-            tensor_bytes=peak * place // len(MOMENTS) if place > 1 else None,
-            reserved_bytes=None,
-            rss_bytes=CONTEXT + peak * place // len(MOMENTS),
-            device_bytes=None,
-            process_bytes=None,
+            tensor_bytes=None if name in uncounted else size,
+            rss_bytes=CONTEXT + size,
         )
-        for place, name in enumerate(MOMENTS)
+        for name, size in taken.items()
     ]
     phases = ("forward", "backward", "update")
     return RankAnatomy(
@@ -78,79 +72,53 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
 
 def memory_result(result: VariantResult, ranks: int, provenance: Provenance, text: str) -> Any:
     """The first rank has twice the activations of the others; it ends like the timed run."""
-    ok = result.status == "ok"
-    return MemoryResult(
-        variant=result.variant,
-        status=result.status,
-        reason=result.reason,
-        traceback=None,
-        topology=None,
-        parameters=PARAMETERS if ok else None,
-        mixed_precision=False,
-        steps=3,
-        ranks=[rank_anatomy(rank, 20 if rank else 40) for rank in range(ranks)] if ok else [],
-        decoding=DecodingMemory(
-            sentences=16, beam_size=4, length=32, weights_bytes=4 * MIB, functionality_bytes=9 * MIB
-        )
-        if ok
-        else None,
-        foreign=[ForeignProcess(device="cuda:0", pid=77, name=text, bytes=MIB)] if ok else [],
-        provenance=provenance,
+    ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
+    ended |= {"mixed_precision": False, "steps": 3, "provenance": provenance}
+    if result.status != "ok":
+        return record(MemoryResult, **ended)
+    decoding = DecodingMemory(
+        sentences=16, beam_size=4, length=32, weights_bytes=4 * MIB, functionality_bytes=9 * MIB
+    )
+    return record(
+        MemoryResult,
+        parameters=PARAMETERS,
+        ranks=[rank_anatomy(rank, 20 if rank else 40) for rank in range(ranks)],
+        decoding=decoding,
+        foreign=[ForeignProcess(device="cuda:0", pid=77, name=text, bytes=MIB)],
+        **ended,
     )
 
 
 def prediction_of(result: VariantResult, text: str) -> Prediction:
     """Activations of 44 MiB; the prediction of ``qkv_separate`` fails."""
-    fails = result.variant == "qkv_separate"
-    rank = PredictedRank(
-        rank=0,
-        batch=BATCH,
-        at_peak=parts(44),
-        anatomy=parts(44),
-        training_bytes=parts(44).total_bytes,
-        validation_bytes=MIB,
-    )
-    return Prediction(
-        variant=result.variant,
-        status="failed" if fails else "ok",
-        reason=text if fails else None,
-        device="cpu",
-        parameters=None if fails else PARAMETERS,
-        ranks=[] if fails else [rank],
-        context_bytes=CONTEXT,
-        capacity_bytes=1000 * MIB,
-        notes=[],
-        seconds=1.0,
-    )
+    whole = {"at_peak": parts(44), "anatomy": parts(44), "training_bytes": parts(44).total_bytes}
+    rank = PredictedRank(rank=0, batch=BATCH, validation_bytes=MIB, **whole)
+    found = {"parameters": PARAMETERS, "ranks": [rank]}
+    if result.variant == "qkv_separate":
+        found = {"status": "failed", "reason": text, "parameters": None, "ranks": []}
+    machine = {"context_bytes": CONTEXT, "capacity_bytes": 1000 * MIB}
+    return prediction(0, variant=result.variant, **machine, **found)
 
 
 def largest_batch(variant: str, provenance: Provenance, text: str) -> LargestBatchResult:
     """64 pairs fit, 66 do not."""
-    tried = (("search", 64), ("search", 66), ("confirmation", 64), ("one_step_more", 66))
+    fits = {"pairs": 64, "status": "ok", "reason": None, "peak_bytes": 400 * MIB}
+    no_room = {"status": "oom", "reason": f"The host ran out of memory. {text}"}
+    no_room |= {"pairs": 66, "peak_bytes": None}
+    tried = [("search", fits), ("search", no_room), ("confirmation", fits)]
+    tried += [("one_step_more", no_room)]
+    limit = {"limit_kind": "data_segment", "limit_bytes": 512 * MIB, "margin": 0.05}
+    found = {"largest_pairs": 64, "step_pairs": 2, "confirmed": True}
     return LargestBatchResult(
         variant=variant,
         status="ok",
         reason=None,
-        limit_kind="data_segment",
-        limit_bytes=512 * MIB,
-        margin=0.05,
         source_tokens=30,
         target_tokens=30,
-        largest_pairs=64,
-        step_pairs=2,
-        confirmed=True,
-        trials=[
-            BatchTrial(
-                pairs=pairs,
-                purpose=purpose,
-                status="ok" if pairs == 64 else "oom",
-                reason=None if pairs == 64 else f"The host ran out of memory. {text}",
-                peak_bytes=400 * MIB if pairs == 64 else None,
-                seconds=4.0,
-            )
-            for purpose, pairs in tried
-        ],
+        trials=[BatchTrial(purpose=purpose, seconds=4.0, **ended) for purpose, ended in tried],
         provenance=provenance,
+        **limit,
+        **found,
     )
 
 

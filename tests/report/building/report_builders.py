@@ -29,14 +29,12 @@ from schemas.results import (
     Hardware,
     LengthHistogram,
     PairedRun,
-    Provenance,
     RankMemory,
     Repeat,
     SeedTrajectory,
     Shard,
     SkippedPair,
     TokenizerReport,
-    Topology,
     Trajectory,
     Translation,
     Validation,
@@ -44,7 +42,7 @@ from schemas.results import (
 )
 from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
 from tests.orders import run_job
-from tests.records import manifest
+from tests.records import SHA, manifest, provenance, record, topology
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.judge import certify, different
 from transformer_core.common.digests import NAME
@@ -52,7 +50,6 @@ from transformer_core.study.resolve import resolve_all
 
 EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
 EVIL_LANGUAGE = '<script>alert(1)</script> & "x"'
-SHA = "0" * 64
 SPEED = {
     "single": 10_000.0,
     "amp_bf16": 16_200.0,
@@ -103,49 +100,30 @@ VARIANTS = {
 
 
 def hardware() -> Hardware:
-    return Hardware(
-        platform="Linux x86_64",
-        cpu=f"Example CPU {EVIL}",
-        cores=2,
-        logical_cpus=8,
-        memory_bytes=16 << 30,
-        cpu_features=["avx512f", "amx_bf16"],
-        gpus=[
-            Gpu(
-                index=0,
-                name="Example GPU",
-                memory_bytes=80 << 30,
-                compute_capability="9.0",
-                driver="550.1",
-                power_limit_watts=700.0,
-            )
-        ],
-        gpu_note=None,
-        allocator="glibc",
-        cuda_allocator=None,
-        affinity="cores 0-1",
-    )
+    """A host with a GPU."""
+    gpu = record(Gpu, index=0, name="Example GPU", memory_bytes=80 << 30, driver="550.1")
+    found = {"cpu": f"Example CPU {EVIL}", "cores": 2, "gpus": [gpu], "gpu_note": None}
+    found["cpu_features"] = ["avx512f", "amx_bf16"]
+    return provenance().hardware.model_copy(update=found)
 
 
 def windows(rate: float, repeat: int, count: int = 12) -> list[Window]:
     """Windows with a wave and a difference between repeats, but no chance."""
-    result = []
-    for index in range(count):
-        tokens = 30_000 + 400 * (index % 3)
+
+    def window(index: int) -> Window:
+        tokens, first = 30_000 + 400 * (index % 3), 21 + 10 * index
         noise = 1 + 0.02 * math.sin(1.7 * index + repeat) + 0.005 * (repeat - 1)
-        first = 21 + 10 * index
-        result.append(
-            Window(
-                first_step=first,
-                last_step=first + 9,
-                seconds=tokens / rate * noise,
-                pairs=1_500,
-                tokens=tokens,
-                padded_tokens=tokens + 900,
-                input_wait_seconds=0.01,
-            )
+        return Window(
+            first_step=first,
+            last_step=first + 9,
+            seconds=tokens / rate * noise,
+            pairs=1_500,
+            tokens=tokens,
+            padded_tokens=tokens + 900,
+            input_wait_seconds=0.01,
         )
-    return result
+
+    return [window(index) for index in range(count)]
 
 
 def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat:
@@ -156,13 +134,8 @@ def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat
         "status": "ok",
         "reason": None,
         "traceback": None,
-        "topology": Topology(
-            device="cpu",
-            backend="gloo" if ranks > 1 else None,
-            world_size=ranks,
-            local_world_size=ranks,
-            nodes=1,
-            threads_per_rank=2 // ranks,
+        "topology": topology(
+            ranks, backend="gloo" if ranks > 1 else None, threads_per_rank=2 // ranks
         ),
         "parameters": 1_234_567,
         "steps": 140,
@@ -175,23 +148,14 @@ def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat
             Validation(step=step, loss=2 + 60 / (step + 20)) for step in (40, 80, 120, 140)
         ],
         "memory": [
-            RankMemory(
-                rank=rank,
-                device="cpu",
-                rss_bytes=(345 + 10 * rank) << 20,
-                allocated_bytes=None,
-                reserved_bytes=None,
-                nvml_bytes=None,
-            )
+            record(RankMemory, rank=rank, device="cpu", rss_bytes=(345 + 10 * rank) << 20)
             for rank in range(ranks)
         ],
         "communication": {"bucket_bytes": [1 << 20, 2 << 20]} if ranks > 1 else None,
-        "provenance": Provenance(
+        "provenance": provenance(
             spec_sha256=spec.digest(),
             command=f"python -m example --variant {spec.variant}",
             commit="abc1234",
-            started="2024-05-06T07:08:09Z",
-            python="3.11.9",
             packages={"torch": "2.13.0", "numpy": "2.1.0"},
             hardware=hardware(),
         ),
@@ -200,46 +164,33 @@ def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat
 
 
 def unsupported(spec: RunSpec, number: int) -> Repeat:
-    return repeat_of(
-        spec,
-        number,
-        1.0,
-        status="unsupported",
-        reason=f"needs 2 GPUs, found 1 {EVIL}",
-        topology=None,
-        parameters=None,
-        steps=0,
-        startup_seconds=None,
-        warmup_seconds=None,
-        windows=[],
-        validations=[],
-        memory=[],
-        communication=None,
-    )
+    ended = {"status": "unsupported", "reason": f"needs 2 GPUs, found 1 {EVIL}", "steps": 0}
+    unknown = ("topology", "parameters", "startup_seconds", "warmup_seconds", "communication")
+    nothing = {"windows": [], "validations": [], "memory": []}
+    return repeat_of(spec, number, 1.0, **ended, **dict.fromkeys(unknown), **nothing)
 
 
 def evaluation_of(repeat: Repeat) -> EvaluationResult:
-    ok = repeat.status == "ok"
+    old = "" if repeat.variant == "amp_bf16" else "alte "
     samples = [
         Translation(source=f"A dog & {EVIL}", reference="Ein Hund.", hypothesis="Ein Hund ."),
         Translation(
             source="The old teacher sees a green house.",
             reference="Der alte Lehrer sieht ein grünes Haus.",
-            hypothesis="Der Lehrer sieht ein Haus."
-            if repeat.variant == "amp_bf16"
-            else "Der alte Lehrer sieht ein Haus.",
+            hypothesis=f"Der {old}Lehrer sieht ein Haus.",
         ),
     ]
+    ended = {"variant": repeat.variant, "status": repeat.status, "reason": repeat.reason}
+    if repeat.status != "ok":
+        return record(EvaluationResult, pairs=0, **ended)
     return EvaluationResult(
-        variant=repeat.variant,
-        status=repeat.status,
-        reason=repeat.reason,
-        bleu=31.415926 if ok else None,
-        chrf=55.5 if ok else None,
-        signature="nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0" if ok else None,
-        pairs=500 if ok else 0,
-        seconds=12.0 if ok else None,
-        samples=samples if ok else [],
+        bleu=31.415926,
+        chrf=55.5,
+        signature="nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",
+        pairs=500,
+        seconds=12.0,
+        samples=samples,
+        **ended,
     )
 
 
@@ -259,16 +210,10 @@ def histogram(unit: Any, shift: int) -> LengthHistogram:
 _EXACT = TensorDistance(
     tensor="output.weight", step=1, error=0.0, ratio=1.0, cosine=1.0, size=2.0, rounding=1e-8
 )
-CHECKS = Checks(
-    points=[
-        CheckedPoint(
-            step=1, loss=8.0, expected_loss=8.0, rounding=1e-8, norm=2.0, expected_norm=2.0
-        )
-    ],
-    gradients=[_EXACT],
-    updates=[_EXACT],
-    skipped_steps=0,
+_POINT = CheckedPoint(
+    step=1, loss=8.0, expected_loss=8.0, rounding=1e-8, norm=2.0, expected_norm=2.0
 )
+CHECKS = Checks(points=[_POINT], gradients=[_EXACT], updates=[_EXACT], skipped_steps=0)
 """A training whose gradients and updates are what they should be."""
 
 
@@ -282,12 +227,11 @@ def certificate_of(run: Repeat) -> Certificate:
     def trajectory(own: str, changes: dict[str, Any]) -> Trajectory:
         rest = {"initial_sha256": SHA, "replica_differences": [0.0] * 3, "checks": CHECKS}
         seeds = [SeedTrajectory(seed=n, **(rest | seed | changes)) for n in (1, 2, 3)]
-        return Trajectory(
+        return record(
+            Trajectory,
             name=own,
             status=run.status,
             reason=run.reason,
-            traceback=None,
-            topology=None,
             seeds=[] if run.status != "ok" else seeds,
             provenance=run.provenance,
         )
@@ -315,55 +259,32 @@ def paired_run_of(run: Repeat, baseline: str) -> PairedRun:
 
 def write_corpus(folder: Path, corpus: str) -> None:
     for split, pairs in (("train", 20_000), ("validation", 500), ("test", 500)):
-        write(
-            folder / "pairs" / f"{split}.json",
-            CorpusSplit(
-                corpus=corpus,
-                split=split,
-                files=[f"data/{split}.en.gz"],
-                pairs_read=pairs + 3,
-                pairs_kept=pairs,
-                skipped={"empty": 1, "too_long": 2},
-                examples=[SkippedPair(reason="empty", where="data/train.en:7", text=EVIL)],
-                lengths=histogram("characters", 4),
-                bytes=1 << 20,
-                sha256=SHA,
-            ),
-        )
-        write(
-            folder / "shards" / split / "manifest.json",
-            manifest(
-                corpus=corpus,
-                split=split,
-                pairs=pairs,
-                source_tokens=10 * pairs,
-                target_tokens=11 * pairs,
-                vocabulary=2_000,
-                lengths=histogram("tokens", 1),
-                shards=[
-                    Shard(
-                        file="0.arrow",
-                        pairs=pairs,
-                        source_tokens=10 * pairs,
-                        target_tokens=11 * pairs,
-                        bytes=1 << 20,
-                        sha256=SHA,
-                    )
-                ],
-            ),
-        )
-    write(
-        folder / "tokenizer.report.json",
-        TokenizerReport(
-            vocabulary=2_000,
-            source=None,
-            sample_pairs=20_000,
-            different=None,
-            inexact=None,
-            seconds=0.8,
+        read = CorpusSplit(
+            corpus=corpus,
+            split=split,
+            files=[f"data/{split}.en.gz"],
+            pairs_read=pairs + 3,
+            pairs_kept=pairs,
+            skipped={"empty": 1, "too_long": 2},
+            examples=[SkippedPair(reason="empty", where="data/train.en:7", text=EVIL)],
+            lengths=histogram("characters", 4),
+            bytes=1 << 20,
             sha256=SHA,
-        ),
-    )
+        )
+        write(folder / f"pairs/{split}.json", read)
+        counts = {"pairs": pairs, "source_tokens": 10 * pairs, "target_tokens": 11 * pairs}
+        shard = Shard(file="0.arrow", bytes=1 << 20, sha256=SHA, **counts)
+        whole = manifest(
+            corpus=corpus,
+            split=split,
+            vocabulary=2_000,
+            lengths=histogram("tokens", 1),
+            shards=[shard],
+            **counts,
+        )
+        write(folder / f"shards/{split}/manifest.json", whole)
+    made = {"vocabulary": 2_000, "sample_pairs": 20_000, "seconds": 0.8, "sha256": SHA}
+    write(folder / "tokenizer.report.json", record(TokenizerReport, **made))
 
 
 def write_steps(path: Path, floor: float) -> None:

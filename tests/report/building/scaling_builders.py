@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
@@ -14,6 +15,7 @@ from schemas.results import (
     Status,
     VariantResult,
 )
+from tests.records import record
 from transformer_core.decide import link_error
 from transformer_core.decide.link_error import measured_link
 from transformer_core.decide.projection import project
@@ -26,52 +28,45 @@ def compute_times(
     micro_batches: int, status: Status, reason: str | None, provenance: Provenance
 ) -> ComputeTimes:
     """Half a second of backward that fills four layers of 1 MiB, unless it is not ok."""
-    ok = status == "ok"
-    return ComputeTimes(
+    gradients = [
+        ReadyGradient(bytes=MIB, seconds=0.5 / micro_batches * (n + 1) / LAYERS, layer=n)
+        for n in range(LAYERS)
+    ]
+    measured = {
+        "forward_seconds": 0.25 / micro_batches,
+        "backward_seconds": 0.5 / micro_batches,
+        "update_seconds": 0.05,
+        "other_seconds": 0.0,
+        "gradients": gradients,
+        "source_tokens": 1000.0 / micro_batches,
+        "target_tokens": 1000.0 / micro_batches,
+        "vocabulary": 2000,
+    }
+    return record(
+        ComputeTimes,
         variant="ddp" if micro_batches == 1 else "accum4_sync",
         status=status,
         reason=reason,
         micro_batches=micro_batches,
-        forward_seconds=0.25 / micro_batches if ok else None,
-        backward_seconds=0.5 / micro_batches if ok else None,
-        update_seconds=0.05 if ok else None,
-        other_seconds=0.0 if ok else None,
-        gradients=[
-            ReadyGradient(bytes=MIB, seconds=0.5 / micro_batches * (n + 1) / LAYERS, layer=n)
-            for n in range(LAYERS if ok else 0)
-        ],
-        source_tokens=1000.0 / micro_batches if ok else None,
-        target_tokens=1000.0 / micro_batches if ok else None,
-        vocabulary=2000 if ok else None,
-        topology=None,
         provenance=provenance,
+        **(measured if status == "ok" else {}),
     )
 
 
 def trials(status: Status, text: str) -> list[LinkTrial]:
     """Two configurations at two bandwidths, of which the last is not made for the reason
     ``text``; with another status than ok, all of them."""
-    made = [
-        LinkTrial(
-            name=name,
-            bandwidth=bandwidth,
-            status="ok",
-            reason=None,
-            real_seconds=0.5,
-            emulated_seconds=0.5 * (1 + error),
-            error=error,
-        )
-        for name, bandwidth, error in [
-            ("ddp", 1e8, -0.02),
-            ("small_buckets", 1e8, 0.04),
-            ("ddp", 1e9, 0.07),
-            ("small_buckets", 1e9, 0.01),
-        ]
-    ]
-    missing = {"status": "unsupported", "reason": text}
-    missing |= dict.fromkeys(("real_seconds", "emulated_seconds", "error"))
+    errors = {("ddp", 1e8): -0.02, ("small_buckets", 1e8): 0.04}
+    errors |= {("ddp", 1e9): 0.07, ("small_buckets", 1e9): 0.01}
     kept = 3 if status == "ok" else 0
-    return made[:kept] + [trial.model_copy(update=missing) for trial in made[kept:]]
+    found = []
+    for (name, bandwidth), error in errors.items():
+        ended: dict[str, Any] = {"status": "unsupported", "reason": text}
+        if len(found) < kept:
+            seconds = {"real_seconds": 0.5, "emulated_seconds": 0.5 * (1 + error)}
+            ended = {"status": "ok", "error": error} | seconds
+        found.append(record(LinkTrial, name=name, bandwidth=bandwidth, **ended))
+    return found
 
 
 def write_scaling(

@@ -6,37 +6,15 @@ from schemas.results import Interval
 from transformer_core.report.kit import formats
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (1234, 3, "1,234"),
-        (1234.56, 3, "1,235"),
-        (0, 3, "0"),
-        (2.3456, 4, "2.346"),
-        (0.012345, 3, "0.0123"),
-        (31.415, 3, "31.4"),
-        (-0.5, 3, "-0.500"),
-        (float("inf"), 3, "inf"),
-    ],
-)
-def test_numbers(value, digits, text):
-    assert formats.plain_number(value, digits) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0345, "34 ms"), (12.34, "12.3 s"), (119, "119.0 s"), (150, "2.5 min"), (9000, "2.5 h")],
-)
-def test_durations(seconds, text):
-    assert formats.plain_duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(12, "12 B"), (1536, "1.5 KiB"), (345 << 20, "345 MiB"), (80 << 30, "80.0 GiB")],
-)
-def test_sizes(count, text):
-    assert formats.plain_size(count) == text
+def test_numbers_durations_and_sizes():
+    numbers = {1234: "1,234", 1234.56: "1,235", 0: "0", 0.012345: "0.0123", 31.415: "31.4"}
+    numbers |= {-0.5: "-0.500", float("inf"): "inf"}
+    assert {value: formats.plain_number(value, 3) for value in numbers} == numbers
+    assert formats.plain_number(2.3456, 4) == "2.346"
+    durations = {0.0345: "34 ms", 12.34: "12.3 s", 119: "119.0 s", 150: "2.5 min", 9000: "2.5 h"}
+    assert {value: formats.plain_duration(value) for value in durations} == durations
+    sizes = {12: "12 B", 1536: "1.5 KiB", 345 << 20: "345 MiB", 80 << 30: "80.0 GiB"}
+    assert {value: formats.plain_size(value) for value in sizes} == sizes
 
 
 def test_exact_value_is_kept_beside_the_rounded_one():

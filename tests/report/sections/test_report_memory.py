@@ -74,31 +74,24 @@ def test_the_section_shows_numbers_and_reasons(results):
 
 
 def test_a_study_without_memory_says_so(copied):
-    folder = copied
-    shutil.rmtree(folder / "memory")
-    study = json.loads((folder / "study.json").read_text()) | {"memory": None}
-    (folder / "study.json").write_text(json.dumps(study))
-    without = StudyResults(folder)
+    shutil.rmtree(copied / "memory")
+    study = json.loads((copied / "study.json").read_text()) | {"memory": None}
+    (copied / "study.json").write_text(json.dumps(study))
+    without = StudyResults(copied)
     assert said(without).startswith("The study does not ask for memory.")
-    assert (
-        rows_of("memory", without)
-        == rows_of("memory_milestones", without)
-        == rows_of("largest_batch", without)
-        == []
-    )
+    for table in ("memory", "memory_milestones", "largest_batch"):
+        assert rows_of(table, without) == []
     for name in set(SECTION.figures) - {"memory"}:  # that is of the timed runs
         assert "variant to show" in " ".join(texts(draw(name, without)))
 
 
 def test_a_study_may_leave_the_measurement_out(copied):
-    folder = copied
-    for path in (folder / "memory").glob("[!p]*.json"):
+    for path in (copied / "memory").glob("[!p]*.json"):
         path.unlink()
-    study = json.loads((folder / "study.json").read_text())
+    study = json.loads((copied / "study.json").read_text())
     study["memory"]["anatomy"] = False
-    (folder / "study.json").write_text(json.dumps(study))
-    without = StudyResults(folder)
-    text = said(without)
+    (copied / "study.json").write_text(json.dumps(study))
+    text = said(StudyResults(copied))
     assert "Bytes per parameter" not in text
     assert "Prediction and timed runs" in text
     assert "Largest batch" in text
@@ -132,13 +125,10 @@ def test_tables(results):
     assert single["model_state_per_parameter"] == 16
     assert by_place["amp_bf16", 0]["formula_model_state_per_parameter"] == 18
     assert by_place["accum4_sync", 0]["formula_buckets_per_parameter"] == 4
-    moments = [
-        row["milestone"]
-        for row in rows_of("memory_milestones", results)
-        if row["variant"] == "single"
+    milestones = [
+        row for row in rows_of("memory_milestones", results) if row["variant"] == "single"
     ]
-    assert moments[0] == "start"
-    assert moments[-1] == "peak"
+    assert (milestones[0]["milestone"], milestones[-1]["milestone"]) == ("start", "peak")
     trials = rows_of("largest_batch", results)
     assert [row["pairs"] for row in trials] == [64, 66, 64, 66]
     assert {row["largest_tokens"] for row in trials} == {64 * 60}

@@ -32,14 +32,10 @@ def over_a_link(
     link = Link(bandwidth=1e8, emulate=emulate)
     machine = spec.machine.model_copy(update={"nodes": 2, "devices_per_node": 1, "link": link})
     use = LinkUse(kind=kind, bandwidth=1e8)
-    repeats = [
-        repeat.model_copy(
-            update={
-                "topology": repeat.topology and repeat.topology.model_copy(update={"link": use})
-            }
-        )
-        for repeat in result.repeats
-    ]
+    repeats = []
+    for repeat in result.repeats:
+        found = repeat.topology and repeat.topology.model_copy(update={"link": use})
+        repeats.append(repeat.model_copy(update={"topology": found}))
     other = copy(results)
     other.specs = results.specs | {variant: spec.model_copy(update={"machine": machine})}
     changed = result.model_copy(update={"repeats": repeats})
@@ -55,11 +51,8 @@ def without(results: StudyResults, **sections: None) -> StudyResults:
 
 def test_a_run_over_a_link_says_how_the_link_was_made(results):
     (run,) = linked_runs(over_a_link(results, "accum4_sync", "namespaces"))
-    assert (run.result.variant, run.bandwidth, run.kind) == (
-        "accum4_sync",
-        "100 Mbit/s",
-        "namespaces",
-    )
+    found = (run.result.variant, run.bandwidth, run.kind)
+    assert found == ("accum4_sync", "100 Mbit/s", "namespaces")
     # A window is 10 steps of 30,000 to 30,800 tokens at 7,300 tokens per second.
     assert run.step_seconds == pytest.approx(0.417, rel=0.03)
     assert EMULATED not in section("scaling", over_a_link(results, "accum4_sync", "namespaces"))
@@ -137,18 +130,16 @@ def test_bucket_sizes_are_drawn_for_each_number_of_devices(results):
 
 
 def test_checks_say_why_there_is_no_prediction(copied):
-    folder = copied
-    file = folder / "projection" / "projection.json"
-    results = StudyResults(folder)
-    projection = context(results)["projection"]
+    projection = context(StudyResults(copied))["projection"]
     note = f"the model does not know {EVIL}"
     checks = [
         check.model_copy(update={"predicted_seconds": None, "error": None, "note": note})
         for check in projection.checks
     ]
     changes = {"checks": checks, "median_error": None, "worst_error": None}
-    file.write_text(projection.model_copy(update=changes).model_dump_json())
-    results = StudyResults(folder)
+    changed = projection.model_copy(update=changes)
+    (copied / "projection/projection.json").write_text(changed.model_dump_json())
+    results = StudyResults(copied)
     html = section("scaling", results)
     assert "the model does not know" in html
     assert "<script>" not in html

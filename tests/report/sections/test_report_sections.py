@@ -39,15 +39,14 @@ def test_a_certificate_that_fails_gives_its_whole_reason(study_folder):
 
 def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(written):
     """A small corpus has fewer tokens than a study may ask for."""
-    folder = written
-    (file,) = folder.rglob("tokenizer.report.json")
+    (file,) = written.rglob("tokenizer.report.json")
     report = json.loads(file.read_text())
     file.write_text(json.dumps(report | {"vocabulary": 1_234}))
-    page.write_page(StudyResults(folder))
-    asked = StudyResults(folder).study.tokenizer.vocabulary
+    page.write_page(StudyResults(written))
+    asked = StudyResults(written).study.tokenizer.vocabulary
     assert asked != 1_234
     expected = f"1,234 of the {asked:,} requested tokens"
-    assert expected in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
+    assert expected in re.sub("<[^>]*>", "", (written / "report.html").read_text())
 
 
 def test_whatever_is_compared_has_its_words_and_a_mark_of_its_own():
@@ -86,16 +85,15 @@ NONE = "Not measured: no variant has several processes."
 
 
 def test_nobody_misses_collective_operations_of_single_processes(written):
-    folder = written
-    (folder / COLLECTIVES).unlink()
-    for name, spec in StudyResults(folder).specs.items():
-        (folder / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
-    assert StudyResults(folder).collectives is None
-    figure = folder / "figures/collective_bandwidth.svg"
-    figure.write_text(draw(figure.stem, StudyResults(folder)))
+    (written / COLLECTIVES).unlink()
+    for name, spec in StudyResults(written).specs.items():
+        (written / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
+    assert StudyResults(written).collectives is None
+    figure = written / "figures/collective_bandwidth.svg"
+    figure.write_text(draw(figure.stem, StudyResults(written)))
     assert svg.read(figure).description == NONE
-    page.write_page(StudyResults(folder))
-    assert NONE in re.sub("<[^>]*>", "", (folder / "report.html").read_text())
+    page.write_page(StudyResults(written))
+    assert NONE in re.sub("<[^>]*>", "", (written / "report.html").read_text())
 
 
 def test_where_processes_talk_to_one_another_they_are_missed(copied):
