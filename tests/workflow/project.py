@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,13 @@ class Project:
         """Put this study in place of the one before."""
         self.study.write_text(yaml.safe_dump(study))
 
+    @contextlib.contextmanager
+    def asked_for(self, study: dict[str, Any]) -> Iterator[None]:
+        """Within the block, this study is in place of the one before."""
+        with put_back(self.study):
+            self.write_study(study)
+            yield
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start ``snakemake --cores 2`` with the study, in a process group of its own."""
         return subprocess.Popen(
@@ -131,6 +138,12 @@ class Project:
         # It would give each test fork servers of its own.
         environment.pop("PYTEST_CURRENT_TEST", None)
         return environment
+
+    def refused(self, *arguments: str) -> str:
+        """Run it to the end, which must not succeed: its output."""
+        code, output = self.snakemake(*arguments)
+        assert code != 0, output
+        return output
 
     def planned(self, *arguments: str) -> dict[str, int]:
         """Jobs by rule that a dry run announces."""
@@ -188,6 +201,17 @@ def know_sources(folder: Path) -> None:
     staleness.fingerprints(Sources(ROOT, ROOT / CACHE))
     (folder / CACHE).parent.mkdir(exist_ok=True)
     shutil.copy(ROOT / CACHE, folder / CACHE)
+
+
+@contextlib.contextmanager
+def put_back(*files: Path) -> Iterator[None]:
+    """What the block does to these files is undone after it."""
+    before = {file: file.read_bytes() for file in files}
+    try:
+        yield
+    finally:
+        for file, content in before.items():
+            file.write_bytes(content)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

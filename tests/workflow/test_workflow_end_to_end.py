@@ -3,16 +3,14 @@
 import json
 import re
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from project import TINY, Project
+from project import TINY, Project, put_back
 
 from schemas.results import (
     Capture,
-    EvaluationResult,
     LargestBatchResult,
     MemoryResult,
     PairedRun,
@@ -48,22 +46,21 @@ def results(project: Project, variant: str) -> VariantResult:
     return VariantResult.model_validate_json(path.read_text())
 
 
-def test_the_report_shows_every_variant_without_outside_references(project):
+def test_both_variants_are_measured_evaluated_and_shown(project):
     page = (project.folder / REPORT).read_text()
-    for variant in TINY["variants"]:
-        assert variant in page
-    assert "<script src" not in page
-    assert '<link rel="stylesheet" href="http' not in page
-
-
-def test_both_variants_are_ok_and_measured(project):
-    for variant in TINY["variants"]:
+    for variant, ranks in (("single", 1), ("ddp", 2)):
+        assert f'id="variant-{variant}"' in page
         result = results(project, variant)
         assert result.status == "ok", result.reason
         assert result.tokens_per_second is not None
-        assert result.evaluation.pairs == 8
-        assert len(result.repeats[0].windows) == 5
-    assert results(project, "ddp").repeats[0].topology.world_size == 2
+        found = result.evaluation
+        assert (found.pairs, len(found.samples), found.bleu is None) == (8, 2, False)
+        assert "version:" in found.signature
+        (repeat,) = result.repeats
+        assert (len(repeat.windows), repeat.topology.world_size) == (5, ranks)
+        command = f"snakemake --cores all results/runs/{variant}/repeat-1/metrics.json"
+        assert repeat.provenance.command.startswith(command)
+        assert "--configfile=study.yaml" in repeat.provenance.command
 
 
 def test_limits_of_the_machine_and_profiles_are_made_beside_the_runs(project):
@@ -145,12 +142,7 @@ def test_timed_runs_do_not_overlap(project):
     assert first_end - second_start < timedelta(seconds=2.5)
 
 
-def test_a_second_call_does_nothing(project):
-    output = project.make(REPORT)
-    assert "Nothing to be done" in output
-
-
-def test_a_comment_reruns_nothing(project):
+def test_a_second_call_with_comments_has_nothing_to_do(project):
     for file in (project.study, project.folder / "config/variants.yaml"):
         file.write_text("# a comment\n" + file.read_text())
     assert project.planned(REPORT) == {}
@@ -158,29 +150,20 @@ def test_a_comment_reruns_nothing(project):
 
 def test_changing_one_variant_reruns_that_variant_and_the_report(project):
     file = project.folder / "config/variants.yaml"
-    before = file.read_text()
-    variants = yaml.safe_load(before)
+    variants = yaml.safe_load(file.read_text())
     variants["ddp"]["change"] = {"parallel": {"kind": "ddp", "bucket_mb": 1}}
-    file.write_text(yaml.safe_dump(variants))
-    try:
+    with put_back(file):
+        file.write_text(yaml.safe_dump(variants))
         planned, said = project.dry_run(REPORT)
-    finally:
-        file.write_text(before)
-    assert planned["train"] == 1
-    assert planned["resolve_spec"] == 1
-    assert planned["evaluate"] == 1
-    assert planned["turns"] == 1
+    assert [planned[rule] for rule in ("resolve_spec", "train", "evaluate", "turns")] == [1] * 4
     assert "Train ddp" in said
     assert "Train single" not in said
     assert "read_corpus" not in planned
 
 
 def test_changing_the_device_count_leaves_the_single_run_alone(project):
-    project.write_study(STUDY | {"machine": STUDY["machine"] | {"devices_per_node": 3}})
-    try:
+    with project.asked_for(STUDY | {"machine": STUDY["machine"] | {"devices_per_node": 3}}):
         _, said = project.dry_run(REPORT)
-    finally:
-        project.write_study(STUDY)
     assert "Train ddp" in said
     assert "Train single" not in said
 
@@ -188,14 +171,12 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project):
 def test_editing_a_source_reruns_what_it_changes(project):
     """Of every file, tests/study has the rules."""
     file = project.folder / "transformer_core/models/sublayers.py"
-    before = file.read_text()
     # A statement without an effect, but a statement: every function that returns something says
     # something else.
-    file.write_text(re.sub(r"^( +)return ", r"\1del ()\n\1return ", before, flags=re.M))
-    try:
+    other = re.sub(r"^( +)return ", r"\1del ()\n\1return ", file.read_text(), flags=re.M)
+    with put_back(file):
+        file.write_text(other)
         planned = set(project.planned(REPORT))
-    finally:
-        file.write_text(before)
     assert planned >= {"train", "evaluate", "turns", "page"}
     assert "shards" not in planned
 
@@ -220,52 +201,31 @@ def test_sides_take_turns_in_two_sessions(project):
 
 
 def test_another_margin_judges_anew_and_times_nothing(project):
-    asked = TINY["comparison"]
-    try:
-        project.write_study(STUDY | {"comparison": asked | {"margin": 0.1}})
-        judged = project.planned("results/comparisons.json")
-        project.write_study(STUDY | {"comparison": asked | {"pairs": 7}})
-        timed = project.planned("results/comparisons.json")
-    finally:
-        project.write_study(STUDY)
-    assert judged == {"compare": 1}
-    assert timed == {"compare": 1, "turns": 1}
+    for change, planned in (
+        ({"margin": 0.1}, {"compare": 1}),
+        ({"pairs": 7}, {"compare": 1, "turns": 1}),
+    ):
+        with project.asked_for(STUDY | {"comparison": TINY["comparison"] | change}):
+            assert project.planned("results/comparisons.json") == planned
 
 
-def test_turns_that_the_study_does_not_have_are_refused(project):
-    code, output = project.snakemake("-n", "results/turns/ddp/1")
-    assert code != 0
-    assert "results/turns/single/1" in output
-
-
-def test_a_target_of_a_variant_that_is_not_searched_is_refused(project):
-    code, output = project.snakemake("-n", "results/memory/largest_batch/ddp.json")
-    assert code != 0
+def test_what_the_study_does_not_ask_for_is_refused(project):
+    output = project.refused("-n", "results/turns/ddp/1", "results/memory/largest_batch/ddp.json")
+    assert "did you mean results/turns/single/1" in output
     assert "did you mean results/memory/largest_batch/single.json" in output
 
 
 def test_a_search_names_variants_of_the_study(project):
-    search = {"largest_batch": {"variants": ["dpp"]}}
-    project.write_study(STUDY | {"memory": search})
-    try:
-        code, output = project.snakemake("-n", PREDICTED)
-    finally:
-        project.write_study(STUDY)
-    assert code != 0
-    assert "did you mean ddp" in output
+    with project.asked_for(STUDY | {"memory": {"largest_batch": {"variants": ["dpp"]}}}):
+        assert "did you mean ddp" in project.refused("-n", PREDICTED)
 
 
 def test_a_study_may_leave_it_out(project):
-    project.write_study(STUDY | {"memory": None})
-    try:
-        code, output = project.snakemake("-n", "results/runs/single/repeat-1/metrics.json")
-        refused, said = project.snakemake("-n", PREDICTED)
-    finally:
-        project.write_study(STUDY)
-    assert code == 0, output
-    assert "predict_memory" not in output
-    assert refused != 0
-    assert "is not known" in said
+    with project.asked_for(STUDY | {"memory": None}):
+        planned = project.planned(RUN, "--forceall")
+        assert "train" in planned
+        assert "predict_memory" not in planned
+        assert "is not known" in project.refused("-n", PREDICTED)
 
 
 def test_another_prediction_is_no_reason_to_train_again(project):
@@ -278,53 +238,28 @@ def test_another_prediction_is_no_reason_to_train_again(project):
 
 def test_one_variant_alone(project):
     target = "results/runs/single/metrics.json"
-    (project.folder / target).unlink()
-    output = project.make(target)
+    with put_back(project.folder / target):
+        (project.folder / target).unlink()
+        planned, output = project.dry_run(target)
+    assert planned == {"combine": 1}
     assert "ddp" not in output.split("Job stats:")[1]
 
 
-def test_commands_in_the_results_name_the_study(project):
-    command = results(project, "single").repeats[0].provenance.command
-    assert command.startswith("snakemake --cores all results/runs/single/repeat-1/metrics.json")
-    assert "--configfile=study.yaml" in command
-
-
-def test_evaluation_is_readable(project):
-    text = (project.folder / "results/runs/single/evaluation.json").read_text()
-    result = EvaluationResult.model_validate_json(text)
-    assert result.bleu is not None
-    assert "version:" in result.signature
-    assert len(result.samples) == 2
-
-
 def test_another_study_does_not_overwrite_silently(project):
-    project.write_study(STUDY | {"name": "other"})
-    try:
-        code, output = project.snakemake(REPORT)
-        allowed, _ = project.snakemake("-n", REPORT, "--config", "replace_results=true")
-    finally:
-        project.write_study(STUDY)
-    assert code != 0
+    with project.asked_for(STUDY | {"name": "other"}):
+        output = project.refused(REPORT)
+        project.make("-n", REPORT, "--config", "replace_results=true")
     assert "holds the results of the study 'tiny'" in output
     assert "mv results results-tiny" in output
-    assert allowed == 0
 
 
 def test_a_truncated_shard_is_named_with_its_repair(project):
-    shard = next(Path(project.folder, "results/data/grammar/shards/train").glob("*.arrow"))
+    shard = next((project.folder / "results/data/grammar/shards/train").glob("*.arrow"))
     whole = shard.read_bytes()
-    shard.write_bytes(whole[: len(whole) // 2])
-    metrics = project.folder / "results/runs/single/repeat-1/metrics.json"
-    kept = metrics.read_text()
-    try:
-        code, output = project.snakemake(
-            str(metrics.relative_to(project.folder)), "--forcerun", "train"
-        )
-        assert code == 0, output
-        repeat = json.loads(metrics.read_text())
-    finally:
-        shard.write_bytes(whole)
-        metrics.write_text(kept)
+    with put_back(shard, project.folder / RUN):
+        shard.write_bytes(whole[: len(whole) // 2])
+        project.make(RUN, "--forcerun", "train")
+        repeat = json.loads((project.folder / RUN).read_text())
     assert repeat["status"] == "failed"
     assert shard.name in repeat["reason"]
     manifest = "results/data/grammar/shards/train/manifest.json"
@@ -333,22 +268,15 @@ def test_a_truncated_shard_is_named_with_its_repair(project):
 
 def test_a_run_that_cannot_fit_is_warned_of_on_the_terminal(project):
     """The prediction in the file is made a thousand times larger: the job of the run says so."""
-    path: Path = project.folder / PREDICTED
-    kept = path.read_text()
-    larger = json.loads(kept)
+    path = project.folder / PREDICTED
+    larger = json.loads(path.read_text())
     for prediction in larger["predictions"]:
         prediction["context_bytes"] = 2**50
-    path.write_text(json.dumps(larger))
-    # With its digest, it would be refused.
     digests = path.with_name(NAME)
-    before = digests.read_bytes()
-    digests.unlink()
-    try:
-        code, output = project.snakemake(RUN, "--forcerun", "train")
-    finally:
-        path.write_text(kept)
-        digests.write_bytes(before)
-    assert code == 0, output
+    with put_back(path, digests):
+        path.write_text(json.dumps(larger))
+        digests.unlink()  # with its digest, it would be refused
+        output = project.make(RUN, "--forcerun", "train")
     warning = "WARNING: single will probably run out of memory: 1048576"
     assert warning in output
     assert warning in (project.folder / RUN).with_name("run.log").read_text()

@@ -27,27 +27,21 @@ def project(tmp_path_factory):
     ],
 )
 def test_a_wrong_study(project, change, words):
-    project.write_study(TINY | change)
-    try:
-        code, output = project.snakemake("results/report.html")
-    finally:
-        project.write_study(TINY)
-    assert code != 0
+    with project.asked_for(TINY | change):
+        output = project.refused("results/report.html")
     for word in ["study.yaml", "remedy:", *words]:
         assert word in output
     assert not (project.folder / "results/runs").exists()
 
 
 def test_a_wrong_value_on_the_command_line(project):
-    code, output = project.snakemake("-n", "--config", 'training={"steps": "many"}')
-    assert code != 0
+    output = project.refused("-n", "--config", 'training={"steps": "many"}')
     assert "training.steps" in output
     assert "'many'" in output
 
 
 def test_a_mistyped_target_is_refused_with_near_names(project):
-    code, output = project.snakemake("results/runs/singel/metrics.json")
-    assert code != 0
+    output = project.refused("results/runs/singel/metrics.json")
     assert "results/runs/single/metrics.json" in output
 
 

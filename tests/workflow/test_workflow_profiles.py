@@ -32,14 +32,10 @@ def timed_rules() -> set[str]:
     return timed | inherited
 
 
-def test_there_are_timed_rules():
-    assert {"train", "train_again", "turns", "roofline"} <= timed_rules()
-
-
 def test_every_timed_rule_has_its_hosts_to_itself_on_slurm():
     resources = yaml.safe_load(SLURM.read_text())["set-resources"]
     exclusive = {name for name, of in resources.items() if "--exclusive" in of["slurm_extra"]}
-    assert exclusive == timed_rules()
+    assert exclusive == timed_rules() > {"train", "train_again", "turns", "roofline"}
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])

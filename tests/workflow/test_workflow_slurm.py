@@ -128,18 +128,12 @@ def topology(project: Project, variant: str) -> Topology:
     return found.topology
 
 
-def test_a_single_run_takes_one_host(project):
-    assert repeat(project, "single").status == "ok"
+def test_a_single_run_takes_one_host_and_ddp_two(project):
     assert topology(project, "single").nodes == 1
-
-
-def test_ddp_runs_on_two_hosts(project):
     found = topology(project, "ddp")
     assert (found.nodes, found.world_size, found.local_world_size) == (2, 2, 1)
-    assert [(place.rank, place.node_rank, place.host) for place in found.ranks] == [
-        (0, 0, "n1"),
-        (1, 1, "n2"),
-    ]
+    places = [(place.rank, place.node_rank, place.host) for place in found.ranks]
+    assert places == [(0, 0, "n1"), (1, 1, "n2")]
 
 
 def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(project, slurm):
@@ -153,16 +147,10 @@ def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(project, slurm):
     assert "TresPerJob=gres:gpu:1" in jobs["rule_evaluate_wildcards_ddp"]
 
 
-def test_the_cancelled_job_was_tried_again_and_went_on(project):
-    found = repeat(project, CANCELLED)
+@pytest.mark.parametrize("variant", [REQUEUED, CANCELLED])
+def test_what_was_cut_short_went_on(project, variant):
+    found = repeat(project, variant)
     assert found.status == "ok", found.reason
     assert found.resumed_at, "it began anew"
     assert found.steps == STUDY["training"]["steps"]
     assert "Trying to restart job" in (project.folder / "output.txt").read_text()
-
-
-def test_the_requeued_job_went_on(project):
-    found = repeat(project, REQUEUED)
-    assert found.status == "ok", found.reason
-    assert found.resumed_at, "it began anew"
-    assert found.steps == STUDY["training"]["steps"]
