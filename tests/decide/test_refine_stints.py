@@ -1,5 +1,6 @@
 """Where the time of a study goes: a fake clock, and sides whose truth is known."""
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -17,12 +18,17 @@ def verdicts(pairs: list[SoFar]) -> dict[str, str | None]:
     return {one.pair.variant: one.verdict for one in standings(pairs, LIMITS.margin)}
 
 
-def go_on(turns: FakeTurns, pairs: list[SoFar], time: float, folder: Path) -> float:
+def go_on(
+    turns: FakeTurns,
+    pairs: list[SoFar],
+    time: float,
+    folder: Path,
+    measure: Callable[[Plan, int], Session] | None = None,
+) -> float:
     """Spend so many seconds more; what was left of them."""
     end = turns.seconds + time
-    spend(
-        pairs, LIMITS, kept_in(folder, pairs), turns.measure, lambda: end - turns.now(), turns.now
-    )
+    kept, measure = kept_in(folder, pairs), measure or turns.measure
+    spend(pairs, LIMITS, kept, measure, lambda: end - turns.now(), turns.now)
     return end - turns.now()
 
 
@@ -117,8 +123,7 @@ def test_a_side_that_ends_is_left_alone(tmp_path):
         return turns.measure(plan, number)
 
     pairs = turns.pairs()
-    end = turns.seconds + 60
-    spend(pairs, LIMITS, kept_in(tmp_path, pairs), measure, lambda: end - turns.now(), turns.now)
+    go_on(turns, pairs, 60.0, tmp_path, measure)
     assert verdicts(pairs) == {"a": "SAME", "dies": "UNDECIDED"}
     (open_one,) = unsettled(pairs, LIMITS)
     assert (open_one.variant, open_one.seconds) == ("dies", None)

@@ -4,15 +4,14 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Parts, PredictedRank
+from tests.measure.short_runs import this_rank
 from tests.training.small_training import VOCABULARY, small_spec, small_store
 from transformer_core.measure.memory_anatomy import steps_of
 from transformer_core.measure.memory_anatomy_worker import Followed, Training, followed
 from transformer_core.measure.memory_prediction import predict_ranks
-from transformer_core.parallel.topology import Process
 
 STORES = small_store(200), small_store(60, seed=1)
 
@@ -26,10 +25,9 @@ def memory_spec(**sections: Any) -> RunSpec:
 
 def measure(spec: RunSpec) -> Followed:
     """What this rank, of the process group if there is one, finds."""
-    joined = dist.is_initialized()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
-    process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
-    return followed(Training(spec, process, VOCABULARY, STORES, steps_of(spec)), translate=False)
+    return followed(
+        Training(spec, this_rank(), VOCABULARY, STORES, steps_of(spec)), translate=False
+    )
 
 
 def measure_all(specs: dict[str, RunSpec]) -> dict[str, tuple[int, Parts, Parts, int]]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from schemas.results.certificates import Checks, TensorDistance
+from tests.measure.short_runs import Silent
 from tests.training.small_training import VOCABULARY, small_setup, small_spec
 from transformer_core.certify.checker import Checker
 from transformer_core.certify.floors import MARGIN
@@ -33,11 +34,6 @@ def test_rounding_is_to_the_nearest_level_of_each_block_of_a_large_tensor():
     scale = block.abs().max()
     distances = (block[:, None] / scale - levels(True)).abs()
     assert torch.allclose((found[256:512] - block).abs(), distances.min(1).values * scale)
-
-
-class Silent:
-    def __getattr__(self, name: str) -> object:
-        return lambda *_: None
 
 
 def checked(folder: Path) -> Checks:

@@ -6,24 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, load_model, save_file
 
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
+from tests.measure.short_runs import recorded
 from tests.training.small_training import (
     VOCABULARY,
     run_small,
     small_setup,
     small_spec,
-    small_store,
 )
-from transformer_core.certify.short_run_worker import record
 from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.models.decoding import beam_search
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import whole_weights
-from transformer_core.parallel.topology import Process
 
 pytestmark = pytest.mark.slow
 
@@ -39,17 +36,8 @@ def spec_of(kind: str, **sections: Any) -> RunSpec:
     return small_spec(model=model | KINDS.get(kind, {}), **sections)
 
 
-def recorded(spec: RunSpec, folder: Path) -> Any:
-    """What a short run of this process, or this rank, records; weights in ``folder``."""
-    joined = dist.is_initialized()
-    rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
-    process = Process(rank, size, rank, size, torch.device("cpu"))
-    stores = (small_store(), small_store(9, seed=1))
-    return record(spec, process, VOCABULARY, stores, folder, save_weights=True).trajectory
-
-
 def all_recorded(cases: dict[str, tuple[RunSpec, Path]]) -> dict[str, Any]:
-    return {name: recorded(*case) for name, case in cases.items()}
+    return {name: recorded(*case).trajectory for name, case in cases.items()}
 
 
 STRATEGIES = ("ddp", "fsdp")
@@ -72,7 +60,7 @@ def two_ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_what_one_process_trains(kind, two_ranks, tmp_path):
-    alone = recorded(spec_of(kind), tmp_path)
+    alone = recorded(spec_of(kind), tmp_path).trajectory
     runs, folder = two_ranks
     for strategy in STRATEGIES:
         run = runs[f"{kind}-{strategy}"]
@@ -86,7 +74,8 @@ def test_two_ranks_train_what_one_process_trains(kind, two_ranks, tmp_path):
 
 def test_torch_nn_trains_the_same_model_as_this_projects_layers(tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    runs = [recorded(spec_of(kind), folder) for kind, folder in (("", ours), ("torch_nn", theirs))]
+    cases = {"": (spec_of(""), ours), "torch_nn": (spec_of("torch_nn"), theirs)}
+    runs = [*all_recorded(cases).values()]
     assert runs[0].initial_sha256 == runs[1].initial_sha256
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-5)
     first, second = (load_file(folder / "final.safetensors") for folder in (ours, theirs))

@@ -7,7 +7,7 @@ import torch
 
 from schemas.config.model import HuggingFace, HuggingFaceCausal
 from schemas.config.run_spec import LanguageModel
-from tests.measure.test_measure_models import recorded
+from tests.measure.short_runs import recorded
 from tests.training.small_training import small_spec
 from transformer_core.certify.number_formats import EXACT
 from transformer_core.certify.plain_models import OwnModel
@@ -52,6 +52,6 @@ def test_a_translation_model_has_its_tied_matrix_once(tied, tmp_path):
     model = build_model(spec, VOCABULARY)
     pointers = [p.data_ptr() for p in canonical_state_dict(model).values()]
     assert len(pointers) == len(set(pointers))
-    checks = recorded(small_spec(model=fields), tmp_path).checks
+    checks = recorded(small_spec(model=fields), tmp_path).trajectory.checks
     for point in checks.points:
         assert point.norm == pytest.approx(point.expected_norm, rel=1e-4)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from schemas.results.runs import StepKernels
-from tests.training.small_training import VOCABULARY, small_setup, small_spec, small_store
-from transformer_core.certify.short_run_worker import STEPS_AS_TIMED, record
+from tests.measure.short_runs import recorded
+from tests.training.small_training import small_setup, small_spec
+from transformer_core.certify.short_run_worker import STEPS_AS_TIMED
 from transformer_core.machine.step_kernels import FirstStep
-from transformer_core.parallel.topology import Process
 from transformer_core.training.loop import train
 from transformer_core.training.observer import Observer
 
@@ -77,17 +77,14 @@ def test_nothing_is_watched_after_a_step_that_failed():
 
 def test_where_algorithms_are_deterministic_some_steps_are_checked_without(tmp_path):
     """As on CUDA, where a timed run takes other kernels than the short run."""
-    process = Process(0, 1, 0, 1, torch.device("cpu"))
-    stores = (small_store(), small_store(9, seed=1))
     spec = small_spec(model={"dropout": 0.0})
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        found = record(spec, process, VOCABULARY, stores, tmp_path, save_weights=True)
+        found = recorded(spec, tmp_path)
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
     assert found.kernels.deterministic
     checks = found.trajectory.as_timed
     assert [point.step for point in checks.points] == [1, 2, STEPS_AS_TIMED]
-    usual = record(spec, process, VOCABULARY, stores, tmp_path, save_weights=True)
-    assert usual.trajectory.as_timed is None
+    assert recorded(spec, tmp_path).trajectory.as_timed is None

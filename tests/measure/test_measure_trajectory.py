@@ -9,19 +9,19 @@ import pytest
 import torch
 from analysis_builders import trajectory
 from safetensors.torch import load_file
-from small_training import VOCABULARY, small_setup, small_spec, small_store
+from small_training import VOCABULARY, small_setup, small_spec
 
 from schemas.config.measurement import Bitwise, Tolerance
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Certificate, SeedTrajectory, Trajectory
+from tests.measure.short_runs import Silent, recorded
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.short_run import ShortRun
-from transformer_core.certify.short_run_worker import Recorder, digest, record
+from transformer_core.certify.short_run_worker import Recorder, digest
 from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.decide.search_final import command_of
-from transformer_core.parallel.topology import Process
 from transformer_core.training.loop import Diverged, train
 
 pytestmark = pytest.mark.slow
@@ -33,15 +33,6 @@ def spec_of(**sections: Any) -> RunSpec:
     """A short run of a tiny model without dropout."""
     model = {"dropout": 0.0} | sections.pop("model", {})
     return small_spec(model=model, **sections)
-
-
-def recorded(spec: RunSpec, folder: Path, checked: bool = True) -> SeedTrajectory:
-    """The short run of ``spec`` in this process; its weights are saved in ``folder``."""
-    process = Process(0, 1, 0, 1, torch.device("cpu"))
-    stores = (small_store(), small_store(9, seed=1))
-    return record(
-        spec, process, VOCABULARY, stores, folder, save_weights=True, checked=checked
-    ).trajectory
 
 
 def verdict(
@@ -65,8 +56,8 @@ TOLERANCE = Tolerance(kind="tolerance")
 def test_another_way_to_compute_is_equivalent_to_the_plain_one(tmp_path):
     plain = tmp_path / "plain"
     spec = spec_of(model=PLAIN)
-    reference = trajectory("reference", [recorded(spec, plain, checked=False)]), plain
-    run = recorded(spec_of(), tmp_path)
+    reference = trajectory("reference", [recorded(spec, plain, False).trajectory]), plain
+    run = recorded(spec_of(), tmp_path).trajectory
     certificate = verdict(TOLERANCE, run, tmp_path, reference)
     assert certificate.status == "equivalent", certificate.reason
     assert certificate.left_out, "biases of keys"
@@ -80,7 +71,8 @@ def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path):
     runs = []
     for every in (1, 4, 100):
         spec = spec_of(training={"log_every": every})
-        runs.append((recorded(spec, tmp_path / str(every)), tmp_path / str(every)))
+        folder = tmp_path / str(every)
+        runs.append((recorded(spec, folder).trajectory, folder))
     (first, folder), *others = runs
     assert len(first.losses) == len(first.grad_norms) == spec.training.steps
     against = (trajectory("first", [first]), folder)
@@ -93,24 +85,19 @@ def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path):
 
 def test_recording_does_not_disturb_the_training(tmp_path):
     spec = small_spec(model={"dropout": 0.3})
-    run = recorded(spec, tmp_path)
+    run = recorded(spec, tmp_path).trajectory
     setup = small_setup(spec)
 
-    class Silent(Recorder):
+    class Quiet(Recorder):
         def updated(self, *_: Any) -> None:
             pass
 
-    history = train(setup, Silent(setup.strategy, _NoProgress()), tmp_path / "none")
+    history = train(setup, Quiet(setup.strategy, Silent()), tmp_path / "none")
     logged = [step["loss"] for step in history.steps]
     assert run.losses == pytest.approx(logged, rel=1e-6)
     assert run.grad_norms == pytest.approx([step["grad_norm"] for step in history.steps])
     final = CanonicalTensors(setup, VOCABULARY).weights()
     assert digest(final) == digest(load_file(tmp_path / "final.safetensors"))
-
-
-class _NoProgress:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
 
 
 def test_weights_have_the_same_names_and_start_for_every_projection():
@@ -127,7 +114,7 @@ def test_weights_have_the_same_names_and_start_for_every_projection():
 
 def test_a_loss_that_is_not_finite_has_a_status(tmp_path):
     setup = small_setup(spec_of())
-    recorder = Recorder(setup.strategy, _NoProgress())
+    recorder = Recorder(setup.strategy, Silent())
     norm = torch.tensor(float("inf"))
     recorder.updated(1, 10, torch.tensor(20.0), norm)
     assert recorder.read(1, "0" * 64).grad_norms == [None]

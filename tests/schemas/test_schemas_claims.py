@@ -19,6 +19,7 @@ from transformer_core.study.study_files import claim_files, claim_pairs, read_cl
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
+DECLARED = read_variants(ROOT / "config/variants.yaml")
 VARIANTS = {
     name: Variant(equivalence="tolerance", summary=name)
     for name in ("single", "ddp", "ddp_bucket_1mb", "ddp_bucket_5mb")
@@ -136,16 +137,15 @@ def test_members_and_pairs_of_a_study():
 
 
 def test_the_original_claims_are_all_there_and_known_to_their_variants():
-    variants, families = read_variants(ROOT / "config/variants.yaml")
-    found = read_claims(ROOT / "config/claims.yaml", variants, families)
+    found = read_claims(ROOT / "config/claims.yaml", *DECLARED)
     assert [name for name in found if name.startswith("C")] == [f"C{n}" for n in range(1, 17)]
-    named = {row for variant in variants.values() for row in variant.tests}
+    named = {row for variant in DECLARED.variants.values() for row in variant.tests}
     assert {row for row in named if row.startswith("C")} <= set(found)
     for name, claim in found.items():
         used = {variant for test in claim.tests for variant in variants_of(test).values()}
         for test in claim.tests:
             if test.kind == "trend":
-                used |= {member.variant for member in families[test.family].members}
+                used |= {member.variant for member in DECLARED.families[test.family].members}
         assert used, name
 
 
@@ -179,8 +179,7 @@ def fields_in(node: Any) -> set[str]:
 
 
 def test_the_original_claims_look_up_fields_that_results_have():
-    variants, families = read_variants(ROOT / "config/variants.yaml")
-    found = read_claims(ROOT / "config/claims.yaml", variants, families)
+    found = read_claims(ROOT / "config/claims.yaml", *DECLARED)
     numbers = [n for claim in found.values() for test in claim.tests for n in numbers_of(test)]
     assert {number.file.split("/")[1] for number in numbers} == set(RECORDS)
     for number in numbers:

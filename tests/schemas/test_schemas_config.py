@@ -13,6 +13,7 @@ from transformer_core.study.resolve import check_study, resolve_all, spec_of
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
+VARIANTS = read_variants(ROOT / "config/variants.yaml").variants
 FILES = sorted((ROOT / "config").rglob("*.y*ml"))
 LINE = re.compile(r"# yaml-language-server: \$schema=(\S+)")
 
@@ -46,7 +47,7 @@ def test_the_first_line_points_to_a_schema_that_holds(path):
 @pytest.mark.parametrize("path", STUDIES, ids=name)
 def test_every_study_resolves(path):
     study = check_study(read_yaml(path), name(path))
-    specs = resolve_all(study, read_variants(ROOT / "config/variants.yaml").variants, name(path))
+    specs = resolve_all(study, VARIANTS, name(path))
     assert list(specs) == study.variants
     for variant, spec in specs.items():
         assert spec.variant == variant
@@ -60,22 +61,20 @@ def test_studies_have_different_names():
 def test_variants_differ():
     # In the full study, whose batches can be divided by any of them.
     study = check_study(read_yaml(ROOT / "config/studies/full.yaml"), "config/studies/full.yaml")
-    variants = read_variants(ROOT / "config/variants.yaml").variants
-    digests = {spec_of(study, variant, variants).digest() for variant in variants}
-    assert len(digests) == len(variants)
+    digests = {spec_of(study, variant, VARIANTS).digest() for variant in VARIANTS}
+    assert len(digests) == len(VARIANTS)
 
 
 def test_the_full_study_has_every_variant_but_those_over_a_slow_link():
     """With them, a study of every technique would take hours. Variants that only name a default
     are there for compositions."""
-    variants = read_variants(ROOT / "config/variants.yaml").variants
     full, links = (
         check_study(read_yaml(ROOT / f"config/studies/{name}.yaml"), name)
         for name in ("full", "links")
     )
-    specs = {name: spec_of(full, name, variants) for name in variants}
+    specs = {name: spec_of(full, name, VARIANTS) for name in VARIANTS}
     over_a_link = {name for name, spec in specs.items() if spec.machine.link is not None}
     single = specs["single"]
     defaults = {n for n, s in specs.items() if s.model_copy(update={"variant": "single"}) == single}
-    assert set(full.variants) | defaults == variants.keys() - over_a_link
+    assert set(full.variants) | defaults == VARIANTS.keys() - over_a_link
     assert over_a_link == set(links.variants)

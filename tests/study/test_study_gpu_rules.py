@@ -13,6 +13,7 @@ from transformer_core.study.resolve import check_study, resolve_all
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).parents[2]
+VARIANTS, FAMILIES = read_variants(ROOT / "config/variants.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +24,16 @@ def original():
 
 def test_a_study_in_micro_batches_has_no_member_without(original):
     """The curve over micro-batches takes plain DDP as the one without them."""
-    _, families = read_variants(ROOT / "config/variants.yaml")
-    family = families["accumulation"]
+    family = FAMILIES["accumulation"]
     assert "ddp" not in {member.variant for member in members_in(family, original)}
-    training = original.training.model_copy(
-        update={
-            "accumulation": original.training.accumulation.model_copy(update={"micro_batches": 1})
-        }
-    )
+    one = original.training.accumulation.model_copy(update={"micro_batches": 1})
+    training = original.training.model_copy(update={"accumulation": one})
     whole = original.model_copy(update={"training": training})
     assert "ddp" in {member.variant for member in members_in(family, whole)}
 
 
 def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original):
-    variants, _ = read_variants(ROOT / "config/variants.yaml")
-    specs = resolve_all(original, variants)
+    specs = resolve_all(original, VARIANTS)
     found = reservation([on_one_device(largest(specs.values()))], 30_000)
     assert (found.hosts, found.gpus_per_host) == (1, 1)
     rule = (ROOT / "workflow/rules/memory.smk").read_text().split("rule memory:")[0]
@@ -53,8 +49,7 @@ def test_the_turns_of_one_large_gpu_start_the_reference_a_few_times():
 
 def test_a_job_on_a_gpu_has_room_to_check_a_step_on_the_host(original):
     """The checker takes up to 8 GB of main memory beside what the model itself needs there."""
-    variants, _ = read_variants(ROOT / "config/variants.yaml")
-    spec = on_one_device(resolve_all(original, variants)["single"])
+    spec = on_one_device(resolve_all(original, VARIANTS)["single"])
     assert spec.machine.device == "cuda"
     assert reservation([spec], 30_000).memory_mb >= 8_000
 
@@ -73,8 +68,7 @@ def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together()
 
 
 def test_the_search_of_the_original_study_can_leave_padding_out(original):
-    variants, _ = read_variants(ROOT / "config/variants.yaml")
-    specs = resolve_all(original, variants)
+    specs = resolve_all(original, VARIANTS)
     assert pads(specs[original.baseline])
     assert [name for name in original.variants if not pads(specs[name])] == [
         "as_published_with_tokens_unpadded"

@@ -14,6 +14,7 @@ from transformer_core.study.study_files import guard, study_settings
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
+DECLARED = read_variants(ROOT / "config/variants.yaml")
 
 
 def test_files_are_laid_over_one_another_and_entries_on_top(tmp_path):
@@ -104,22 +105,20 @@ WRONG: list[tuple[str, str, str]] = [
 
 @pytest.mark.parametrize(("entries", "field", "remedy"), WRONG, ids=[w[1] for w in WRONG])
 def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
-    declared = read_variants(ROOT / "config/variants.yaml")
     settings = study_settings([], ["name=a", "variants=[single, ddp]", entries])
-    found = problems_of(plan_study, settings, "study.yaml", declared, {})
+    found = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
     problems = {problem.field: problem for problem in found}
     assert field in problems, problems
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
 
 
 def test_powersgd_that_never_begins_is_refused():
-    declared = read_variants(ROOT / "config/variants.yaml")
-    name = next(n for n, v in declared.variants.items() if "powersgd" in str(v.change))
+    name = next(n for n, v in DECLARED.variants.items() if "powersgd" in str(v.change))
     training = "training={steps: 4, schedule: {kind: noam, warmup: 4}}"
     entries = ["name=a", f"variants=[single, {name}]", training]
     settings = study_settings([], [*entries, "measurement={warmup_steps: 2, window_steps: 2}"])
     with pytest.raises(ConfigError, match=r"start_step = \d+"):
-        plan_study(settings, "study.yaml", declared, {})
+        plan_study(settings, "study.yaml", DECLARED, {})
 
 
 def test_a_target_behind_the_option_is_told(tmp_path):
