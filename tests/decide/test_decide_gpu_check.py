@@ -219,11 +219,13 @@ def test_the_ends_of_all_logs_are_kept(tmp_path):
     assert len(end.text) == lines.LOG_CHARACTERS
 
 
+ADDS = DeviceFact(name="NCCL", expected="", status="ok", holds=True, found="adds", reason=None)
+
+
 def test_the_page_has_all_that_is_needed_to_mend_it_from_afar():
     tests = gpu_tests(1, GpuTest(name="a.b", text="assert 1 == 2"))
     truths = AttentionTruths(status="ok", reason=None, dtype="bfloat16", shape=[1], cases=[truth()])
-    fact = DeviceFact(name="NCCL", expected="", status="ok", holds=True, found="adds", reason=None)
-    device = DeviceFacts(facts=[fact], versions={"package nvidia-cudnn": "9.1", "torch build": "b"})
+    device = DeviceFacts(facts=[ADDS], versions={"package nvidia-cudnn": "9.1", "torch build": "b"})
     check = GpuCheck(
         checks=[lines.tests(tests), *lines.attention(truths), *lines.device(device)],
         hardware=provenance().hardware,
@@ -246,10 +248,8 @@ def test_a_page_is_made_of_whatever_is_there(tmp_path):
     for name in ("environment", "attention", "roofline", "tests", "training tf32", "comparisons"):
         assert f'<th scope="row">{name}</th>' in page
     assert "not run yet" in page
-    fact = DeviceFact(name="NCCL", expected="", status="ok", holds=True, found="adds", reason=None)
-    write_text(
-        tmp_path / "gpu_check/device.json", DeviceFacts(facts=[fact], versions={}).model_dump_json()
-    )
+    facts = DeviceFacts(facts=[ADDS], versions={})
+    write_text(tmp_path / "gpu_check/device.json", facts.model_dump_json())
     write_text(tmp_path / "gpu_check/tests.json", gpu_tests(3).model_dump_json())
     outcomes = {one.name: one.outcome for one in lines.check(tmp_path).checks}
     assert (outcomes["NCCL"], outcomes["tests"]) == ("held", "held")

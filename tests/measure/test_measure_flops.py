@@ -65,16 +65,6 @@ def test_the_count_is_that_of_the_operators(model):
     assert training_flops(model, VOCABULARY, lengths) == [both]
 
 
-def test_padding_is_work_that_is_not_asked_for():
-    model = Transformer(**SIZES)
-    short, long = one_batch(1, 3, 2), one_batch(1, SOURCE, TARGET)
-    pairs = Lengths(
-        *(a + b for a, b in zip(vars(short).values(), vars(long).values(), strict=True))
-    )
-    needed = training_flops(model, VOCABULARY, pairs)
-    assert needed < training_flops(model, VOCABULARY, one_batch(2, SOURCE, TARGET))
-
-
 def test_the_layers_of_a_users_model_are_not_guessed():
     model = ImportedModel(kind="import", factory="my_module:build", **SIZES)
     with pytest.raises(ValueError, match="my_module:build are not known"):

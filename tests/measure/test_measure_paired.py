@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from datetime import UTC, datetime
 from itertools import starmap
 from pathlib import Path
@@ -120,17 +119,6 @@ def test_a_side_that_stalls_ends_at_the_timeout(fake, tmp_path):
 def _children() -> list[int]:
 
     return [c.pid for c in psutil.Process().children(recursive=True) if "fake_side" in c.cmdline()]
-
-
-def test_finished_sessions_are_not_made_again(fake, tmp_path):
-    kept = Kept(
-        tmp_path / "pairs/fast", [side(tmp_path, "single"), side(tmp_path, "fast")], COMPARING
-    )
-    kept.add(session(3.0))
-    found = run(tmp_path, "fast")
-    assert [s.number for s in found.sessions] == [1, 2]
-    assert found.sessions[0] == session(3.0)
-    assert Counter(line.split()[0] for line in fake.read_text().splitlines())["fast"] == 7
 
 
 def test_more_time_goes_on_from_what_there_is(fake, tmp_path):

@@ -5,8 +5,10 @@ import pytest
 from schemas.config.study import Study
 from tests.refusals import problem_of
 from transformer_core.study.compared_pairs import check_targets, known_targets
+from transformer_core.study.resolve import check_study
 
-STUDY = Study.model_validate({"name": "mine", "variants": ["single", "ddp"], "repeats": 2})
+MINE = {"name": "mine", "variants": ["single", "ddp"], "repeats": 2}
+STUDY = Study.model_validate(MINE)
 
 
 def test_every_variant_and_repeat_is_a_target():
@@ -36,3 +38,27 @@ def test_what_is_known_or_not_ours_passes():
     check_targets(
         ["--cores", "2", "results/report.html", "all", "results/runs/ddp/spec.json"], known
     )
+
+
+def test_traces_are_targets_beside_the_variants():
+    study = check_study(MINE | {"traces": {"other": ["a.sqlite"]}}, "study")
+    known = known_targets(study)
+    for name in ("single", "other"):
+        assert f"results/profiles/{name}/breakdown.json" in known
+    assert "results/profiles/single/capture.json" in known
+    assert "results/profiles/other/capture.json" not in known
+    problem = problem_of(check_targets, ["results/profiles/othr/breakdown.json"], known)
+    assert "did you mean results/profiles/other/breakdown" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("traces", "message", "remedy"),
+    [
+        ({"single": ["a.sqlite"]}, "is that of a variant", "choose another name"),
+        ({"other": []}, "has no file for other", "name a file"),
+    ],
+)
+def test_traces_that_cannot_be_read(traces, message, remedy):
+    problem = problem_of(check_study, MINE | {"traces": traces}, "study")
+    assert (problem.field, problem.remedy) == ("traces", remedy)
+    assert message in problem.message
