@@ -18,7 +18,7 @@ from schemas.results import (
     Window,
 )
 from tests import records
-from tests.records import SHA, provenance, topology
+from tests.records import SHA, provenance, record, topology
 from transformer_core.decide.combine import combine
 
 
@@ -27,15 +27,7 @@ def spec(variant: str = "single") -> RunSpec:
 
 
 def memory(rank: int = 0, device: str = "cpu", **changes: Any) -> RankMemory:
-    values: dict[str, Any] = {
-        "rank": rank,
-        "device": device,
-        "rss_bytes": 1000,
-        "allocated_bytes": None,
-        "reserved_bytes": None,
-        "nvml_bytes": None,
-    }
-    return RankMemory(**(values | changes))
+    return record(RankMemory, **({"rank": rank, "device": device, "rss_bytes": 1000} | changes))
 
 
 def window(rate: float, index: int = 0, wait: float = 0.0) -> Window:
@@ -56,36 +48,24 @@ def repeat(number: int, rates: list[float], variant: str = "single", **changes: 
         "variant": variant,
         "repeat": number,
         "status": "ok",
-        "reason": None,
-        "traceback": None,
         "topology": topology(),
         "parameters": 10,
         "steps": 100,
-        "resumed_at": [],
         "startup_seconds": 1.0,
         "warmup_seconds": 1.0,
         "total_seconds": 9.0,
         "windows": [window(rate, index) for index, rate in enumerate(rates)],
-        "validations": [],
         "memory": [memory()],
-        "communication": None,
         "provenance": provenance(spec_sha256=spec(variant).digest()),
     }
-    return Repeat(**(values | changes))
+    return record(Repeat, **(values | changes))
 
 
 def evaluation(variant: str = "single") -> EvaluationResult:
-    return EvaluationResult(
-        variant=variant,
-        status="ok",
-        reason=None,
-        bleu=30.0,
-        chrf=50.0,
-        signature="s",
-        pairs=5,
+    return record(
+        EvaluationResult, variant=variant, status="ok", bleu=30.0, chrf=50.0, signature="s", pairs=5,
         seconds=1.0,
-        samples=[],
-    )
+    )  # fmt: skip
 
 
 def manifest(pairs: int = 100, source: int = 700, target: int = 900) -> ShardManifest:
@@ -110,18 +90,10 @@ def result(variant: str, *rates: list[float], **changes: Any) -> VariantResult:
 
 def certificate(variant: str, status: Any = "equivalent") -> Certificate:
     """A certificate that says nothing but its verdict."""
-    return Certificate(
-        variant=variant,
-        equivalence=Tolerance(kind="tolerance"),
-        status=status,
-        reason="",
-        reference="reference",
-        seeds=[1],
-        deviations=[],
-        left_out=[],
-        steps=[],
-        provenance=None,
-    )
+    return record(
+        Certificate, variant=variant, equivalence=Tolerance(kind="tolerance"), status=status,
+        reason="", reference="reference", seeds=[1],
+    )  # fmt: skip
 
 
 def seed_trajectory(
@@ -133,20 +105,11 @@ def seed_trajectory(
         "initial_sha256": SHA,
         "losses": losses,
         "grad_norms": [1.0] * len(losses),
-        "replica_differences": None,
     }
-    return SeedTrajectory(**(values | changes))
+    return record(SeedTrajectory, **(values | changes))
 
 
 def trajectory(name: str, seeds: Sequence[SeedTrajectory], **changes: Any) -> Trajectory:
     """A short run that ended well."""
-    values: dict[str, Any] = {
-        "name": name,
-        "status": "ok",
-        "reason": None,
-        "traceback": None,
-        "topology": None,
-        "seeds": seeds,
-        "provenance": provenance(),
-    }
-    return Trajectory(**(values | changes))
+    values = {"name": name, "status": "ok", "seeds": seeds, "provenance": provenance()}
+    return record(Trajectory, **(values | changes))

@@ -6,7 +6,7 @@ from typing import Any
 
 from schemas.config.measurement import Comparing
 from schemas.results import MachineState, Pair, PairedRun, Probe, Round, Session, Side, TurnWindow
-from tests.records import provenance, topology
+from tests.records import provenance, record, topology
 from transformer_core.measure.session_ratio import session_ratios
 
 NOISE = (0.0, 0.01, -0.01, 0.004, -0.004, 0.02, -0.02, 0.001)
@@ -35,11 +35,9 @@ def state(speed: float = 1.0, **changes: Any) -> MachineState:
             )
         ],
         "cpu_megahertz": 2600.0,
-        "cpu_celsius": None,
         "load_average": 0.5,
-        "gpus": [],
     }
-    return MachineState(**(values | changes))
+    return record(MachineState, **(values | changes))
 
 
 def side(name: str, peak: int | None = 1000, world_size: int = 1, planted: float = 0.0) -> Side:
@@ -100,9 +98,6 @@ def paired(
         "reference": reference,
         "variant": variant,
         "status": "ok",
-        "reason": None,
-        "traceback": None,
-        "ended_by": None,
         "sessions": [
             session(ratio, number, reference, variant, **keep)
             for number, ratio in enumerate(ratios, start=1)
@@ -111,7 +106,7 @@ def paired(
         "seconds": 12.0,
         "provenance": {name: provenance() for name in (reference, variant)},
     }
-    return PairedRun(**(values | changes))
+    return record(PairedRun, **(values | changes))
 
 
 def ended(status: Any, reason: str, variant: str, reference: str = "single") -> PairedRun:

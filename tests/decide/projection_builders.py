@@ -3,6 +3,7 @@
 from typing import Any
 
 from schemas.results import ComputeTimes, ReadyGradient
+from tests.records import record
 from transformer_core.decide.step_model import MIB, Compute
 
 LAYERS = 4
@@ -14,7 +15,6 @@ def compute_times(micro_batches: int = 1, variant: str = "ddp", **changes: Any) 
     values: dict[str, Any] = {
         "variant": variant,
         "status": "ok",
-        "reason": None,
         "micro_batches": micro_batches,
         "forward_seconds": FORWARD,
         "backward_seconds": BACKWARD,
@@ -27,10 +27,8 @@ def compute_times(micro_batches: int = 1, variant: str = "ddp", **changes: Any) 
         "source_tokens": 100.0,
         "target_tokens": 100.0,
         "vocabulary": 500,
-        "topology": None,
-        "provenance": None,
     }
-    return ComputeTimes(**(values | changes))
+    return record(ComputeTimes, **(values | changes))
 
 
 def compute(micro_batches: int = 1) -> Compute:

@@ -18,7 +18,7 @@ from schemas.results.gpu_check import (
     LogEnd,
 )
 from tests.orders import run_job
-from tests.records import prediction, provenance
+from tests.records import prediction, provenance, record
 from transformer_core.common.files import write_text
 from transformer_core.decide import gpu_check as lines
 from transformer_core.decide.gpu_check import against_nvml, largest_batch
@@ -53,14 +53,12 @@ def truth(**changes: Any) -> AttentionTruth:
         "masked": False,
         "dropout": 0.1,
         "status": "ok",
-        "reason": None,
         "kernels": ["flash_fwd_kernel"],
         "dropped": 0.1,
-        "error": None,
         "finite": True,
         "seconds": 1e-4,
     }
-    return AttentionTruth.model_validate(given | changes)
+    return record(AttentionTruth, **(given | changes))
 
 
 def attention(*cases: AttentionTruth, **changes: Any) -> Any:
@@ -165,23 +163,11 @@ def test_memory_is_held_against_what_was_handed_out():
 
 
 def test_the_largest_batch():
-    found = LargestBatchResult.model_validate(
-        {
-            "variant": "amp_bf16",
-            "status": "ok",
-            "reason": None,
-            "limit_kind": "torch_allocator",
-            "limit_bytes": 1,
-            "margin": 0.05,
-            "source_tokens": 1,
-            "target_tokens": 1,
-            "largest_pairs": 100,
-            "step_pairs": 5,
-            "confirmed": True,
-            "trials": [],
-            "provenance": provenance(),
-        }
-    )
+    found = record(
+        LargestBatchResult, variant="amp_bf16", status="ok", limit_kind="torch_allocator",
+        limit_bytes=1, margin=0.05, source_tokens=1, target_tokens=1, largest_pairs=100,
+        step_pairs=5, confirmed=True, provenance=provenance(),
+    )  # fmt: skip
     assert largest_batch(found).outcome == "held"
     assert largest_batch(found.model_copy(update={"confirmed": False})).outcome == "not_held"
     for status, outcome in (("unsupported", "unsupported"), ("failed", "failed")):

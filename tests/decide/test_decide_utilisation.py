@@ -13,7 +13,7 @@ from small_training import VOCABULARY, small_spec, small_store
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from schemas.results import LinkUse, MatrixRate, Roofline, Topology, VendorPeak
-from tests.records import topology
+from tests.records import record, topology
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.decide.utilisation import Lengths, ceiling, rates, step_flops, training_flops
@@ -115,10 +115,10 @@ def test_a_rate_is_the_work_of_a_window_over_its_time():
 
 
 def limits(kind: str, *known: tuple[str, int | None, float | None], **more: Any) -> Roofline:
-    return Roofline.model_validate(
-        {
+    return record(
+        Roofline,
+        **{
             "status": "ok",
-            "reason": None,
             "device": "device",
             "kind": kind,
             "threads": 4,
@@ -132,15 +132,10 @@ def limits(kind: str, *known: tuple[str, int | None, float | None], **more: Any)
                 )
                 for number_format, threads, rate in known
             ],
-            "memory": [],
-            "launch_overhead_seconds": None,
-            "transfers": [],
-            "transfer_reason": None,
-            "vendor": None,
             "torch": "2",
             "command": "again",
         }
-        | more
+        | more,
     )
 
 
