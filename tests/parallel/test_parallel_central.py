@@ -13,7 +13,7 @@ from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import spec_of
 from tests.training.small_training import VOCABULARY, Watcher, small_setup
 from transformer_core.data.batching.feeding import Feed
-from transformer_core.parallel import messages as rank_zero_collectives
+from transformer_core.parallel import messages
 from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
@@ -145,13 +145,13 @@ def test_numbers_for_the_host_go_from_host_to_host_beside_nccl(monkeypatch):
     """Through the GPU both hosts would wait for their devices at every step."""
     hosts = object()
     sent: list[tuple[str, object]] = []
-    dist = rank_zero_collectives.dist
+    dist = messages.dist
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     monkeypatch.setattr(dist, "new_group", lambda backend: hosts if backend == "gloo" else None)
     monkeypatch.setattr(
         dist, "broadcast", lambda values, src, group=None: sent.append((values.device.type, group))
     )
-    hub = rank_zero_collectives.Hub(Process(0, 2, 0, 2, torch.device("cuda", 0)))
+    hub = messages.Hub(Process(0, 2, 0, 2, torch.device("cuda", 0)))
     assert hub.broadcast_numbers("counts", [1, 2]) == [1, 2]
     assert sent == [("cpu", hosts)]

@@ -11,7 +11,6 @@ import torch
 from schemas.config.parallel import Link, Machine
 from schemas.errors import Unsupported
 from transformer_core.parallel import settling
-from transformer_core.parallel import settling as core_shares
 from transformer_core.parallel.settling import bind_threads, core_share, settle
 from transformer_core.parallel.topology import Process
 
@@ -74,7 +73,7 @@ def test_fewer_cores_than_threads_are_told(monkeypatch):
 
 def test_systems_that_bind_nothing_say_so(monkeypatch):
     system = SimpleNamespace(sched_getaffinity=lambda _: {0, 1})
-    monkeypatch.setattr(core_shares, "os", system)
+    monkeypatch.setattr(settling, "os", system)
     with pytest.raises(Unsupported, match="needs Linux"):
         bind_threads(0, 1)
 

@@ -195,11 +195,3 @@ def test_a_fault_is_caught(found, expected, fault):
     tolerance = max(tolerance for _, tolerance in STRATEGIES.values())
     with pytest.raises(AssertionError):
         assert_all_same(found[fault], expected["unequal"], tolerance)
-
-
-@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
-def test_synchronised_micro_batches_are_counted(found, accumulation):
-    (rank, *_) = found[f"ddp-{accumulation}-unequal"]
-    counts = (rank.communication["micro_batches"], rank.communication["synchronised_micro_batches"])
-    # Of two steps.
-    assert counts == {"once": (2, 2), "every": (6, 6), "last": (6, 2)}[accumulation]

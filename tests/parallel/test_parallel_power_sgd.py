@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.distributed import run_ranks
 from tests.training.small_training import run_small, small_spec
-from transformer_core.parallel import hooks as power_sgd
+from transformer_core.parallel import hooks
 from transformer_core.parallel.ddp import DdpStrategy
 from transformer_core.training.assemble import Setup
 
@@ -85,7 +85,7 @@ def test_a_gpu_keeps_its_random_numbers(monkeypatch):
         torch.cuda, "set_rng_state", lambda value, device: state.update({str(device): value})
     )
     before = torch.get_rng_state()
-    with power_sgd._own_random_numbers(torch.device("cuda", 1)):
+    with hooks._own_random_numbers(torch.device("cuda", 1)):
         state["cuda:1"] = torch.tensor([0])
     assert state["cuda:1"] == 5
     assert torch.equal(torch.get_rng_state(), before)

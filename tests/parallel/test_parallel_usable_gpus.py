@@ -1,6 +1,7 @@
 """GPUs that are there but cannot be used are refused with the remedy, never passed over."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,11 +109,26 @@ def test_exclusive_process_mode(monkeypatch):
         require_shared_gpus(2)
 
 
-def test_every_worker_looks_before_it_takes_its_place(monkeypatch, tmp_path):
+def evaluate(spec: RunSpec, folder: Path) -> None:
+    """The evaluation of a run, on one device."""
+    known = {"data": folder, "output": folder, "command": "", "weights": folder / "w"}
+    alone = evaluation_job.alone(spec)
+    assert (alone.world_size, alone.machine.devices_per_node) == (1, 1)
+    order = EvaluationOrder(spec=alone, log_file=folder / "log", **known)
+    evaluation_job.work(order, Program(order, 0.0))
+
+
+def test_every_program_looks_before_it_begins(monkeypatch, tmp_path, capsys):
     host(monkeypatch, [GPU], version="13.0")
-    order = Order(spec=RunSpec(variant="single"), output=tmp_path, command="")
+    spec = RunSpec(variant="single")
     with pytest.raises(Unsupported, match="sees none of them"):
-        take_place(order)
+        take_place(Order(spec=spec, output=tmp_path, command=""))
+    with pytest.raises(Unsupported, match="sees none of them"):
+        evaluate(spec, tmp_path)
+    (tmp_path / "spec.json").write_text(spec.canonical_json())
+    options = ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
+    assert train_alone.main([*options, "--output", str(tmp_path / "out")]) == 1
+    assert "driver 550.54" in capsys.readouterr().err
 
 
 def test_threads_change_often_where_one_of_them_launches_kernels(monkeypatch, tmp_path):
@@ -168,34 +184,13 @@ def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(monkeypatch):
         this_process(Machine(device="cuda", devices_per_node=1), 1)
 
 
-def test_training_alone_looks_before_it_trains(monkeypatch, tmp_path, capsys):
-    host(monkeypatch, [GPU], version="13.0")
-    (tmp_path / "spec.json").write_text(RunSpec(variant="single").canonical_json())
-    options = ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
-    assert train_alone.main([*options, "--output", str(tmp_path / "out")]) == 1
-    assert "driver 550.54" in capsys.readouterr().err
-
-
-def test_the_evaluation_looks_before_it_translates(monkeypatch, tmp_path):
-    host(monkeypatch, [GPU], version="13.0")
-    spec = evaluation_job.alone(RunSpec(variant="single"))
-    known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
-    order = EvaluationOrder(spec=spec, log_file=tmp_path / "log", **known)
-    with pytest.raises(Unsupported, match="sees none of them"):
-        evaluation_job.work(order, Program(order, 0.0))
-
-
 def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     machine = {"device": "cuda", "devices_per_node": 4}
     spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
-    alone = evaluation_job.alone(spec)
-    assert (alone.world_size, alone.machine.devices_per_node) == (1, 1)
-    known = {"data": tmp_path, "output": tmp_path, "command": "", "weights": tmp_path / "w"}
-    order = EvaluationOrder(spec=alone, log_file=tmp_path / "log", **known)
     with pytest.raises(Unsupported, match="needs 1 CUDA device, this host has 0"):
-        evaluation_job.work(order, Program(order, 0.0))
+        evaluate(spec, tmp_path)
 
 
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"

@@ -81,10 +81,3 @@ def test_a_missing_spec_is_told(tmp_path, capsys):
     options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
     assert program.main(options) == 1
     assert "no.json" in capsys.readouterr().err
-
-
-def test_it_says_what_it_can_do(capsys):
-    with pytest.raises(SystemExit) as ended:
-        program.main(["--help"])
-    assert ended.value.code == 0
-    assert "--checkpoint-every STEPS" in capsys.readouterr().out

@@ -105,14 +105,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch)
     assert not list(tmp_path.glob("step-*"))
 
 
-def test_history_and_observer_come_back(tmp_path):
-    setup = small_setup(small_spec())
-    path = checkpoint.save(tmp_path, setup, 3, {"history": [1.5, None], "observer": "ä"})
-    assert path is not None
-    assert checkpoint.latest(tmp_path, setup) == path
-    assert checkpoint.load(path, setup) == (3, {"history": [1.5, None], "observer": "ä"})
-
-
 def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path):
     mine, other = small_setup(small_spec()), small_setup(small_spec(training={"seed": 2}))
     checkpoint.save(tmp_path, other, 4, {})

@@ -137,18 +137,35 @@ def compiled(spec: RunSpec) -> RunSpec:
 
 # A graph depends on the model alone.
 _MODELS = {repr(compiled(SPECS[name]).model): name for name in reversed(OURS) if name != KERNEL}
-GRAPHED = [
+GRAPHED = {
     name
     for name in _MODELS.values()
     if "model.compile" not in {field for field, *_ in violations(compiled(SPECS[name]))}
+}
+TOGETHER = [
+    ("adam_published", ""),
+    ("memory_together", ""),
+    ("attention_reference", "qkv_separate"),
+    ("attention_math", "qkv_batch_outer"),
+    ("attention_math", "qkv_batch_inner"),
+    ("attention_reference", "qkv_streams"),
+    ("attention_math", "qkv_streams_as_published"),
 ]
+"""All of :data:`GRAPHED`: a variant, and one whose projections it takes."""
+
+
+def test_every_model_is_compiled():
+    assert {name for pair in TOGETHER for name in pair if name} == GRAPHED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GRAPHED)
-def test_no_layer_breaks_its_graph(name, monkeypatch):
+@pytest.mark.parametrize(("name", "projections"), TOGETHER)
+def test_no_layer_breaks_its_graph(name, projections, monkeypatch):
     """Two graphs, one for each kind of layer."""
     spec = on_a_cpu(SPECS[name])
+    if projections:
+        model = spec.model.model_copy(update={"qkv": SPECS[projections].model.qkv})
+        spec = spec.model_copy(update={"model": model})
     monkeypatch.setattr(
         transformers,
         "compile_layers",

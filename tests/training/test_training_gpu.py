@@ -1,6 +1,5 @@
 """Trainings on a GPU from end to end: formats, models, resumption, translation, one NCCL rank."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,7 @@ from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step, train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
 CUDA = {"device": "cuda", "devices_per_node": 1}
 MODEL = {"d_model": 64, "d_ff": 128, "heads": 2}
@@ -117,8 +113,8 @@ def test_a_resumed_training_is_the_whole_one(name, tmp_path):
 
 @pytest.mark.parametrize("kind", ["torch_nn", "huggingface"])
 def test_models_of_other_libraries(kind, tmp_path):
-    if kind == "huggingface" and importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed")
+    if kind == "huggingface":
+        pytest.importorskip("transformers")
     training = {"precision": {"kind": "bf16"}}
     setup, watcher = trained(on_gpu(model={"kind": kind}, training=training), tmp_path)
     assert all(torch.tensor(list(watcher.losses.values())).isfinite())

@@ -109,19 +109,3 @@ def test_the_interval_changes_no_weight(monkeypatch, tmp_path):
     for other in weights[1:]:
         for name, tensor in weights[0].items():
             assert torch.equal(tensor, other[name]), name
-
-
-def test_a_loss_is_read_before_its_step_is_done(tmp_path):
-    """So that the time of reading it belongs to the window of that step."""
-    said = []
-
-    class Order(Watcher):
-        def logged(self, step, loss):
-            said.append(("read", step))
-
-        def step_done(self, step, *counts):
-            said.append(("done", step))
-
-    train(small_setup(small_spec(training={"steps": 4, "log_every": 2})), Order(), tmp_path)
-    assert said.index(("read", 2)) < said.index(("done", 2)) < said.index(("read", 4))
-    assert said.index(("read", 4)) < said.index(("done", 4))

@@ -15,7 +15,6 @@ from transformer_core.training import checkpoint
 from transformer_core.training.loop import optimizer_step, train
 from transformer_core.training.optimizer import (
     MASTER,
-    MasterAdamW,
     build_optimizer,
     by_torch,
     in_one_loop,
@@ -192,11 +191,6 @@ def test_a_checkpoint_keeps_the_masters(tmp_path):
 
 def test_a_checkpoint_of_replicas_keeps_the_masters(tmp_path):
     run_ranks(resumed, 2, "ddp", tmp_path)
-
-
-def test_only_masters_make_it_this_optimizer():
-    plain = nn.Parameter(torch.zeros(3))
-    assert not isinstance(build_optimizer(AdamW(), [("w", plain)], CPU, {}), MasterAdamW)
 
 
 def test_moves_of_the_weights_for_a_certificate_go_to_the_masters():

@@ -10,25 +10,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.models.device_kind import laid_out_for
-from transformer_core.parallel import messages as rank_zero_collectives
+from transformer_core.parallel import messages
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
 
 CASES: dict[str, dict[str, Any]] = {
-    "single": {},
     "published": {"model": {"attention": {"kind": "published"}}},
     "packed": {"batching": {"rows": {"kind": "packed"}}},
-    "folded": {"training": {"clipping": "folded"}},
     "unclipped": {"training": {"clip_norm": 0.0}},
-    "accumulation": {"training": {"accumulation": {"micro_batches": 2}}},
-    "bf16": {"training": {"precision": {"kind": "bf16"}}},
-    "fp16": {"training": {"precision": {"kind": "fp16"}}},
     "chunked": {"training": {"loss": {"kind": "chunked", "rows": 7}}},
-    "one_pass": {"training": {"loss": {"kind": "one_pass"}}},
-    "ddp": {"parallel": {"kind": "ddp"}},
     "central": {"parallel": {"kind": "central"}},
     "central_local_loss": {"parallel": {"kind": "central", "local_loss": True}},
 }
+"""What no study of GPUs has: test_training_cuda_layout.py steps through their variants."""
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
 """Operators whose result the host needs, or whose shape depends on numbers."""
 
@@ -81,7 +75,7 @@ def test_planted_fault_numbers_of_the_central_scheme_through_the_device(monkeypa
         return torch.tensor(numbers).tolist()
 
     setup = small_setup(small_spec(parallel={"kind": "central"}))
-    monkeypatch.setattr(rank_zero_collectives.Hub, "broadcast_numbers", through_the_device)
+    monkeypatch.setattr(messages.Hub, "broadcast_numbers", through_the_device)
     batches = setup.strategy.batches(setup.feed, 0, 0)
     monkeypatch.setattr(Tensor, "tolist", _refused("tolist"))
     with NoWaiting(), pytest.raises(Waited):

@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from schemas.config.training import Fp32, Fp32Onednn
 from schemas.errors import Unsupported
-from transformer_core.training import precision as onednn_products
+from transformer_core.training import precision
 from transformer_core.training.precision import set_matmul
 
 CPU = torch.device("cpu")
@@ -115,6 +115,6 @@ def test_a_torch_without_it_refuses(monkeypatch):
     def nothing(*_):
         raise AttributeError("no such operator")
 
-    monkeypatch.setattr(onednn_products, "_product", nothing)
+    monkeypatch.setattr(precision, "_product", nothing)
     with pytest.raises(Unsupported, match="no oneDNN for 32 bits: no such operator"):
         set_matmul(ONEDNN, CPU)
