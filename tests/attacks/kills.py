@@ -133,6 +133,12 @@ _SAME = (
     "equivalence/trajectories/*/final.safetensors",
 )
 """Files that are the same to the last bit."""
+_SAME_FIELDS = {
+    "runs/*/repeat-*/metrics.json": ("status", "validations"),
+    "runs/*/evaluation.json": ("bleu", "samples"),
+    "equivalence/*.json": ("status", "deviations"),
+}
+"""Records of which these fields are."""
 
 
 def what_must_be_the_same(results: Path) -> dict[str, str]:
@@ -145,15 +151,10 @@ def what_must_be_the_same(results: Path) -> dict[str, str]:
     for path in sorted(results.glob("runs/*/repeat-*/steps.parquet")):
         table = read_table(path).drop_columns(["input_wait_seconds"])
         found[str(path.relative_to(results))] = _digest(table.to_pydict())
-    for path in sorted(results.glob("runs/*/repeat-*/metrics.json")):
-        record = json.loads(path.read_text())
-        found[str(path.relative_to(results))] = _digest([record["status"], record["validations"]])
-    for path in sorted(results.glob("runs/*/evaluation.json")):
-        record = json.loads(path.read_text())
-        found[str(path.relative_to(results))] = _digest([record["bleu"], record["samples"]])
-    for path in sorted(results.glob("equivalence/*.json")):
-        record = json.loads(path.read_text())
-        found[str(path.relative_to(results))] = _digest([record["status"], record["deviations"]])
+    for pattern, kept in _SAME_FIELDS.items():
+        for path in sorted(results.glob(pattern)):
+            record = json.loads(path.read_text())
+            found[str(path.relative_to(results))] = _digest([record[field] for field in kept])
     return found
 
 

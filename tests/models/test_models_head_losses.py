@@ -3,6 +3,7 @@ are called by a stand-in in torch, and refused where they cannot work."""
 
 import importlib
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,10 +134,7 @@ def test_the_reason_is_said_where_a_library_cannot_work(monkeypatch):
     with pytest.raises(Unsupported, match=r"cut_cross_entropy .* this run is on a cpu"):
         CUT(*drawn(), 0.0)
 
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match="pip install cut-cross-entropy"):
         cut_cross_entropy.library(SimpleNamespace(is_cuda=True))
 

@@ -2,6 +2,7 @@
 
 import importlib
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -50,10 +51,7 @@ def test_the_reason_is_said_where_it_cannot_work(monkeypatch):
     ):
         liger.swiglu(torch.ones(2, 4))
 
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match="pip install liger-kernel"):
         liger.library("training.loss: liger", SimpleNamespace(is_cuda=True))
 

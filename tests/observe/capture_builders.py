@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Shard
-from tests.records import manifest
+from tests.records import manifest, topology
 
 VOCABULARY = 200
 HERE = Path(__file__).parent
@@ -73,58 +73,30 @@ def spec_of(device: str = "cpu", **sections: Any) -> RunSpec:
     return RunSpec.model_validate(base | sections)
 
 
-OLD_HELP = """
-usage: nsys profile [<args>] [application] [<application args>]
+def help_of(options: dict[str, str]) -> str:
+    """What ``nsys profile --help`` says of ``options``."""
+    said = "".join(f"\n\t{flag}\n\n\t   {values}.\n" for flag, values in options.items())
+    return f"\nusage: nsys profile [<args>] [application] [<application args>]\n{said}"
 
-\t-c, --capture-range=
 
-\t   Possible values are none, cudaProfilerApi, nvtx, hotkey.
-
-\t--stop-on-range-end=
-
-\t   Possible values are 'true' or 'false'.
-
-\t--export=<format>[,<format>...]
-
-\t   Possible formats are: none sqlite text json
-
-\t--kill=
-
-\t   Possible values are 'none', 'sigkill', 'sigterm', or signal number.
-
-\t-f, --force-overwrite=
-
-\t   Possible values are 'true' or 'false'.
-
-\t-o, --output=
-
-\t   Output report filename.
-
-\t-s, --sample=
-
-\t   Possible values are 'cpu' or 'none'.
-
-\t-t, --trace=
-
-\t   Possible values are 'cuda', 'nvtx', 'osrt' or 'none'.
-"""
+_ALL = {
+    "-c, --capture-range=": "Possible values are none, cudaProfilerApi, nvtx, hotkey",
+    "--export=<format>[,<format>...]": "Possible formats are: none sqlite text json",
+    "--kill=": "Possible values are 'none', 'sigkill', 'sigterm', or signal number",
+    "-f, --force-overwrite=": "Possible values are 'true' or 'false'",
+    "-o, --output=": "Output report filename",
+    "-s, --sample=": "Possible values are 'cpu' or 'none'",
+    "-t, --trace=": "Possible values are 'cuda', 'nvtx', 'osrt' or 'none'",
+}
+OLD_HELP = help_of(_ALL | {"--stop-on-range-end=": "Possible values are 'true' or 'false'"})
 """As of 2020: no cpuctxsw, no graph trace, another option for the end of the range."""
-
-NEW_HELP = (
-    OLD_HELP.replace("--stop-on-range-end=", "--old-option=")
-    + """
-\t--capture-range-end=
-
-\t   Possible values are 'none', 'stop', 'stop-shutdown', 'repeat[:N]'.
-
-\t--cpuctxsw=
-
-\t   Possible values are 'process-tree', 'system-wide' or 'none'.
-
-\t--cuda-graph-trace=
-
-\t   Possible values are 'graph' or 'node'.
-"""
+NEW_HELP = help_of(
+    _ALL
+    | {
+        "--capture-range-end=": "Possible values are 'none', 'stop', 'stop-shutdown', 'repeat[:N]'",
+        "--cpuctxsw=": "Possible values are 'process-tree', 'system-wide' or 'none'",
+        "--cuda-graph-trace=": "Possible values are 'graph' or 'node'",
+    }
 )
 
 
@@ -157,18 +129,9 @@ def trained(output: str | Path) -> None:
     """What a worker leaves when its training went well; ``output`` ends in rank-<r>."""
     path = Path(output)
     rank = int(path.name.removeprefix("rank-"))
-    topology = {
-        "device": "cuda",
-        "backend": None,
-        "world_size": 1,
-        "local_world_size": 1,
-        "nodes": 1,
-        "threads_per_rank": 1,
-        "ranks": [],
-        "link": None,
-    }
+    where = topology(device="cuda", threads_per_rank=1).model_dump(mode="json")
     record = {"rank": rank, "files": [], "step_seconds": [0.1], "ddp": []}
-    path.with_suffix(".json").write_text(json.dumps({"rank": record, "topology": topology}))
+    path.with_suffix(".json").write_text(json.dumps({"rank": record, "topology": where}))
 
 
 def exported(output: str | Path, kernels: int, ranges: int) -> None:

@@ -8,6 +8,7 @@ from traces import complete, kineto, on_device
 
 from schemas.results import Breakdown
 from tests.orders import run_job
+from tests.records import provenance
 
 KERNEL = [on_device("kernel", "sgemm", 0, 5, 1)]
 
@@ -20,14 +21,10 @@ def run(folder: Path, capture: Path) -> Breakdown:
 
 
 def write_capture(folder: Path, **changes: Any) -> Path:
-    hardware = {"platform": "p", "cpu": "c", "cores": 1, "logical_cpus": 1, "memory_bytes": 1}
-    hardware |= {"cpu_features": [], "gpus": [], "gpu_note": None, "allocator": "a"}
-    provenance = {"spec_sha256": "0" * 64, "command": "c", "commit": None, "started": "s"}
-    provenance |= {"python": "3", "packages": {}, "hardware": hardware}
     capture = {"variant": "ddp", "status": "ok", "reason": None, "traceback": None}
     capture |= {"profiler": "torch", "profiler_version": "2", "profiler_reason": "no nsys here"}
     capture |= {"topology": None, "warmup_steps": 1, "first_step": 2, "last_step": 2}
-    capture |= {"ranks": [], "provenance": provenance}
+    capture |= {"ranks": [], "provenance": provenance().model_dump(mode="json")}
     path = folder / "capture.json"
     path.write_text(json.dumps(capture | changes))
     return path

@@ -42,7 +42,7 @@ def spec_of(parallel: dict[str, Any], model: Any = None, **training: Any) -> Run
         batching={"pairs": 13},
         parallel=parallel,
         model={"dropout": 0.0} | (model or {}),
-        training={"validate_every": 2} | training,
+        training=training,
     )
 
 
@@ -74,7 +74,7 @@ def assert_same_training(found: dict[str, Any], expected: dict[str, Any], rel: f
 
 
 CASES = {
-    "fsdp": spec_of(FSDP),
+    "fsdp": spec_of(FSDP, validate_every=2),
     "no_reshard": spec_of(NO_RESHARD),
     "untied": spec_of(FSDP, {"tied_embeddings": False}),
     "unfused": spec_of(FSDP, optimizer={"kind": "adamw", "fused": False}),
@@ -82,7 +82,7 @@ CASES = {
     "no_clipping": spec_of(FSDP, clip_norm=0.0),
     "accumulated": spec_of(FSDP, accumulation={"micro_batches": 3}),
     "synchronised": spec_of(FSDP, accumulation={"micro_batches": 3, "synchronise": "every"}),
-    "bf16": spec_of(BF16),
+    "bf16": spec_of(BF16, validate_every=2),
 }
 
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -174,9 +175,7 @@ def test_a_driver_that_grows_no_segments_gets_those_of_fixed_size(monkeypatch, s
 def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(monkeypatch):
     old = "The NVIDIA driver on your system is too old (found version 12040). Please update it."
 
-    def refuse() -> None:
-        raise RuntimeError(old + "\nAlternatively, go to: ...")
-
+    refuse = Mock(side_effect=RuntimeError(old + "\nAlternatively, go to: ..."))
     monkeypatch.setattr(nvml, "gpus", lambda: ([], "pynvml is not installed"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", refuse)
@@ -201,9 +200,7 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     [([1], "nvidia-smi -i 1 -c DEFAULT"), ([], "another process may have it")],
 )
 def test_a_gpu_that_lets_nobody_in(monkeypatch, exclusive, words):
-    def refuse(index: int) -> None:
-        raise RuntimeError(BUSY)
-
+    refuse = Mock(side_effect=RuntimeError(BUSY))
     facts = {"is_available": True, "device_count": 1, "arch_list": ["sm_90"]}
     host(monkeypatch, [GPU], **facts)
     monkeypatch.setattr(nvml, "exclusive_gpus", lambda: exclusive)

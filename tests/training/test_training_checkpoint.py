@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -95,10 +96,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
-    def full(*arguments: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "_write", Mock(side_effect=OSError("no space left")))
     spec = small_spec(training={"checkpoint_writing": "behind", "checkpoint_every": 2})
     with pytest.raises(OSError, match="no space left"):
         run_small(spec, tmp_path)

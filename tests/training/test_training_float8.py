@@ -1,6 +1,7 @@
 """Products of 8 bits: emulated on a CPU, and refused where the device has none."""
 
 import importlib
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -64,9 +65,6 @@ def test_a_device_without_them_is_named(monkeypatch):
     with pytest.raises(Unsupported, match="no linear map that trains with it"):
         Float8(kind="float8", scaling="nvfp4").convert_maps(torch.nn.Linear(16, 16), cuda)
 
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match="pip install torchao"):
         Float8(kind="float8").convert_maps(torch.nn.Linear(16, 16), cuda)

@@ -1,5 +1,7 @@
 """Products of 32 bits by oneDNN: the same numbers, wherever and however a product is asked for."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,9 +114,6 @@ def test_other_devices_refuse():
 
 
 def test_a_torch_without_it_refuses(monkeypatch):
-    def nothing(*_):
-        raise AttributeError("no such operator")
-
-    monkeypatch.setattr(precision, "_product", nothing)
+    monkeypatch.setattr(precision, "_product", Mock(side_effect=AttributeError("no such operator")))
     with pytest.raises(Unsupported, match="no oneDNN for 32 bits: no such operator"):
         set_matmul(ONEDNN, CPU)

@@ -1,5 +1,6 @@
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -170,10 +171,9 @@ def test_library_without_a_kernel_for_the_device_is_found_out(monkeypatch):
     need_eight_bit()
     from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
 
-    def fail(self):
-        raise NotImplementedError("no such operator")
-
-    monkeypatch.setattr(BlockwiseAdamW, "step", fail)
+    monkeypatch.setattr(
+        BlockwiseAdamW, "step", Mock(side_effect=NotImplementedError("no such operator"))
+    )
     with pytest.raises(Unsupported, match="cannot take a step on cpu: no such operator"):
         problem(SPECS["8bit"])
 

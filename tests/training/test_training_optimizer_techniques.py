@@ -2,6 +2,7 @@
 
 import importlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -118,10 +119,7 @@ def test_schedule_free_validates_the_average_and_resumes(tmp_path):
 
 
 def test_without_the_library_the_reason_is_said(monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match="pip install schedulefree"):
         ScheduleFreeAdamW(kind="adamw_schedule_free").build([], CPU, False)
 

@@ -179,7 +179,7 @@ def losses_of(setup, checkpoints, stop_at=0):
     """The losses by step of a training, which ends early where ``stop_at`` says so."""
     watcher = Watcher(stop_at)
     with contextlib.suppress(Stopped):
-        train(setup, watcher, checkpoints)
+        train(setup, watcher, checkpoints, validate_last=False)
     return watcher.losses
 
 
