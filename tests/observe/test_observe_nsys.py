@@ -97,22 +97,11 @@ def test_a_version_without_what_is_needed_says_so():
 
 
 def test_it_runs_around_every_process_of_torchrun():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "-m", "worker"]
-    assert under(["nsys", "profile"], torchrun) == [
-        *torchrun[:-2],
-        "--no-python",
-        "nsys",
-        "profile",
-        sys.executable,
-        "-m",
-        "worker",
-    ]
-    assert under(["nsys"], [sys.executable, "-m", "worker"]) == [
-        "nsys",
-        sys.executable,
-        "-m",
-        "worker",
-    ]
+    worker = ["-m", "worker"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    around = ["nsys", "profile", sys.executable, *worker]
+    assert under(["nsys", "profile"], torchrun + worker) == [*torchrun, "--no-python", *around]
+    assert under(["nsys"], [sys.executable, *worker]) == ["nsys", sys.executable, *worker]
 
 
 def test_secrets_and_the_unknown_stay_out_of_the_report(monkeypatch):

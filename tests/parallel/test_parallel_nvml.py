@@ -23,32 +23,19 @@ IDS = [uuid.lower().removeprefix("gpu-") for uuid in UUIDS]
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
+
+def of_gpu(index: int, **told: Any) -> dict[str, Any]:
+    return {f"{name}.{index}": value for name, value in told.items()}
+
+
 HOST = {
     "driver": "580.82",
     "gpus": 2,
-    "name.0": "NVIDIA H200",
-    "name.1": "NVIDIA H200",
-    "uuid.0": UUIDS[0],
-    "uuid.1": UUIDS[1],
-    "used.0": 10,
-    "used.1": 11,
-    "total.0": 1000,
-    "total.1": 1001,
-    "capability.0": 90,
-    "capability.1": 86,
-    "limit.0": 700_500,
-    "power.0": 300_000,
-    "celsius.0": 40,
-    "clock.0": 1980,
-    "memory_clock.0": 3201,
-    "reasons.0": 4 + 32,
-    "mode.0": 0,
-    "mode.1": 3,
-    "cpus.0": 0b1101,
-    "energy.0": 5_000,
-    "power_held.0": 2_000_000_000,
-    "heat_held.0": 0,
-    "processes.0": "41:1000,42:-",
+    **of_gpu(0, name="NVIDIA H200", uuid=UUIDS[0], used=10, total=1000, capability=90, mode=0),
+    **of_gpu(0, limit=700_500, power=300_000, celsius=40, clock=1980, memory_clock=3201),
+    **of_gpu(0, reasons=4 + 32, cpus=0b1101, energy=5_000, power_held=2_000_000_000),
+    **of_gpu(0, heat_held=0, processes="41:1000,42:-"),
+    **of_gpu(1, name="NVIDIA H200", uuid=UUIDS[1], used=11, total=1001, capability=86, mode=3),
 }
 """The second GPU is a MIG parent: NVML tells little of it."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from schemas.base import merge
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
 from tests.training.small_training import VOCABULARY, Stopped, Watcher, small_setup, small_spec
@@ -40,34 +41,19 @@ def trained(spec: RunSpec, folder: Path) -> tuple[Setup, Watcher]:
     return setup, watcher
 
 
+BF16: dict[str, Any] = {"training": {"precision": {"kind": "bf16"}}}
+UNPADDED: dict[str, Any] = {"tokens": {"kind": "unpadded"}}
 TRAININGS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "tf32": {"training": {"precision": {"kind": "tf32"}}},
     "fp16": {"training": {"precision": {"kind": "fp16"}}},
-    "bf16": {"training": {"precision": {"kind": "bf16"}}},
-    "bf16_unpadded": {
-        "training": {"precision": {"kind": "bf16"}},
-        "model": {"tokens": {"kind": "unpadded"}},
-    },
-    "bf16_flash": {
-        "training": {"precision": {"kind": "bf16"}},
-        "model": {
-            "tokens": {"kind": "unpadded"},
-            "attention": {"kind": "sdpa", "backend": "flash"},
-        },
-    },
-    "bf16_efficient": {
-        "training": {"precision": {"kind": "bf16"}},
-        "model": {"attention": {"kind": "sdpa", "backend": "efficient"}},
-    },
-    "bf16_packed": {
-        "training": {"precision": {"kind": "bf16"}},
-        "batching": {"rows": {"kind": "packed"}},
-    },
-    "bf16_chunked": {
-        "training": {"precision": {"kind": "bf16"}, "loss": {"kind": "chunked", "rows": 7}}
-    },
-    "bf16_one_pass": {"training": {"precision": {"kind": "bf16"}, "loss": {"kind": "one_pass"}}},
+    "bf16": BF16,
+    "bf16_unpadded": BF16 | {"model": UNPADDED},
+    "bf16_flash": BF16 | {"model": UNPADDED | {"attention": {"kind": "sdpa", "backend": "flash"}}},
+    "bf16_efficient": BF16 | {"model": {"attention": {"kind": "sdpa", "backend": "efficient"}}},
+    "bf16_packed": BF16 | {"batching": {"rows": {"kind": "packed"}}},
+    "bf16_chunked": merge(BF16, {"training": {"loss": {"kind": "chunked", "rows": 7}}}),
+    "bf16_one_pass": merge(BF16, {"training": {"loss": {"kind": "one_pass"}}}),
 }
 
 
