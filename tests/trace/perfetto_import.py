@@ -27,6 +27,7 @@ class Slice:
     """In nanoseconds."""
 
     name: str
+    category: str
     t0: int
     t1: int
     depth: int
@@ -43,6 +44,11 @@ class Imported:
     counters: defaultdict[tuple[int, str], list[tuple[int, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+
+    def tracks(self, process: str) -> list[str]:
+        """The names of its tracks that have slices, in their order."""
+        pids = [pid for pid, name in self.processes.items() if name == process]
+        return [n for key, n in self.threads.items() if key[0] in pids and key in self.slices]
 
     def track(self, process: str, thread: str) -> list[Slice]:
         """The slices of the one track of these names."""
@@ -72,7 +78,8 @@ def imported(path: Path) -> Imported:
         elif event["ph"] == "X":
             end = ts + _nanoseconds(event, "dur")
             depth = _nest(open_slices[thread], ts, end)
-            found.slices[thread].append(Slice(event["name"], ts, end, depth, event.get("args", {})))
+            said = (event["name"], event["cat"])
+            found.slices[thread].append(Slice(*said, ts, end, depth, event.get("args", {})))
         else:
             raise Refused(f"a phase that none of these files has: {event}")
     if unnamed := [key for key in found.slices if key not in found.threads]:

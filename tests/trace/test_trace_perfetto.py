@@ -1,8 +1,6 @@
 """One file of all ranks for a viewer: clocks, tracks, and the rules of Perfetto's importer."""
 
-import gzip
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,49 +35,24 @@ def rank_rows(rank: int, late: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def drawn(path: Path) -> list[dict[str, Any]]:
-    imported(path)
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return found
-
-
-def tracks(events: list[dict[str, Any]], rank: int) -> dict[str, list[dict[str, Any]]]:
-    names = {
-        event["tid"]: event["args"]["name"]
-        for event in events
-        if event["name"] == "thread_name" and event["pid"] == rank
-    }
-    found = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X" and event["pid"] == rank:
-            found[names[event["tid"]]].append(event)
-    return dict(found)
-
-
 def test_all_ranks_with_their_tracks(tmp_path):
     path = tmp_path / "all.json.gz"
     write(path, event_table([*rank_rows(0), *rank_rows(1)]))
-    events = drawn(path)
-    found = tracks(events, 1)
-    assert list(found) == [
+    found = imported(path)
+    assert found.tracks("rank 1") == [
         *("steps", "phases", "layers of thread 1", "waits for devices"),
         *("cuda:0 stream 7", "cuda:0 stream 7 (2)", "cuda:0 stream 20"),
         *("cuda:0 contraction", "cuda:0 element_wise", "cuda:0 communication"),
     ]
-    (gemm,) = found["cuda:0 stream 7"]
-    assert (gemm["name"], gemm["cat"], gemm["ts"], gemm["dur"]) == ("gemm", "compute", 1.0, 1.0)
-    assert gemm["args"] == {"operator": "aten::mm"}
-    assert found["layers of thread 1"][0]["name"] == "a"
-    assert found["layers of thread 1"][0]["args"]["layer"] == "model/a"
-    counters = defaultdict(list)
-    for event in events:
-        if event["ph"] == "C" and event["pid"] == 1:
-            counters[event["name"]].append((event["ts"], event["args"]["value"]))
-    assert counters["cuda:0 allocated (bytes)"] == [(0.7, 4096)]
+    (gemm,) = found.track("rank 1", "cuda:0 stream 7")
+    assert (gemm.name, gemm.category, gemm.t0, gemm.t1) == ("gemm", "compute", 1000, 2000)
+    assert gemm.args == {"operator": "aten::mm"}
+    (layer,) = found.track("rank 1", "layers of thread 1")
+    assert (layer.name, layer.args["layer"]) == ("a", "model/a")
+    assert found.counters[1, "cuda:0 allocated (bytes) value"] == [(700, 4096)]
     # 1,000 bytes in a microsecond, then in half of one.
-    assert counters["cuda:0 communication (bytes/s)"] == [
-        *((5.0, 1_000_000_000), (6.0, 0), (6.5, 2_000_000_000), (7.0, 0))
-    ]
+    rates = [(5000, 1_000_000_000), (6000, 0), (6500, 2_000_000_000), (7000, 0)]
+    assert found.counters[1, "cuda:0 communication (bytes/s) value"] == rates
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0, 0), (300, 0), (5_000_000, -5_000_000)])
@@ -100,7 +73,8 @@ def test_the_command(tmp_path, capsys):
     assert output.read_bytes() == first, "the same file for the same events"
     trace = kineto(tmp_path / "trace.json", [on_device("kernel", "sgemm", 0, 5, 1)])
     assert main(["perfetto", str(trace), "--output", str(output)]) == 0
-    assert list(tracks(drawn(output), 0)) == ["cuda:0 stream 7", "cuda:0 contraction"]
+    tracks = imported(output).tracks("rank 0")
+    assert tracks == ["cuda:0 stream 7", "cuda:0 contraction"]
     plain = tmp_path / "all.json"
     assert main(["perfetto", str(trace), "--output", str(plain)]) == 0
     imported(plain)
