@@ -79,20 +79,13 @@ def test_ranks_share_each_global_batch_and_agree_on_its_counts(store, batching, 
         together = [batches[step] for batches in ranks]
         micros = [micro for batch in together for micro in batch.micro_batches]
         assert len(micros) == world * micro
-        counts = {as_lists(batch)[:3] for batch in together}
-        assert counts == {
-            (
-                alone[step].epoch,
-                alone[step].index,
-                (
-                    sum(m.pairs for m in micros),
-                    sum(tokens_of(m) for m in micros),
-                    sum(int((m.target_output != PAD).sum()) for m in micros),
-                    sum(m.padded_tokens for m in micros),
-                ),
-            )
-        }
-        assert sum(tokens_of(m) for m in micros) == alone[step].tokens
+        labels = sum(int((m.target_output != PAD).sum()) for m in micros)
+        pairs, padded = (sum(getattr(m, of) for m in micros) for of in ("pairs", "padded_tokens"))
+        tokens = sum(map(tokens_of, micros))
+        place = (alone[step].epoch, alone[step].index)
+        counts = (pairs, tokens, labels, padded)
+        assert {as_lists(batch)[:3] for batch in together} == {(*place, counts)}
+        assert tokens == alone[step].tokens
         assert sum(m.source.numel() + m.target_output.numel() for m in micros) == sum(
             m.padded_tokens for m in micros
         )

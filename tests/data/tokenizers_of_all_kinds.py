@@ -10,21 +10,22 @@ from transformer_core.data.tokenizing.encoding import KNOWN_PATTERNS
 TEXTS = [*ENGLISH, *GERMAN] * 3
 
 
-def _bpe(pre_tokenizer, normalizer=None, **options) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(**options))
+def _trained(model, trainer, pre_tokenizer, normalizer=None) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         tokenizer.normalizer = normalizer
-    alphabet = pre_tokenizers.ByteLevel.alphabet() if "unk_token" not in options else []
-    special = [options["unk_token"]] if "unk_token" in options else []
-    tokenizer.train_from_iterator(
-        TEXTS,
-        trainers.BpeTrainer(
-            vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False
-        ),
-    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _bpe(pre_tokenizer, normalizer=None, **options) -> Tokenizer:
+    special = [options["unk_token"]] if "unk_token" in options else []
+    alphabet = [] if special else pre_tokenizers.ByteLevel.alphabet()
+    size = {"vocab_size": 400, "special_tokens": special, "initial_alphabet": alphabet}
+    trainer = trainers.BpeTrainer(show_progress=False, **size)
+    return _trained(models.BPE(**options), trainer, pre_tokenizer, normalizer)
 
 
 def _pattern(pattern: str) -> Tokenizer:
@@ -36,38 +37,23 @@ def _pattern(pattern: str) -> Tokenizer:
 
 
 def _unigram(scheme: str) -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.train_from_iterator(
-        TEXTS,
-        trainers.UnigramTrainer(
-            vocab_size=120, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
-        ),
-    )
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    special = {"unk_token": "<unk>", "special_tokens": ["<unk>"]}
+    trainer = trainers.UnigramTrainer(vocab_size=120, show_progress=False, **special)
+    return _trained(models.Unigram(), trainer, pre_tokenizers.Metaspace(prepend_scheme=scheme))
+
+
+UNKNOWN = {"special_tokens": ["[UNK]"], "show_progress": False}
 
 
 def _word_piece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(
-        TEXTS,
-        trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[UNK]"], show_progress=False),
-    )
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    trainer = trainers.WordPieceTrainer(vocab_size=150, **UNKNOWN)
+    words = pre_tokenizers.BertPreTokenizer()
+    return _trained(models.WordPiece(unk_token="[UNK]"), trainer, words, normalizers.Lowercase())
 
 
 def _word_level() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(
-        TEXTS, trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
-    )
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+    trainer = trainers.WordLevelTrainer(**UNKNOWN)
+    return _trained(models.WordLevel(unk_token="[UNK]"), trainer, pre_tokenizers.WhitespaceSplit())
 
 
 BY_WORD: dict[str, Callable[[], Tokenizer]] = {
