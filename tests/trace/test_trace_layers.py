@@ -13,6 +13,7 @@ from traces import event_table as table_of
 
 from schemas.results import LayerUse, ShapeUse
 from schemas.results.machine import Bandwidth, MatrixRate, Roofline
+from tests.records import record
 from transformer_core.observe.ranges import allocated_mark, mark_layers, torch_range
 from transformer_core.trace import memory
 from transformer_core.trace.__main__ import main
@@ -155,17 +156,8 @@ def test_operators_by_shape():
 
 def test_the_share_of_the_roofline():
     def use(flops: int, size: int, kind: str = "contraction", form: str = "bf16") -> ShapeUse:
-        return ShapeUse(
-            operator="aten::mm",
-            shapes="",
-            number_format=form,
-            operator_class=kind,
-            count=1,
-            time_ns=1000,
-            share=None,
-            flops=flops,
-            bytes=size,
-        )
+        work = {"operator_class": kind, "number_format": form, "flops": flops, "bytes": size}
+        return record(ShapeUse, operator="aten::mm", shapes="", count=1, time_ns=1000, **work)
 
     roofline = Roofline.model_construct(
         matrix=[
@@ -352,22 +344,18 @@ def test_a_trace_of_torch_with_stacks(tmp_path):
     assert any("test_trace_layers.py" in text for text in sources["source"])
 
 
-ROOFLINE: dict[str, Any] = {
-    "status": "ok", "reason": None, "device": "H100", "kind": "cuda", "threads": 1,
-    "matrix": [{"format": "fp32", "threads": 1, "shape": [4096, 4096, 4096],
-                "flops_per_second": 1e12, "reason": None}],
-    "memory": [{"operation": "copy", "threads": 1, "array_bytes": 2**30, "bytes_per_second": 1e12}],
-    "launch_overhead_seconds": None, "transfers": [], "transfer_reason": None, "vendor": None,
-    "torch": "2", "command": "x",
-}  # fmt: skip
-
-
 def test_ceilings_beside_kernels(tmp_path, monkeypatch, capsys):
     inputs = {"Input Dims": [[100, 100], [100, 100]], "Input type": ["float", "float"]}
     rows = [*launched("aten::mm", 0, 1, **inputs), on_device("kernel", "sgemm", 5, 4, 1)]
     path = kineto(tmp_path / "trace.json", rows)
     ceilings = tmp_path / "roofline.json"
-    ceilings.write_text(Roofline.model_validate(ROOFLINE).model_dump_json())
+    rates = {
+        "matrix": [record(MatrixRate, format="fp32", shape=[4096] * 3, flops_per_second=1e12)],
+        "memory": [record(Bandwidth, operation="copy", array_bytes=2**30, bytes_per_second=1e12)],
+    }
+    machine = {"status": "ok", "device": "H100", "kind": "cuda", "threads": 1, "torch": "2"}
+    limits = record(Roofline, **machine, **rates, command="x")
+    ceilings.write_text(limits.model_dump_json())
     (kernel,) = read_tables([path], roofline=ceilings).breakdown.devices[0].kernel_times
     assert (kernel.flops, kernel.bytes, kernel.number_format) == (2_000_000, 120_000, "fp32")
     # 2 microseconds of arithmetic at 1 TFLOP/s, in 4 microseconds.
