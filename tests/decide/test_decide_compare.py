@@ -9,6 +9,7 @@ from pair_builders import ended, paired, session, side, state, window
 from schemas.results import Comparison, GpuState, PairedRun, Round, Session, VariantResult
 from schemas.results.comparisons import GpuWork
 from tests.orders import run_job
+from tests.records import record
 from transformer_core.decide import compare as module
 
 
@@ -145,13 +146,9 @@ def test_a_ratio_counts_only_with_certificates_on_both_sides():
 
 
 def test_what_disturbed_the_sessions_is_noted():
-    hot = GpuState(
-        index=0,
-        clock_megahertz=900.0,
-        memory_clock_megahertz=None,
-        celsius=90.0,
-        watts=700.0,
-        throttled=["power cap"],
+    throttled = ["power cap"]
+    hot = record(
+        GpuState, index=0, clock_megahertz=900.0, celsius=90.0, watts=700.0, throttled=throttled
     )
     changes = {"after": state(0.5, gpus=[hot]), "foreign_cpu_seconds": 0.6}
     run = paired(1.0, 1.0, **changes)

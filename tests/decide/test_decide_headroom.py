@@ -8,14 +8,13 @@ from pair_builders import session, side
 from small_training import small_spec
 
 from schemas.results import Bandwidth, OperatorClass
+from tests.records import record
 from transformer_core.decide.headroom import headroom, step_seconds, topology_of
 
 
 def use(name: str, time: int, flops: int | None, size: int | None) -> OperatorClass:
-    return OperatorClass(
-        operator_class=name, count=1, time_ns=time, share=None, flops=flops, bytes=size,
-        counted_ns=time, intensity=None,
-    )  # fmt: skip
+    counts = {"count": 1, "time_ns": time, "flops": flops, "bytes": size, "counted_ns": time}
+    return record(OperatorClass, operator_class=name, **counts)
 
 
 def profile(*uses: OperatorClass, idle: float | None = 0.0) -> Any:

@@ -22,18 +22,19 @@ WEIGHTS = {"training": {"precision": {"kind": "bf16_weights"}}}
 AUTOCAST = {"training": {"precision": {"kind": "bf16"}}}
 
 
+SPEC = DecoderOnly.model_validate({"layers": 1, "d_model": 16, "heads": 2, "d_ff": 20})
+
+
 def gradients(weights, form):
     tokens = torch.tensor([[1, 7, 9, 4]])
     labels = torch.tensor([[7, 9, 4, 5]])
-    spec = DecoderOnly.model_validate({"layers": 1, "d_model": 16, "heads": 2, "d_ff": 20})
-    plain = PlainDecoder(spec, 0.0, masked=False)
+    plain = PlainDecoder(SPEC, 0.0, masked=False)
     return plain.loss_and_gradients(weights, [(tokens[:, :0], tokens, labels)], form)[1]
 
 
 def some_weights():
-    spec = DecoderOnly.model_validate({"layers": 1, "d_model": 16, "heads": 2, "d_ff": 20})
     torch.manual_seed(1)
-    model = build_model(spec, 30)
+    model = build_model(SPEC, 30)
     return {key: w + 0.01 * torch.randn_like(w) for key, w in canonical_state_dict(model).items()}
 
 

@@ -13,7 +13,6 @@ from small_training import VOCABULARY, small_setup, small_spec
 
 from schemas.config.measurement import Bitwise, Tolerance
 from schemas.config.run_spec import RunSpec
-from schemas.errors import Unsupported
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.measure.short_runs import Silent, recorded
 from transformer_core.certify.bounds import Weights, read_tensors
@@ -143,11 +142,3 @@ def test_the_job_records_what_this_machine_cannot_do(tmp_path):
     assert (output / "final.safetensors").exists()
     assert "trajectory.json" in found.provenance.command
     assert not list(output.glob("outcome-*.json"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without CUDA")
-@pytest.mark.parametrize("as_published", [False, True])
-def test_streams_without_cuda_are_unsupported(tmp_path, as_published):
-    qkv = {"kind": "streams", "device_synchronise": as_published}
-    with pytest.raises(Unsupported, match=r"^needs CUDA: "):
-        recorded(spec_of(model={"qkv": qkv}, machine={"device": "auto"}), tmp_path)

@@ -123,13 +123,10 @@ def both(reference: float, other: float) -> dict[str, Prediction]:
     return {"single": predicted("single", reference, 1), "other": predicted("other", other, 1)}
 
 
-def test_two_sides_that_fit_keep_all():
-    assert keeping(both(10, 12), 24 * GIB) == "all"
-    assert keeping(both(99, 99), None) == "all", "nobody knows: it is tried"
-
-
 def test_sides_take_turns_in_memory_where_they_do_not_fit_together():
+    assert keeping(both(10, 12), 24 * GIB) == "all"
     assert keeping(both(18, 20), 24 * GIB) == "state"
+    assert keeping(both(99, 99), None) == "all", "nobody knows: it is tried"
 
 
 def test_what_cannot_fit_is_refused_with_numbers_and_a_remedy():

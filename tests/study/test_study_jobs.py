@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from schemas.results import BatchShape, Parts, PredictedRank, Prediction
+from schemas.results import Prediction
+from tests.records import prediction
 from transformer_core.study.reservations import largest, on_one_device, parameters, reservation
 
 VOCABULARY = 1000
@@ -72,27 +73,18 @@ def test_two_specs_at_the_same_time_need_the_memory_of_both():
     assert two.hosts == 2
 
 
-def prediction(process_bytes: int) -> Prediction:
-    parts = Parts.model_construct()
-    rank = PredictedRank.model_construct(
-        rank=0,
-        batch=BatchShape.model_construct(),
-        at_peak=parts,
-        anatomy=parts,
-        training_bytes=process_bytes - 10**8,
-        validation_bytes=0,
-    )
-    return Prediction.model_construct(
-        variant="v", status="ok", device="cpu", ranks=[rank], context_bytes=10**8
-    )
+def of_a_process(process_bytes: int) -> Prediction:
+    """A prediction of so many bytes for each process."""
+    context = 10**8
+    return prediction(process_bytes - context, variant="v", context_bytes=context)
 
 
 def test_a_prediction_of_memory_stands_in_place_of_the_estimate():
     run = spec(**machine(device="cpu", devices_per_node=2))
-    job = reservation([run], VOCABULARY, [prediction(8 * 10**9)])
+    job = reservation([run], VOCABULARY, [of_a_process(8 * 10**9)])
     assert job.memory_mb == pytest.approx(2 * 1.25 * 8000)
     other = spec().model_copy(update={"variant": "w"})
-    assert reservation([other], VOCABULARY, [prediction(8 * 10**9)]).memory_mb < job.memory_mb
+    assert reservation([other], VOCABULARY, [of_a_process(8 * 10**9)]).memory_mb < job.memory_mb
 
 
 def test_the_spec_with_most_hosts_is_the_largest():
