@@ -217,15 +217,7 @@ class _Path(defaultdict[tuple[str, str], list[int]]):
 class _Host:
     def __init__(self, ranges: Rows, waits: Rows) -> None:
         self.t0, self.t1, self.names = phases.stretches(ranges)
-        waiting = union(waits["t0_ns"], waits["t1_ns"])
-        self.wait_begins, self.wait_ends = waiting.t0, waiting.t1
-
-    def last_wait(self, time: int) -> tuple[int, int] | None:
-        """Begin and end of the last wait that had begun before ``time``."""
-        place = int(np.searchsorted(self.wait_begins, time)) - 1
-        if place < 0:
-            return None
-        return int(self.wait_begins[place]), min(int(self.wait_ends[place]), time)
+        self.waits = waits.union()
 
     def tell(self, path: _Path, begin: int, end: int) -> None:
         first = int(np.searchsorted(self.t1, begin, side="right"))
@@ -288,13 +280,14 @@ def _on_host(
 ) -> tuple[int, int]:
     """Go back on the host from a launch to its last wait; where the path goes on, and with which
     event (-1 for none)."""
-    wait = host.last_wait(at)
-    if wait is None or wait[1] <= begin:
+    place = int(np.searchsorted(host.waits.t0, at)) - 1
+    waited = min(int(host.waits.t1[place]), at) if place >= 0 else begin
+    if waited <= begin:
         # Nothing made the host wait in the step, or it was not recorded.
         host.tell(path, begin, at)
         return begin, -1
-    host.tell(path, wait[1], at)
-    return wait[1], _last(t1, wait[1], before + 1)
+    host.tell(path, waited, at)
+    return waited, _last(t1, waited, before + 1)
 
 
 def _last(t1: np.ndarray, time: int, limit: int | None = None) -> int:

@@ -106,7 +106,7 @@ def _placed(
 ) -> Iterator[tuple[str, Integers]]:
     """Phase and step; ``of`` says of which events that run kernels, lie in operators, talk."""
     placed = rows.marks.placed(launched)
-    apart = of_loaders(rows.marks, thread, *of, placed["phase"], rows.names)
+    apart = of_loaders(rows.marks, thread, *of, placed["phase"])
     placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
     yield from placed.items()
 

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import NULL, Columns, Integers, Names, nulls
+from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls
 from transformer_core.trace.events.event_table import Rows
 from transformer_core.trace.events.intervals import Innermost
 from transformer_core.trace.events.joins import around, chosen, mapped, taken
@@ -78,16 +78,11 @@ class Marks:
 
     def __init__(self, trace: ProcessTrace) -> None:
         self.trace = trace
-
-    @cached_property
-    def steps(self) -> tuple[Integers, Integers, Integers, Integers]:
+        self.steps = self._found(True)
         """Names (as numbers), begins, ends and threads of the steps, in order of time."""
-        return self._found(True)
-
-    @cached_property
-    def phases(self) -> tuple[Integers, Integers, Integers, Integers]:
+        self.phases = self._found(False)
         """Of the phases likewise; the names are those of :data:`PHASES`."""
-        return self._found(False)
+        self._step, self._phase = (Innermost(*found[1:3]) for found in (self.steps, self.phases))
 
     def placed(self, times: Integers) -> dict[str, Integers]:
         step = self._step.at(times)
@@ -95,14 +90,6 @@ class Marks:
             "phase": taken(self.phases[0], self._phase.at(times)),
             "step": np.where(step >= 0, step, NULL),
         }
-
-    @cached_property
-    def _step(self) -> Innermost:
-        return Innermost(self.steps[1], self.steps[2])
-
-    @cached_property
-    def _phase(self) -> Innermost:
-        return Innermost(self.phases[1], self.phases[2])
 
     def _found(self, steps: bool) -> tuple[Integers, Integers, Integers, Integers]:
         names = self.trace.names
@@ -137,7 +124,6 @@ def of_loaders(
     in_operator: NDArray[np.bool_],
     talks: NDArray[np.bool_],
     phase: Integers,
-    names: Names,
 ) -> NDArray[np.bool_]:
     """The device events that were launched by threads which launch no kernel of the step.
 
@@ -149,7 +135,7 @@ def of_loaders(
     marked = set(marks.phases[3].tolist())
     if not marked:
         return nobody
-    backward = names[BACKWARD]
+    backward = marks.trace.names[BACKWARD]
     marks_backward = bool((marks.phases[0] == backward).any())
     own = marked | set(marks.steps[3].tolist())
     found = nobody.copy()
@@ -172,6 +158,13 @@ MODULE = "nn.Module: "  # prefix of the profiler's own ranges of modules
 SEPARATOR = "/"
 
 
+def _stretches_of(rows: Columns, places: Integers) -> Columns:
+    """Threads, begins and ends of some rows."""
+    found, names = Columns("thread", "t0", "t1"), ("thread", "t0", "t1")
+    found.extend(len(places), **{name: rows[name][places] for name in names})
+    return found
+
+
 class Forward:
     """Operators with sequence numbers, and of each the first operator with its number."""
 
@@ -182,8 +175,7 @@ class Forward:
     def numbered(self) -> tuple[Columns, Integers]:
         mine = self._operators
         place = np.flatnonzero(mine["sequence"] >= 0)
-        rows = Columns("thread", "t0", "t1")
-        rows.extend(len(place), **{name: mine[name][place] for name in ("thread", "t0", "t1")})
+        rows = _stretches_of(mine, place)
         sequence, t0 = mine["sequence"][place], mine["t0"][place]
         order = np.lexsort((t0, sequence))
         begins = np.ones(len(order), np.bool_)
@@ -226,8 +218,7 @@ def modules(trace: ProcessTrace) -> tuple[Columns, Integers]:
     )
     found = (np.flatnonzero(chosen(names, ranges["name"], accept)) for accept in accepted)
     number, place = next(((n, p) for n, p in enumerate(found) if len(p)), (0, _NOTHING))
-    rows = Columns("thread", "t0", "t1")
-    rows.extend(len(place), **{name: ranges[name][place] for name in ("thread", "t0", "t1")})
+    rows = _stretches_of(ranges, place)
     if not len(place):
         return rows, nulls(0)
     labels = [names.texts[n] for n in ranges["name"][place].tolist()]
