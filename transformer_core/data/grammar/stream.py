@@ -49,8 +49,6 @@ def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[
     return pairs
 
 
-MOST_NAMES = 200_000  # invented names at most
-
 _STRIDE = 1_000_003
 """A prime that does not divide the number of combinations, so that names next to each other in rank
 look different."""
@@ -64,9 +62,7 @@ _WORD = re.compile(f"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?![a-z]
 
 @cache
 def invented_names(count: int) -> list[str]:
-    """The first ``count`` names, the most frequent first; ValueError for more than MOST_NAMES."""
-    if count > MOST_NAMES:
-        raise ValueError(f"there are {MOST_NAMES} invented names, not {count}")
+    """The first ``count`` names, the most frequent first."""
     parts = list(product(*map(words, ("onsets", "vowels", "middles", "ends"))))
     names: dict[str, None] = {}
     for rank in range(len(parts)):
