@@ -174,28 +174,33 @@ def _certify(results: Path, file: Path) -> str:
 
 def _combine(results: Path, file: Path) -> str:
     relative = file.relative_to(results).parts
-    folder = results / relative[0] / relative[1]
-    (manifest,) = results.glob("data/*/shards/train/manifest.json")
-    return _ran(
-        results,
-        "combine",
-        variant=folder.name,
-        spec=folder / "spec.json",
-        repeats=sorted(folder.glob("repeat-*/metrics.json")),
-        evaluation=folder / "evaluation.json",
-        manifest=manifest,
-    )
+    return _ran(results, "combine", **combining(results, results / relative[0] / relative[1]))
 
 
 def _compare(results: Path, file: Path) -> str:
-    return _ran(
-        results,
-        "compare",
-        margin=0.02,
-        pairs=sorted(results.glob("turns/*/*/*/*.json")),
-        results=sorted(results.glob("runs/*/metrics.json")),
-        certificates=sorted(results.glob("equivalence/*.json")),
-    )
+    return _ran(results, "compare", **comparing(results))
+
+
+def combining(results: Path, folder: Path) -> dict[str, Any]:
+    """The order that combines the repeats of a variant, whose ``folder`` this is."""
+    (manifest,) = results.glob("data/*/shards/train/manifest.json")
+    return {
+        "variant": folder.name,
+        "spec": folder / "spec.json",
+        "repeats": sorted(folder.glob("repeat-*/metrics.json")),
+        "evaluation": folder / "evaluation.json",
+        "manifest": manifest,
+    }
+
+
+def comparing(results: Path) -> dict[str, Any]:
+    """The order that compares all variants."""
+    return {
+        "margin": 0.02,
+        "pairs": sorted(results.glob("turns/*/*/*/*.json")),
+        "results": sorted(results.glob("runs/*/metrics.json")),
+        "certificates": sorted(results.glob("equivalence/*.json")),
+    }
 
 
 def _ran(results: Path, kind: str, **fields: Any) -> str:
@@ -280,7 +285,7 @@ def run(count: int, seed: int, results: Path) -> Tally:
     tally = Tally("damages", seed)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "results")
-        shutil.copytree(results, copy, ignore=shutil.ignore_patterns("faults", "logs", "downloads"))
+        copy_results(results, copy)
         groups = {pattern: _files(copy, pattern) for pattern in READERS}
         groups = {pattern: files for pattern, files in groups.items() if files}
         right: dict[Path, str] = {}
@@ -298,6 +303,11 @@ def run(count: int, seed: int, results: Path) -> Tally:
                 verdict, said = judge(reader, copy, file, right[file])
             tally.add(kind, number, verdict, f"{file.relative_to(copy)}: {said}")
     return tally
+
+
+def copy_results(results: Path, to: Path) -> None:
+    """Without what no attack needs."""
+    shutil.copytree(results, to, ignore=shutil.ignore_patterns("faults", "logs", "downloads"))
 
 
 def judge(reader: Reader, results: Path, file: Path, right: str) -> tuple[Verdict, str]:

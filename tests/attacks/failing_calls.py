@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.config.run_spec import RunSpec
+from tests.attacks.damages import combining, comparing, copy_results
 from tests.attacks.tally import Tally, Verdict
 from tests.orders import order_text, run_order
 from transformer_core.common.digests import forget
@@ -134,50 +135,40 @@ def jobs(results: Path, output: Path) -> list[Job]:
     """The jobs, on a study's ``results``, that write below ``output``."""
     (data,) = (path.parent for path in results.glob("data/*/tokenizer.json"))
     spec = next(results.glob("runs/*/spec.json"))
-    settings = read_record(spec, RunSpec)
-    runs, pairs = spec.parent, data / "pairs/test.arrow"
-    shards = order_text(
-        "shards",
-        tokenizer=data / "tokenizer.json",
-        filter=settings.filter,
-        pairs=pairs,
-        output=output / "shards",
-        threads=1,
-    )
-    tokens = order_text(
-        "tokenizer",
-        tokenizer=settings.tokenizer,
-        pairs=pairs,
-        report=output / "report.json",
-        output=output / "tokenizer.json",
-    )
-    manifests = [*map(str, data.glob("shards/*/manifest.json"))]
-    to = {name: output / f"{name}.json" for name in ("combine", "compare", "verify")}
-    combined = order_text(
-        "combine",
-        variant=runs.name,
-        spec=spec,
-        repeats=sorted(runs.glob("repeat-*/metrics.json")),
-        evaluation=runs / "evaluation.json",
-        manifest=data / "shards/train/manifest.json",
-        output=to["combine"],
-    )
-    compared = order_text(
-        "compare",
-        margin=0.02,
-        pairs=sorted(results.glob("turns/*/*/*/*.json")),
-        results=sorted(results.glob("runs/*/metrics.json")),
-        certificates=sorted(results.glob("equivalence/*.json")),
-        output=to["compare"],
-    )
+    settings, pairs = read_record(spec, RunSpec), data / "pairs/test.arrow"
+
+    def job(kind: str, made: str = "", **fields: Any) -> Job:
+        """A job that makes ``made``, or else the file of its name and nothing that varies."""
+        order = {"output": output / f"{kind}.json"} | fields
+        varying = ("seconds",) if made else ()
+        last = output / (made or f"{kind}.json")
+        return Job(kind, run_order, order_text(kind, **order), last, varying)
+
     return [
-        Job("shards", run_order, shards, output / "shards/manifest.json", ("seconds",)),
-        Job("tokenizer", run_order, tokens, output / "report.json", ("seconds",)),
-        Job("verify", run_order, order_text("verify_data", manifests=manifests,
-            output=to["verify"]), to["verify"], ("seconds",)),
-        Job("combine", run_order, combined, to["combine"]),
-        Job("compare", run_order, compared, to["compare"]),
-    ]  # fmt: skip
+        job(
+            "shards",
+            "shards/manifest.json",
+            tokenizer=data / "tokenizer.json",
+            filter=settings.filter,
+            pairs=pairs,
+            output=output / "shards",
+            threads=1,
+        ),
+        job(
+            "tokenizer",
+            "report.json",
+            tokenizer=settings.tokenizer,
+            pairs=pairs,
+            report=output / "report.json",
+        ),
+        job(
+            "verify_data",
+            "verify_data.json",
+            manifests=[*map(str, data.glob("shards/*/manifest.json"))],
+        ),
+        job("combine", **combining(results, spec.parent)),
+        job("compare", **comparing(results)),
+    ]
 
 
 def run(most: int, seed: int, results: Path) -> Tally:
@@ -185,11 +176,7 @@ def run(most: int, seed: int, results: Path) -> Tally:
     tally = Tally("calls", seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copytree(
-            results,
-            folder / "results",
-            ignore=shutil.ignore_patterns("faults", "logs", "downloads"),
-        )
+        copy_results(results, folder / "results")
         for job in jobs(folder / "results", folder / "made"):
             calls = Calls(folder)
             with failing(calls):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attacks.planted.fault import IN_BF16, Change, fault
+from tests.attacks.planted.fault import IN_BF16, Change, faults_of
 from tests.attacks.planted.planting import Patch, result, swap
 from transformer_core.models.decoding import DecoderCache, LayerCache, PrefixCache
 from transformer_core.models.transformer import EncoderDecoder
@@ -64,21 +64,16 @@ def places(change: Any) -> Patch:
     return swap(EncoderDecoder, "_embed", make)
 
 
-def decoding(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "decoding", *place, **more)
+decoding = faults_of("decoding")
+cached = faults_of("decoding", LayerCache, "extend")
 
 
-decoding("keys of the cache are off by one", swap(LayerCache, "extend", one_too_late))
-decoding(
-    "keys of the cache are off by one under bf16",
-    swap(LayerCache, "extend", one_too_late),
-    **IN_BF16,
-)
+cached("keys of the cache are off by one", one_too_late, made=True)
+cached("keys of the cache are off by one under bf16", one_too_late, made=True, **IN_BF16)
 
 
-@decoding("the cache loses its first token", LayerCache, "extend")
+@cached("the cache loses its first token")
 def without_the_first(real, self, k, v):
-    """A prefix that loses its first token once it has three."""
     keys, values = real(self, k, v)
     return (keys[:, :, 1:], values[:, :, 1:]) if keys.size(2) > 2 else (keys, values)
 

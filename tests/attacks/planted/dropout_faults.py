@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from tests.attacks.planted.fault import (
     CHECKPOINT,
+    DDP,
     DROPPING,
     IN_BF16,
     PLAIN_ATTENTION,
     dropping,
     fault,
-    spread,
+    faults_of,
 )
 from tests.attacks.planted.planting import Patch, swap
-from transformer_core.models import attention, dropout, objective, sublayers
-from transformer_core.models import compiled_loops as dropout_kernels
-from transformer_core.models import dropout as fused_dropout
+from transformer_core.models import attention, compiled_loops, dropout, objective, sublayers
 from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.training import assemble
 
@@ -109,14 +108,16 @@ def seed_of_all(real: Any) -> Any:
 
 OWN = {"kind": "import", "factory": "docs.examples.own_model:build"}
 OWN_MODEL = {"model": {**OWN, "d_model": 16, "d_ff": 32, "heads": 2}}
+drawn = faults_of("dropout", dropout.DROPOUTS, "shared_draws", **DROPPING)
 FUSED = {"model": {"dropout_method": {"kind": "fused"}}}
 
+fused = faults_of("dropout", change=FUSED, **DROPPING)
 
-spread(
+dropping(
     "both ranks drop the same",
-    "dropout",
     lambda: mock.patch.object(torch, "manual_seed", seed_of_all(torch.manual_seed)),
-    **DROPPING,
+    change=DDP,
+    ranks=2,
 )
 dropping("attention drops nothing", swap(attention.ATTENTIONS, "sdpa", attending_without_dropout))
 dropping(
@@ -151,11 +152,7 @@ dropping(
     "what one residual of the encoder keeps is not scaled",
     unscaled_module("encoder.1.residuals.1.dropout"),
 )
-
-
-@dropping("what is kept is not scaled", dropout.DROPOUTS, "shared_draws")
-def _(real, x, p):
-    return real(x, p) * (1 - p)
+drawn("what is kept is not scaled", lambda real, x, p: real(x, p) * (1 - p))
 
 
 @dropping("kept units of the feed-forward layer are not scaled", sublayers.FeedForward, "__init__")
@@ -166,9 +163,7 @@ def _(real, self, spec):
     )[0]
 
 
-@dropping("a tenth less is dropped", dropout.DROPOUTS, "shared_draws")
-def _(real, x, p):
-    return real(x, 0.9 * p)
+drawn("a tenth less is dropped", lambda real, x, p: real(x, 0.9 * p))
 
 
 @dropping("dropout goes on in evaluation", dropout.Dropout, "forward")
@@ -185,14 +180,11 @@ def _(real, self, *args, **named):
         self.training = was
 
 
-dropping(
-    "the same masks at every step",
-    swap(dropout.DROPOUTS, "shared_draws", seeded(lambda x: x.numel())),
-)
+drawn("the same masks at every step", seeded(lambda x: x.numel()), made=True)
 dropping("the same masks in all layers", masks_of_layers_alike)
 
 
-@dropping("the same mask for all sentences", dropout.DROPOUTS, "shared_draws")
+@drawn("the same mask for all sentences")
 def one_mask_for_all_rows(real, x, p):
     return x * (real(torch.ones_like(x[:1]), p) if p else 1.0)
 
@@ -215,41 +207,33 @@ def reseeded(real, self, *args):
     return real(self, *args)
 
 
-@fault(
+fault(
     "a user's model that drops nothing where it is trained",
     "dropout",
     nn.Dropout,
     "forward",
+    lambda real, self, x: x,
     change={"training": {"accumulation": {"micro_batches": 2}}},
     base=OWN_MODEL,
     dropout=0.2,
 )
-def _(real, self, x):
-    return x
 
 
-@dropping(
-    "fused dropout with another mask in the backward pass",
-    fused_dropout._Added,
-    "backward",
-    change=FUSED,
-)
+@fused("fused dropout with another mask in the backward pass", dropout._Added, "backward")
 def other_mask(real, ctx, grad):
     return (grad, ctx.kernels.kept(grad, ctx.seed + 1, ctx.p), None)
 
 
-@dropping(
-    "the gradient of fused dropout is not scaled", dropout_kernels, "where_positive", change=FUSED
-)
+@fused("the gradient of fused dropout is not scaled", compiled_loops, "where_positive")
 def unscaled_gradient(real, gradient, result, p):
     return real(gradient, result, p) * (1 - p)
 
 
-@dropping("fused dropout drops the residual too", dropout_kernels, "added", change=FUSED)
+@fused("fused dropout drops the residual too", compiled_loops, "added")
 def _(real, r, x, seed, p):
-    return dropout_kernels.kept(r + x, seed, p)
+    return compiled_loops.kept(r + x, seed, p)
 
 
-@dropping("the gradient of dropped units passes", dropout_kernels, "where_positive", change=FUSED)
+@fused("the gradient of dropped units passes", compiled_loops, "where_positive")
 def _(real, g, result, p):
     return g / (1 - p)

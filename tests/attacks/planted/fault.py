@@ -100,15 +100,16 @@ def fault(
     family: str,
     where: Any,
     attribute: str = "",
+    function: Any = None,
     change: Change | None = None,
     base: Change | None = None,
     made: bool = False,
     **more: Any,
 ) -> Callable[[Any], Any]:
-    """Adds a fault whose patch is ``where``, or is made of the function below: with an attribute (or
-    entry) of ``where``, the function takes its place, and gets the original before the arguments;
-    with ``made``, it gets the original alone and returns what takes its place. Without an attribute,
-    ``where`` is one of :data:`TAKE_A_FUNCTION`."""
+    """Adds a fault whose patch is ``where``, or is made of ``function`` or else the one below: with an
+    attribute (or entry) of ``where``, the function takes its place, and gets the original before the
+    arguments; with ``made``, it gets the original alone and returns what takes its place. Without an
+    attribute, ``where`` is one of :data:`TAKE_A_FUNCTION`."""
 
     def add(patch: Patch) -> None:
         FAULTS.append(Fault(name, family, patch, change or {}, base or {}, **more))
@@ -118,18 +119,21 @@ def fault(
         add(swap(where, attribute, made_of) if attribute else where(function))
         return function
 
-    if not attribute and where not in TAKE_A_FUNCTION:
+    if function is not None:
+        plant(function)
+    elif not attribute and where not in TAKE_A_FUNCTION:
         add(where)
     return plant
 
 
-def dropping(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "dropout", *place, **DROPPING, **more)
+def faults_of(family: str, *places: Any, **usual: Any) -> Callable[..., Any]:
+    """:func:`fault` of one family, with the place and the settings that its faults share."""
+    return lambda name, *more, **own: fault(name, family, *places, *more, **usual | own)
 
 
-def reduced(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "precision", *place, kind="statistical", **{"change": BF16} | more)
-
-
-def spread(name: str, family: str, *place: Any, **more: Any) -> Any:
-    return fault(name, family, *place, ranks=2, **{"change": DDP} | more)
+dropping = faults_of("dropout", **DROPPING)
+reduced = faults_of("precision", kind="statistical", change=BF16)
+in_ddp = faults_of("DDP", ranks=2, change=DDP)
+in_fsdp = faults_of("FSDP", ranks=2, change=FSDP)
+in_central = faults_of("central", ranks=2, change=CENTRAL)
+in_hooks = faults_of("hooks", ranks=2)

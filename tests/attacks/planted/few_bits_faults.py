@@ -10,17 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from schemas.base import merge
-from tests.attacks.planted.fault import BF16, BY_POWER, COMPRESSED, FSDP, Change, fault, spread
+from tests.attacks.planted.fault import (
+    BF16,
+    BY_POWER,
+    COMPRESSED,
+    FSDP,
+    Change,
+    faults_of,
+    in_fsdp,
+    in_hooks,
+)
 from tests.attacks.planted.loss_faults import ONE_PASS
 from tests.attacks.planted.planting import Patch, arguments, result, swap
 from tests.attacks.planted.resuming_faults import after_loading
-from transformer_core.models import loss as one_pass_loss
-from transformer_core.models import sublayers
+from transformer_core.models import loss, sublayers
 from transformer_core.models.sublayers import FusedNorm
-from transformer_core.parallel import fsdp
-from transformer_core.parallel import hooks as compression
-from transformer_core.parallel import hooks as power_sgd
-from transformer_core.training import precision as onednn_products
+from transformer_core.parallel import fsdp, hooks
+from transformer_core.training import precision
 
 RESIDUAL: Change = merge(BF16, {"model": {"residual": "bf16"}})
 ONEDNN: Change = {"training": {"precision": {"kind": "fp32_onednn"}}}
@@ -30,12 +36,11 @@ LARGE: Change = {"model": {"d_model": 64, "d_ff": 64, "encoder_layers": 1, "deco
 OF_EIGHT_BITS: dict[str, Any] = {"change": EIGHT_BITS, "base": LARGE, "kind": "statistical"}
 
 
-def residual(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "bf16 residual", *place, change=RESIDUAL, kind="statistical", **more)
+eight_bits = faults_of("8-bit state", **OF_EIGHT_BITS)
+residual = faults_of("bf16 residual", change=RESIDUAL, kind="statistical")
 
 
-def onednn(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "oneDNN", *place, **{"change": ONEDNN} | more)
+onednn = faults_of("oneDNN", change=ONEDNN)
 
 
 def stream(change: Callable[[Tensor], Tensor]) -> Patch:
@@ -58,10 +63,7 @@ def overwritten(real: Any) -> Any:
 @contextlib.contextmanager
 def overwritten_chunks() -> Iterator[None]:
     """What is added to a tensor overwrites it, with chunks so small that there are several."""
-    with (
-        mock.patch.object(one_pass_loss, "_CPU_ELEMENTS", 2**10),
-        swap(onednn_products, "_add_to", overwritten)(),
-    ):
+    with mock.patch.object(loss, "_CPU_ELEMENTS", 2**10), swap(precision, "_add_to", overwritten)():
         yield
 
 
@@ -135,12 +137,12 @@ def by_torch(real, self, x):
     )
 
 
-@onednn("products of oneDNN secretly in bf16", onednn_products, "_linear")
+@onednn("products of oneDNN secretly in bf16", precision, "_linear")
 def _(real, x, w, b):
     return real(x.bfloat16().float(), w, b)
 
 
-@onednn("gradients of weights leave out the last token", onednn_products, "_product")
+@onednn("gradients of weights leave out the last token", precision, "_product")
 def last_token_left_out(real, a, b, bias=None):
     """Of products with a transposed operand, which gradients of weights are, the last term."""
     if bias is None and a.stride(0) == 1 and a.size(1) > 1:
@@ -148,62 +150,39 @@ def last_token_left_out(real, a, b, bias=None):
     return real(a, b, bias)
 
 
-@onednn("maps without their bias", onednn_products, "_added")
+@onednn("maps without their bias", precision, "_added")
 def without_the_bias(real, c, a, b, **factors):
     return real(c * 0, a, b, **factors)
 
 
 onednn("sums over chunks keep the last", overwritten_chunks, change=merge(ONEDNN, ONE_PASS))
-fault(
-    "moments of 8 bits lose four of them",
-    "8-bit state",
-    after_step_of_eight_bits(codes_of_four_bits),
-    **OF_EIGHT_BITS,
-)
-fault(
+eight_bits("moments of 8 bits lose four of them", after_step_of_eight_bits(codes_of_four_bits))
+eight_bits(
     "blocks of 8-bit moments have the scales of the step before",
-    "8-bit state",
     after_step_of_eight_bits(scales_once),
-    **OF_EIGHT_BITS,
 )
-fault(
-    "8-bit state resumed with the step count at 0",
-    "8-bit state",
-    after_loading(no_steps),
-    **OF_EIGHT_BITS,
-)
-
-
-@spread(
+eight_bits("8-bit state resumed with the step count at 0", after_loading(no_steps))
+in_fsdp(
     "FSDP with weights in bf16 sums in bf16",
-    "FSDP",
     fsdp,
     "MixedPrecisionPolicy",
+    lambda real, **named: real(**named | {"reduce_dtype": torch.bfloat16}),
     change=FSDP | {"parallel": {"kind": "fsdp", "bf16": True}},
     kind="statistical",
     missed="to round the sum of two ranks once more is within the format's own error",
 )
-def reduced_in_bf16(real, **named):
-    return real(**named | {"reduce_dtype": torch.bfloat16})
 
 
-@spread(
-    "messages of 16 bits are added, not averaged",
-    "hooks",
-    compression.Compressed,
-    "average",
-    **COMPRESSED,
-)
+@in_hooks("messages of 16 bits are added, not averaged", hooks.Compressed, "average", **COMPRESSED)
 def summed(real, self, bucket):
     bucket.buffer().mul_(torch.distributed.get_world_size())
     return real(self, bucket)
 
 
-spread(
+in_hooks(
     "messages in bf16 in the place of fp16",
-    "hooks",
     swap(
-        compression.Compressed,
+        hooks.Compressed,
         "__init__",
         arguments(lambda self, traffic, _: (self, traffic, torch.bfloat16)),
     ),
@@ -211,13 +190,8 @@ spread(
 )
 
 
-@spread(
-    "PowerSGD with the error of another step",
-    "hooks",
-    power_sgd.PowerSgd,
-    "average",
-    **BY_POWER,
-    made=True,
+@in_hooks(
+    "PowerSGD with the error of another step", hooks.PowerSgd, "average", **BY_POWER, made=True
 )
 def stale_error(real):
     """What a step left out is forgotten every other time."""

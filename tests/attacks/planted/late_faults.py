@@ -12,27 +12,24 @@ from torch import Tensor
 
 from tests.attacks.planted.fault import (
     CHECKPOINT,
+    DDP,
     DROPPING,
     IN_BF16,
     IN_FP16,
     PLAIN_ATTENTION,
-    fault,
-    spread,
+    faults_of,
 )
 from tests.attacks.planted.planting import Patch, before_update, swap
 from transformer_core.certify import short_run_worker
 from transformer_core.data.batching.feeding import Feed
-from transformer_core.models import attention, dropout
-from transformer_core.models import compiled_loops as kernels
-from transformer_core.training import evaluation, loop
-from transformer_core.training import precision as autocast
+from transformer_core.models import attention, compiled_loops, dropout
+from transformer_core.training import evaluation, loop, precision
 from transformer_core.training.history import History
 
 NOAM = {"schedule": {"kind": "noam", "warmup": 400}, "steps": 2_000}
 
 
-def late(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "late", *place, **DROPPING, **more)
+late = faults_of("late", **DROPPING)
 
 
 def no_decoder_gradient() -> Patch:
@@ -92,7 +89,7 @@ def wrong_share() -> Iterator[None]:
 @contextlib.contextmanager
 def clipping_that_stops() -> Iterator[None]:
     step = [0]
-    real_rate, real_step = loop.learning_rate, autocast.Precision.step
+    real_rate, real_step = loop.learning_rate, precision.Precision.step
 
     def learning_rate(schedule: Any, number: int, *more: Any) -> float:
         step[0] = number
@@ -103,20 +100,19 @@ def clipping_that_stops() -> Iterator[None]:
 
     with (
         mock.patch.object(loop, "learning_rate", learning_rate),
-        mock.patch.object(autocast.Precision, "step", update),
+        mock.patch.object(precision.Precision, "step", update),
     ):
         yield
 
 
-@spread("both ranks draw the same masks", "late", short_run_worker, "assemble", **DROPPING)
+@late("both ranks draw the same masks", short_run_worker, "assemble", change=DDP, ranks=2)
 def seeded_alike(real, spec, *given, **named):
-    """A training assembled with the same random numbers on every rank."""
     setup = real(spec, *given, **named)
     torch.manual_seed(spec.training.seed)
     return setup
 
 
-spread("rank 1 reads the share of rank 0 at the end of an epoch", "late", wrong_share, **DROPPING)
+late("rank 1 reads the share of rank 0 at the end of an epoch", wrong_share, change=DDP, ranks=2)
 late(
     "a resumed run starts its epoch over",
     lambda: mock.patch.object(
@@ -129,8 +125,6 @@ late(
 
 @late("a validation that drops", evaluation, "validation_loss", made=True)
 def still_training(real):
-    """A validation that drops."""
-
     def validation_loss(setup: Any, batches: Any = None) -> float:
         with mock.patch.object(type(setup.model), "eval", lambda self: self):
             return real(setup, batches)
@@ -159,7 +153,7 @@ def other_masks_in_the_first_layer(real):
 
 @late(
     "the backward pass of a fused softmax leaves out rows",
-    kernels,
+    compiled_loops,
     "gradient_of",
     change={"model": {"attention": {"kind": "fused_softmax"}}},
 )
@@ -198,12 +192,11 @@ def shared_by_halves(real, q, k, v, mask, causal, p, drop):
 
 @late(
     "a step that overflows is applied with finite numbers",
-    autocast.ScaledAutocast,
+    precision.ScaledAutocast,
     "update",
     **IN_FP16,
 )
 def applied_all_the_same(real, self, optimizer, norm):
-    """A step whose gradient overflowed is made finite and applied."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is not None:

@@ -6,13 +6,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.attacks.planted.fault import IN_BF16, TWO, UNTIED, fault
+from tests.attacks.planted.fault import IN_BF16, TWO, UNTIED, fault, faults_of
 from tests.attacks.planted.planting import keep, swap
 from transformer_core.models import loss as loss_module
-from transformer_core.models import loss as one_pass_loss
 from transformer_core.models import objective
 from transformer_core.models.transformer import EncoderDecoder
-from transformer_core.training import precision as autocast
+from transformer_core.training import precision
 
 
 def padding_counts(real: Any) -> Any:
@@ -40,36 +39,27 @@ def each_micro_alike() -> Any:
     return swap(objective.Objective, "forward", make)()
 
 
-def accumulated(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "accumulation", *place, change=TWO, **more)
+accumulated = faults_of("accumulation", change=TWO)
 
 
 ONE_PASS = {"training": {"loss": {"kind": "one_pass"}}}
 
 
-def in_one_pass(name: str, *place: Any) -> Any:
-    return fault(name, "loss", *place, change=ONE_PASS)
+in_one_pass = faults_of("loss", change=ONE_PASS)
+whole_loss = faults_of("loss", objective.LOGITS_LOSSES, "whole")
 
 
-@fault("no label smoothing", "loss", objective.LOGITS_LOSSES, "whole")
-def _(real, x, y, s=0.0):
-    return real(x, y, 0.0)
+whole_loss("no label smoothing", lambda real, x, y, s=0.0: real(x, y, 0.0))
 
 
-@fault("label smoothing off by a third", "loss", objective.LOGITS_LOSSES, "whole")
-@fault(
-    "label smoothing off by a third under bf16", "loss", objective.LOGITS_LOSSES, "whole", **IN_BF16
-)
+@whole_loss("label smoothing off by a third")
+@whole_loss("label smoothing off by a third under bf16", **IN_BF16)
 def _(real, x, y, s=0.0):
     return real(x, y, s * 2 / 3)
 
 
-fault("padding has a loss", "loss", swap(objective.LOGITS_LOSSES, "whole", padding_counts))
-
-
-@fault("logits 1 % too large", "loss", objective.LOGITS_LOSSES, "whole")
-def _(real, x, y, s=0.0):
-    return real(x * 1.01, y, s)
+whole_loss("padding has a loss", padding_counts, made=True)
+whole_loss("logits 1 % too large", lambda real, x, y, s=0.0: real(x * 1.01, y, s))
 
 
 @fault(
@@ -85,18 +75,18 @@ def last_chunk_forgotten(real, of, hidden, labels, **named):
     return loss * float(len(labels) == 7)
 
 
-@accumulated("only the last micro-batch counts", autocast.Precision, "backward", made=True)
+@accumulated("only the last micro-batch counts", precision.Precision, "backward", made=True)
 def last_micro_batch_alone(real):
     count = itertools.count()
     return lambda self, loss: loss.backward() if next(count) % 2 else None
 
 
-@accumulated("gradients averaged over micro-batches", autocast.Precision, "backward")
+@accumulated("gradients averaged over micro-batches", precision.Precision, "backward")
 def _(real, self, x):
     return (x / 2).backward()
 
 
-@accumulated("the second micro-batch counts twice", autocast.Precision, "backward", made=True)
+@accumulated("the second micro-batch counts twice", precision.Precision, "backward", made=True)
 def second_micro_batch_twice(real):
     count = itertools.count()
     return lambda self, loss: (loss * (1 + next(count) % 2)).backward()
@@ -104,7 +94,6 @@ def second_micro_batch_twice(real):
 
 @fault("the output map has no gradient", "tied weights", EncoderDecoder, "decode")
 def detached_output(real, self, *args, **named):
-    """The output map gets no gradient."""
     named["head"] = lambda hidden, weight: F.linear(hidden, weight.detach())
     return real(self, *args, **named)
 
@@ -114,16 +103,14 @@ def _(name, _):
     return name.startswith("target_embedding")
 
 
-@in_one_pass(
-    "the loss in one pass gives the output map 1 % less", one_pass_loss._OnePass, "backward"
-)
+@in_one_pass("the loss in one pass gives the output map 1 % less", loss_module._OnePass, "backward")
 def less_for_the_output(real, ctx, grad):
     d_hidden, d_output, *rest = real(ctx, grad)
     return d_hidden, d_output * 0.99, *rest
 
 
 @in_one_pass(
-    "the loss in one pass counts the first token of a chunk twice", one_pass_loss, "_products"
+    "the loss in one pass counts the first token of a chunk twice", loss_module, "_products"
 )
 def first_row_twice(real, hidden, output, d_logits, *rest):
     d_logits = d_logits.clone()
@@ -141,7 +128,6 @@ accumulated("micro-batches count alike, however many tokens they have", each_mic
     "decode",
 )
 def doubled_output(real, self, *args, **named):
-    """The same logits, whose gradient reaches the output map twice."""
     named["head"] = lambda hidden, w: F.linear(hidden, w + w - w.detach())
     return real(self, *args, **named)
 

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.attacks.planted.fault import IN_BF16, LARGER, PACKED, UNPADDED, fault
+from tests.attacks.planted.fault import IN_BF16, LARGER, PACKED, UNPADDED, fault, faults_of
 from tests.attacks.planted.planting import Patch, swap
 from transformer_core.data.tokenizing.special_tokens import EOS
-from transformer_core.models import positions, sublayers, unpadded
-from transformer_core.models import transformer as transformer_module
+from transformer_core.models import positions, sublayers, transformer, unpadded
 
 
 def attention_with(**changes: Any) -> Patch:
@@ -59,16 +58,16 @@ def grids_without_masks(self: Any) -> Any:
 _GRIDS = unpadded.Blocks._grids.func
 
 
-def packed(name: str, *place: Any) -> Any:
-    return fault(name, "packing", *place, change=PACKED)
+packed = faults_of("packing", change=PACKED)
+unpadding = faults_of("unpadded", change=UNPADDED)
+fused_attention = faults_of("masks", F, "scaled_dot_product_attention")
 
 
 fault("no causal mask", "masks", attention_with(is_causal=False))
 
 
-@fault("a token sees the next one", "masks", F, "scaled_dot_product_attention")
+@fused_attention("a token sees the next one")
 def shifted_causal(real, q, k, v, **named):
-    """Every token sees the next one too."""
     if named.get("is_causal"):
         n = q.size(-2)
         mask = torch.ones(n, n, dtype=torch.bool).tril(1)
@@ -79,24 +78,17 @@ def shifted_causal(real, q, k, v, **named):
 fault(
     "padding of the source is seen",
     "padding",
-    swap(transformer_module, "source_mask", mask_of(torch.ones_like)),
+    swap(transformer, "source_mask", mask_of(torch.ones_like)),
 )
 fault(
     "the last token of a source is not seen",
     "padding",
-    swap(transformer_module, "source_mask", mask_of(lambda m: m & m.roll(-1, -1))),
+    swap(transformer, "source_mask", mask_of(lambda m: m & m.roll(-1, -1))),
 )
 
 
-@fault(
-    "scores 2 % too large under bf16",
-    "masks",
-    F,
-    "scaled_dot_product_attention",
-    base=LARGER,
-    **IN_BF16,
-)
-@fault("scores 2 % too large", "masks", F, "scaled_dot_product_attention")
+@fused_attention("scores 2 % too large under bf16", base=LARGER, **IN_BF16)
+@fused_attention("scores 2 % too large")
 def scores_of_another_size(real, q, *args, **named):
     return real(q * 1.02, *args, **named)
 
@@ -115,57 +107,42 @@ def _(real, n, d, device=None):
     return real(n + 1, d, device)[1:]
 
 
-packed(
-    "packed pairs see each other", swap(transformer_module, "together", mask_of(torch.ones_like))
-)
+packed("packed pairs see each other", swap(transformer, "together", mask_of(torch.ones_like)))
 
 
-@packed("positions go on across packed pairs", transformer_module, "places_within")
+@packed("positions go on across packed pairs", transformer, "places_within")
 def _(real, s):
     return torch.arange(s.size(1)).expand_as(s)
 
 
 @packed(
-    "the last token of a packed source belongs to the next pair",
-    transformer_module,
-    "source_segments",
+    "the last token of a packed source belongs to the next pair", transformer, "source_segments"
 )
 def _(real, s):
     return (s == EOS).cumsum(1)
 
 
-@packed("a packed target goes on with the pair before", transformer_module, "target_segments")
+@packed("a packed target goes on with the pair before", transformer, "target_segments")
 def _(real, t):
     return (real(t) - 1).clamp(min=0)
 
 
-@fault(
-    "padding of blocks is seen", "unpadded", unpadded.Blocks, "_grids", change=UNPADDED, made=True
-)
+@unpadding("padding of blocks is seen", unpadded.Blocks, "_grids", made=True)
 def _(real):
     return property(grids_without_masks)
 
 
-@fault(
-    "positions count on through the list of tokens",
-    "unpadded",
-    unpadded.Sentences,
-    "within",
-    change=UNPADDED,
-    made=True,
-)
+@unpadding("positions count on through the list of tokens", unpadded.Sentences, "within", made=True)
 def _(real):
     return property(lambda self: F.pad(self.places, (0, self.fill)) % 512)
 
 
-@fault(
-    "no gradient from the last block", "unpadded", unpadded._Collect, "backward", change=UNPADDED
-)
+@unpadding("no gradient from the last block", unpadded._Collect, "backward")
 def last_block_lost(real, ctx, grad):
     *others, last = real(ctx, grad)
     return (*others, last * 0)
 
 
-@fault("blocks see what comes later", "unpadded", unpadded.Blocks, "__init__", change=UNPADDED)
+@unpadding("blocks see what comes later", unpadded.Blocks, "__init__")
 def _(real, self, q, k, n, causal):
     return real(self, q, k, n, False)

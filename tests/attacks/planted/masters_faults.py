@@ -7,18 +7,15 @@ import torch
 from torch import Tensor
 
 from schemas.base import merge
-from tests.attacks.planted.fault import Change, fault
+from tests.attacks.planted.fault import Change, faults_of
 from tests.attacks.planted.planting import Patch, swap
-from transformer_core.training import checkpoint
-from transformer_core.training import optimizer as master_weights
-from transformer_core.training import precision as autocast
+from transformer_core.training import checkpoint, optimizer, precision
 from transformer_core.training.optimizer import MASTER
 
 MASTERS: Change = {"training": {"precision": {"kind": "bf16_weights"}}}
 
 
-def masters(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "bf16 weights", *place, kind="statistical", **{"change": MASTERS} | more)
+masters = faults_of("bf16 weights", kind="statistical", change=MASTERS)
 
 
 def each_update(change: Callable[..., None]) -> Patch:
@@ -36,7 +33,7 @@ def each_update(change: Callable[..., None]) -> Patch:
 
         return update
 
-    return swap(master_weights, "in_one_loop", make)
+    return swap(optimizer, "in_one_loop", make)
 
 
 def masters_stay(one: Any, w: Tensor, g: Tensor, state: Any, *_: Any) -> None:
@@ -118,20 +115,17 @@ masters("second moments of masters keep 8 bits", each_update(few_bits_of_moments
 
 @masters("masters lost at a checkpoint", checkpoint, "_load_optimizer")
 def masters_lost(real, setup, *rest):
-    """A checkpoint brings back masters that are made of the rounded weights."""
     real(setup, *rest)
     for parameter, state in setup.optimizer.state.items():
         state[MASTER] = parameter.detach().float()
 
 
-@masters("weights of 8 bits without masters", autocast.LowWeights, "convert")
+@masters("weights of 8 bits without masters", precision.LowWeights, "convert")
 def weights_without_masters(real, self, model):
-    """Weights in bfloat16 that the optimizer updates themselves."""
     real(self, model)
     return {}
 
 
-@masters("masters begin rounded", autocast.LowWeights, "convert")
+@masters("masters begin rounded", precision.LowWeights, "convert")
 def masters_rounded_once(real, self, model):
-    """Masters begin with the rounded weights."""
     return {new: new.detach().float() for new in real(self, model)}

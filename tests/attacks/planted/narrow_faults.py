@@ -9,24 +9,23 @@ import torch.utils.checkpoint as recomputation
 from torch import Tensor, nn
 
 from tests.attacks.planted.fault import (
-    CENTRAL,
     CHECKPOINT,
-    FSDP,
+    DROPPING,
     IN_FP16,
     RING,
     dropping,
     fault,
+    faults_of,
+    in_central,
+    in_fsdp,
+    in_hooks,
     schedule,
-    spread,
 )
-from tests.attacks.planted.planting import around_step, before_update, each_micro, swap
+from tests.attacks.planted.planting import around_step, before_update, each_micro
 from transformer_core.data.tokenizing.special_tokens import EOS, PAD
-from transformer_core.models import dropout, sublayers
-from transformer_core.models import transformer as transformer_module
-from transformer_core.parallel import central, fsdp
-from transformer_core.parallel import hooks as compression
-from transformer_core.training import assemble, evaluation, loop
-from transformer_core.training import precision as autocast
+from transformer_core.models import dropout, sublayers, transformer
+from transformer_core.parallel import central, fsdp, hooks
+from transformer_core.training import assemble, evaluation, loop, precision
 
 
 def one_mask_for(keep: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
@@ -39,7 +38,7 @@ def one_mask_for(keep: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
 
 
 DECAY = {"training": {"optimizer": {"kind": "adamw", "weight_decay": 0.1}}}
-SHARED = "shared_draws"
+drawn = faults_of("dropout", dropout.DROPOUTS, "shared_draws", **DROPPING)
 
 
 @fault("the end of a sentence has no loss", "loss", each_micro)
@@ -50,14 +49,12 @@ def without_ends(micro):
 
 @fault("the last key gets no gradient", "masks", sublayers.Attention, "attention")
 def second_half_of_keys(real, self, q, k, v, *rest, **named):
-    """The last key of a row gets no gradient."""
     k = torch.cat([k[:, :, :-1], k[:, :, -1:].detach()], dim=2)
     return real(self, q, k, v, *rest, **named)
 
 
-@fault("sources are cut after eight tokens", "padding", transformer_module.EncoderDecoder, "encode")
+@fault("sources are cut after eight tokens", "padding", transformer.EncoderDecoder, "encode")
 def longer_rows_only(real, self, source, *rest):
-    """Rows of more than eight tokens are cut in the encoder."""
     return real(self, torch.where(torch.arange(source.size(1)) < 8, source, PAD), *rest)
 
 
@@ -108,7 +105,6 @@ def rounded_rate(real, *args):
     change=CHECKPOINT,
 )
 def in_bf16_again(real, layer, *given, **named):
-    """Layers that are computed once more from inputs of fewer bits."""
     calls = []
 
     def once_more(*inputs: Any) -> Any:
@@ -122,7 +118,7 @@ def in_bf16_again(real, layer, *given, **named):
 @fault(
     "gradients are clipped before they are unscaled",
     "clipping",
-    autocast.Precision,
+    precision.Precision,
     "step",
     **IN_FP16,
 )
@@ -132,22 +128,15 @@ def clipped_before_unscaling(real, self, optim, parameters, clip):
     return real(self, optim, parameters, clip)
 
 
-@spread(
-    "a ring that adds the first chunk twice", "hooks", compression, "ring_all_reduce", change=RING
-)
+@in_hooks("a ring that adds the first chunk twice", hooks, "ring_all_reduce", change=RING)
 def twice_the_first_chunk(real, values, group, count):
     own = values[:8].clone()
     real(values, group, count)
     values[:8] += own * (group.rank() == 0)
 
 
-@spread(
-    "weights are broadcast every other step",
-    "central",
-    central.CentralStrategy,
-    "_broadcast",
-    change=CENTRAL,
-    made=True,
+@in_central(
+    "weights are broadcast every other step", central.CentralStrategy, "_broadcast", made=True
 )
 def stale_on_odd_steps(real):
     calls = [0]
@@ -160,7 +149,7 @@ def stale_on_odd_steps(real):
     return broadcast
 
 
-@spread("shards of rank 1 learn 10 % slower", "FSDP", around_step, change=FSDP)
+@in_fsdp("shards of rank 1 learn 10 % slower", around_step)
 def own_rate_on_rank(trainer, before, _):
     import torch.distributed as dist
 
@@ -169,32 +158,24 @@ def own_rate_on_rank(trainer, before, _):
             p.copy_(old + (p - old) * 0.9)
 
 
-@spread(
-    "FSDP sums in bf16 what should be summed in 32 bits",
-    "FSDP",
-    fsdp,
-    "MixedPrecisionPolicy",
-    change=FSDP,
-)
+@in_fsdp("FSDP sums in bf16 what should be summed in 32 bits", fsdp, "MixedPrecisionPolicy")
 def _(real, **n):
     return real(reduce_dtype=torch.bfloat16, **{k: v for k, v in n.items() if k != "reduce_dtype"})
 
 
-dropping(
-    "one mask for all heads",
-    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :1] if x.dim() == 4 else x)),
-)
-dropping(
+drawn("one mask for all heads", one_mask_for(lambda x: x[:, :1] if x.dim() == 4 else x), made=True)
+drawn(
     "one mask for all queries",
-    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :, :1] if x.dim() == 4 else x)),
+    one_mask_for(lambda x: x[:, :, :1] if x.dim() == 4 else x),
+    made=True,
 )
-dropping(
-    "whole tokens are dropped",
-    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[..., :1] if x.dim() == 3 else x)),
+drawn(
+    "whole tokens are dropped", one_mask_for(lambda x: x[..., :1] if x.dim() == 3 else x), made=True
 )
-dropping(
+drawn(
     "one mask for all tokens of a sentence",
-    swap(dropout.DROPOUTS, SHARED, one_mask_for(lambda x: x[:, :1] if x.dim() == 3 else x)),
+    one_mask_for(lambda x: x[:, :1] if x.dim() == 3 else x),
+    made=True,
 )
 
 

@@ -10,14 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from schemas.base import merge
-from tests.attacks.planted.fault import BF16, DDP, LARGER, TWO, WIDE, Change, fault, spread
+from tests.attacks.planted.fault import BF16, DDP, LARGER, TWO, WIDE, Change, fault, faults_of
 from tests.attacks.planted.loss_faults import ONE_PASS
 from tests.attacks.planted.parallel_faults import forgets_early, own_tokens
 from tests.attacks.planted.planting import swap
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models import loss as one_pass_loss
-from transformer_core.models import objective, unpadded
-from transformer_core.models import transformer as transformer_module
+from transformer_core.models import objective, transformer, unpadded
 from transformer_core.parallel import ddp
 
 FILLED: Change = {"model": {"tokens": {"kind": "unpadded", "blocks": 2, "row_multiple": 16}}}
@@ -25,16 +24,13 @@ TOGETHER: Change = {"model": {"memory_products": "together"}}
 IN_ONE_PASS: dict[str, Any] = {"change": merge(BF16, ONE_PASS), "kind": "statistical"}
 
 
-def in_one_loop(name: str) -> Any:
-    return fault(name, "loss", one_pass_loss, "_in_one_loop", **IN_ONE_PASS)
+in_one_loop = faults_of("loss", one_pass_loss, "_in_one_loop", **IN_ONE_PASS)
 
 
-def together(name: str) -> Any:
-    return fault(name, "kernels", transformer_module, "project_together", change=TOGETHER)
+together = faults_of("kernels", transformer, "project_together", change=TOGETHER)
 
 
-def filled(name: str, *place: Any) -> Any:
-    return fault(name, "unpadded", *place, change=FILLED)
+filled = faults_of("unpadded", change=FILLED)
 
 
 def map_without_smoothing(real: Any) -> Any:
@@ -92,26 +88,24 @@ def last_layer_detached(real, projections, x):
 
 @filled("gradients of a list that is filled up are shifted", unpadded._Spread, "backward")
 def filled_in_front(real, ctx, *grads):
-    """The gradient of a list is filled up before its first token."""
     gradient, *rest = real(ctx, *grads)
     return gradient.roll(ctx.fill, 1), *rest
 
 
 @filled("what fills a list up is taken for a token", unpadded.Sentences, "batch")
 def last_tokens(real, self, rows):
-    """What stands behind the tokens is taken for the last of them."""
     return real(self, rows.roll(-1, 1) if self.fill else rows)
 
 
-spread(
+filled(
     "an early micro-batch of real tokens stays on its rank",
-    "unpadded",
     swap(ddp.DdpStrategy, "sync_context", forgets_early),
     change=merge(DDP | TWO, FILLED),
+    ranks=2,
 )
-spread(
+filled(
     "every rank divides by its own real tokens",
-    "unpadded",
     swap(objective.Objective, "forward", own_tokens),
     change=merge(DDP, FILLED),
+    ranks=2,
 )

@@ -13,18 +13,19 @@ from tests.attacks.planted.fault import (
     CENTRAL,
     COMPRESSED,
     DDP,
-    FSDP,
     LATE,
     RING,
     TWO,
-    spread,
+    in_central,
+    in_ddp,
+    in_fsdp,
+    in_hooks,
 )
 from tests.attacks.planted.planting import result, swap
 from transformer_core.models import objective
-from transformer_core.parallel import central, ddp, fsdp
-from transformer_core.parallel import hooks as compression
+from transformer_core.parallel import central, ddp, fsdp, hooks
 from transformer_core.parallel.strategy import Strategy
-from transformer_core.training import precision as autocast
+from transformer_core.training import precision
 
 
 def zeroed(gradients: Any) -> None:
@@ -67,35 +68,32 @@ def forgets_early(real: Any) -> Any:
     return context
 
 
-spread(
+in_ddp(
     "the average over ranks taken for the sum",
-    "DDP",
     lambda: mock.patch.object(ddp.DdpStrategy, "loss_scale", 1.0),
 )
 
 
-@spread("never synchronised", "DDP", ddp.DdpStrategy, "sync_context")
+@in_ddp("never synchronised", ddp.DdpStrategy, "sync_context")
 def _(real, self, last):
     return self.module.no_sync()
 
 
-spread(
+in_ddp(
     "rank 1 counts for nothing",
-    "DDP",
     swap(
-        autocast.Precision,
+        precision.Precision,
         "backward",
         on_rank(1, lambda _: lambda self, loss: (loss * 0).backward()),
     ),
 )
-spread(
+in_ddp(
     "both ranks read the same share",
-    "DDP",
     lambda: mock.patch.object(Strategy, "share", property(lambda self: (0, 2))),
 )
 
 
-@spread("replicas that start apart", "DDP", ddp.DdpStrategy, "wrap")
+@in_ddp("replicas that start apart", ddp.DdpStrategy, "wrap")
 def other_replica(real, self, module):
     wrapped = real(self, module)
     if self.process.rank == 1:
@@ -104,26 +102,22 @@ def other_replica(real, self, module):
     return wrapped
 
 
-@spread(
-    "late buckets summed, not averaged", "DDP", ddp.DdpStrategy, "reduce_gradients", change=LATE
-)
+@in_ddp("late buckets summed, not averaged", ddp.DdpStrategy, "reduce_gradients", change=LATE)
 def _(real, self):
     return (real(self), [p.grad.mul_(2) for p in self.replica.parameters()])[0]
 
 
-@spread("a ring that leaves out the end", "hooks", compression, "ring_all_reduce", change=RING)
+@in_hooks("a ring that leaves out the end", hooks, "ring_all_reduce", change=RING)
 def ring_without(real, values, group, count):
-    """The last element is not reduced."""
     last = values[-8:].clone()
     real(values, group, count)
     values[-8:] = last
 
 
-spread(
+in_hooks(
     "compressed gradients of rank 0 only",
-    "hooks",
     swap(
-        compression.Compressed,
+        hooks.Compressed,
         "average",
         on_rank(1, lambda real: lambda self, b: (b.buffer().zero_(), real(self, b))[1]),
     ),
@@ -131,80 +125,58 @@ spread(
 )
 
 
-@spread("PowerSGD without its memory", "hooks", compression.PowerSgd, "__init__", **BY_POWER)
+@in_hooks("PowerSGD without its memory", hooks.PowerSgd, "__init__", **BY_POWER)
 def no_memory(real, self, *args):
     real(self, *args)
     self.state.use_error_feedback = False
 
 
-spread(
+in_fsdp(
     "FSDP without the sum over ranks",
-    "FSDP",
     lambda: mock.patch.object(fsdp.FsdpStrategy, "loss_scale", 1.0),
-    change=FSDP,
 )
+in_fsdp("FSDP clips by the norm of a shard", precision, "whole", lambda real, t: real(t) * 0.7)
 
 
-@spread("FSDP clips by the norm of a shard", "FSDP", autocast, "whole", change=FSDP)
-def _(real, t):
-    return real(t) * 0.7
-
-
-@spread(
-    "rank 0 updates by its own gradients",
-    "central",
-    central.CentralStrategy,
-    "reduce_gradients",
-    change=CENTRAL,
-)
+@in_central("rank 0 updates by its own gradients", central.CentralStrategy, "reduce_gradients")
 def _(real, self):
     return self.process.is_main or zeroed([])
 
 
-spread(
-    "every rank divides by its own tokens", "DDP", swap(objective.Objective, "forward", own_tokens)
-)
-spread(
+in_ddp("every rank divides by its own tokens", swap(objective.Objective, "forward", own_tokens))
+in_ddp(
     "an early micro-batch stays on its rank",
-    "DDP",
     swap(ddp.DdpStrategy, "sync_context", forgets_early),
     change=DDP | TWO,
 )
-spread(
+in_ddp(
     "the last late bucket is forgotten",
-    "DDP",
     swap(ddp, "buckets", result(lambda groups: list(groups)[:-1])),
     change=LATE | {"parallel": {"kind": "ddp", "overlap": False, "bucket_mb": 0.001}},
 )
 
 
-@spread("a ring that does not divide", "hooks", compression.Ring, "_fulfil", change=RING)
+@in_hooks("a ring that does not divide", hooks.Ring, "_fulfil", change=RING)
 def undivided(real, self, future, buffer):
     return real(self, future, buffer.mul_(self.group.size()))
 
 
-@spread("one layer is not reduced by FSDP", "FSDP", fsdp.FsdpStrategy, "sync_context", change=FSDP)
+@in_fsdp("one layer is not reduced by FSDP", fsdp.FsdpStrategy, "sync_context")
 def one_layer_apart(real, self, last):
     found = real(self, last)
     self.layers[0].set_requires_gradient_sync(False)
     return found
 
 
-@spread(
-    "rows that fill up a share have labels",
-    "central",
-    central,
-    "_fill",
-    change=CENTRAL,
-    base={"batching": {"pairs": 7}},
+@in_central(
+    "rows that fill up a share have labels", central, "_fill", base={"batching": {"pairs": 7}}
 )
 def _(real, t, rows, first):
     return real(t, rows, first or 4)
 
 
-spread(
+in_central(
     "local losses of rank 0 only",
-    "central",
     swap(
         central,
         "gather_with_gradient",
@@ -214,13 +186,7 @@ spread(
 )
 
 
-@spread(
-    "weights are broadcast before the update",
-    "central",
-    central.CentralStrategy,
-    "update",
-    change=CENTRAL,
-)
+@in_central("weights are broadcast before the update", central.CentralStrategy, "update")
 def early_broadcast(real, self, step):
     self._broadcast([p for p in self.replica.parameters() if p.requires_grad])
     return step() if self.process.is_main else torch.zeros(())

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.parallel.strategy import Strategy
-from transformer_core.training import loop
-from transformer_core.training import precision as autocast
+from transformer_core.training import loop, precision
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -87,7 +86,7 @@ def before_update(change: Callable[..., None]) -> Patch:
 
         return step
 
-    return swap(autocast.Precision, "step", make)
+    return swap(precision.Precision, "step", make)
 
 
 def batches(change: Callable[[GlobalBatch], GlobalBatch]) -> Patch:

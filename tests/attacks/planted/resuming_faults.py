@@ -5,11 +5,10 @@ from unittest import mock
 
 import torch
 
-from tests.attacks.planted.fault import BY_POWER, FP16, fault, reduced, spread
+from tests.attacks.planted.fault import BY_POWER, FP16, faults_of, reduced
 from tests.attacks.planted.planting import Patch, swap
-from transformer_core.parallel import hooks as power_sgd
-from transformer_core.training import checkpoint
-from transformer_core.training import precision as autocast
+from transformer_core.parallel import hooks
+from transformer_core.training import checkpoint, precision
 
 
 def lost_on_loading(what: str) -> Patch:
@@ -38,37 +37,34 @@ def after_loading(change: Any) -> Patch:
     return swap(checkpoint, "_load_optimizer", make)
 
 
-fault("resumed without the moments", "resuming", lost_on_loading("optimizer"))
-fault("resumed without the weights", "resuming", lost_on_loading("model"))
-fault(
-    "resumed with the step count at 0",
-    "resuming",
-    after_loading(lambda state: state["step"].zero_()),
-)
-fault(
+resumed = faults_of("resuming")
+resumed("resumed without the moments", lost_on_loading("optimizer"))
+resumed("resumed without the weights", lost_on_loading("model"))
+resumed("resumed with the step count at 0", after_loading(lambda state: state["step"].zero_()))
+resumed(
     "resumed with moments of 8 bits",
-    "resuming",
     after_loading(lambda state: state["exp_avg"].copy_(state["exp_avg"].bfloat16())),
 )
-fault(
+resumed(
     "resumed with the moments exchanged",
-    "resuming",
     after_loading(lambda state: state["exp_avg_sq"].copy_(state["exp_avg"].square())),
 )
-fault(
+resumed(
     "resumed with other random numbers",
-    "resuming",
     lambda: mock.patch.object(checkpoint, "_load_random_state", return_value=None),
 )
 
 
-@reduced("resumed without the loss scale", autocast.ScaledAutocast, "load", change=FP16)
+@reduced("resumed without the loss scale", precision.ScaledAutocast, "load", change=FP16)
 def _(real, self, state):
     return None
 
 
-@spread(
-    "resumed without the memory of PowerSGD", "resuming", power_sgd.PowerSgd, "remember", **BY_POWER
+resumed(
+    "resumed without the memory of PowerSGD",
+    hooks.PowerSgd,
+    "remember",
+    lambda real, self, memory, names: None,
+    ranks=2,
+    **BY_POWER,
 )
-def _(real, self, memory, names):
-    return None

@@ -6,8 +6,7 @@ import torch
 
 from schemas.base import merge
 from tests.attacks.planted.fault import BF16, WIDE, Change, fault
-from transformer_core.models import attention
-from transformer_core.models import compiled_loops as softmax_kernels
+from transformer_core.models import attention, compiled_loops
 
 SOFTMAX: Change = {"model": {"attention": {"kind": "fused_softmax"}, "dropout": 1e-9}}
 """The kernel works where something may be dropped, so short runs drop next to nothing."""
@@ -22,17 +21,16 @@ def softmax(name: str, *place: Any, bits: int = 32, **more: Any) -> Any:
     return fault(f"{name} under bf16", "fused softmax", *place, base=WIDE, **more)
 
 
-@softmax("padding at the end of a row is seen", softmax_kernels, "weights_of", bits=16)
-@softmax("padding at the end of a row is seen", softmax_kernels, "weights_of")
+@softmax("padding at the end of a row is seen", compiled_loops, "weights_of", bits=16)
+@softmax("padding at the end of a row is seen", compiled_loops, "weights_of")
 def last_key_seen(real, scores, mask, *rest):
-    """Padding at the end of a row is seen."""
     if mask is not None:
         mask = mask.clone()
         mask[..., -1] = True
     return real(scores, mask, *rest)
 
 
-@softmax("the first token is not seen", softmax_kernels, "weights_of")
+@softmax("the first token is not seen", compiled_loops, "weights_of")
 def first_key_hidden(real, scores, mask, causal, *rest):
     """The first key is hidden where there is no mask and there are others."""
     if mask is None and causal and scores.size(-1) > 2:
@@ -47,59 +45,58 @@ def _(real, q, *a, **n):
     return real(q * 1.1, *a, **n)
 
 
-@softmax("the gradient lacks its subtraction", softmax_kernels, "gradient_of", bits=16)
-@softmax("the gradient lacks its subtraction", softmax_kernels, "gradient_of")
+@softmax("the gradient lacks its subtraction", compiled_loops, "gradient_of", bits=16)
+@softmax("the gradient lacks its subtraction", compiled_loops, "gradient_of")
 def no_subtraction(real, g, shares, seed, p):
-    return shares * softmax_kernels.kept(g.contiguous(), seed, p)
+    return shares * compiled_loops.kept(g.contiguous(), seed, p)
 
 
-@softmax("the gradient is of shares of 8 bits", softmax_kernels, "gradient_of")
+@softmax("the gradient is of shares of 8 bits", compiled_loops, "gradient_of")
 def rounded_shares(real, g, shares, *rest):
     return real(g, shares.bfloat16().to(shares.dtype), *rest)
 
 
-@softmax("weights are not scaled", softmax_kernels, "weights_of", bits=16, dropout=0.2)
-@softmax("weights are not scaled", softmax_kernels, "weights_of", dropout=0.2)
+@softmax("weights are not scaled", compiled_loops, "weights_of", bits=16, dropout=0.2)
+@softmax("weights are not scaled", compiled_loops, "weights_of", dropout=0.2)
 def unscaled_forward(real, *args):
     shares, weights = real(*args)
     return shares, weights * (1 - args[-1])
 
 
-@softmax("gradients are not scaled", softmax_kernels, "gradient_of", dropout=0.2)
+@softmax("gradients are not scaled", compiled_loops, "gradient_of", dropout=0.2)
 def unscaled_backward(real, g, shares, seed, p):
     return real(g, shares, seed, p) * (1 - p)
 
 
-@softmax("nothing is dropped", softmax_kernels, "weights_of", bits=16, dropout=0.2)
-@softmax("nothing is dropped", softmax_kernels, "weights_of", dropout=0.2)
+@softmax("nothing is dropped", compiled_loops, "weights_of", bits=16, dropout=0.2)
+@softmax("nothing is dropped", compiled_loops, "weights_of", dropout=0.2)
 def undropped(real, *args):
     return real(*args[:-1], 0.0)
 
 
-@softmax("one mask in all heads", softmax_kernels, "weights_of", dropout=0.2)
+@softmax("one mask in all heads", compiled_loops, "weights_of", dropout=0.2)
 def one_head_for_all(real, scores, mask, causal, seed, p):
     shares, _ = real(scores, mask, causal, seed, 0.0)
-    return shares, shares * softmax_kernels.kept(torch.ones_like(shares[:, :1]), seed, p)
+    return shares, shares * compiled_loops.kept(torch.ones_like(shares[:, :1]), seed, p)
 
 
-@softmax("one mask in all sentences", softmax_kernels, "weights_of", dropout=0.2)
+@softmax("one mask in all sentences", compiled_loops, "weights_of", dropout=0.2)
 def seed_of_rows(real, scores, mask, causal, seed, p):
-    """Every sentence has the masks of the first."""
     shares, _ = real(scores, mask, causal, seed, 0.0)
-    return shares, shares * softmax_kernels.kept(torch.ones_like(shares[:1]), seed, p)
+    return shares, shares * compiled_loops.kept(torch.ones_like(shares[:1]), seed, p)
 
 
-@softmax("one mask at all steps", softmax_kernels, "weights_of", dropout=0.2)
+@softmax("one mask at all steps", compiled_loops, "weights_of", dropout=0.2)
 def one_seed(real, scores, mask, causal, seed, p):
     return real(scores, mask, causal, 5, p)
 
 
-@softmax("another mask in the backward pass", softmax_kernels, "gradient_of", bits=16, dropout=0.2)
-@softmax("another mask in the backward pass", softmax_kernels, "gradient_of", dropout=0.2)
+@softmax("another mask in the backward pass", compiled_loops, "gradient_of", bits=16, dropout=0.2)
+@softmax("another mask in the backward pass", compiled_loops, "gradient_of", dropout=0.2)
 def _(real, g, shares, seed, p):
     return real(g, shares, seed + 1, p)
 
 
-@softmax("no mask in the backward pass", softmax_kernels, "gradient_of", dropout=0.2)
+@softmax("no mask in the backward pass", compiled_loops, "gradient_of", dropout=0.2)
 def undropped_backward(real, g, shares, seed, p):
     return real(g, shares, seed, 0.0)

@@ -7,18 +7,14 @@ from torch import Tensor
 
 from tests.attacks.planted.decoding_faults import one_too_late
 from tests.attacks.planted.dropout_faults import attending_without_dropout, without_module
-from tests.attacks.planted.fault import GPT2
+from tests.attacks.planted.fault import GPT2, faults_of
 from tests.attacks.planted.planting import swap
 from tests.attacks.planted.text_faults import WIDE_TEXTS, texts
-from transformer_core.models import attention
-from transformer_core.models import language_model as causal_layers
-from transformer_core.models import language_model as decoder
+from transformer_core.models import attention, language_model
 from transformer_core.models.decoding import LayerCache
 from transformer_core.models.language_model import Decoder
 
-
-def dropping(name: str, *place: Any, **more: Any) -> Any:
-    return texts(name, *place, base=WIDE_TEXTS, dropout=0.2, **more)
+dropping = faults_of("language model", base=WIDE_TEXTS, dropout=0.2)
 
 
 def without_padding(_: Any) -> Any:
@@ -37,9 +33,8 @@ def _(real, self, spec, v):
     return (real(self, spec, v), setattr(self.dropout, "p", 0.0))[0]
 
 
-@dropping("feed-forward layers of texts drop nothing", causal_layers.CausalLayer, "forward")
+@dropping("feed-forward layers of texts drop nothing", language_model.CausalLayer, "forward")
 def kept_feed_forward(real, self, x, *rest):
-    """The output of feed-forward layers is not dropped."""
     mask, turn, cache = (*rest, None, None, None)[:3]
     attended = self.self_attention(self.attention_norm(x), mask, turn, cache)
     x = self.dropout.added(x, attended)
@@ -59,12 +54,11 @@ def kept_in_8_bits(real, self, k, v):
     return real(self, *(x.bfloat16().to(x.dtype) for x in (k, v)))
 
 
-texts("padding before a prompt is seen", swap(decoder, "seen_in_decoding", without_padding))
+texts("padding before a prompt is seen", swap(language_model, "seen_in_decoding", without_padding))
 
 
 @texts("places of a prompt count its padding", Decoder, "_stack", base=GPT2)
 def places_from_the_row(real, self, tokens, mask, places, cache=None):
-    """In decoding, places count padding."""
     if cache is not None and places is not None:
         start = cache.length
         places = torch.arange(start, start + tokens.size(1)).expand_as(places)

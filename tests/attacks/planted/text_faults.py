@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schemas.base import merge
-from tests.attacks.planted.fault import GPT2, IN_BF16, TEXTS, Change, fault
+from tests.attacks.planted.fault import GPT2, IN_BF16, TEXTS, Change, faults_of
 from tests.attacks.planted.loss_faults import ONE_PASS, padding_counts
 from tests.attacks.planted.mask_faults import mask_of
 from tests.attacks.planted.planting import each_micro, swap
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models import language_model as causal_layers
-from transformer_core.models import language_model as decoder
-from transformer_core.models import objective
+from transformer_core.models import language_model, objective
 from transformer_core.models.language_model import CausalAttention, Decoder
 
 WIDE_TEXTS: Change = merge(TEXTS, {"model": {"d_model": 32, "d_ff": 64}})
@@ -25,8 +23,7 @@ JOINED: Change = merge(TEXTS, {"task": {"texts": "joined"}})
 SINUSOIDAL: Change = merge(TEXTS, {"model": {"positions": {"kind": "sinusoidal"}}})
 
 
-def texts(name: str, *place: Any, **more: Any) -> Any:
-    return fault(name, "language model", *place, **{"base": TEXTS} | more)
+texts = faults_of("language model", base=TEXTS)
 
 
 def other_eps(eps: float) -> Any:
@@ -46,7 +43,6 @@ SMALL_EPS = 1e-5
 
 @texts("a token of a document sees the next one", Decoder, "_stack")
 def next_too(real, self, tokens, mask, *rest):
-    """A mask that shows the next token too, if it is of the same document."""
     if mask is not None and mask.size(-2) > 1:
         mask = mask | (mask.transpose(-1, -2) & torch.ones_like(mask).tril(1))
     return real(self, tokens, mask, *rest)
@@ -68,10 +64,12 @@ def ignored_once(real, self, q, k, v, mask, causal):
     return real(self, q, k, v, mask, causal)
 
 
-texts("documents of a row see each other", swap(decoder, "together", mask_of(torch.ones_like)))
+texts(
+    "documents of a row see each other", swap(language_model, "together", mask_of(torch.ones_like))
+)
 
 
-@texts("places run on across documents", decoder, "places_within", base=GPT2)
+@texts("places run on across documents", language_model, "places_within", base=GPT2)
 def _(real, s):
     return torch.arange(s.size(1)).expand_as(s)
 
@@ -88,24 +86,23 @@ def two_later(micro):
 
 @texts("the first token of a document has no loss", each_micro)
 def first_of_a_row_only(micro):
-    """Texts that begin within a row have no loss for their first token."""
     labels = micro.target_output.clone()
     labels[:, 1:][micro.target_input[:, 1:] == 1] = PAD
     return replace(micro, target_output=labels)
 
 
-@texts("rotary positions of another base", decoder, "rotation", base=WIDE_TEXTS)
+@texts("rotary positions of another base", language_model, "rotation", base=WIDE_TEXTS)
 def _(real, p, w, base):
     return real(p, w, 50 * base)
 
 
-@texts("keys are not turned", causal_layers, "rotated", made=True)
+@texts("keys are not turned", language_model, "rotated", made=True)
 def second_call_unturned(real):
     count = itertools.count()
     return lambda x, turn: x if next(count) % 2 else real(x, turn)
 
 
-@texts("elements are turned with neighbours", causal_layers, "rotated")
+@texts("elements are turned with neighbours", language_model, "rotated")
 def turned_neighbours(real, x, turn):
     """Elements are turned with their neighbours, as in the paper."""
     apart = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
@@ -114,7 +111,6 @@ def turned_neighbours(real, x, turn):
 
 @texts("grouped heads of keys serve other heads", CausalAttention, "attention")
 def heads_of_others(real, self, q, k, v, *rest):
-    """Heads of keys serve every second head of queries, not neighbours."""
     order = torch.arange(q.size(1)).view(-1, self.served).T.flatten()
     return real(self, q, k[:, order], v[:, order], *rest)
 
@@ -124,14 +120,14 @@ def values_of_the_first(real, self, q, k, v, *rest):
     return real(self, q, k, v[:, :1].expand_as(v), *rest)
 
 
-@texts("gate and value exchanged", causal_layers, "swiglu")
+@texts("gate and value exchanged", language_model, "swiglu")
 def up_before_gate(real, x):
     value, gate = x.chunk(2, dim=-1)
     return F.silu(gate) * value
 
 
-@texts("gated by another function under bf16", causal_layers, "swiglu", **IN_BF16)
-@texts("gated by another function", causal_layers, "swiglu")
+@texts("gated by another function under bf16", language_model, "swiglu", **IN_BF16)
+@texts("gated by another function", language_model, "swiglu")
 def gated_by_gelu(real, x):
     gate, value = x.chunk(2, dim=-1)
     return F.gelu(gate) * value
@@ -154,24 +150,24 @@ def exact_gelu(real, approximate):
     return real("none")
 
 
-@texts("RMS normalization takes the mean off", causal_layers.RmsNorm, "forward")
+@texts("RMS normalization takes the mean off", language_model.RmsNorm, "forward")
 def less_the_mean(real, self, x):
     return real(self, x - x.mean(-1, keepdim=True))
 
 
 texts(
-    "RMS normalization with another eps", swap(decoder, "build_decoder_norm", other_eps(SMALL_EPS))
+    "RMS normalization with another eps",
+    swap(language_model, "build_decoder_norm", other_eps(SMALL_EPS)),
 )
 texts(
     "one RMS normalization with another eps under bf16",
-    swap(decoder, "build_decoder_norm", other_eps(SMALL_EPS)),
+    swap(language_model, "build_decoder_norm", other_eps(SMALL_EPS)),
     **IN_BF16,
 )
 
 
 @texts("the output map of texts is not tied", Decoder, "forward")
 def detached_output(real, self, tokens, targets=None, segments=None, **named):
-    """The output map is not the embedding, but a copy that never learns."""
     hidden: list[Tensor] = []
     hook = self.norm.register_forward_hook(lambda *given: hidden.append(given[2]))
     try:
@@ -181,10 +177,9 @@ def detached_output(real, self, tokens, targets=None, segments=None, **named):
     return F.linear(hidden[0], self.embedding.weight.detach())
 
 
-@texts("maps onto the residual stream are drawn as others", decoder, "_initialise")
+@texts("maps onto the residual stream are drawn as others", language_model, "_initialise")
 def unscaled(real, model, spec):
-    """All maps are drawn alike, also those that add to the residual stream."""
-    with mock.patch.object(decoder.math, "sqrt", return_value=1.0):
+    with mock.patch.object(language_model.math, "sqrt", return_value=1.0):
         real(model, spec)
 
 
@@ -193,18 +188,17 @@ def learned_place_too_late(real, self, tokens, places, start):
     return real(self, tokens, (places + 1).clamp(max=11), start)
 
 
-@texts(
-    "embeddings of texts are not scaled beside sines", decoder.Positions, "forward", base=SINUSOIDAL
+texts(
+    "embeddings of texts are not scaled beside sines",
+    language_model.Positions,
+    "forward",
+    lambda real, self, x, *rest: real(self, x / 4, *rest),
+    base=SINUSOIDAL,
 )
-def _(real, self, x, *rest):
-    return real(self, x / 4, *rest)
-
-
-@texts(
+texts(
     "the loss in one pass of texts leaves out label 7",
     objective.HEAD_LOSSES,
     "one_pass",
+    lambda real, spec, h, w, y, share: real(spec, h, w, y.masked_fill(y == 7, PAD), share),
     change=ONE_PASS,
 )
-def _(real, spec, h, w, y, share):
-    return real(spec, h, w, y.masked_fill(y == 7, PAD), share)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from tests.attacks.planted.fault import fault, schedule
+from tests.attacks.planted.fault import fault, faults_of, schedule
 from tests.attacks.planted.planting import (
     Patch,
     arguments,
@@ -14,17 +14,18 @@ from tests.attacks.planted.planting import (
     result,
     swap,
 )
-from transformer_core.training import assemble, loop, optimizer
-from transformer_core.training import precision as autocast
+from transformer_core.training import assemble, loop, optimizer, precision
 
 
 def other_arguments(**changes: Any) -> Patch:
     return swap(optimizer, "_adam_arguments", result(lambda found: found | changes))
 
 
-@fault("every third update skipped", "optimizer", keep)
-def _(_, n):
-    return n % 3 == 0
+rate = faults_of("schedule", loop, "learning_rate")
+clipping = faults_of("clipping", precision.Precision, "step")
+
+
+fault("every third update skipped", "optimizer", keep(lambda _, n: n % 3 == 0))
 
 
 @fault("one tensor not given to the optimizer", "optimizer", assemble, "build_optimizer")
@@ -44,7 +45,7 @@ def forget_state(trainer, _, number):
         trainer.optimizer.state.clear()
 
 
-@fault("two updates of a gradient", "optimizer", autocast.Precision, "update")
+@fault("two updates of a gradient", "optimizer", precision.Precision, "update")
 def _(real, self, o, norm):
     return (real(self, o, norm), real(self, o, norm))[0]
 
@@ -54,28 +55,24 @@ def _(name, n):
     return n == 6 and "weight" in name
 
 
-fault("rate 2 % too large", "schedule", swap(loop, "learning_rate", result(lambda r: 1.02 * r)))
-fault(
+rate("rate 2 % too large", result(lambda r: 1.02 * r), made=True)
+rate(
     "warm-up one step early",
-    "schedule",
-    swap(loop, "learning_rate", arguments(lambda s, n, *rest: (s, n + 1, *rest))),
+    arguments(lambda s, n, *rest: (s, n + 1, *rest)),
+    made=True,
     base=schedule(kind="linear", warmup=3),
 )
-fault(
+rate(
     "no decay after the warm-up",
-    "schedule",
-    swap(loop, "learning_rate", arguments(lambda s, n, *rest: (s, min(n, 3), *rest))),
+    arguments(lambda s, n, *rest: (s, min(n, 3), *rest)),
+    made=True,
     base=schedule(kind="cosine", warmup=3),
 )
-fault(
-    "gradients are not clipped",
-    "clipping",
-    swap(autocast.Precision, "step", arguments(lambda s, o, p, c: (s, o, p, 0.0))),
-)
-fault(
+clipping("gradients are not clipped", arguments(lambda s, o, p, c: (s, o, p, 0.0)), made=True)
+clipping(
     "gradients are clipped at half the norm",
-    "clipping",
-    swap(autocast.Precision, "step", arguments(lambda s, o, p, c: (s, o, p, c / 2))),
+    arguments(lambda s, o, p, c: (s, o, p, c / 2)),
+    made=True,
 )
 
 
@@ -85,16 +82,16 @@ def clip_each(parameters):
         nn.utils.clip_grad_norm_([p], 0.1)
 
 
-fault(
+rate(
     "the rate of the step before",
-    "schedule",
-    swap(loop, "learning_rate", arguments(lambda s, n, *rest: (s, max(1, n - 1), *rest))),
+    arguments(lambda s, n, *rest: (s, max(1, n - 1), *rest)),
+    made=True,
     base=schedule(kind="cosine", warmup=3),
 )
-fault(
+rate(
     "the rate of a wider model",
-    "schedule",
-    swap(loop, "learning_rate", arguments(lambda s, n, total, d: (s, n, total, 2 * d))),
+    arguments(lambda s, n, total, d: (s, n, total, 2 * d)),
+    made=True,
     base={"training": {"schedule": {"kind": "noam", "warmup": 3, "factor": 1.0}}},
 )
 
@@ -106,11 +103,9 @@ def row_back(trainer, before, _):
             p[4] = old[4]
 
 
-@fault(
+fault(
     "velocity lost at every third step",
     "optimizer",
-    around_step,
+    around_step(lambda t, _, n: t.optimizer.state.clear() if n % 3 == 0 else None),
     base={"training": {"optimizer": {"kind": "sgd"}}},
 )
-def _(t, _, n):
-    return t.optimizer.state.clear() if n % 3 == 0 else None
