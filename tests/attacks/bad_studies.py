@@ -198,7 +198,6 @@ def within_bounds(schema: dict[str, Any], chance: random.Random) -> float:
 
 @cache
 def fields() -> tuple[FieldPath, ...]:
-    """The paths of all fields of a study."""
     return tuple(sorted(set(paths_of(Study))))
 
 
@@ -207,17 +206,14 @@ _MARK = "HERE_STANDS_THE_VALUE"
 
 
 def hostile_value(study: Settings, chance: random.Random) -> bytes:
-    """A field with a value that it should not have."""
     return _with_fragments(study, [chance.choice(fields())], chance)
 
 
 def several_values(study: Settings, chance: random.Random) -> bytes:
-    """Several of them at once."""
     return _with_fragments(study, chance.sample(fields(), chance.randint(2, 5)), chance)
 
 
 def number_at_its_bounds(study: Settings, chance: random.Random) -> bytes:
-    """A number at its bounds, or beyond."""
     path, schema = chance.choice(sorted(numbers().items()))
     return _dumped(_set(study, path, around_bounds(schema, chance)))
 

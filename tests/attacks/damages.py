@@ -272,7 +272,6 @@ READERS: dict[str, Reader] = {
 
 
 def digest_of(read: Any) -> str:
-    """A digest of what a reader got."""
     return hashlib.sha256(repr(read).encode()).hexdigest()
 
 

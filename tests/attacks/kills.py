@@ -218,7 +218,6 @@ def _killed(
 def _judged(
     code: int | None, said: str, found: dict[str, str], right: dict[str, str]
 ) -> tuple[Verdict, str]:
-    """How a study ended."""
     if code is None:
         return "hung", said[-1_000:]
     if code:

@@ -103,7 +103,6 @@ def _times_the_bound(deviation: Deviation) -> float:
 
 
 def table(report: Sequence[dict[str, Any]]) -> str:
-    """The report as a table in Markdown."""
     caught = sum(row["caught"] for row in report)
     lines = [f"{caught} of {len(report)} faults cost a variant its certificate.", ""]
     lines += ["| family | fault | | shown by | deviation | allowed | times |"]

@@ -107,7 +107,6 @@ def reference(base: str = "{}", seeds: int = 1, dropout: float = 0.0) -> Recorde
 def certificate(
     equivalence: Bitwise | Tolerance | Statistical, run: Recorded, against: Recorded
 ) -> Certificate:
-    """The certificate of ``run``."""
     weights = Weights(run=run[2].run, reference=against[2].run, initial=against[2].initial)
     ends: dict[str, Any] = {"status": "ok", "reason": None, "traceback": None, "topology": None}
     mine, theirs = (

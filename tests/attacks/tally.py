@@ -30,7 +30,6 @@ class Tally:
     began: float = field(default_factory=time.monotonic)
 
     def add(self, kind: str, number: int, verdict: Verdict, said: str) -> None:
-        """One more case."""
         self.counts.setdefault(kind, Counter())[verdict] += 1
         if verdict in FAULTS and len(self.failures) < _KEPT:
             case = {"kind": kind, "number": number, "verdict": verdict, "said": said[:_LONGEST]}
@@ -38,7 +37,6 @@ class Tally:
 
     @property
     def total(self) -> Counter[Verdict]:
-        """Cases of all kinds by verdict."""
         return sum(self.counts.values(), Counter())
 
     @property

@@ -73,8 +73,6 @@ def test_the_forward_pass_keeps_less():
 
 
 class Counting(TorchDispatchMode):
-    """Counts calls of operators."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()

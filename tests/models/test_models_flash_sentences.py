@@ -37,7 +37,6 @@ def stand_in(q, k, v, starts, longest, causal, dropout):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the kernel was called."""
     made = []
     monkeypatch.setattr(
         sublayers, "flash_over_sentences", lambda *args: made.append(1) or stand_in(*args)

@@ -38,7 +38,7 @@ class Stream:
 
 
 class FakeCuda:
-    """What ``model.layers.cuda_streams`` uses of ``torch.cuda``, and a race detector."""
+    """What ``qkv_projection`` uses of ``torch.cuda``, and a race detector."""
 
     def __init__(self):
         self.made, self.synchronisations = [], 0
@@ -75,7 +75,6 @@ class FakeCuda:
                 stream.merge(other.clock)
 
     def kernel(self, reads, writes):
-        """Work on the current stream."""
         stream = self.current
         self.kept += [*reads, *writes]
         for tensor in reads:
@@ -244,8 +243,6 @@ def in_time(run, seed):
 
 
 def late(linear):
-    """``linear`` whose result comes after a while."""
-
     def apply(x):
         torch.cuda._sleep(LONG)
         return linear(x)

@@ -74,7 +74,6 @@ def spec_of(device: str = "cpu", **sections: Any) -> RunSpec:
 
 
 def help_of(options: dict[str, str]) -> str:
-    """What ``nsys profile --help`` says of ``options``."""
     said = "".join(f"\n\t{flag}\n\n\t   {values}.\n" for flag, values in options.items())
     return f"\nusage: nsys profile [<args>] [application] [<application args>]\n{said}"
 

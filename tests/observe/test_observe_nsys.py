@@ -42,8 +42,6 @@ def captured(folder: Path, profiler: str) -> Capture:
 
 @pytest.fixture
 def on_path(tmp_path, monkeypatch):
-    """Puts a fake nsys on the PATH."""
-
     def put(profile: str, text: str = NEW_HELP) -> Path:
         fake_nsys(tmp_path / "bin", profile, text)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")

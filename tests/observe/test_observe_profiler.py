@@ -48,7 +48,6 @@ class Marks:
 
 
 def told(**training: Any) -> list[str]:
-    """The phases of a training of one step."""
     setup = small_setup(small_spec(training={"steps": 1, **training}))
     marks = Marks()
     mark_phases(setup, marks)

@@ -85,7 +85,6 @@ class Case:
 
 
 def find_all(cases: dict[str, Case]) -> dict[str, Found]:
-    """The cases one after the other, on this rank."""
     return {name: find(c.spec, c.batch, c.steps, c.change) for name, c in cases.items()}
 
 
@@ -96,7 +95,6 @@ def find_on_ranks(cases: dict[str, Case], world_size: int) -> dict[str, list[Fou
 
 
 def reference(batch: int = FULL) -> Found:
-    """What a single process finds."""
     return find(spec_of(parallel={"kind": "single"}), batch)
 
 
@@ -111,7 +109,6 @@ def distance(found: Found, expected: Found) -> float:
 
 
 def sorted_values(tensors: dict[str, Tensor]) -> list[Tensor]:
-    """The values in the order of their names."""
     return [tensors[name] for name in sorted(tensors)]
 
 

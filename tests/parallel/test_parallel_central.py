@@ -69,7 +69,6 @@ def _state_elements(setup: Setup) -> int:
 
 
 def trained_all() -> dict[str, Any]:
-    """All trainings of this module on this rank."""
     found = {name: trained(kind, PRECISIONS["fp32"]) for name, kind in KINDS.items()}
     for name in ("bf16", "fp16"):
         found[name] = trained(KINDS["central"], PRECISIONS[name])

@@ -64,7 +64,6 @@ def course(spec: RunSpec, process: Process | None = None) -> dict[str, Any]:
 
 
 def courses(specs: dict[str, RunSpec]) -> dict[str, dict[str, Any]]:
-    """:func:`course` of each of ``specs``."""
     return {name: course(spec) for name, spec in specs.items()}
 
 
@@ -88,7 +87,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def trained():
-    """Both ranks' courses, by case."""
     by_rank = run_ranks(courses, RANKS, CASES)
     return {name: [rank[name] for rank in by_rank] for name in by_rank[0]}
 

@@ -123,7 +123,6 @@ def in_autocast(operator: Any) -> Any:
 
 
 def register() -> torch.device:
-    """Makes the device."""
     _setup_privateuseone_for_python_backend(rename=NAME, backend_module=Amp())
     library = torch.library.Library("_", "IMPL")
     library.fallback(fallback, "PrivateUse1")

@@ -98,7 +98,6 @@ def _as_if_on_cuda(monkeypatch):
 
 
 def in_turn(work: Any, x: Tensor) -> list[Tensor]:
-    """Streams as calls one after the other."""
     return [each(x) for each in work]
 
 
@@ -130,7 +129,6 @@ def test_no_step_waits(name, monkeypatch):
 
 
 def compiled(spec: RunSpec) -> RunSpec:
-    """``spec`` with layers that are compiled."""
     model = spec.model.model_copy(update={"compile": "layers"})
     return spec.model_copy(update={"model": model})
 

@@ -147,7 +147,6 @@ def test_a_batch_beyond_the_limit_is_out_of_memory():
 
 @pytest.fixture
 def nccl():
-    """A process group of one rank."""
     if not dist.is_nccl_available():
         pytest.skip("torch was built without NCCL")
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)

@@ -14,7 +14,6 @@ NEEDS_IT = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs to
 
 
 def groups() -> tuple[set[str], set[str]]:
-    """Names of what AdamW and Muon train."""
     setup = small_setup(small_spec(training=MUON))
     names = {p: name for name, p in setup.module.named_parameters()}
     of_adam, of_muon = ({names[p] for p in g["params"]} for g in setup.optimizer.param_groups)

@@ -44,7 +44,6 @@ onednn = faults_of("oneDNN", change=ONEDNN)
 
 
 def stream(change: Callable[[Tensor], Tensor]) -> Patch:
-    """Something done to the residual stream after every sub-layer."""
     return swap(sublayers.Residual, "forward", result(change))
 
 

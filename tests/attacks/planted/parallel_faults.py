@@ -35,8 +35,6 @@ def zeroed(gradients: Any) -> None:
 
 
 def on_rank(number: int, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The change on one rank only."""
-
     def make(real: Any) -> Any:
         import torch.distributed as dist
 

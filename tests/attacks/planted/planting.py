@@ -36,12 +36,10 @@ def calling(change: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def arguments(change: Callable[..., tuple[Any, ...]]) -> Callable[[Any], Any]:
-    """The original with other positional arguments."""
     return lambda real: lambda *args, **named: real(*change(*args), **named)
 
 
 def result(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The original with another result."""
     return lambda real: lambda *args, **named: change(real(*args, **named))
 
 
