@@ -280,6 +280,7 @@ def test_runs_of_the_same_memory_are_predicted_once(monkeypatch, tmp_path):
         "often": memory_spec(variant="often"),
         "seldom": memory_spec(variant="seldom", training={"log_every": 100, "steps": 50}),
         "more": memory_spec(variant="more", training={"log_every": 100, "seed": 2}),
+        "other": memory_spec(variant="other", machine={"allocator": "default"}),
     }
     files = [tmp_path / f"{name}.json" for name in specs]
     for file, spec in zip(files, specs.values(), strict=True):

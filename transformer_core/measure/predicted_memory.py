@@ -80,6 +80,9 @@ def takes_memory(spec: RunSpec) -> str:
     data = spec.model_dump(mode="json", exclude={"variant", "evaluation", "measurement"})
     for setting in ("log_every", "validate_every", "checkpoint_every", "schedule", "seed"):
         del data["training"][setting]
+    # Tensors take the same memory wherever and by whomever they are allocated and computed.
+    for setting in ("allocator", "affinity"):
+        del data["machine"][setting]
     return json.dumps(data, sort_keys=True)
 
 
