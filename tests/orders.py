@@ -7,7 +7,7 @@ from typing import Any
 
 from schemas.base import Schema
 from transformer_core.common.endings import program
-from transformer_core.run.kinds import JOBS, parse
+from transformer_core.study.kinds import JOBS, parse
 
 
 def order_text(kind: str, **fields: Any) -> str:

@@ -7,7 +7,7 @@ import pytest
 from project import TINY, Project
 
 from transformer_core.run.job import read_job
-from transformer_core.run.kinds import JOBS
+from transformer_core.study.kinds import JOBS
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ class Job(Schema):
     # In JSON, pydantic takes no default of a path.
     model_config = ConfigDict(validate_default=False)
 
-    kind: ClassVar[str]  # its name among :data:`transformer_core.run.kinds.JOBS`
+    kind: ClassVar[str]  # its name among :data:`transformer_core.study.kinds.JOBS`
 
     @abstractmethod
     def run(self, log_file: Path | None) -> int | None:

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 from transformer_core.common.endings import program
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log_to
-from transformer_core.run.kinds import JOBS, class_of, parse
+from transformer_core.study.kinds import JOBS, class_of, parse
 
 
 def read_job(text: str) -> Job:

@@ -16,7 +16,7 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
-from transformer_core.run.kinds import parse
+from transformer_core.study.kinds import parse
 
 FILE = "order.json"
 

@@ -15,22 +15,16 @@ from schemas.base import seconds_of
 from schemas.config.data import SPLITS
 from schemas.config.measurement import REFERENCE
 from schemas.errors import ConfigError
+from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
-from transformer_core.common.endings import STUDY_OPTIONS
+from transformer_core.report.contents import FIGURES, TABLES
 from transformer_core.run import warm_start
 from transformer_core.study.certification import compared_with
-from transformer_core.study.study_files import (
-    CLAIMS_FILE,
-    claim_files,
-    claim_pairs,
-    read_claims,
-)
-from transformer_core.study.study_files import study_settings
-from transformer_core.study.compared_pairs import turn_groups
-from transformer_core.study.ownership import check_foreign, check_owner, work_alone
 from transformer_core.study.checks import asked_in_vain, own_targets
+from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
 from transformer_core.study.orders import order_params
+from transformer_core.study.ownership import check_foreign, check_owner, work_alone
 from transformer_core.study.plan import plan_study
 from transformer_core.study.reservations import (
     largest,
@@ -39,12 +33,16 @@ from transformer_core.study.reservations import (
     on_one_host,
     reservation,
 )
-from transformer_core.study.variants import VARIANTS_FILE, lineage
-from transformer_core.study.compared_pairs import check_targets, known_targets
 from transformer_core.study.staleness import fingerprints
+from transformer_core.study.study_files import (
+    CLAIMS_FILE,
+    claim_files,
+    claim_pairs,
+    read_claims,
+    study_settings,
+)
 from transformer_core.study.users_files import corpus_files, script_files
-from transformer_core.study.variants import read_variants
-from transformer_core.report.contents import FIGURES, TABLES
+from transformer_core.study.variants import VARIANTS_FILE, lineage, read_variants
 
 # Only commands that run jobs need a number of cores; --unlock, --summary and the like do not.
 CORES = workflow.resource_settings.cores or 1
