@@ -4,6 +4,7 @@ Each number is bounded by what it counts or measures, widely enough for any mach
 its bounds was not measured, but corrupted or written by hand.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from annotated_types import Unit
@@ -79,3 +80,10 @@ class Interval(Schema):
     low: Measured
     high: Measured
     samples: Many  # number of values it is based on
+
+    def mapped(self, change: Callable[[float], float]) -> "Interval":
+        """The same with each of the three numbers changed."""
+        numbers = (change(number) for number in (self.median, self.low, self.high))
+        return Interval(
+            **dict(zip(("median", "low", "high"), numbers, strict=True)), samples=self.samples
+        )

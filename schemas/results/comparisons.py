@@ -141,6 +141,10 @@ class TurnWindow(Schema):
     padded_tokens: Many  # source and target tokens with padding over all ranks
     input_wait_seconds: Elapsed  # time that the slowest rank waited for its batches
 
+    @property
+    def step_seconds(self) -> float:
+        return self.seconds / self.steps
+
 
 class Round(Schema):
     """One window of every side, in immediate succession."""
@@ -177,6 +181,15 @@ class Session(Schema):
     after: MachineState  # the machine after the last round
     foreign_cpu_seconds: SignedSeconds | None  # of other processes during the rounds
     rounds_seconds: Elapsed  # time of all rounds
+
+    def windows(self, side: str) -> list[TurnWindow]:
+        """The windows of one side, in order."""
+        return [w for turn in self.rounds for w in turn.windows if w.side == side]
+
+    def foreign_share(self, cpus: int) -> float | None:
+        """The share of the time of so many CPUs that other processes took."""
+        foreign = self.foreign_cpu_seconds
+        return None if foreign is None else foreign / self.rounds_seconds / cpus
 
     def ratio(self, pair: Pair) -> LogRatio:
         """The ratio of two of the sides. Raises KeyError if the session does not have it."""

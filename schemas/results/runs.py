@@ -67,6 +67,10 @@ class Window(Schema):
     padded_tokens: Many  # source and target tokens with padding over all ranks
     input_wait_seconds: Elapsed  # time that the slowest rank waited for its batches
 
+    @property
+    def step_seconds(self) -> float:
+        return self.seconds / (self.last_step - self.first_step + 1)
+
 
 class Validation(Schema):
     """One validation loss."""
@@ -228,6 +232,10 @@ class VariantResult(Ending):
     validation_loss: Loss | None  # last validation loss of the first repeat
     peak_memory_bytes: Bytes | None  # reserved on CUDA, resident set on CPU; largest rank
     epoch_seconds: Elapsed | None  # a pass over the training split at median throughput
+
+    @property
+    def windows(self) -> list[Window]:
+        return [window for repeat in self.repeats for window in repeat.windows]
 
 
 class DdpTimes(Schema):

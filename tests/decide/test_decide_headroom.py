@@ -9,7 +9,8 @@ from small_training import small_spec
 
 from schemas.results import Bandwidth, OperatorClass
 from tests.records import record
-from transformer_core.decide.headroom import headroom, step_seconds, topology_of
+from transformer_core.decide.headroom import headroom, topology_of
+from transformer_core.measure.session_ratio import step_seconds
 
 
 def use(name: str, time: int, flops: int | None, size: int | None) -> OperatorClass:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from transformer_core.common.sources import CACHE, PACKAGES, ROOT, Sources
-from transformer_core.study.kinds import JOBS
 from transformer_core.study import staleness
+from transformer_core.study.kinds import JOBS
 from transformer_core.study.staleness import PROGRAMS
 
 pytestmark = pytest.mark.slow

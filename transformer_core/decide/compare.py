@@ -156,19 +156,15 @@ def _about_certificate(
 def about_sessions(run: PairedRun) -> Iterator[str]:
     """Caveats about the sessions that a ratio comes from."""
     for name in (run.reference, run.variant):
-        windows = [w for s in run.sessions for r in s.rounds for w in r.windows if w.side == name]
+        windows = [window for session in run.sessions for window in session.windows(name)]
         waited = sum(window.input_wait_seconds for window in windows)
         share = waited / sum(window.seconds for window in windows)
         if share > INPUT_WAIT_LIMIT:
             yield f"{name} waited for input {share:.0%} of the time"
     cores = run.provenance[run.reference].hardware.logical_cpus
-    foreign = [
-        s.foreign_cpu_seconds / s.rounds_seconds / cores
-        for s in run.sessions
-        if s.foreign_cpu_seconds is not None
-    ]
-    if foreign and max(foreign) > FOREIGN_LIMIT:
-        yield f"other processes took up to {max(foreign):.0%} of the CPUs"
+    foreign = max((session.foreign_share(cores) or 0.0 for session in run.sessions), default=0.0)
+    if foreign > FOREIGN_LIMIT:
+        yield f"other processes took up to {foreign:.0%} of the CPUs"
     if changes := [change for session in run.sessions if (change := _probe_change(session))]:
         worst = max(changes, key=lambda change: abs(log(change)))
         if abs(log(worst)) > log(1 + PROBE_LIMIT):

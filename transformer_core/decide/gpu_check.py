@@ -176,9 +176,7 @@ def windows(pairs: dict[str, PairedRun]) -> Check:
         (window.steps, window.seconds)
         for run in pairs.values()
         for session in run.sessions
-        for rnd in session.rounds
-        for window in rnd.windows
-        if window.side == REFERENCE
+        for window in session.windows(REFERENCE)
     ]
     expected = f"Windows of comparisons have {LEAST_STEPS} steps and about a second at least."
     if not found:

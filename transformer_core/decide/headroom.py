@@ -8,11 +8,10 @@ of a perfect kernel for the same operators (Williams, Waterman and Patterson, Ro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Breakdown, OperatorClass, Roofline, Session, Topology
-from transformer_core.decide.utilisation import ceiling
+from transformer_core.decide.utilisation import ceiling, devices_and_threads
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,6 @@ class Headroom:
         return sum(part.traffic or 0.0 for part in self.parts)
 
 
-def step_seconds(sessions: Sequence[Session], side: str) -> float | None:
-    """Median time of a step of ``side`` in its turns; None if it took none."""
-    times = [
-        window.seconds / window.steps
-        for session in sessions
-        for turn in session.rounds
-        for window in turn.windows
-        if window.side == side
-    ]
-    return median(times) if times else None
-
-
 def topology_of(sessions: Sequence[Session], side: str) -> Topology | None:
     """Devices and processes of ``side``."""
     sides = (found for session in sessions for found in session.sides if found.name == side)
@@ -108,10 +95,6 @@ def headroom(
 
 def _bandwidth(spec: RunSpec, topology: Topology, roofline: Roofline) -> float | None:
     """Bytes per second of all devices of a run; on a CPU, for the threads of all its processes."""
-    if topology.device == "cuda":
-        devices, threads = spec.machine.nodes * spec.machine.devices_per_node, None
-    else:
-        devices = 1 if topology.link else topology.nodes
-        threads = topology.world_size // devices * topology.threads_per_rank
+    devices, threads = devices_and_threads(spec, topology)
     rates = [m.bytes_per_second for m in roofline.memory if m.threads == threads]
     return max(rates) * devices if rates else None

@@ -17,7 +17,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.common.tables import read_table
-from transformer_core.measure.session_ratio import log_ratios
+from transformer_core.measure.session_ratio import log_ratios, step_seconds
 
 REAL, EMULATED = "real_link", "emulated_link"  # names of the two sides of a trial
 
@@ -41,8 +41,8 @@ def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
     return LinkTrial(
         **known,
         reason=None,
-        real_seconds=_step_seconds(run, REAL),
-        emulated_seconds=_step_seconds(run, EMULATED),
+        real_seconds=step_seconds(run.sessions, REAL),
+        emulated_seconds=step_seconds(run.sessions, EMULATED),
         # These are throughput ratios: a longer step means a smaller ratio.
         error=exp(-median(ratios)) - 1,
     )
@@ -55,16 +55,6 @@ def summarise(trials: Sequence[LinkTrial]) -> LinkError:
         trials=list(trials),
         median_error=median(errors) if errors else None,
         worst_error=max(errors, default=None),
-    )
-
-
-def _step_seconds(run: PairedRun, side: str) -> float:
-    return median(
-        window.seconds / window.steps
-        for session in run.sessions
-        for rnd in session.rounds
-        for window in rnd.windows
-        if window.side == side
     )
 
 

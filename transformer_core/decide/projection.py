@@ -187,19 +187,18 @@ def checks(
     """Every multi-process variant that ran, predicted and measured."""
     by_work = {work_of_a_device(specs[t.variant]): t for t in times if t.status == "ok"}
     for name, spec in specs.items():
-        windows = [window for repeat in results[name].repeats for window in repeat.windows]
-        if spec.world_size < 2 or results[name].status != "ok" or not windows:
-            continue
-        yield _check(spec, windows, by_work.get(work_of_a_device(spec)), measured)
+        result = results[name]
+        if spec.world_size > 1 and result.status == "ok" and result.windows:
+            yield _check(spec, result, by_work.get(work_of_a_device(spec)), measured)
 
 
 def _check(
     spec: RunSpec,
-    windows: Sequence[Any],
+    result: VariantResult,
     times: ComputeTimes | None,
     measured: MeasuredLink | None,
 ) -> ProjectionCheck:
-    seconds = median(w.seconds / (w.last_step - w.first_step + 1) for w in windows)
+    seconds = median(window.step_seconds for window in result.windows)
     link, name = _link_of(spec, measured)
     described = _strategy_of(spec)
     note = ""

@@ -48,10 +48,9 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
         key=lambda kind: kind.planted,
     )
     everything = [group[name] for group in ratios for name in names]
+    cpus = run.provenance.hardware.logical_cpus
     shares = [
-        session.foreign_cpu_seconds / session.rounds_seconds / run.provenance.hardware.logical_cpus
-        for session in run.sessions
-        if session.foreign_cpu_seconds is not None
+        share for one in run.sessions if (share := one.foreign_share(cpus)) is not None
     ]
     failed = [kind.required for kind in kinds if not kind.holds]
     return SelfTestReport(

@@ -8,6 +8,7 @@ is its ratio times that.
 from statistics import median
 
 from schemas.results import Interval, VariantResult
+from transformer_core.decide.intervals import range_of
 from transformer_core.decide.study_results import StudyResults
 
 
@@ -20,7 +21,7 @@ def session_rates(results: StudyResults) -> list[float]:
     rates: dict[tuple[str, int], float] = {}
     for run in results.paired_runs:
         for session in run.sessions:
-            windows = [w for r in session.rounds for w in r.windows if w.side == baseline]
+            windows = session.windows(baseline)
             seconds = sum(window.seconds for window in windows)
             if seconds:
                 tokens = sum(window.tokens for window in windows)
@@ -37,21 +38,12 @@ def throughputs(results: StudyResults) -> dict[str, Interval]:
     if not rates:
         return {}
     middle = median(rates)
-    found = {
-        results.study.baseline: Interval(
-            median=middle, low=min(rates), high=max(rates), samples=len(rates)
-        )
+    found = {results.study.baseline: range_of(rates)}
+    return found | {
+        name: comparison.speedup.mapped(lambda ratio: middle * ratio)
+        for name, comparison in results.comparisons.items()
+        if comparison.speedup is not None
     }
-    for name, comparison in results.comparisons.items():
-        if comparison.speedup is not None:
-            ratio = comparison.speedup
-            found[name] = Interval(
-                median=middle * ratio.median,
-                low=middle * ratio.low,
-                high=middle * ratio.high,
-                samples=ratio.samples,
-            )
-    return found
 
 
 def epoch_seconds(result: VariantResult, throughput: Interval | None) -> float | None:

@@ -156,6 +156,15 @@ def rates(repeat: Repeat, flops: NDArray[np.float64]) -> list[float]:
     ]
 
 
+def devices_and_threads(spec: RunSpec, topology: Topology) -> tuple[int, int | None]:
+    """Devices of a run, and on CPUs the threads of each."""
+    if topology.device == "cuda":
+        return spec.machine.nodes * spec.machine.devices_per_node, None
+    # All threads of a host form one device; with an emulated link there is one host.
+    devices = 1 if topology.link else topology.nodes
+    return devices, topology.world_size // devices * topology.threads_per_rank
+
+
 def ceiling(
     spec: RunSpec, topology: Topology, roofline: Roofline
 ) -> tuple[float | None, str | None, float | None]:
@@ -166,12 +175,7 @@ def ceiling(
     if roofline.kind != topology.device:
         return None, f"the limits are those of a {roofline.kind} device", None
     wanted = spec.numbers.products
-    if topology.device == "cuda":
-        devices, threads = spec.machine.nodes * spec.machine.devices_per_node, None
-    else:
-        # All threads of a host form one device; with an emulated link there is one host.
-        devices = 1 if topology.link else topology.nodes
-        threads = topology.world_size // devices * topology.threads_per_rank
+    devices, threads = devices_and_threads(spec, topology)
     rate = next((r for r in roofline.matrix if (r.format, r.threads) == (wanted, threads)), None)
     peak = roofline.vendor.flops_per_second.get(wanted) if roofline.vendor else None
     vendor = peak * devices if peak else None
@@ -196,10 +200,7 @@ def utilisation(
     topology = next((r.topology for r in result.repeats if r.topology), None)
     model = with_padding = above = why = peak = None
     if reason is None and topology is not None:
-        tables = [read_table(path).to_pandas() for path in steps]
-        flops = [
-            step_flops(spec, store, table, path) for table, path in zip(tables, steps, strict=True)
-        ]
+        flops = [step_flops(spec, store, read_table(path).to_pandas(), path) for path in steps]
         pairs = list(zip(result.repeats, flops, strict=True))
         model = _interval([rates(repeat, found.model) for repeat, found in pairs])
         with_padding = _interval([rates(repeat, found.with_padding) for repeat, found in pairs])
@@ -225,14 +226,7 @@ def _interval(groups: list[list[float]]) -> Interval | None:
 
 
 def _over(interval: Interval | None, by: float | None) -> Interval | None:
-    if interval is None or by is None:
-        return None
-    return Interval(
-        median=interval.median / by,
-        low=interval.low / by,
-        high=interval.high / by,
-        samples=interval.samples,
-    )
+    return interval.mapped(lambda rate: rate / by) if interval and by is not None else None
 
 
 def _other_batches(file: Path, name: str, row: pd.Series) -> ConfigError:

@@ -10,10 +10,11 @@ McLaughlin, 1963; Yuen, The two-sample trimmed t for unequal population variance
 from collections.abc import Sequence
 from itertools import combinations
 from math import log, nan, sqrt
+from statistics import median
 
 import numpy as np
 
-from schemas.results import LogRatio, Pair, Round, TurnWindow
+from schemas.results import LogRatio, Pair, Round, Session, TurnWindow
 
 TRIM = 0.3
 """Fraction of the ratios trimmed at either end, in whole ratios."""
@@ -57,6 +58,12 @@ def session_ratios(
         session_ratio(rounds, Pair(later, side), processes if side == sides[0] else 1)
         for side, later in combinations(sides, 2)
     ]
+
+
+def step_seconds(sessions: Sequence[Session], side: str) -> float | None:
+    """Median time of a step of ``side`` in its turns; None if it took none."""
+    times = [window.step_seconds for session in sessions for window in session.windows(side)]
+    return median(times) if times else None
 
 
 def _rate(window: TurnWindow) -> float:

@@ -31,9 +31,15 @@ def _modules(folder: str) -> tuple[str, ...]:
 
 _NO_RULES = {"evaluation", "report", "self_test_report", "timed_run"}  # kinds of orders of others
 _KINDS = {kind: kind for kind in JOBS if kind not in _NO_RULES} | {
-    **{"train": "timed_run", "train_again": "timed_run", "evaluate": "evaluation"},
-    **{"self_test_sessions": "self_test", "self_test": "self_test_report", "link_trial": "turns"},
-    **{"shards_part": "shards", "page": "report", "gpu_check_so_far": "gpu_check_page"},
+    "train": "timed_run",
+    "train_again": "timed_run",
+    "evaluate": "evaluation",
+    "self_test_sessions": "self_test",
+    "self_test": "self_test_report",
+    "link_trial": "turns",
+    "shards_part": "shards",
+    "page": "report",
+    "gpu_check_so_far": "gpu_check_page",
 }
 """The kind of order that each rule writes: most are of its name."""
 _BESIDE: dict[str, tuple[str, ...]] = {

@@ -67,9 +67,7 @@ def utilisation_in_turns(results: StudyResults) -> list[Utilisation]:
             continue
         factor = in_turns.median / alone.median
         changes = {
-            name: value.model_copy(
-                update={side: getattr(value, side) * factor for side in ("median", "low", "high")}
-            )
+            name: value.mapped(lambda rate, factor=factor: rate * factor)  # type: ignore[misc]
             for name, value in record
             if isinstance(value, Interval)
         }

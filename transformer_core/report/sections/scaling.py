@@ -50,11 +50,7 @@ def linked_runs(results: StudyResults) -> list[LinkedRun]:
         result, link = results.variants[name], results.specs[name].machine.link
         topologies = [r.topology for r in result.repeats if r.topology is not None]
         used = topologies[0].link if topologies else None
-        seconds = [
-            window.seconds / (window.last_step - window.first_step + 1)
-            for repeat in result.repeats
-            for window in repeat.windows
-        ]
+        seconds = [window.step_seconds for window in result.windows]
         found.append(
             LinkedRun(
                 result=result,
