@@ -6,57 +6,60 @@ widest: nothing cancels. A speed-up does better: each was measured side by side 
 and is compared as a number of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
-from schemas.base import Schema
-from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import (
-    Against,
-    Certificate,
-    Change,
-    ClaimResult,
-    Comparison,
-    Hardware,
-    Interval,
-    Lost,
-    Origin,
-    Quantity,
-    SearchResult,
-    VariantResult,
-)
+from schemas.results import Against, Change, Interval, Lost, Origin, Quantity
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
-from transformer_core.common.records import read_as, read_record
+from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import exact, quotient
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.decide.verdicts import verdict_of
 
-Record = TypeVar("Record", bound=Schema)
-
 MEMORY_RESOLUTION = 0.05  # peak memory of single runs that differs by less is considered equal
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two sets of results: a folder laid out like results/."""
+class Side(StudyResults):
+    """One of the two sets of results, of which variants may be missing."""
 
-    folder: Path
-    study: Study
-    hardware: Hardware
-    specs: dict[str, RunSpec]
-    variants: dict[str, VariantResult]
-    certificates: dict[str, Certificate]
-    comparisons: dict[str, Comparison]
-    claims: dict[str, str]
-    rates: dict[str, Interval]
-    """Tokens per second from the turns; empty if the folder does not have them."""
-    search: SearchResult | None
+    @cached_property
+    def study(self) -> Study:  # type: ignore[override]
+        """The study with the variants that are there."""
+        study = read_record(self.folder / "study.json", Study)
+        there = [n for n in study.variants if (self.folder / f"runs/{n}/spec.json").is_file()]
+        return study.model_copy(update={"variants": there})
+
+    @cached_property
+    def verdicts(self) -> dict[str, str]:
+        """On claims, if there are any."""
+        there = (self.folder / "claims.json").is_file()
+        return {claim.claim: claim.verdict for claim in self.claims} if there else {}
+
+    @cached_property
+    def rates(self) -> dict[str, Interval]:
+        """Throughputs from all sessions of the baseline; empty if they are not all there."""
+        there = self.comparisons
+        records = [there[name].record for name in self.study.variants if name in there]
+        if not all(record and (self.folder / record).is_file() for record in records):
+            return {}
+        base = throughputs(self).get(self.study.baseline)
+        if base is None:
+            return {}
+        return {self.study.baseline: base} | {
+            name: Interval(
+                median=base.median * ratio.median,
+                low=base.low * ratio.low,
+                high=base.high * ratio.high,
+                samples=ratio.samples,
+            )
+            for name, comparison in there.items()
+            if (ratio := comparison.speedup) is not None
+        }
 
     @property
     def device(self) -> str:
@@ -65,10 +68,11 @@ class Side:
 
     def origin(self) -> Origin:
         """Where these results come from."""
-        searched = self.search if self.search and self.search.status != "not_searched" else None
+        found = self.search if (self.folder / "search.json").is_file() else None
+        searched = found if found and found.status != "not_searched" else None
         stages = searched.waterfall if searched and searched.parts else []
         best = next((s for s in stages if searched and set(s.parts) == set(searched.parts)), None)
-        repeats = [repeat for result in self.variants.values() for repeat in result.repeats]
+        repeats = [repeat for result in self.ordered for repeat in result.repeats]
         commits = {repeat.provenance.commit for repeat in repeats}
         return Origin(
             folder=str(self.folder),
@@ -82,57 +86,12 @@ class Side:
 
 
 def read_side(folder: Path) -> Side:
-    """The results in ``folder``; ConfigError if this version cannot read any there."""
+    """The results in ``folder``; ConfigError if there are none."""
     if not (folder / "study.json").is_file():
         message = "is no folder of results: it has no study.json"
         remedy = "name one with --config against=FOLDER, for instance a folder of docs/records/"
         raise ConfigError([ConfigProblem("command line", "against", str(folder), message, remedy)])
-    study = read_record(folder / "study.json", Study)
-    names = [name for name in study.variants if (folder / "runs" / name / "spec.json").is_file()]
-    comparisons: list[Comparison] = read_as(folder / "comparisons.json", list[Comparison])
-    claims: list[ClaimResult] = []
-    if (folder / "claims.json").is_file():
-        claims = read_as(folder / "claims.json", list[ClaimResult])
-
-    search = folder / "search.json"
-
-    def each(pattern: str, model: type[Record]) -> dict[str, Record]:
-        return {name: read_record(folder / pattern.format(name), model) for name in names}
-
-    return Side(
-        folder=folder,
-        study=study,
-        hardware=read_record(folder / "machine/hardware.json", Hardware),
-        specs=each("runs/{}/spec.json", RunSpec),
-        variants=each("runs/{}/metrics.json", VariantResult),
-        certificates=each("equivalence/{}.json", Certificate),
-        comparisons={c.variant: c for c in comparisons if c.reference == study.baseline},
-        claims={claim.claim: claim.verdict for claim in claims},
-        rates=_rates(folder, study, names),
-        search=read_record(search, SearchResult) if search.is_file() else None,
-    )
-
-
-def _rates(folder: Path, study: Study, names: Sequence[str]) -> dict[str, Interval]:
-    """Throughputs from all sessions of the baseline."""
-    results = StudyResults(folder)
-    found = results.comparisons
-    records = [found[name].record for name in names if name in found]
-    if not all(record and (folder / record).is_file() for record in records):
-        return {}
-    base = throughputs(results).get(study.baseline)
-    if base is None:
-        return {}
-    return {study.baseline: base} | {
-        name: Interval(
-            median=base.median * ratio.median,
-            low=base.low * ratio.low,
-            high=base.high * ratio.high,
-            samples=ratio.samples,
-        )
-        for name, comparison in results.comparisons.items()
-        if (ratio := comparison.speedup) is not None
-    }
+    return Side(folder)
 
 
 def against(here: Side, there: Side) -> Against:
@@ -151,7 +110,7 @@ def against(here: Side, there: Side) -> Against:
         only_there=[name for name in there.variants if name not in here.variants],
         statuses=_lost(*({n: s.variants[n].status for n in same} for s in (here, there))),
         certificates=_lost(*({n: s.certificates[n].status for n in same} for s in (here, there))),
-        claims=_lost(here.claims, there.claims),
+        claims=_lost(here.verdicts, there.verdicts),
     )
 
 

@@ -9,9 +9,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from schemas.base import Schema
 from schemas.errors import ConfigError
 from schemas.results import (
     Capture,
@@ -37,7 +35,7 @@ from schemas.results.gpu_check import (
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
-from transformer_core.common.records import read_as, read_record
+from transformer_core.common.records import Record, read_as, read_record
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.provenance import git_commit, package_versions
 
@@ -51,7 +49,6 @@ LARGEST_ERROR = 0.02
 """Maximum relative error of attention in bfloat16, which has 8 significant bits."""
 LEAST_STEPS, LEAST_SECONDS = 20, 0.8
 """Minimum size of comparison windows; slightly below the requested size, since steps vary."""
-Record = TypeVar("Record", bound=Schema)
 
 
 def lines(results: Path) -> Iterator[Check]:

@@ -49,9 +49,7 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
     )
     everything = [group[name] for group in ratios for name in names]
     cpus = run.provenance.hardware.logical_cpus
-    shares = [
-        share for one in run.sessions if (share := one.foreign_share(cpus)) is not None
-    ]
+    shares = [share for one in run.sessions if (share := one.foreign_share(cpus)) is not None]
     failed = [kind.required for kind in kinds if not kind.holds]
     return SelfTestReport(
         holds=not failed,

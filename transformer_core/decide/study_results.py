@@ -1,5 +1,6 @@
 """The results of a study; the only place that reads them from their folder."""
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -38,49 +39,65 @@ from schemas.results import (
     VariantResult,
 )
 from transformer_core.common.endings import damaged
-from transformer_core.common.records import read_as, read_record
+from transformer_core.common.records import Record, read_as, read_record
 from transformer_core.common.tables import read_table
 
 Found = TypeVar("Found")
+
+
+def _record(file: str, kind: type[Record]) -> cached_property[Record]:
+    return cached_property(lambda self: read_record(self.folder / file, kind))
+
+
+def _asked(section: str, file: str, kind: type[Record]) -> cached_property[Record | None]:
+    """Null unless the study has the section that asks for it."""
+
+    def read(self: "StudyResults") -> Record | None:
+        asked = getattr(self.study, section) is not None
+        return read_record(self.folder / file, kind) if asked else None
+
+    return cached_property(read)
+
+
+def _each(file: str, kind: type[Record]) -> cached_property[dict[str, Record]]:
+    """One for each variant of the study."""
+    return cached_property(lambda self: self._of(self.study.variants, file, kind))
+
+
+def _list(file: str, kind: type[Found]) -> cached_property[list[Found]]:
+    return cached_property(lambda self: read_as(self.folder / file, list[kind]))  # type: ignore[valid-type]
 
 
 class StudyResults:
     """The results below a folder, each read and checked on first use; ConfigError if one is
     missing or invalid. Mappings over variants follow the study's order."""
 
-    def __init__(
-        self, folder: Path, study: Path | None = None, comparisons: Path | None = None
-    ) -> None:
-        """``study`` and ``comparisons`` may be outside the folder."""
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._study = study or folder / "study.json"
-        self._comparisons = comparisons or folder / "comparisons.json"
 
-    # The study and its runs
+    study = _record("study.json", Study)
+    specs = _each("runs/{}/spec.json", RunSpec)
+    variants = _each("runs/{}/metrics.json", VariantResult)
+    certificates = _each("equivalence/{}.json", Certificate)
+    all_comparisons = _list("comparisons.json", Comparison)  # with whatever reference
+    claims = _list("claims.json", ClaimResult)
+    curves = _list("families.json", FamilyCurve)  # families of variants that differ in one number
+    search = _record("search.json", SearchResult)
+    quality = _asked("quality", "quality.json", QualityResult)
+    projection = _asked("projection", "projection/projection.json", Projection)
+    link_error = _asked("link_check", "links/error.json", LinkError)
+    predicted_memory = _asked("memory", "memory/predicted.json", PredictedMemory)
+    hardware = _record("machine/hardware.json", Hardware)
+    roofline = _record("machine/roofline.json", Roofline)
+    utilisation = _list("utilisation.json", Utilisation)
 
-    @cached_property
-    def study(self) -> Study:
-        return read_record(self._study, Study)
+    def _of(self, names: Iterable[str], file: str, kind: type[Record]) -> dict[str, Record]:
+        return {name: read_record(self.folder / file.format(name), kind) for name in names}
 
     @cached_property
     def definitions(self) -> dict[str, Variant]:
         """The defined variants, and their ancestors."""
         return read_as(self.folder / "variants.json", dict[str, Variant])
-
-    @cached_property
-    def specs(self) -> dict[str, RunSpec]:
-        return {
-            name: read_record(self._run(name) / "spec.json", RunSpec)
-            for name in self.study.variants
-        }
-
-    @cached_property
-    def variants(self) -> dict[str, VariantResult]:
-        """Results of each variant's runs."""
-        return {
-            name: read_record(self._run(name) / "metrics.json", VariantResult)
-            for name in self.study.variants
-        }
 
     @property
     def ordered(self) -> list[VariantResult]:
@@ -94,17 +111,7 @@ class StudyResults:
     def steps_file(self, variant: str) -> Path:
         """steps.parquet of the variant's first repeat."""
         first = self.variants[variant].repeats[0].repeat
-        return self._run(variant) / f"repeat-{first}" / "steps.parquet"
-
-    def _run(self, variant: str) -> Path:
-        return self.folder / "runs" / variant
-
-    # Comparisons, certificates, and what follows from them
-
-    @cached_property
-    def all_comparisons(self) -> list[Comparison]:
-        """Every comparison, including those with references other than the baseline."""
-        return read_as(self._comparisons, list[Comparison])
+        return self.folder / f"runs/{variant}/repeat-{first}/steps.parquet"
 
     @cached_property
     def comparisons(self) -> dict[str, Comparison]:
@@ -126,73 +133,19 @@ class StudyResults:
         ]
 
     @cached_property
-    def certificates(self) -> dict[str, Certificate]:
-        folder = self.folder / "equivalence"
-        return {
-            name: read_record(folder / f"{name}.json", Certificate) for name in self.study.variants
-        }
-
-    @cached_property
-    def claims(self) -> list[ClaimResult]:
-        return read_as(self.folder / "claims.json", list[ClaimResult])
-
-    @cached_property
-    def curves(self) -> list[FamilyCurve]:
-        """The families of variants that differ in one number."""
-        return read_as(self.folder / "families.json", list[FamilyCurve])
-
-    @cached_property
-    def search(self) -> SearchResult:
-        """Result of the search for the best combination."""
-        return read_record(self.folder / "search.json", SearchResult)
-
-    @cached_property
-    def quality(self) -> QualityResult | None:
-        """How long two trainings take to translate well; null unless the study asks."""
-        asked = self.study.quality is not None
-        return read_record(self.folder / "quality.json", QualityResult) if asked else None
-
-    # Links and more devices
-
-    @cached_property
-    def projection(self) -> Projection | None:
-        """The projection; null unless the study asks."""
-        path = self.folder / "projection" / "projection.json"
-        return None if self.study.projection is None else read_record(path, Projection)
-
-    @cached_property
-    def link_error(self) -> LinkError | None:
-        """The error of the emulated link; null unless the study checks it."""
-        path = self.folder / "links" / "error.json"
-        return None if self.study.link_check is None else read_record(path, LinkError)
-
-    # Memory
-
-    @cached_property
-    def predicted_memory(self) -> PredictedMemory | None:
-        """Predictions; null unless the study asks for memory."""
-        path = self.folder / "memory" / "predicted.json"
-        return None if self.study.memory is None else read_record(path, PredictedMemory)
-
-    @cached_property
     def memory(self) -> dict[str, MemoryResult]:
         """Measured memory by variant, if the study asks for it."""
-        asked, folder = self.study.memory, self.folder / "memory"
+        asked = self.study.memory
         names = self.study.variants if asked is not None and asked.anatomy else []
-        return {name: read_record(folder / f"{name}.json", MemoryResult) for name in names}
+        return self._of(names, "memory/{}.json", MemoryResult)
 
     @cached_property
     def largest_batches(self) -> dict[str, LargestBatchResult]:
         """Largest batches by variant, for those that the study searches."""
-        asked, folder = self.study.memory, self.folder / "memory" / "largest_batch"
+        asked = self.study.memory
         searched = asked.largest_batch.variants if asked is not None else []
-        return {
-            name: read_record(folder / f"{name}.json", LargestBatchResult)
-            for name in self.study.variants
-            if name in searched
-        }
-
-    # Profiles
+        names = [name for name in self.study.variants if name in searched]
+        return self._of(names, "memory/largest_batch/{}.json", LargestBatchResult)
 
     def profile_folder(self, variant: str) -> Path:
         return self.folder / "profiles" / variant
@@ -201,52 +154,30 @@ class StudyResults:
     def breakdowns(self) -> dict[str, Breakdown]:
         """The breakdowns of the variants that have one, and of user-provided traces."""
         names = (*self.study.variants, *self.study.traces)
-        paths = {name: self.profile_folder(name) / "breakdown.json" for name in names}
-        return {name: read_record(path, Breakdown) for name, path in paths.items() if path.exists()}
+        there = [name for name in names if (self.profile_folder(name) / "breakdown.json").exists()]
+        return self._of(there, "profiles/{}/breakdown.json", Breakdown)
 
     def capture(self, variant: str) -> Capture | None:
         """How a profile was recorded, if known."""
         path = self.profile_folder(variant) / "capture.json"
         return read_record(path, Capture) if path.exists() else None
 
-    # The corpus
-
     @cached_property
     def splits(self) -> dict[str, CorpusSplit]:
-        folder = self._corpus / "pairs"
-        return {split: read_record(folder / f"{split}.json", CorpusSplit) for split in SPLITS}
+        return self._of(SPLITS, f"{self._corpus}/pairs/{{}}.json", CorpusSplit)
 
     @cached_property
     def manifests(self) -> dict[str, ShardManifest]:
         """The token ids of each split."""
-        folder = self._corpus / "shards"
-        return {
-            split: read_record(folder / split / "manifest.json", ShardManifest) for split in SPLITS
-        }
+        return self._of(SPLITS, f"{self._corpus}/shards/{{}}/manifest.json", ShardManifest)
 
     @cached_property
     def tokenizer(self) -> TokenizerReport:
-        return read_record(self._corpus / "tokenizer.report.json", TokenizerReport)
+        return read_record(self.folder / self._corpus / "tokenizer.report.json", TokenizerReport)
 
     @property
-    def _corpus(self) -> Path:
-        return self.folder / "data" / self.study.corpus.name
-
-    # The machine
-
-    @cached_property
-    def hardware(self) -> Hardware:
-        return read_record(self.folder / "machine" / "hardware.json", Hardware)
-
-    @cached_property
-    def roofline(self) -> Roofline:
-        """Measured limits of the device."""
-        return read_record(self.folder / "machine" / "roofline.json", Roofline)
-
-    @cached_property
-    def utilisation(self) -> list[Utilisation]:
-        """Utilisation of these limits by each variant."""
-        return read_as(self.folder / "utilisation.json", list[Utilisation])
+    def _corpus(self) -> str:
+        return f"data/{self.study.corpus.name}"
 
     @cached_property
     def collectives(self) -> tuple[CollectiveRun, pd.DataFrame] | None:
