@@ -348,7 +348,8 @@ def test_a_trend_over_one_variant_says_what_to_add(study):
 def test_the_job_refuses_what_it_cannot_read(tmp_path, capsys):
     study = write_study(tmp_path, [run("single")])
     output = study / "out.json"
-    assert run_job("claims", claims={}, results=study, output=output) == 1
+    asked = {"C1": claim({"kind": "trend", "family": "sizes", "direction": "rises"})}
+    assert run_job("claims", claims=asked, results=study, output=output) == 1
     assert "families.json" in capsys.readouterr().err
     (study / "families.json").write_text("[]")
     wrong = {"C1": {"statement": "x"}}

@@ -10,13 +10,12 @@ from transformer_core.decide.next_sessions import (
     Costs,
     Limits,
     Standing,
-    best_rounds,
     distance,
     next_plan,
-    sessions_needed,
 )
 
 MARGIN = 0.02
+LIMITS = Limits(MARGIN, 8, 4)
 
 
 def standing(ratio: float = 1.03, reach: float = 0.05, **changes: object) -> Standing:
@@ -45,33 +44,29 @@ def test_distance_is_to_the_nearest_verdict():
 
 
 def test_half_the_distance_takes_four_times_as_much():
-    far = sessions_needed(standing(ratio=1.06, reach=0.5), 8, MARGIN)
-    near = sessions_needed(standing(ratio=1.03, reach=0.5), 8, MARGIN)
+    far = LIMITS.sessions(standing(ratio=1.06, reach=0.5))
+    near = LIMITS.sessions(standing(ratio=1.03, reach=0.5))
     assert near / far == pytest.approx(4, rel=0.1)
 
 
 def test_what_there_is_counts():
-    known, unknown = (
-        sessions_needed(standing(ratio=1.03, reach=reach), 8, MARGIN) for reach in (0.06, 0.5)
-    )
+    known, unknown = (LIMITS.sessions(standing(ratio=1.03, reach=reach)) for reach in (0.06, 0.5))
     assert 1 < known < unknown
 
 
 def test_another_look_costs():
-    first, third = (
-        sessions_needed(standing(looks=looks, reach=0.5), 8, MARGIN) for looks in (1, 3)
-    )
+    first, third = (LIMITS.sessions(standing(looks=looks, reach=0.5)) for looks in (1, 3))
     assert first < third < 2 * first
 
 
 def test_what_is_counted_needs_one_session():
-    assert sessions_needed(standing(reach=0.0), 8, MARGIN) == 1
+    assert LIMITS.sessions(standing(reach=0.0)) == 1
 
 
 def test_rounds_of_a_session_balance_both_variances():
-    assert best_rounds(standing(between=0.0), 8, 64) == 64
-    assert best_rounds(standing(between=1.0), 8, 64) == 8
-    assert best_rounds(standing(of_a_round=0.02, between=1e-3), 8, 64) == 20
+    assert LIMITS.rounds(standing(between=0.0)) == 64
+    assert LIMITS.rounds(standing(between=1.0)) == 8
+    assert LIMITS.rounds(standing(of_a_round=0.02, between=1e-3)) == 20
 
 
 def test_what_does_not_fit_is_not_begun():

@@ -1,8 +1,7 @@
 """Judges a single test of a claim by the measurements."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -45,16 +44,6 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.verdicts import verdict_of
 
 
-@dataclass(frozen=True)
-class Findings:
-    """The data that tests are judged by."""
-
-    results: StudyResults
-    curves: Mapping[str, FamilyCurve]
-    folder: Path  # folder of the results
-    margin: float  # ratios from 1 / (1 + margin) to 1 + margin are the same
-
-
 class Judgement(NamedTuple):
     """Outcome of a test, the reason, and the deciding number."""
 
@@ -72,63 +61,50 @@ _HOLD: dict[Direction, set[int]] = {
 }
 
 
-def judge(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> Evidence:
+def judge(test: ClaimTest, needs: Sequence[Needs], results: StudyResults) -> Evidence:
     """The evidence of ``test``, if the study's runs meet ``needs``."""
-    if obstacle := obstacle_to(test, needs, findings):
-        judgement = Judgement("not_testable", obstacle, _observed(test, findings))
-    elif doubt := doubt_about(test, findings.results):
+    if cannot := obstacle_to(test, [], results):
+        judgement = Judgement("not_testable", cannot)
+    elif doubt := doubt_about(test, results):
         judgement = Judgement("undecided", doubt)
     else:
-        judgement = _judge(test, findings)
+        judgement = _judge(test, results)
+    if obstacle := obstacle_to(test, needs, results):
+        # The number stays where the claim is only about another kind of machine.
+        judgement = Judgement("not_testable", obstacle, judgement.number)
     named = list(dict.fromkeys(variants_of(test).values()))
     if isinstance(test, TrendTest):
-        named = [point.variant for point in findings.curves[test.family].points]
+        named = [point.variant for point in curve_of(test, results).points]
     return Evidence(
         kind=test.kind,
-        what=what_of(test, findings.curves),
+        what=what_of(test, results),
         expected=expected_of(test),
         outcome=judgement.outcome,
         reason=judgement.reason,
         number=judgement.number,
         variants=named,
-        files=files_of(test, findings.results),
+        files=files_of(test, results),
     )
 
 
-def _observed(test: ClaimTest, findings: Findings) -> Interval | None:
-    """The number of a test that is inconclusive here because the claim is about another kind of
-    machine."""
-    if obstacle_to(test, [], findings) or doubt_about(test, findings.results):
-        return None
-    return _judge(test, findings).number
+def curve_of(test: TrendTest, results: StudyResults) -> FamilyCurve:
+    return next(curve for curve in results.curves if curve.family == test.family)
 
 
-def size_of(interval: Interval, test: Expected) -> str:
-    """Whether a size lies within the bounds of a test: within, outside, or unclear."""
-    low = float("-inf") if test.at_least is None else test.at_least
-    high = float("inf") if test.at_most is None else test.at_most
-    if low <= interval.low and interval.high <= high:
-        return "within"
-    return "outside" if interval.high < low or interval.low > high else "unclear"
-
-
-def _judge(test: ClaimTest, findings: Findings) -> Judgement:
+def _judge(test: ClaimTest, results: StudyResults) -> Judgement:
     match test:
         case ComparisonTest():
-            return _comparison(test, findings)
+            return _comparison(test, results)
         case CertificateTest():
-            return _certificate(test, findings)
-        case MeasurementTest():
-            return _measurement(test, findings)
-        case RatioTest():
-            return _ratio(test, findings)
+            return _certificate(test, results)
+        case MeasurementTest() | RatioTest():
+            return _number(test, results.folder)
         case TrendTest():
-            return trend(test, findings)
+            return _trend(test, results)
 
 
-def _comparison(test: ComparisonTest, findings: Findings) -> Judgement:
-    pair = Pair(test.variant, test.reference)
-    comparison = findings.results.by_pair.get(pair)
+def _comparison(test: ComparisonTest, results: StudyResults) -> Judgement:
+    comparison = results.by_pair.get(Pair(test.variant, test.reference))
     if comparison is None:
         return Judgement("not_testable", f"{test.variant} was not compared with {test.reference}")
     effect = comparison.effect(test.quantity)
@@ -147,8 +123,8 @@ def _comparison(test: ComparisonTest, findings: Findings) -> Judgement:
     return _with_size(effect.ratio, test, reason)
 
 
-def _certificate(test: CertificateTest, findings: Findings) -> Judgement:
-    certificate = findings.results.certificates[test.variant]
+def _certificate(test: CertificateTest, results: StudyResults) -> Judgement:
+    certificate = results.certificates[test.variant]
     match certificate.status:
         case "equivalent":
             return Judgement("holds", in_short(certificate))
@@ -158,38 +134,26 @@ def _certificate(test: CertificateTest, findings: Findings) -> Judgement:
             return Judgement("not_testable", certificate.reason)
 
 
-def _measurement(test: MeasurementTest, findings: Findings) -> Judgement:
+def _number(test: MeasurementTest | RatioTest, folder: Path) -> Judgement:
     try:
-        found = read_number(test.number, findings.folder)
-    except Unmeasured as error:
-        return Judgement("not_testable", str(error))
-    return _against(found, test, test.direction, test.than)
-
-
-def _ratio(test: RatioTest, findings: Findings) -> Judgement:
-    try:
-        ratio = quotient(
-            read_number(test.numerator, findings.folder),
-            read_number(test.denominator, findings.folder),
-        )
+        if isinstance(test, MeasurementTest):
+            return _against(read_number(test.number, folder), test, test.direction, test.than)
+        above, below = (read_number(part, folder) for part in (test.numerator, test.denominator))
+        ratio = quotient(above, below)
         if test.factor is not None:
-            ratio = product(ratio, read_number(test.factor, findings.folder))
+            ratio = product(ratio, read_number(test.factor, folder))
+        return _against(ratio, test, test.direction, 1.0)
     except (Unmeasured, ValueError) as error:
         return Judgement("not_testable", str(error))
-    return _against(ratio, test, test.direction, 1.0)
 
 
 def _against(
     found: Interval, test: Expected, direction: OneSided | None, than: float | None
 ) -> Judgement:
     if direction is None or than is None:
-        match size_of(found, test):
-            case "within":
-                return Judgement("holds", "lies within the claimed range", found)
-            case "outside":
-                return Judgement("contradicted", "lies outside the claimed range", found)
-            case _:
-                return Judgement("undecided", "lies across an end of the claimed range", found)
+        within, outside = (f"lies {where} the claimed range" for where in ("within", "outside"))
+        across = "lies across an end of the claimed range"
+        return _sized(found, test, within, ("contradicted", outside), across)
     above = direction in ("more", "not_less")
     # A value exactly at the limit is neither more nor less.
     if direction in ("more", "less"):
@@ -209,19 +173,27 @@ def _with_size(found: Interval, test: Expected, reason: str) -> Judgement:
     """The judgement of a test whose direction holds."""
     if test.at_least is None and test.at_most is None:
         return Judgement("holds", reason, found)
-    match size_of(found, test):
-        case "within":
-            return Judgement("holds", f"{reason}, and the size lies within the claim's", found)
-        case "outside":
-            return Judgement("size_differs", f"{reason}, but the size differs", found)
-        case _:
-            reason = f"{reason}; the interval lies across an end of the claimed size"
-            return Judgement("undecided", reason, found)
+    within = f"{reason}, and the size lies within the claim's"
+    across = f"{reason}; the interval lies across an end of the claimed size"
+    return _sized(found, test, within, ("size_differs", f"{reason}, but the size differs"), across)
 
 
-def trend(test: TrendTest, findings: Findings) -> Judgement:
+def _sized(
+    found: Interval, test: Expected, within: str, outside: tuple[Outcome, str], across: str
+) -> Judgement:
+    """The judgement by the bounds of a test, with what to say of each case."""
+    low = float("-inf") if test.at_least is None else test.at_least
+    high = float("inf") if test.at_most is None else test.at_most
+    if low <= found.low and found.high <= high:
+        return Judgement("holds", within, found)
+    if found.high < low or found.low > high:
+        return Judgement(*outside, found)
+    return Judgement("undecided", across, found)
+
+
+def _trend(test: TrendTest, results: StudyResults) -> Judgement:
     """Whether a family's curve moves in the direction that the test claims."""
-    curve = findings.curves[test.family]
+    curve = curve_of(test, results)
     values = [
         (point.value, size)
         for point in curve.points
@@ -230,8 +202,10 @@ def trend(test: TrendTest, findings: Findings) -> Judgement:
     if len(values) < FEWEST_MEMBERS:
         few = f"only {len(values)} of {len(curve.points)} values have this quantity"
         return Judgement("not_testable", few if curve.points else curve.note)
+    # Of what is counted any difference is one.
+    margin = 0.0 if test.quantity == "all_reduces" else results.study.comparison.margin
     try:
-        return _follow(test, values, findings.margin)
+        return _follow(test, values, margin)
     except ValueError as error:
         return Judgement("not_testable", str(error))
 
@@ -239,15 +213,15 @@ def trend(test: TrendTest, findings: Findings) -> Judgement:
 def _follow(test: TrendTest, values: list[tuple[float, Interval]], margin: float) -> Judgement:
     """Whether sizes move in the direction of the test over their values; ValueError if one is 0."""
     if test.until_best:
-        values = _until_best(values)
-    if test.quantity == "all_reduces":
-        margin = 0.0  # counted, so any difference is one
+        best = max(range(len(values)), key=lambda index: values[index][1].median)
+        values = values[: best + 1] if best else values
     wanted = 1 if test.direction == "rises" else -1
     whole = quotient(values[-1][1], values[0][1])
     for (start, before), (end, after) in pairwise(values):
         if _side(step := quotient(after, before), margin) == -wanted:
             turn = "falls" if wanted == 1 else "rises"
-            reason = f"{turn} from {start:g} to {end:g} ({_show(step)})"
+            by = f"{step.median:.3g}, {step.low:.3g} to {step.high:.3g}"
+            reason = f"{turn} from {start:g} to {end:g} ({by})"
             return Judgement("contradicted", reason, whole)
     ends = f"from {values[0][0]:g} to {values[-1][0]:g}"
     side = _side(whole, margin)
@@ -263,28 +237,11 @@ def _side(ratio: Interval, margin: float) -> int | None:
     return SIGNS.get(verdict_of("throughput", ratio, margin))
 
 
-def _until_best(values: list[tuple[float, Interval]]) -> list[tuple[float, Interval]]:
-    """The values up to the best one; all of them if the first is the best."""
-    best = max(range(len(values)), key=lambda index: values[index][1].median)
-    return values[: best + 1] if best else values
-
-
 def _quantity(point: FamilyPoint, quantity: FamilyQuantity) -> Interval | None:
     if not point.counts:
         return None
-    match quantity:
-        case "throughput":
-            return point.throughput
-        case "peak_memory":
-            return point.peak_memory
-        case "traffic":
-            return point.traffic
-        case "all_reduces":
-            return None if point.all_reduces is None else exact(point.all_reduces)
-
-
-def _show(interval: Interval) -> str:
-    return f"{interval.median:.3g}, {interval.low:.3g} to {interval.high:.3g}"
+    value = getattr(point, quantity)
+    return exact(value) if quantity == "all_reduces" and value is not None else value
 
 
 class Unmeasured(LookupError):
@@ -360,7 +317,7 @@ QUANTITIES: dict[str, str] = {
 }
 
 
-def what_of(test: ClaimTest, curves: Mapping[str, FamilyCurve]) -> str:
+def what_of(test: ClaimTest, results: StudyResults) -> str:
     """Subject of a test."""
     match test:
         case ComparisonTest():
@@ -370,7 +327,7 @@ def what_of(test: ClaimTest, curves: Mapping[str, FamilyCurve]) -> str:
         case MeasurementTest() | RatioTest():
             return test.what
         case TrendTest():
-            title = curves[test.family].title
+            title = curve_of(test, results).title
             return f"{QUANTITIES[test.quantity]} by {title[0].lower()}{title[1:]} ({test.family})"
 
 
@@ -409,9 +366,8 @@ def files_of(test: ClaimTest, results: StudyResults) -> list[str]:
             return list(dict.fromkeys(number.target for number in numbers_of(test)))
 
 
-def obstacle_to(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> str | None:
+def obstacle_to(test: ClaimTest, needs: Sequence[Needs], results: StudyResults) -> str | None:
     """Why a test cannot be made here; null if it can."""
-    results = findings.results
     repeats = [repeat for result in results.variants.values() for repeat in result.repeats]
     for need in needs:
         if unmet := _unmet(need, [repeat for repeat in repeats if repeat.status == "ok"]):
@@ -421,11 +377,9 @@ def obstacle_to(test: ClaimTest, needs: Sequence[Needs], findings: Findings) -> 
     named = dict.fromkeys(variants_of(test).values())
     if missing := [name for name in named if name not in results.variants]:
         return f"the study does not run {' and '.join(missing)} (add to its variants)"
-    ended = [results.variants[name] for name in named if results.variants[name].status != "ok"]
-    if ended:
-        first = ended[0]
-        reason = first.reason or "no reason was given"
-        return f"{first.variant} ended {first.status}: {reason}"
+    for name in named:
+        if (result := results.variants[name]).status != "ok":
+            return f"{name} ended {result.status}: {result.reason or 'no reason was given'}"
     return None
 
 

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.config.claims import Claim, Claims
-from schemas.results import ClaimResult, ClaimVerdict, Evidence, FamilyCurve
+from schemas.results import ClaimResult, ClaimVerdict, Evidence
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
-from transformer_core.common.records import read_as
-from transformer_core.decide.claim_tests import Findings, judge
+from transformer_core.decide.claim_tests import judge
 from transformer_core.decide.study_results import StudyResults
 
 REASONS: dict[ClaimVerdict, str] = {
@@ -40,9 +39,9 @@ def verdict_of(evidence: Sequence[Evidence]) -> ClaimVerdict:
     return "PARTLY" if "size_differs" in outcomes else "REPRODUCED"
 
 
-def judge_claim(name: str, claim: Claim, findings: Findings, command: str) -> ClaimResult:
+def judge_claim(name: str, claim: Claim, results: StudyResults, command: str) -> ClaimResult:
     """All tests of ``claim``, and the resulting verdict."""
-    evidence = [judge(test, [claim.needs, test.needs], findings) for test in claim.tests]
+    evidence = [judge(test, [claim.needs, test.needs], results) for test in claim.tests]
     verdict = verdict_of(evidence)
     return ClaimResult(
         claim=name,
@@ -77,16 +76,7 @@ class ClaimsJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         results = StudyResults(self.results)
-        curves: list[FamilyCurve] = read_as(self.results / "families.json", list[FamilyCurve])
-        findings = Findings(
-            results=results,
-            curves={curve.family: curve for curve in curves},
-            folder=self.results,
-            margin=results.study.comparison.margin,
-        )
         command = reproducing_command(self.output)
-        judged = [
-            judge_claim(name, claim, findings, command) for name, claim in self.claims.items()
-        ]
+        judged = [judge_claim(name, claim, results, command) for name, claim in self.claims.items()]
         text = json.dumps([item.model_dump(mode="json") for item in judged], indent=1)
         write_result(self.output, text + "\n")

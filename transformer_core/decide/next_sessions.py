@@ -79,15 +79,29 @@ class Limits:
     together: int  # sides running at the same time
 
     def rounds(self, standing: Standing) -> int:
-        return best_rounds(standing, self.rounds_least, LONGEST * self.rounds_least)
-
-    def seconds(self, standing: Standing) -> float:
-        """Approximate additional time that decides a comparison by itself."""
-        return seconds_needed(standing, self.rounds(standing), self.margin)
+        """The most informative number of rounds per session for a given time: many if startup is
+        long and rounds vary, few if sessions differ (Cochran, Sampling Techniques, 1977, section
+        10.6)."""
+        most, costs = LONGEST * self.rounds_least, standing.costs
+        if standing.between <= 0 or costs.round <= 0:
+            return most
+        rounds = sqrt(standing.of_a_round / standing.between * costs.start / costs.round)
+        return min(max(self.rounds_least, round(rounds)), most)
 
     def sessions(self, standing: Standing) -> int:
-        """Approximate number of additional sessions that decide it."""
-        return sessions_needed(standing, self.rounds(standing), self.margin)
+        """Approximate number of additional sessions that decide a comparison."""
+        of_session = standing.between + standing.of_a_round / self.rounds(standing)
+        if standing.variance <= 0 or of_session <= 0:
+            return 1
+        share = 1 - CONFIDENCE ** (1 / max(1, standing.together))
+        # Half the width of an interval after the next look, in standard errors.
+        width = float(stats.norm.ppf(1 - share * part_of_look(standing.looks + 1) / 2))
+        error = distance(standing.ratio.median, self.margin) / width
+        return max(1, ceil((SPARE / error**2 - 1 / standing.variance) * of_session))
+
+    def seconds(self, standing: Standing) -> float:
+        """Approximate duration of these, with the reference as the only other side."""
+        return self.sessions(standing) * standing.costs.session(2, self.rounds(standing))
 
 
 @dataclass(frozen=True)
@@ -151,39 +165,6 @@ def distance(ratio: float, margin: float) -> float:
     """Distance of a ratio's logarithm from the nearest decision boundary."""
     middle, edge = abs(log(ratio)), log(1 + margin)
     return max(middle, edge - middle)
-
-
-def best_rounds(standing: Standing, least: int, most: int) -> int:
-    """The most informative number of rounds per session for a given time: many if startup is
-    long and rounds vary, few if sessions differ (Cochran, Sampling Techniques, 1977, section
-    10.6)."""
-    costs = standing.costs
-    if standing.between <= 0 or costs.round <= 0:
-        return most
-    rounds = sqrt(standing.of_a_round / standing.between * costs.start / costs.round)
-    return min(max(least, round(rounds)), most)
-
-
-def sessions_needed(standing: Standing, rounds: int, margin: float) -> int:
-    """Approximate number of additional sessions of this many rounds that decide a comparison."""
-    of_session = standing.between + standing.of_a_round / rounds
-    if standing.variance <= 0 or of_session <= 0:
-        return 1
-    error = distance(standing.ratio.median, margin) / _quantile(
-        standing.looks + 1, standing.together
-    )
-    return max(1, ceil((SPARE / error**2 - 1 / standing.variance) * of_session))
-
-
-def seconds_needed(standing: Standing, rounds: int, margin: float) -> float:
-    """Approximate duration of these sessions, with the reference as the only other side."""
-    return sessions_needed(standing, rounds, margin) * standing.costs.session(2, rounds)
-
-
-def _quantile(looks: int, together: int) -> float:
-    """Half the width of an interval after this many looks, in standard errors."""
-    error = 1 - CONFIDENCE ** (1 / max(1, together))
-    return float(stats.norm.ppf(1 - error * part_of_look(looks) / 2))
 
 
 @dataclass
@@ -292,14 +273,10 @@ def weights(
         weight = 1.0
         if pair.pair in claimed:
             weight *= 2
-        if pair.reference == baseline and _perhaps_faster(pair):
+        # Perhaps faster.
+        if pair.reference == baseline and any(r.estimate + 2 * r.error > 0 for r in pair.ratios):
             weight *= 2
         if not (certified[pair.variant] and certified[pair.reference]):
             weight /= 4
         found[pair.pair] = weight
     return found
-
-
-def _perhaps_faster(pair: PairedRun) -> bool:
-    ratios = pair.ratios
-    return bool(ratios) and max(ratio.estimate + 2 * ratio.error for ratio in ratios) > 0
