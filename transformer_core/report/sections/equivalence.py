@@ -10,19 +10,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 from transformer_core.certify.bounds import WORDS
 from transformer_core.decide.data_frames import training_loss_frame, validation_frame
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    WIDTH,
-    Drawing,
-    beside,
-    captioned,
-    left_out,
-    legend_below,
-    nothing,
-    present,
-    rows,
-    series,
-)
+from transformer_core.report.kit import drawing, svg
+from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import NOTHING, Said, also, say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.answer import choose
@@ -46,14 +35,14 @@ FLOOR = 1e-6  # smaller shares are drawn here: a logarithmic axis has no place f
 def draw_equivalence(results: StudyResults) -> Drawing:
     shown = [item for item in results.certificates.values() if item.deviations]
     names = [certificate.variant for certificate in shown]
-    figure, axes = rows(names, baseline=results.study.baseline)
+    figure, axes = drawing.rows(names, baseline=results.study.baseline)
     for row, certificate in enumerate(shown):
         shares = [share(d.measured, d.bound) for d in certificate.deviations]
         axes.plot(shares, [row] * len(shares), "|", color=REFERENCE, ms=9)
         largest = max(certificate.deviations, key=lambda d: share(d.measured, d.bound))
         color = VARIANT if certificate.status == "equivalent" else colour_of("refused")
         axes.plot(share(largest.measured, largest.bound), row, "o", color=color, ms=6)
-        beside(axes, row, WORDS[largest.quantity], fontsize=8)
+        drawing.beside(axes, row, WORDS[largest.quantity], fontsize=8)
     if shown:
         axes.axvline(1, color=svg.INK, ls="--", lw=1)
         axes.set_xscale("log")
@@ -62,7 +51,7 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="deviation over its bound")
-    return captioned("equivalence", figure, _left_out(results))
+    return drawing.captioned("equivalence", figure, _left_out(results))
 
 
 def share(measured: float, bound: float) -> float:
@@ -113,18 +102,23 @@ def draw_validation_loss(results: StudyResults) -> Drawing:
 def _loss(
     results: StudyResults, frame: pd.DataFrame, title: Said, words: Said, marker: str | None = None
 ) -> Drawing:
-    names = present(results, frame)
-    figure = Figure(figsize=(WIDTH, 3.2 + 0.12 * len(names)), layout="constrained")
+    names = drawing.present(results, frame)
+    figure = Figure(figsize=(drawing.WIDTH, 3.2 + 0.12 * len(names)), layout="constrained")
     if names:
         axes = figure.subplots()
         for name in names:
             position = list(results.variants).index(name)
             loss = frame[frame["variant"] == name]
             axes.plot(
-                loss["step"], loss["loss"], marker=marker, ms=4, label=name, **series(position)
+                loss["step"],
+                loss["loss"],
+                marker=marker,
+                ms=4,
+                label=name,
+                **drawing.series(position),
             )
         axes.set(xlabel="optimizer step", ylabel=f"{title.lower()} (nats per token)")
-        legend_below(axes, None)
+        drawing.legend_below(axes, None)
     else:
-        nothing(figure)
-    return Drawing(figure, title, words + left_out(results, names))
+        drawing.nothing(figure)
+    return Drawing(figure, title, words + drawing.left_out(results, names))

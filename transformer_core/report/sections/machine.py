@@ -10,18 +10,8 @@ from pandas import DataFrame
 from schemas.results import Interval, Utilisation
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    WIDTH,
-    Drawing,
-    captioned,
-    empty,
-    legend_below,
-    rows,
-    series,
-    title_of,
-    whisker,
-)
+from transformer_core.report.kit import drawing, svg
+from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.formats import plain_size
 from transformer_core.report.kit.language import NOTHING, also, say
 from transformer_core.report.kit.palette import VARIANT
@@ -79,16 +69,16 @@ _MARKERS = "os^Dv<>P"
 
 
 def draw_collective_bandwidth(results: StudyResults) -> Drawing:
-    title = title_of("collective_bandwidth")
+    title = drawing.title_of("collective_bandwidth")
     if results.collectives is None:
         words = say("Not measured: no variant has several processes.")
-        return empty(title, words, "Not measured")
+        return drawing.empty(title, words, "Not measured")
     run, table = results.collectives
     if table.empty:
         reason = f"{run.status}: {run.reason}"
         words = say("Nothing was measured: %(reason)s", reason=reason)
-        return empty(title, words, "Not measured")
-    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+        return drawing.empty(title, words, "Not measured")
+    figure = Figure(figsize=(drawing.WIDTH, 4.6), layout="constrained")
     axes = figure.subplots()
     _curves(axes, table)
     buckets = bucket_bytes(results)
@@ -103,10 +93,10 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_size(round(value))))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    legend_below(axes, None)
+    drawing.legend_below(axes, None)
     marked = ", ".join(plain_size(size) for size in sizes)
     dotted = also("Dotted: gradient buckets of the variants (%(sizes)s).", sizes=marked)
-    return captioned(
+    return drawing.captioned(
         "collective_bandwidth",
         figure,
         dotted if sizes else NOTHING,
@@ -125,7 +115,7 @@ def _curves(axes: Axes, table: DataFrame) -> None:
             marker=_MARKERS[place % len(_MARKERS)],
             ms=4,
             label=str(name).replace("_", "-"),
-            **series(place) | used_most,
+            **drawing.series(place) | used_most,
         )
 
 
@@ -133,17 +123,17 @@ def draw_utilisation(results: StudyResults) -> Drawing:
     records = utilisation_in_turns(results)
     found = [record for record in records if record.of_ceiling]
     names = [f"{record.variant} ({record.format})" for record in found]
-    figure, axes = rows(names, baseline=results.study.baseline)
+    figure, axes = drawing.rows(names, baseline=results.study.baseline)
     for row, record in enumerate(found):
         useful, whole = record.of_ceiling, record.padded_of_ceiling
         assert useful is not None
         if whole is not None:
             axes.barh(row, whole.median, height=0.62, color=svg.INK, alpha=0.25, lw=0)
         axes.barh(row, useful.median, height=0.62, color=VARIANT, lw=0)
-        whisker(axes, row, useful, lw=1.2)
+        drawing.whisker(axes, row, useful, lw=1.2)
     if found:
         axes.set(xlabel="share of the measured matrix rate", xlim=(0, None))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     missing = [record.variant for record in records if record.of_ceiling is None]
     left_out = also("Left out: %(names)s.", names=", ".join(missing)) if missing else NOTHING
-    return captioned("utilisation", figure, left_out)
+    return drawing.captioned("utilisation", figure, left_out)

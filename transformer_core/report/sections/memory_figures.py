@@ -14,20 +14,8 @@ from schemas.results import PARTS, Parts, RankAnatomy
 from transformer_core.decide.bytes_per_parameter import formula
 from transformer_core.decide.data_frames import memory_frame
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    NO_VARIANT,
-    Drawing,
-    captioned,
-    empty,
-    left_out,
-    legend_below,
-    panels,
-    present,
-    rows,
-    stack,
-    title_of,
-)
+from transformer_core.report.kit import drawing, svg
+from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import Said, also, say
 from transformer_core.report.kit.palette import SERIES, colour_of
 from transformer_core.report.sections.memory import (
@@ -42,8 +30,8 @@ from transformer_core.report.sections.memory import (
 
 def draw_memory(results: StudyResults) -> Drawing:
     frame = memory_frame(results.ordered)
-    names = present(results, frame)
-    figure, axes = rows(names, baseline=results.study.baseline)
+    names = drawing.present(results, frame)
+    figure, axes = drawing.rows(names, baseline=results.study.baseline)
     if names:
         sns.barplot(
             frame.assign(mebibytes=frame["peak_bytes"] / MEBI),
@@ -61,13 +49,13 @@ def draw_memory(results: StudyResults) -> Drawing:
         axes.set(xlabel="peak memory of a rank (MiB)", ylabel="")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        legend_below(axes, "rank")
-    return captioned("memory", figure, left_out(results, names))
+        drawing.legend_below(axes, "rank")
+    return drawing.captioned("memory", figure, drawing.left_out(results, names))
 
 
 def draw_memory_anatomy(results: StudyResults) -> Drawing:
     found = followed(results)
-    figure, axes = rows(list(found), baseline=results.study.baseline)
+    figure, axes = drawing.rows(list(found), baseline=results.study.baseline)
     for row, (name, rank) in enumerate(found.items()):
         _draw_parts(axes, row, rank)
         parameters = results.memory[name].parameters
@@ -83,24 +71,26 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         axes.plot([], [], color=svg.INK, lw=1.6, label="state by the formulas")
         axes.plot([], [], "D", ms=5, mfc="none", mec=svg.INK, ls="", label="predicted peak")
         parts_legend(figure, used, axes)
-    return captioned("memory_anatomy", figure, _missing(results, list(found)))
+    return drawing.captioned("memory_anatomy", figure, _missing(results, list(found)))
 
 
 def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
     parts = [(None, _of(rank.at_peak, part) / MEBI, COLOURS[part]) for part in PARTS]
-    left = stack(axes, row, parts)
+    left = drawing.stack(axes, row, parts)
     rest = (rank.residual_bytes or 0) / MEBI
     if rest > 0:
         axes.barh(row, rest, 0.7, left, fc="none", ec=svg.INK, lw=0.8)
 
 
 def draw_memory_imbalance(results: StudyResults) -> Drawing:
-    title = title_of("memory_imbalance")
+    title = drawing.title_of("memory_imbalance")
     found = schemes(results)
     if not found:
         return nothing_measured(title)
     most = max(len(result.ranks) for result in found.values())
-    figure, axes = rows(list(found), height=max(1, most // 2), baseline=results.study.baseline)
+    figure, axes = drawing.rows(
+        list(found), height=max(1, most // 2), baseline=results.study.baseline
+    )
     height = 0.8 / most
     for row, result in enumerate(found.values()):
         for place, rank in enumerate(result.ranks):
@@ -114,14 +104,14 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
             )
     axes.set(xlabel="peak of tensors in a step (MiB)", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    legend_below(axes, "rank or device")
-    return captioned("memory_imbalance", figure)
+    drawing.legend_below(axes, "rank or device")
+    return drawing.captioned("memory_imbalance", figure)
 
 
 def draw_memory_prediction(results: StudyResults) -> Drawing:
     checks = tensor_checks(results)
     names = list(dict.fromkeys(check.variant for check in checks))
-    figure, axes = rows(names, baseline=results.study.baseline)
+    figure, axes = drawing.rows(names, baseline=results.study.baseline)
     if names:
         places = list(dict.fromkeys(check.place for check in checks))
         for number, place in enumerate(places):
@@ -141,12 +131,16 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         axes.set(xlabel="predicted over measured peak of tensors, minus 1", xlim=(-widest, widest))
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        legend_below(axes, None)
-    return captioned("memory_prediction", figure, _missing(results, names))
+        drawing.legend_below(axes, None)
+    return drawing.captioned("memory_prediction", figure, _missing(results, names))
 
 
 def _missing(results: StudyResults, names: Sequence[str]) -> Said:
-    return left_out(results, names) if results.memory else also("The study does not measure it.")
+    return (
+        drawing.left_out(results, names)
+        if results.memory
+        else also("The study does not measure it.")
+    )
 
 
 def _of(parts: Parts | None, part: str) -> int:
@@ -175,7 +169,7 @@ _SOURCES = {
 
 
 def draw_memory_milestones(results: StudyResults) -> Drawing:
-    title = title_of("memory_milestones")
+    title = drawing.title_of("memory_milestones")
     found = [
         (f"{name}, {label(results.memory[name], rank)}", rank)
         for name in telling(results)
@@ -183,7 +177,7 @@ def draw_memory_milestones(results: StudyResults) -> Drawing:
     ]
     if not found:
         return nothing_measured(title)
-    figure, shown = panels([name for name, _ in found], 1.9)
+    figure, shown = drawing.panels([name for name, _ in found], 1.9)
     seen: dict[str, Artist] = {}
     for axes, (_, rank) in zip(shown, found, strict=True):
         _draw_milestones(axes, rank, seen)
@@ -193,7 +187,7 @@ def draw_memory_milestones(results: StudyResults) -> Drawing:
     figure.legend(
         handles=list(seen.values()), labels=list(seen), loc="outside lower center", fontsize=10
     )
-    return captioned("memory_milestones", figure)
+    return drawing.captioned("memory_milestones", figure)
 
 
 def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> None:
@@ -212,12 +206,12 @@ def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> 
 
 
 def draw_memory_step(results: StudyResults) -> Drawing:
-    title = title_of("memory_step")
+    title = drawing.title_of("memory_step")
     ranks = followed(results)
     found = {name: ranks[name] for name in telling(results) if ranks[name].timeline}
     if not found:
         return nothing_measured(title)
-    figure, shown = panels(
+    figure, shown = drawing.panels(
         [f"{name}, {label(results.memory[name], rank)}" for name, rank in found.items()], 2.3
     )
     used = {
@@ -233,7 +227,7 @@ def draw_memory_step(results: StudyResults) -> Drawing:
         + f"{rank.batch.target_tokens} tokens"
         for name, rank in found.items()
     )
-    return captioned("memory_step", figure, f" {batches}.")
+    return drawing.captioned("memory_step", figure, f" {batches}.")
 
 
 def _draw_step(axes: Axes, rank: RankAnatomy) -> set[str]:
@@ -281,7 +275,7 @@ WORDS = {
 
 
 def nothing_measured(title: Said) -> Drawing:
-    return empty(title, say("No memory was measured."), NO_VARIANT)
+    return drawing.empty(title, say("No memory was measured."), drawing.NO_VARIANT)
 
 
 def parts_legend(figure: Figure, used: set[str], axes: Axes | None = None) -> None:

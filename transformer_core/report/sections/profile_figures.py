@@ -11,21 +11,8 @@ from matplotlib.ticker import EngFormatter
 
 from schemas.results import Breakdown, ProfileSummary, Roofline
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    NO_VARIANT,
-    WIDTH,
-    Drawing,
-    captioned,
-    empty,
-    left_out,
-    legend_below,
-    legend_once,
-    panels,
-    rows,
-    stack,
-    title_of,
-)
+from transformer_core.report.kit import drawing, svg
+from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, colour_of
 from transformer_core.report.sections.profiles import measured_roofline, shown, telling
@@ -43,7 +30,7 @@ _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 
 def draw_profile_partition(results: StudyResults) -> Drawing:
     found = shown(results)
-    return partitions(found, left_out(results, list(found)))
+    return partitions(found, drawing.left_out(results, list(found)))
 
 
 def draw_profile_communication(results: StudyResults) -> Drawing:
@@ -52,10 +39,10 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
         for name, breakdown in shown(results).items()
         if any(device.collectives for device in breakdown.devices)
     }
-    title = title_of("profile_communication")
+    title = drawing.title_of("profile_communication")
     if not found:
-        return empty(title, say("No variant communicates."))
-    figure, axes = rows(list(found), baseline=results.study.baseline)
+        return drawing.empty(title, say("No variant communicates."))
+    figure, axes = drawing.rows(list(found), baseline=results.study.baseline)
     for row, breakdown in enumerate(found.values()):
         steps = breakdown.device_steps
         parts = [device.profiled for device in breakdown.devices]
@@ -69,10 +56,10 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
             bars += [(0.2, {"transfer": transfer, "waiting": waiting})]
         for offset, times in bars:
             parts_ms = [(n, time / steps / 1e6, _COMMUNICATION[n]) for n, time in times.items()]
-            stack(axes, row + offset, parts_ms, 0.34)
+            drawing.stack(axes, row + offset, parts_ms, 0.34)
     axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
-    legend_once(axes, _COMMUNICATION)
-    return captioned("profile_communication", figure)
+    drawing.legend_once(axes, _COMMUNICATION)
+    return drawing.captioned("profile_communication", figure)
 
 
 def draw_profile_timelines(results: StudyResults) -> Drawing:
@@ -88,10 +75,10 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     found = shown(results)
     names = telling(results)
     points = _points({variant: summary_of(found[variant]) for variant in names})
-    title = title_of("operator_roofline")
+    title = drawing.title_of("operator_roofline")
     if not points:
-        return empty(title, say("No trace records operator shapes."))
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+        return drawing.empty(title, say("No trace records operator shapes."))
+    figure = Figure(figsize=(drawing.WIDTH, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log")
     for variant, operators, intensity, rate in points:
@@ -111,7 +98,7 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     _name_marks_and_colors(axes, {point[1] for point in points}, names)
-    return captioned(
+    return drawing.captioned(
         "operator_roofline",
         figure,
         " ",
@@ -140,7 +127,7 @@ def _name_marks_and_colors(axes: Axes, operators: set[str], variants: list[str])
         axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
     for number, name in enumerate(variants):
         axes.plot([], [], "s", color=SERIES[number], label=name)
-    legend_below(axes, None)
+    drawing.legend_below(axes, None)
 
 
 def _ceilings(axes: Axes, roofline: Roofline, span: tuple[float, float]) -> None:
@@ -170,17 +157,17 @@ _PARTS = {
 
 
 def partitions(found: Mapping[str, Breakdown], more: str = "") -> Drawing:
-    figure, axes = rows(list(found), least=6)
+    figure, axes = drawing.rows(list(found), least=6)
     for row, breakdown in enumerate(found.values()):
         times = [share * _seconds(breakdown) * 1e3 for share in _shares(breakdown)]
-        left = stack(axes, row, zip(_PARTS, times, _PARTS.values(), strict=True))
+        left = drawing.stack(axes, row, zip(_PARTS, times, _PARTS.values(), strict=True))
         idle = _seconds(breakdown) * 1e3 - left
         if idle > 0:
             axes.barh(row, idle, 0.7, left, fc="none", ec=svg.INK, lw=0.8, label="idle")
     if found:
         axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
-        legend_once(axes, [*_PARTS, "idle"])
-    return captioned("profile_partition", figure, more)
+        drawing.legend_once(axes, [*_PARTS, "idle"])
+    return drawing.captioned("profile_partition", figure, more)
 
 
 def summary_of(breakdown: Breakdown) -> ProfileSummary:
@@ -214,8 +201,10 @@ _LETTERS = {"data": "D", "forward": "F", "loss": "L", "backward": "B", "optimize
 def timelines(found: Mapping[str, Timeline]) -> Drawing:
     heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
     if not found:
-        return empty(say("One step"), say("No profile marks training steps."), NO_VARIANT)
-    figure, shown = panels(list(found), 0.2 * sum(heights) / len(heights), heights)
+        return drawing.empty(
+            say("One step"), say("No profile marks training steps."), drawing.NO_VARIANT
+        )
+    figure, shown = drawing.panels(list(found), 0.2 * sum(heights) / len(heights), heights)
     for axes, timeline in zip(shown, found.values(), strict=True):
         _draw_step(axes, timeline)
     shown[-1].set_xlabel("milliseconds after the begin of the step")
@@ -230,7 +219,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
         ncols=3,
         fontsize=10,
     )
-    return captioned("profile_timelines", figure, names=", ".join(found))
+    return drawing.captioned("profile_timelines", figure, names=", ".join(found))
 
 
 def _draw_step(axes: Axes, timeline: Timeline) -> None:

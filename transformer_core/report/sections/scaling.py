@@ -13,18 +13,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from schemas.config.parallel import LinkKind, show_bandwidth
 from schemas.results import Comparison, ProjectedCurve, ProjectedStrategy, Projection, VariantResult
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    Drawing,
-    beside,
-    captioned,
-    empty,
-    legend_below,
-    panels,
-    rows,
-    series,
-    title_of,
-)
+from transformer_core.report.kit import drawing, svg
+from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.formats import plain_duration
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES, VARIANT
@@ -132,7 +122,7 @@ GOAL = 0.05  # median error of the emulated link that is aimed at
 
 
 def draw_scaling(results: StudyResults) -> Drawing:
-    title = title_of("scaling")
+    title = drawing.title_of("scaling")
     projection = results.projection
     curves = shown_curves(projection) if projection else []
     if projection is None or not curves:
@@ -143,7 +133,7 @@ def draw_scaling(results: StudyResults) -> Drawing:
             [point.devices for point in curve.points],
             [point.efficiency for point in curve.points],
             label=STRATEGIES[curve.strategy],
-            **series([*STRATEGIES].index(curve.strategy)),
+            **drawing.series([*STRATEGIES].index(curve.strategy)),
         )
     for axes in of_link.values():
         axes.axhline(0.5, color=svg.INK, lw=0.8, ls=":")
@@ -153,12 +143,12 @@ def draw_scaling(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_formatter(_PLAIN)
     axes.set(xlabel="devices")
     figure.supylabel("throughput per device, of one alone", fontsize=11)
-    legend_below(axes, _said_error(projection))
-    return captioned("scaling", figure, " ", _said_error(projection), ".")
+    drawing.legend_below(axes, _said_error(projection))
+    return drawing.captioned("scaling", figure, " ", _said_error(projection), ".")
 
 
 def draw_bucket_sizes(results: StudyResults) -> Drawing:
-    title = title_of("bucket_sizes")
+    title = drawing.title_of("bucket_sizes")
     projection = results.projection
     if projection is None or not projection.buckets or "ddp" in dropped(projection):
         return _not_projected(projection, title)
@@ -166,7 +156,7 @@ def draw_bucket_sizes(results: StudyResults) -> Drawing:
     devices = list(dict.fromkeys(best.devices for best in projection.buckets))
     for best in projection.buckets:
         axes = of_link[best.link]
-        style = series(devices.index(best.devices))
+        style = drawing.series(devices.index(best.devices))
         axes.plot(
             [tried.bucket_mb for tried in best.tried],
             [tried.step_seconds for tried in best.tried],
@@ -181,8 +171,8 @@ def draw_bucket_sizes(results: StudyResults) -> Drawing:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_duration(value)))
     axes.set(xlabel="bucket size (MiB)")
     figure.supylabel("time of a step", fontsize=11)
-    legend_below(axes, None)
-    return captioned("bucket_sizes", figure)
+    drawing.legend_below(axes, None)
+    return drawing.captioned("bucket_sizes", figure)
 
 
 def _not_projected(projection: Projection | None, title: Said) -> Drawing:
@@ -191,12 +181,12 @@ def _not_projected(projection: Projection | None, title: Said) -> Drawing:
         reason = Said(projection.reason, projection.reason)
     elif projection:
         reason = say("measured runs differ too much from the projection")
-    return empty(title, say("No curves: %(reason)s.", reason=reason), "Nothing to project")
+    return drawing.empty(title, say("No curves: %(reason)s.", reason=reason), "Nothing to project")
 
 
 def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
     names = list(dict.fromkeys(links))
-    figure, found = panels([name.replace("_", " ") for name in names], 2.1)
+    figure, found = drawing.panels([name.replace("_", " ") for name in names], 2.1)
     return figure, dict(zip(names, found, strict=True))
 
 
@@ -216,24 +206,24 @@ def _said_error(projection: Projection) -> Said:
 def draw_projection_check(results: StudyResults) -> Drawing:
     projection = results.projection
     shown = [c for c in projection.checks if c.error is not None] if projection else []
-    figure, axes = rows([check.variant for check in shown], baseline=results.study.baseline)
+    figure, axes = drawing.rows([check.variant for check in shown], baseline=results.study.baseline)
     for row, check in enumerate(shown):
         assert check.error is not None
         axes.plot([0, check.error], [row, row], color=VARIANT)
         axes.plot(check.error, row, "o", color=VARIANT, ms=6)
-        beside(axes, row, plain_duration(check.measured_seconds))
+        drawing.beside(axes, row, plain_duration(check.measured_seconds))
     if shown:
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
         axes.set(xlabel="predicted over measured time of a step, less 1")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
-    return captioned("projection_check", figure)
+    return drawing.captioned("projection_check", figure)
 
 
 def draw_link_error(results: StudyResults) -> Drawing:
     found = results.link_error
     shown = [trial for trial in found.trials if trial.error is not None] if found else []
-    figure, axes = rows([trial.name.replace("_", " ") for trial in shown])
+    figure, axes = drawing.rows([trial.name.replace("_", " ") for trial in shown])
     if shown:
         bandwidths = list(dict.fromkeys(trial.bandwidth for trial in shown))
         colors = dict(zip(bandwidths, SERIES, strict=False))
@@ -254,5 +244,5 @@ def draw_link_error(results: StudyResults) -> Drawing:
         axes.set(xlabel="time of a step over the emulated link, of the real one, less 1")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
-        legend_below(axes, None)
-    return captioned("link_error", figure)
+        drawing.legend_below(axes, None)
+    return drawing.captioned("link_error", figure)

@@ -8,17 +8,8 @@ from matplotlib.ticker import EngFormatter
 from transformer_core.decide.data_frames import rounds_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import epoch_seconds, session_rates, throughputs
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    WIDTH,
-    Drawing,
-    captioned,
-    left_out,
-    nothing,
-    rows,
-    title_of,
-    whisker,
-)
+from transformer_core.report.kit import drawing, svg
+from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import NOTHING, also
 from transformer_core.report.kit.palette import VARIANT
 from transformer_core.report.sections.tried import changes
@@ -47,30 +38,30 @@ MOST_PANELS = 16  # comparisons in the figure of the rounds at most
 def draw_throughput(results: StudyResults) -> Drawing:
     found = throughputs(results)
     names = [name for name in results.variants if name in found]
-    figure, axes = rows(names, baseline=results.study.baseline)
+    figure, axes = drawing.rows(names, baseline=results.study.baseline)
     for row, name in enumerate(names):
         interval = found[name]
         axes.barh(row, interval.median, 0.6, color=VARIANT, alpha=0.45, lw=0)
-        whisker(axes, row, interval, zorder=3)
+        drawing.whisker(axes, row, interval, zorder=3)
     if names:
         sessions = session_rates(results)
         places = [names.index(results.study.baseline)] * len(sessions)
         axes.plot(sessions, places, "o", color=VARIANT, ms=4, alpha=0.8)
         axes.set(xlabel="non-padding tokens per second", xlim=(0, None))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return captioned("throughput", figure, left_out(results, names))
+    return drawing.captioned("throughput", figure, drawing.left_out(results, names))
 
 
 def draw_drift(results: StudyResults) -> Drawing:
     runs = [run for run in results.paired_runs if run.status == "ok"]
-    title = title_of("drift")
+    title = drawing.title_of("drift")
     shown = runs[:MOST_PANELS]
     count = max(1, -(-len(shown) // 2))
-    figure = Figure(figsize=(WIDTH, 0.9 + 1.25 * count), layout="constrained")
+    figure = Figure(figsize=(drawing.WIDTH, 0.9 + 1.25 * count), layout="constrained")
     names = [run.variant for run in runs] + [results.study.baseline]
-    missing = left_out(results, names)
+    missing = drawing.left_out(results, names)
     if not shown:
-        return Drawing(nothing(figure), title, missing.strip())
+        return Drawing(drawing.nothing(figure), title, missing.strip())
     grid = list(figure.subplots(count, 2, sharex=True, sharey=True, squeeze=False).flat)
     for axes, run in zip(grid, shown, strict=False):
         frame = rounds_frame(run)
@@ -84,4 +75,4 @@ def draw_drift(results: StudyResults) -> Drawing:
     figure.supxlabel("round; a gap is a new session in fresh processes", fontsize=11)
     figure.supylabel("over the median", fontsize=11)
     cut = also("The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs))
-    return captioned("drift", figure, cut if len(runs) > len(shown) else NOTHING, missing)
+    return drawing.captioned("drift", figure, cut if len(runs) > len(shown) else NOTHING, missing)
