@@ -59,7 +59,6 @@ class Contender:
 
     @property
     def low(self) -> bool:
-        """Whether it computes in bfloat16."""
         kind: str = self.training.get("precision", {}).get("kind", "fp32")
         return kind.startswith("bf16")
 

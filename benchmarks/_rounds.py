@@ -13,8 +13,6 @@ from tqdm import tqdm
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
-
     part: str  # the part that is compared
     contender: str  # the contender's name
     unit: str  # unit of the three numbers that follow

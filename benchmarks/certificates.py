@@ -95,7 +95,6 @@ def seconds(work: Callable[[], None]) -> float:
 
 
 def parts_of(spec: RunSpec, seeds: int) -> dict[str, float]:
-    """The share of each part."""
     profile = cProfile.Profile()
     profile.runcall(short_run, spec, seeds, True)
     stats: Any = pstats.Stats(profile)
@@ -105,7 +104,6 @@ def parts_of(spec: RunSpec, seeds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints a row for each variant, and the shares of its parts."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.certificates", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of each side (default: 5)")
     parser.add_argument("--output", type=Path, help="JSON file to write")

@@ -29,8 +29,6 @@ _QUICK_START = "transformer_core.run.quick_start"  # starts another module
 
 @dataclass
 class Job:
-    """The observations of a job."""
-
     module: str  # the module that Python ran
     output: str  # the first file that it was asked to write
     first: float  # when it was first seen, in seconds from the beginning
@@ -43,14 +41,11 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """Seconds between its first and last observation."""
         return self.last - self.first
 
 
 @dataclass
 class Record:
-    """The observations of a command."""
-
     command: list[str]  # as it was started
     code: int = 0  # its exit status
     seconds: float = 0.0  # from start to end
@@ -169,7 +164,6 @@ def _machine() -> dict[str, str | int]:
 
 
 def show(record: Record) -> str:
-    """The record as a table in Markdown."""
     lines = [
         "| job | seconds | processes | MB of the largest | MB of all |",
         "|---|---:|---:|---:|---:|",

@@ -86,7 +86,6 @@ def model(options: argparse.Namespace, change: dict[str, Any]) -> AnyModel:
 
 
 def data_of(options: argparse.Namespace) -> list[Any]:
-    """The batches of the task."""
     return language_batches(options) if options.task == "language_model" else batches(options)
 
 
@@ -228,7 +227,6 @@ def _ask(orders: Connection, order: Any) -> Any:
 
 
 def contenders(options: argparse.Namespace) -> list[str]:
-    """All contenders of the task, the reference first."""
     return [*(LANGUAGE_CONTENDERS if options.task == "language_model" else CONTENDERS)]
 
 

@@ -60,8 +60,6 @@ def read_clock(path: Path = CLOCK) -> Clock:
 
 
 class RunningClock:
-    """The clock of a study that this process works on."""
-
     def __init__(self, path: Path = CLOCK, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
         self._lock = threading.Lock()

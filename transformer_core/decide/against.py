@@ -67,7 +67,6 @@ class Side(StudyResults):
         return ", ".join(gpu.name for gpu in self.hardware.gpus) or self.hardware.cpu
 
     def origin(self) -> Origin:
-        """Where these results come from."""
         found = self.search if (self.folder / "search.json").is_file() else None
         searched = found if found and found.status != "not_searched" else None
         stages = searched.waterfall if searched and searched.parts else []

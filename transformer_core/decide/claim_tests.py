@@ -318,7 +318,6 @@ QUANTITIES: dict[str, str] = {
 
 
 def what_of(test: ClaimTest, results: StudyResults) -> str:
-    """Subject of a test."""
     match test:
         case ComparisonTest():
             return f"{QUANTITIES[test.quantity]} of {test.variant} over {test.reference}"
@@ -332,7 +331,6 @@ def what_of(test: ClaimTest, results: StudyResults) -> str:
 
 
 def expected_of(test: ClaimTest) -> str:
-    """Expected result of a test."""
     match test:
         case CertificateTest():
             return "trains the same model"
@@ -351,7 +349,6 @@ def expected_of(test: ClaimTest) -> str:
 
 
 def files_of(test: ClaimTest, results: StudyResults) -> list[str]:
-    """The result files that a test reads."""
     match test:
         case ComparisonTest(quantity="throughput"):
             found = results.by_pair.get(Pair(test.variant, test.reference))

@@ -28,7 +28,6 @@ REASONS: dict[ClaimVerdict, str] = {
 
 
 def verdict_of(evidence: Sequence[Evidence]) -> ClaimVerdict:
-    """The overall verdict from the tests of a claim."""
     outcomes = {item.outcome for item in evidence} - {"not_testable"}
     if not outcomes:
         return "NOT_TESTABLE"
@@ -40,7 +39,6 @@ def verdict_of(evidence: Sequence[Evidence]) -> ClaimVerdict:
 
 
 def judge_claim(name: str, claim: Claim, results: StudyResults, command: str) -> ClaimResult:
-    """All tests of ``claim``, and the resulting verdict."""
     evidence = [judge(test, [claim.needs, test.needs], results) for test in claim.tests]
     verdict = verdict_of(evidence)
     return ClaimResult(

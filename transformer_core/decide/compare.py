@@ -154,7 +154,6 @@ def _about_certificate(
 
 
 def about_sessions(run: PairedRun) -> Iterator[str]:
-    """Caveats about the sessions that a ratio comes from."""
     for name in (run.reference, run.variant):
         windows = [window for session in run.sessions for window in session.windows(name)]
         waited = sum(window.input_wait_seconds for window in windows)

@@ -44,8 +44,6 @@ class Costs:
 
 @dataclass(frozen=True)
 class Standing:
-    """Current state of a comparison."""
-
     pair: Pair
     weight: float  # importance of its verdict
     ratio: Interval
@@ -60,7 +58,6 @@ class Standing:
 
     @property
     def decided(self) -> bool:
-        """Whether it has a verdict."""
         return self.verdict not in (None, "UNDECIDED")
 
 
@@ -198,7 +195,6 @@ class SoFar:
         return 1 + len(self.stints)
 
     def add(self, session: Session, stint: int) -> None:
-        """Add a session of this comparison and possibly others."""
         alone = of_two(session, self.pair)
         self.added.append(alone)
         self.stints.add(stint)

@@ -68,7 +68,6 @@ class KeptStints:
         """Number of the last stint; 0 for none."""
 
     def read_into(self, pairs: Iterable[SoFar]) -> None:
-        """Give each comparison its added sessions."""
         by_name = {pair.pair: pair for pair in pairs}
         for _, path in sorted(self._files().items()):
             try:
@@ -85,7 +84,6 @@ class KeptStints:
                     by_name[name].add(session, stint)
 
     def add(self, session: Session, stint: int) -> None:
-        """Save a session of a batch."""
         reference, *variants = (side.name for side in session.sides)
         self.last += 1
         self.last_stint = stint

@@ -69,7 +69,6 @@ class Compute:
 
     @property
     def gradient_bytes(self) -> int:
-        """All gradients."""
         return sum(gradient.bytes for gradient in self.gradients)
 
     @property

@@ -105,7 +105,6 @@ class StudyResults:
 
     @property
     def ended_otherwise(self) -> list[VariantResult]:
-        """The variants that are not ok."""
         return [result for result in self.ordered if result.status != "ok"]
 
     def steps_file(self, variant: str) -> Path:

@@ -26,7 +26,6 @@ TITLES = {
 
 
 def render(found: Against) -> str:
-    """The page as HTML, in the format of the report."""
     quantities = [name for name in TITLES if any(c.quantity == name for c in found.changes)]
     return fill(
         "compare_page.html",

@@ -66,7 +66,6 @@ def environment() -> Environment:
 
 
 def fill(template: str, **values: Any) -> str:
-    """A page from a template."""
     return environment().get_template(template).render(**values)
 
 

@@ -110,8 +110,6 @@ class Leave(Task):
 
 
 class SideEndedError(Exception):
-    """A side no longer answers."""
-
     def __init__(self, side: str, reason: str) -> None:
         super().__init__(f"{side} {reason}")
         self.side = side

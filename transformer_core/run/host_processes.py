@@ -84,7 +84,6 @@ class Hosts:
 
     @property
     def command(self) -> list[str]:
-        """The start of the command line."""
         return [sys.executable, "-m", ONE_HOST, json.dumps(asdict(self))]
 
 

@@ -40,8 +40,6 @@ class NamespacesUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Namespace:
-    """One of the two hosts."""
-
     address: str  # its address on the link
     file: int  # open file that holds the namespace
 
@@ -149,7 +147,6 @@ class Linked:
 
     @property
     def command(self) -> list[str]:
-        """The start of the command line."""
         return [sys.executable, "-m", __spec__.name, json.dumps(asdict(self))]
 
 

@@ -71,8 +71,6 @@ def shard_manifests(data: Path) -> list[Path]:
 
 
 class TrainingOrder(Order):
-    """An order to train on a corpus."""
-
     data: Path  # results/data/<corpus>, with the shards
 
 

@@ -76,7 +76,6 @@ class Outcome(Ending):
 
 
 def classify(error: BaseException) -> tuple[Status, str]:
-    """Status and reason of an exception."""
     if reason := oom.reason_of(error):
         return "oom", reason
     first_line = str(error).strip().split("\n")[0] or type(error).__name__

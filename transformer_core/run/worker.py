@@ -45,7 +45,6 @@ class Program:
 
     @cached_property
     def process(self) -> Process:
-        """Its place in the run: see :func:`take_place`."""
         return take_place(self.order)
 
     @cached_property

@@ -37,8 +37,6 @@ LINK_CHECKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TrialSpecs:
-    """The same work over both links."""
-
     change: str  # name of the change to DistributedDataParallel
     bandwidth: float  # bits per second
     real: RunSpec

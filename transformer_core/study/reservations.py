@@ -32,8 +32,6 @@ _START_MINUTES = 10
 
 @dataclass(frozen=True)
 class Reservation:
-    """The resources that a job requests from a cluster."""
-
     hosts: int
     gpus_per_host: int
     memory_mb: int  # main memory of each host, in 10^6 bytes

@@ -30,8 +30,6 @@ _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1), (5, 1, 1, 1), (2
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with the words that describe it."""
-
     figure: Figure
     title: Said
     description: Said

@@ -136,8 +136,6 @@ def _with_limits(value: Interval, median: str, low: str, high: str) -> Markup:
 
 
 class Numbers(NamedTuple):
-    """The heading of a column of numbers."""
-
     text: str
     unit: str = ""
 

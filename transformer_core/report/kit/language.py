@@ -15,7 +15,6 @@ from markupsafe import Markup
 
 
 def catalogs() -> list[Path]:
-    """Every catalog of the report."""
     return sorted(Path(__file__).resolve().parents[1].rglob("*.po"))
 
 

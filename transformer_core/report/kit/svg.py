@@ -60,8 +60,6 @@ ElementTree.register_namespace("xlink", _XLINK)
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as the page shows it."""
-
     name: str
     title: str
     description: str

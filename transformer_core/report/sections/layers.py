@@ -49,8 +49,6 @@ def large(layers: list[LayerUse]) -> list[LayerUse]:
 
 @dataclass(frozen=True)
 class Tree(PerStep):
-    """The modules and the operators of one profile."""
-
     layers: list[LayerUse]
     shapes: list[tuple[ShapeUse, float | None]]
     """Operators by shape, with the share of the roofline that each reaches."""

@@ -31,8 +31,6 @@ class PerStep:
 
 @dataclass(frozen=True)
 class Profile(PerStep):
-    """One variant as the tables show it."""
-
     breakdown: Breakdown
     communication_ms: float | None
     """Milliseconds of a step in which communication runs; null where nothing communicates."""
@@ -114,5 +112,4 @@ def telling(results: StudyResults) -> list[str]:
 
 
 def measured_roofline(results: StudyResults) -> Roofline | None:
-    """The limits of the machine, if they were measured."""
     return results.roofline if results.roofline.status == "ok" else None

@@ -45,7 +45,6 @@ class Gain:
 
 
 def from_kernel_to_quality(results: StudyResults) -> list[Gain]:
-    """The gains of every side of the race but the baseline."""
     found = results.quality
     raced = [side for side in found.sides if side.looks] if found else []
     if len(raced) < 2 or raced[0].name != BASELINE:

@@ -22,8 +22,6 @@ from transformer_core.report.kit.palette import SERIES, VARIANT
 
 @dataclass(frozen=True)
 class LinkedRun:
-    """A variant on several hosts."""
-
     result: VariantResult
     bandwidth: str | None  # of the limited link; null for a link as it is
     kind: LinkKind | None
@@ -33,7 +31,6 @@ class LinkedRun:
 
 
 def linked_runs(results: StudyResults) -> list[LinkedRun]:
-    """The variants on several hosts, in the order of the study."""
     names = [name for name, spec in results.specs.items() if spec.machine.nodes > 1]
     found = []
     for name in names:
