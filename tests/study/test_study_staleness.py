@@ -48,7 +48,7 @@ def test_the_table_names_the_programs_that_the_rules_start():
     started = {}
     for name, body in written_rules().items():
         found = re.findall(r"(?<=[ \"])(transformer_core\.[\w.]+)(?=[ \"])", body)
-        if re.search(r"^ .*JOB}?\"?$", body, re.M):
+        if re.search(r"^ .*JOB\b", body, re.M):
             found = [ORDERED]
         if ordered := re.search(r'job\(\s*"(\w+)"(?:,\s*"(\w+)")?', body):
             assert ordered[1] == name

@@ -31,9 +31,6 @@ class JobTimes(Schema):
     def mean(self) -> float:
         return self.seconds / max(1, self.count)
 
-    def with_one(self, seconds: float, share: float) -> "JobTimes":
-        return JobTimes(count=self.count + 1, seconds=self.seconds + seconds, share=share)
-
 
 class Clock(Schema):
     spent_before: float = 0.0  # seconds of all commands before the last
@@ -91,7 +88,8 @@ class RunningClock:
     def job_done(self, rule: str, seconds: float, share: float = 1.0) -> None:
         """Count a job that ended well and had a ``share`` of the cores."""
         with self._lock:
-            times = self._clock.jobs.get(rule, JobTimes()).with_one(seconds, share)
+            old = self._clock.jobs.get(rule, JobTimes())
+            times = JobTimes(count=old.count + 1, seconds=old.seconds + seconds, share=share)
             jobs = self._clock.jobs | {rule: times}
             self._clock = self._clock.model_copy(update={"jobs": jobs})
 

@@ -27,8 +27,10 @@ def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
     points = []
     if len(members) >= FEWEST_MEMBERS:
         points = [_point(member, family.reference_of(member), results) for member in members]
-    best = _best(points)
-    knee = _knee(points, best)
+    counted = [point for point in points if point.counts]
+    best = max(counted, key=lambda point: _ratio(point).median, default=None)
+    level = [p.value for p in counted if best and _ratio(p).high >= _ratio(best).low]
+    knee = min(level) if len(level) < len(counted) else None
     return FamilyCurve(
         family=name,
         title=family.title,
@@ -86,22 +88,9 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
     )
 
 
-def _best(points: Sequence[FamilyPoint]) -> FamilyPoint | None:
-    counted = [point for point in points if point.counts]
-    return max(counted, key=lambda point: _ratio(point).median, default=None)
-
-
 def _ratio(point: FamilyPoint) -> Interval:
     assert point.throughput is not None, "the point counts"
     return point.throughput
-
-
-def _knee(points: Sequence[FamilyPoint], best: FamilyPoint | None) -> float | None:
-    if best is None:
-        return None
-    counted = [point for point in points if point.counts]
-    level = [p.value for p in counted if _ratio(p).high >= _ratio(best).low]
-    return min(level) if len(level) < len(counted) else None
 
 
 def _note(

@@ -187,7 +187,12 @@ def spend(
     Verdicts are checked only between batches; only the clock cuts a batch short.
     """
     done: list[Stint] = []
-    while plan := next_plan(open_standings(pairs, limits), left(), limits):
+
+    def going_on() -> list[Standing]:
+        stuck = {pair.pair for pair in pairs if pair.stuck}
+        return [one for one in standings(pairs, limits.margin) if one.pair not in stuck]
+
+    while plan := next_plan(going_on(), left(), limits):
         stint = _stint(plan, pairs, kept, measure, left, now)
         done.append(stint)
         names = ", ".join(plan.variants)
@@ -196,13 +201,6 @@ def spend(
             *(names, plan.reference, stint.sessions, stint.seconds, left()),
         )
     return done
-
-
-def open_standings(pairs: Sequence[SoFar], limits: Limits) -> list[Standing]:
-    """The state of the comparisons that can continue."""
-    stuck = {pair.pair for pair in pairs if pair.stuck}
-    found = standings(pairs, limits.margin)
-    return [one for one in found if one.pair not in stuck]
 
 
 def _stint(

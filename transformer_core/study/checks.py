@@ -281,7 +281,7 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         reason, remedy = f"was not made for {spec.parallel.kind}", "parallel: {kind: ddp}"
     elif isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens):
         reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
-    elif _norm_and_residual(spec):
+    elif isinstance(getattr(spec.model, "norm_method", None), ResidualNorm):
         reason, remedy = "makes that kernel itself", "model.norm_method: {kind: fused}"
     elif getattr(spec.model, "checkpoint", "none") != "none":
         reason, remedy = "computes no layer a second time", "model.checkpoint: none"
@@ -292,10 +292,6 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         remedy = "training.accumulation.micro_batches: 1, compile: layers"
     if reason:
         yield "model.compile", kind, reason, f"take {remedy}, or model.compile: none"
-
-
-def _norm_and_residual(spec: RunSpec) -> bool:
-    return isinstance(getattr(spec.model, "norm_method", None), ResidualNorm)
 
 
 def _low_weights(spec: RunSpec) -> Iterator[Violation]:

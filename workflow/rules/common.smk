@@ -227,6 +227,9 @@ def job(rule, kind=None, of=None, again=None, **fields):
 # Commands of such rules. A quick start is that of a fork of a process which has imported torch.
 JOB = "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 QUICK_JOB = JOB.replace("-m ", "-m transformer_core.run.quick_start ")
+# For small corpora, but not a warm start: importing here takes no longer than asking a server that
+# has imported everything.
+COLD_JOB = f"WARM_STARTS=off {QUICK_JOB}"
 GPU_JOB, QUICK_GPU_JOB = (f"{command} --gpus {{params.gpus}}" for command in (JOB, QUICK_JOB))
 # Rules without inputs write texts that are parameters.
 WRITE_SPEC = "python -m transformer_core.common.digests {output} {params.spec:q} 2> {log}"

@@ -50,10 +50,7 @@ if STUDY.time is not None:
             study="results/study.json",
             specs=expand("results/runs/{variant}/spec.json", variant=SPECS),
             certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
-            shards=expand(
-                f"results/data/{CORPUS}/shards/{{split}}/manifest.json",
-                split=["train", "validation"],
-            ),
+            shards=SHARDS,
         output:
             "results/refinement.json",
             # <variant>/<reference>.json

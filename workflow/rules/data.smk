@@ -59,8 +59,6 @@ rule tokenizer:
         JOB
 
 
-# A quick start, for small corpora, but not a warm one: importing here takes no longer than asking
-# a server that has imported everything.
 rule shards:
     input:
         f"results/data/{CORPUS}/pairs/{{split}}.json",
@@ -78,8 +76,7 @@ rule shards:
     message:
         "Tokenize the {wildcards.split} split into Arrow shards"
     shell:
-        "WARM_STARTS=off python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log}"
+        COLD_JOB
 
 
 if SCATTERED:
@@ -101,8 +98,7 @@ if SCATTERED:
         message:
             "Tokenize part {wildcards.scatteritem} of the training pairs into Arrow shards"
         shell:
-            "WARM_STARTS=off python -m transformer_core.run.quick_start"
-            " transformer_core.run.job --order {params.order:q} --log-file {log}"
+            COLD_JOB
 
     rule gather_shards:
         input:

@@ -1,8 +1,8 @@
 # The machine, read inside a job: the head node of a cluster is a different one.
 
 # Resources of a job that uses one device, and of one that uses those of all hosts.
-ONE_DEVICE = on_one_device(on_all_devices(STUDY.machine, "machine"))
 ALL_DEVICES = on_all_devices(STUDY.machine, "machine")
+ONE_DEVICE = on_one_device(ALL_DEVICES)
 
 
 rule hardware:

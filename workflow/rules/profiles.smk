@@ -42,8 +42,7 @@ rule breakdown:
     message:
         "Break down the profile of {wildcards.variant}"
     shell:
-        "python -m transformer_core.run.quick_start"
-        " transformer_core.run.job --order {params.order:q} --log-file {log} 2>&1 | tee -a {log}"
+        f"{QUICK_JOB} 2>&1 | tee -a {{log}}"
 
 
 rule breakdown_of_traces:

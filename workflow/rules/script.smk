@@ -14,7 +14,7 @@ if own_targets(STUDY):
         # All cores and the one slot: nothing else may disturb the timing.
         threads: CORES
         resources:
-            **needs(lambda wildcards: [on_all_devices(STUDY.machine, "machine")]),
+            **needs(lambda wildcards: [ALL_DEVICES]),
             timed=1,
         params:
             **job("tune", of=every_spec),

@@ -183,14 +183,11 @@ def compact(root: ElementTree.Element, scope: str) -> None:
     _share_styles(root, scope)
 
 
-def _rounded(text: str, digits: int) -> str:
-    return _LONG.sub(lambda found: f"{float(found[0]):.{digits}f}", text)
-
-
 def _round_coordinates(element: ElementTree.Element) -> None:
     for key in _COORDINATES & element.attrib.keys():
         # A factor in a transform is small; a place on the page is not.
-        text = _rounded(element.attrib[key], 2 if key == "transform" else 1)
+        digits = 2 if key == "transform" else 1
+        text = _LONG.sub(lambda found, n=digits: f"{float(found[0]):.{n}f}", element.attrib[key])  # type: ignore[misc]
         element.set(key, _COMMAND.sub(r"\1", text) if key == "d" else text)
     if _NO_ROTATION.fullmatch(element.get("transform", "")):
         del element.attrib["transform"]

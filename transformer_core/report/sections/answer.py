@@ -128,7 +128,7 @@ def _direct(
             slower = ratio.median <= best.median if best else stage.effect.verdict != "FASTER"
             if slower:
                 return ratio, found.baseline
-    if len(choice.parts) == 1 and _changes_alike(results, choice.parts[0]):
+    if len(choice.parts) == 1 and _combined(results, choice.parts, choice.parts[0]):
         pair = results.by_pair.get(Pair(variant, choice.parts[0]))
         if pair and pair.speedup and pair.speedup.median <= 1:
             return pair.speedup, choice.parts[0]
@@ -137,10 +137,7 @@ def _direct(
 
 def _stands_for(results: StudyResults, stage: Stage, variant: str) -> bool:
     """Whether a stage of the search trains exactly as a variant of the study."""
-    if stage.bundle:
-        return stage.parts == [variant]
-    own = combine(results.study, results.definitions, stage.parts, variant)
-    return own == results.specs[variant]
+    return stage.parts == [variant] if stage.bundle else _combined(results, stage.parts, variant)
 
 
 def _is(results: StudyResults, variant: str, choice: Choice) -> bool:
@@ -148,10 +145,10 @@ def _is(results: StudyResults, variant: str, choice: Choice) -> bool:
     return choice.spec.model_copy(update={"variant": variant}) == results.specs[variant]
 
 
-def _changes_alike(results: StudyResults, variant: str) -> bool:
-    """Whether a variant is the baseline with its own change, as the search combines it."""
-    own = combine(results.study, results.definitions, [variant], variant)
-    return own is not None and own == results.specs[variant]
+def _combined(results: StudyResults, parts: Sequence[str], variant: str) -> bool:
+    """Whether a variant is the baseline with the own changes of these, as the search combines
+    them."""
+    return combine(results.study, results.definitions, parts, variant) == results.specs[variant]
 
 
 def read_answer(results: StudyResults) -> Answer:
@@ -237,7 +234,7 @@ def _settled(results: StudyResults) -> set[str]:
         for stage in (*results.search.waterfall, *results.search.beyond)
         if _is_technique(stage)
         and stage.effect.verdict != "UNDECIDED"
-        and _changes_alike(results, stage.parts[0])
+        and _combined(results, stage.parts, stage.parts[0])
     }
 
 
@@ -250,7 +247,7 @@ def techniques(results: StudyResults) -> list[AnswerTechnique]:
     alone |= {
         name: comparison.speedup
         for name, comparison in results.comparisons.items()
-        if comparison.counts and _changes_alike(results, name)
+        if comparison.counts and _combined(results, [name], name)
     }
     names = [*found.parts, *(name for name in found.beside if name not in found.parts)]
     return [

@@ -57,7 +57,11 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
     found = followed(results)
     figure, axes = drawing.rows(list(found), baseline=results.study.baseline)
     for row, (name, rank) in enumerate(found.items()):
-        _draw_parts(axes, row, rank)
+        parts = [(None, _of(rank.at_peak, part) / MEBI, COLOURS[part]) for part in PARTS]
+        left = drawing.stack(axes, row, parts)
+        rest = (rank.residual_bytes or 0) / MEBI
+        if rest > 0:
+            axes.barh(row, rest, 0.7, left, fc="none", ec=svg.INK, lw=0.8)
         parameters = results.memory[name].parameters
         if parameters:
             state = formula(results.specs[name]).model_state * parameters / MEBI
@@ -72,14 +76,6 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         axes.plot([], [], "D", ms=5, mfc="none", mec=svg.INK, ls="", label="predicted peak")
         parts_legend(figure, used, axes)
     return drawing.captioned("memory_anatomy", figure, _missing(results, list(found)))
-
-
-def _draw_parts(axes: Axes, row: int, rank: RankAnatomy) -> None:
-    parts = [(None, _of(rank.at_peak, part) / MEBI, COLOURS[part]) for part in PARTS]
-    left = drawing.stack(axes, row, parts)
-    rest = (rank.residual_bytes or 0) / MEBI
-    if rest > 0:
-        axes.barh(row, rest, 0.7, left, fc="none", ec=svg.INK, lw=0.8)
 
 
 def draw_memory_imbalance(results: StudyResults) -> Drawing:

@@ -74,7 +74,13 @@ def draw_profile_timelines(results: StudyResults) -> Drawing:
 def draw_operator_roofline(results: StudyResults) -> Drawing:
     found = shown(results)
     names = telling(results)
-    points = _points({variant: summary_of(found[variant]) for variant in names})
+    # Variant, class of operators, FLOPs per byte and FLOPs per second, where all are known.
+    points = [
+        (variant, use.operator_class, use.intensity, use.flops / (use.counted_ns * 1e-9))
+        for variant in names
+        for use in summary_of(found[variant]).operators
+        if use.intensity and use.flops and use.counted_ns
+    ]
     title = drawing.title_of("operator_roofline")
     if not points:
         return drawing.empty(title, say("No trace records operator shapes."))
@@ -97,7 +103,12 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     axes.set(xlabel="FLOPs per byte", ylabel="FLOPs per second")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    _name_marks_and_colors(axes, {point[1] for point in points}, names)
+    used = {point[1] for point in points}
+    for name in (name for name in OPERATOR_CLASSES if name in used):
+        axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
+    for number, name in enumerate(names):
+        axes.plot([], [], "s", color=SERIES[number], label=name)
+    drawing.legend_below(axes, None)
     return drawing.captioned(
         "operator_roofline",
         figure,
@@ -109,25 +120,6 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
         if roofline
         else say("The limits of this machine were not measured."),
     )
-
-
-def _points(summaries: dict[str, ProfileSummary]) -> list[tuple[str, str, float, float]]:
-    """Variant, class of operators, FLOPs per byte and FLOPs per second, where all are known."""
-    return [
-        (variant, use.operator_class, use.intensity, use.flops / (use.counted_ns * 1e-9))
-        for variant, summary in summaries.items()
-        for use in summary.operators
-        if use.intensity and use.flops and use.counted_ns
-    ]
-
-
-def _name_marks_and_colors(axes: Axes, operators: set[str], variants: list[str]) -> None:
-    used = [name for name in OPERATOR_CLASSES if name in operators]
-    for name in used:
-        axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
-    for number, name in enumerate(variants):
-        axes.plot([], [], "s", color=SERIES[number], label=name)
-    drawing.legend_below(axes, None)
 
 
 def _ceilings(axes: Axes, roofline: Roofline, span: tuple[float, float]) -> None:
