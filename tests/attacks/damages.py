@@ -30,10 +30,10 @@ from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding.shard_store import open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer
-from transformer_core.decide.data_frames import training_loss_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.models.registry import build_model
 from transformer_core.report.kit import svg
+from transformer_core.report.sections.equivalence import recorded
 from transformer_core.training.translate import load_weights
 
 Damage = Callable[[Path, Sequence[Path], random.Random], None]
@@ -221,7 +221,7 @@ def _attribute(name: str) -> Reader:
 
 
 def _losses(results: Path, file: Path) -> str:
-    return str(training_loss_frame({"variant": file}).to_csv())
+    return str(recorded(file).to_csv())
 
 
 def _picture(results: Path, file: Path) -> str:

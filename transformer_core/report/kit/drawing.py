@@ -91,10 +91,10 @@ def panels(
     return figure, list(found[:, 0])
 
 
-def empty(title: Said, text: Said, shown: str | None = None) -> Drawing:
-    """A drawing that says ``text``, or something shorter, instead of showing anything."""
+def empty(name: str, text: Said, shown: str | None = None) -> Drawing:
+    """A figure that says ``text``, or something shorter, instead of showing anything."""
     figure = Figure(figsize=(WIDTH, 1.6), layout="constrained")
-    return Drawing(nothing(figure, shown or text.strip(".")), title, text)
+    return Drawing(nothing(figure, shown or text.strip(".")), title_of(name), text)
 
 
 NO_VARIANT = "No variant to show"

@@ -1,12 +1,12 @@
 """Figures of the corpus."""
 
+import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from schemas.config.data import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
-from transformer_core.decide.data_frames import lengths_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.language import Said, say
@@ -57,6 +57,21 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     legend_below(axes, None)
     return Drawing(figure, title, _about(one, width, lengths.unit))
+
+
+def lengths_frame(
+    lengths: LengthHistogram, source: str | None = None, target: str = ""
+) -> pd.DataFrame:
+    """A row per side and length, with the fraction of the side's sentences of that length; for
+    texts if there is no ``source`` language."""
+    rows = []
+    sides = [(f"source ({source})", lengths.source), (f"target ({target})", lengths.target)]
+    if source is None:
+        sides = [(f"texts ({target})", lengths.target)]
+    for side, histogram in sides:
+        total = sum(histogram.values())
+        rows += [(side, length, count / total) for length, count in sorted(histogram.items())]
+    return pd.DataFrame(rows, columns=["side", "length", "share"])
 
 
 def _about(one: str, width: int, unit: str) -> Said:

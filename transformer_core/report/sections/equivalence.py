@@ -1,14 +1,16 @@
 """Does it train the same model? Certificates, deviations and losses."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from schemas.results import VariantResult
 from transformer_core.certify.bounds import WORDS
-from transformer_core.decide.data_frames import training_loss_frame, validation_frame
+from transformer_core.common.tables import read_table
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
@@ -70,9 +72,20 @@ def _left_out(results: StudyResults) -> Said:
     return also("Nothing to compare: %(names)s.", names=", ".join(silent)) if silent else NOTHING
 
 
+def recorded(steps_file: Path) -> pd.DataFrame:
+    """The steps whose loss was read, and these losses."""
+    return read_table(steps_file, columns=["step", "loss"]).to_pandas().dropna(subset=["loss"])
+
+
+def validated(result: VariantResult) -> pd.DataFrame:
+    """The steps with a finite validation loss in the first repeat, and these losses."""
+    found = [(v.step, v.loss) for v in result.repeats[0].validations if v.loss is not None]
+    return pd.DataFrame(found, columns=["step", "loss"])
+
+
 def draw_training_loss(results: StudyResults) -> Drawing:
     ok = [result.variant for result in results.ordered if result.status == "ok"]
-    frame = training_loss_frame({name: results.steps_file(name) for name in ok})
+    losses = {name: recorded(results.steps_file(name)) for name in ok}
     words = say(
         "Lower is better: cross-entropy in nats per target token, with label smoothing, over the "
         "steps. First repeat of each variant."
@@ -82,11 +95,11 @@ def draw_training_loss(results: StudyResults) -> Drawing:
             "Lower is better: cross-entropy in nats per token over the steps. First repeat of each "
             "variant."
         )
-    return _loss(results, frame, say("Training loss"), words)
+    return _loss(results, losses, say("Training loss"), words)
 
 
 def draw_validation_loss(results: StudyResults) -> Drawing:
-    frame = validation_frame(results.ordered)
+    losses = {one.variant: validated(one) for one in results.ordered if one.status == "ok"}
     words = say(
         "Lower is better: cross-entropy in nats per target token of the validation split, without "
         "label smoothing. First repeat of each variant."
@@ -96,29 +109,25 @@ def draw_validation_loss(results: StudyResults) -> Drawing:
             "Lower is better: cross-entropy in nats per token of the validation split. First "
             "repeat of each variant."
         )
-    return _loss(results, frame, say("Validation loss"), words, marker="o")
+    return _loss(results, losses, say("Validation loss"), words, marker="o")
 
 
 def _loss(
-    results: StudyResults, frame: pd.DataFrame, title: Said, words: Said, marker: str | None = None
+    results: StudyResults,
+    losses: dict[str, pd.DataFrame],
+    title: Said,
+    words: Said,
+    marker: str | None = None,
 ) -> Drawing:
-    names = drawing.present(results, frame)
-    figure = Figure(figsize=(drawing.WIDTH, 3.2 + 0.12 * len(names)), layout="constrained")
-    if names:
+    shown = {name: loss for name, loss in losses.items() if len(loss)}
+    figure = Figure(figsize=(drawing.WIDTH, 3.2 + 0.12 * len(shown)), layout="constrained")
+    if shown:
         axes = figure.subplots()
-        for name in names:
-            position = list(results.variants).index(name)
-            loss = frame[frame["variant"] == name]
-            axes.plot(
-                loss["step"],
-                loss["loss"],
-                marker=marker,
-                ms=4,
-                label=name,
-                **drawing.series(position),
-            )
+        for name, loss in shown.items():
+            look = drawing.series(list(results.variants).index(name))
+            axes.plot(loss["step"], loss["loss"], marker=marker, ms=4, label=name, **look)
         axes.set(xlabel="optimizer step", ylabel=f"{title.lower()} (nats per token)")
         drawing.legend_below(axes, None)
     else:
         drawing.nothing(figure)
-    return Drawing(figure, title, words + drawing.left_out(results, names))
+    return Drawing(figure, title, words + drawing.left_out(results, [*shown]))

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from schemas.results import Breakdown, LayerUse, ShapeUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, captioned, empty, panels, title_of
+from transformer_core.report.kit.drawing import Drawing, captioned, empty, panels
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.profiles import (
@@ -90,7 +90,6 @@ _ALPHA = 0.55
 
 
 def draw_layer_tree(results: StudyResults) -> Drawing:
-    title = title_of("layer_tree")
     found = {
         name: (layers, breakdown.device_steps)
         for name, breakdown in with_layers(results).items()
@@ -98,7 +97,7 @@ def draw_layer_tree(results: StudyResults) -> Drawing:
     }
     found = dict(list(found.items())[:_MOST])
     if not found:
-        return empty(title, say("No trace names the modules of the model."))
+        return empty("layer_tree", say("No trace names the modules of the model."))
     levels = {name: 1 + max(map(depth, layers)) for name, (layers, _) in found.items()}
     each = sum(0.34 * count + 0.7 for count in levels.values()) / len(levels)
     figure, shown_panels = panels(list(found), each, list(levels.values()))

@@ -69,15 +69,14 @@ _MARKERS = "os^Dv<>P"
 
 
 def draw_collective_bandwidth(results: StudyResults) -> Drawing:
-    title = drawing.title_of("collective_bandwidth")
     if results.collectives is None:
         words = say("Not measured: no variant has several processes.")
-        return drawing.empty(title, words, "Not measured")
+        return drawing.empty("collective_bandwidth", words, "Not measured")
     run, table = results.collectives
     if table.empty:
         reason = f"{run.status}: {run.reason}"
         words = say("Nothing was measured: %(reason)s", reason=reason)
-        return drawing.empty(title, words, "Not measured")
+        return drawing.empty("collective_bandwidth", words, "Not measured")
     figure = Figure(figsize=(drawing.WIDTH, 4.6), layout="constrained")
     axes = figure.subplots()
     _curves(axes, table)

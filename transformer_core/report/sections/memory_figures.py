@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -10,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from schemas.results import PARTS, Parts, RankAnatomy
+from schemas.results import PARTS, Parts, RankAnatomy, VariantResult
 from transformer_core.decide.bytes_per_parameter import formula
-from transformer_core.decide.data_frames import memory_frame
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
@@ -53,6 +53,24 @@ def draw_memory(results: StudyResults) -> Drawing:
     return drawing.captioned("memory", figure, drawing.left_out(results, names))
 
 
+def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
+    """A row per ok variant and rank: the largest peak over the repeats, in bytes.
+
+    A rank that drives several devices (DataParallel) has one row per device, by device number.
+    """
+    rows = [
+        (result.variant, places.index((memory.rank, memory.device)), memory.peak_bytes)
+        for result in results
+        if result.status == "ok"
+        for repeat in result.repeats
+        for places in [sorted({(m.rank, m.device) for m in repeat.memory})]
+        for memory in repeat.memory
+    ]
+    frame = pd.DataFrame(rows, columns=["variant", "rank", "peak_bytes"])
+    frame = frame.dropna(subset=["peak_bytes"])
+    return frame.groupby(["variant", "rank"], sort=False)["peak_bytes"].max().reset_index()
+
+
 def draw_memory_anatomy(results: StudyResults) -> Drawing:
     found = followed(results)
     figure, axes = drawing.rows(list(found), baseline=results.study.baseline)
@@ -79,10 +97,9 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
 
 
 def draw_memory_imbalance(results: StudyResults) -> Drawing:
-    title = drawing.title_of("memory_imbalance")
     found = schemes(results)
     if not found:
-        return nothing_measured(title)
+        return nothing_measured("memory_imbalance")
     most = max(len(result.ranks) for result in found.values())
     figure, axes = drawing.rows(
         list(found), height=max(1, most // 2), baseline=results.study.baseline
@@ -165,14 +182,13 @@ _SOURCES = {
 
 
 def draw_memory_milestones(results: StudyResults) -> Drawing:
-    title = drawing.title_of("memory_milestones")
     found = [
         (f"{name}, {label(results.memory[name], rank)}", rank)
         for name in telling(results)
         for rank in results.memory[name].ranks[:2]
     ]
     if not found:
-        return nothing_measured(title)
+        return nothing_measured("memory_milestones")
     figure, shown = drawing.panels([name for name, _ in found], 1.9)
     seen: dict[str, Artist] = {}
     for axes, (_, rank) in zip(shown, found, strict=True):
@@ -202,11 +218,10 @@ def _draw_milestones(axes: Axes, rank: RankAnatomy, seen: dict[str, Artist]) -> 
 
 
 def draw_memory_step(results: StudyResults) -> Drawing:
-    title = drawing.title_of("memory_step")
     ranks = followed(results)
     found = {name: ranks[name] for name in telling(results) if ranks[name].timeline}
     if not found:
-        return nothing_measured(title)
+        return nothing_measured("memory_step")
     figure, shown = drawing.panels(
         [f"{name}, {label(results.memory[name], rank)}" for name, rank in found.items()], 2.3
     )
@@ -270,8 +285,8 @@ WORDS = {
 """The parts as the figures call them."""
 
 
-def nothing_measured(title: Said) -> Drawing:
-    return drawing.empty(title, say("No memory was measured."), drawing.NO_VARIANT)
+def nothing_measured(name: str) -> Drawing:
+    return drawing.empty(name, say("No memory was measured."), drawing.NO_VARIANT)
 
 
 def parts_legend(figure: Figure, used: set[str], axes: Axes | None = None) -> None:

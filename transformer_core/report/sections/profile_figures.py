@@ -39,9 +39,8 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
         for name, breakdown in shown(results).items()
         if any(device.collectives for device in breakdown.devices)
     }
-    title = drawing.title_of("profile_communication")
     if not found:
-        return drawing.empty(title, say("No variant communicates."))
+        return drawing.empty("profile_communication", say("No variant communicates."))
     figure, axes = drawing.rows(list(found), baseline=results.study.baseline)
     for row, breakdown in enumerate(found.values()):
         steps = breakdown.device_steps
@@ -81,9 +80,8 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
         for use in summary_of(found[variant]).operators
         if use.intensity and use.flops and use.counted_ns
     ]
-    title = drawing.title_of("operator_roofline")
     if not points:
-        return drawing.empty(title, say("No trace records operator shapes."))
+        return drawing.empty("operator_roofline", say("No trace records operator shapes."))
     figure = Figure(figsize=(drawing.WIDTH, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log")
@@ -194,7 +192,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
     heights = [len(t.lanes) + len(t.phases) + 1.6 for t in found.values()]
     if not found:
         return drawing.empty(
-            say("One step"), say("No profile marks training steps."), drawing.NO_VARIANT
+            "profile_timelines", say("No profile marks training steps."), drawing.NO_VARIANT
         )
     figure, shown = drawing.panels(list(found), 0.2 * sum(heights) / len(heights), heights)
     for axes, timeline in zip(shown, found.values(), strict=True):

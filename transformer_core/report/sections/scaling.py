@@ -119,11 +119,10 @@ GOAL = 0.05  # median error of the emulated link that is aimed at
 
 
 def draw_scaling(results: StudyResults) -> Drawing:
-    title = drawing.title_of("scaling")
     projection = results.projection
     curves = shown_curves(projection) if projection else []
     if projection is None or not curves:
-        return _not_projected(projection, title)
+        return _not_projected(projection, "scaling")
     figure, of_link = _panels([curve.link for curve in curves])
     for curve in sorted(curves, key=lambda curve: [*STRATEGIES].index(curve.strategy)):
         of_link[curve.link].plot(
@@ -145,10 +144,9 @@ def draw_scaling(results: StudyResults) -> Drawing:
 
 
 def draw_bucket_sizes(results: StudyResults) -> Drawing:
-    title = drawing.title_of("bucket_sizes")
     projection = results.projection
     if projection is None or not projection.buckets or "ddp" in dropped(projection):
-        return _not_projected(projection, title)
+        return _not_projected(projection, "bucket_sizes")
     figure, of_link = _panels([best.link for best in projection.buckets])
     devices = list(dict.fromkeys(best.devices for best in projection.buckets))
     for best in projection.buckets:
@@ -172,13 +170,13 @@ def draw_bucket_sizes(results: StudyResults) -> Drawing:
     return drawing.captioned("bucket_sizes", figure)
 
 
-def _not_projected(projection: Projection | None, title: Said) -> Drawing:
+def _not_projected(projection: Projection | None, name: str) -> Drawing:
     reason = say("the study asks for no projection")
     if projection and projection.reason:
         reason = Said(projection.reason, projection.reason)
     elif projection:
         reason = say("measured runs differ too much from the projection")
-    return drawing.empty(title, say("No curves: %(reason)s.", reason=reason), "Nothing to project")
+    return drawing.empty(name, say("No curves: %(reason)s.", reason=reason), "Nothing to project")
 
 
 def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:

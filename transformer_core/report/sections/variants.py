@@ -1,13 +1,16 @@
 """All variants in numbers."""
 
+from math import exp
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from transformer_core.decide.data_frames import rounds_frame
+from schemas.results import PairedRun
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import epoch_seconds, session_rates, throughputs
+from transformer_core.measure.session_ratio import log_ratios
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import NOTHING, also
@@ -30,6 +33,27 @@ def context(results: StudyResults) -> dict[str, Any]:
             for name, result in results.variants.items()
         },
     }
+
+
+def rounds_frame(run: PairedRun) -> pd.DataFrame:
+    """A row per round of a comparison, numbered consecutively with a gap between sessions.
+
+    ``reference`` is the throughput of the reference's window, ``ratio`` that of the variant's over
+    it; both divided by their medians.
+    """
+    rows = []
+    number = 0
+    for session in run.sessions:
+        logs = log_ratios(session.rounds, run.pair)
+        for rnd, ratio in zip(session.rounds, logs, strict=True):
+            number += 1
+            window = next(window for window in rnd.windows if window.side == run.reference)
+            rows.append((session.number, number, window.tokens / window.seconds, exp(ratio)))
+        number += 1
+    frame = pd.DataFrame(rows, columns=["session", "round", "reference", "ratio"])
+    for column in ("reference", "ratio"):
+        frame[column] /= frame[column].median()
+    return frame
 
 
 MOST_PANELS = 16  # comparisons in the figure of the rounds at most

@@ -7,21 +7,16 @@ from pair_builders import paired
 from schemas.errors import ConfigError
 from schemas.results import LengthHistogram, Validation
 from transformer_core.common.records import read_as
-from transformer_core.decide.data_frames import (
-    lengths_frame,
-    memory_frame,
-    rounds_frame,
-    training_loss_frame,
-    validation_frame,
-)
+from transformer_core.report.sections.corpus import lengths_frame
+from transformer_core.report.sections.equivalence import recorded, validated
+from transformer_core.report.sections.memory_figures import memory_frame
+from transformer_core.report.sections.variants import rounds_frame
 
 BAD = result("bad", [100.0], status="diverged", reason="loss is nan")
 
 
-def test_frames_without_rows_keep_their_columns():
+def test_a_frame_without_rows_keeps_its_columns():
     assert list(memory_frame([BAD])) == ["variant", "rank", "peak_bytes"]
-    assert list(training_loss_frame({})) == ["variant", "step", "loss"]
-    assert list(validation_frame([])) == ["variant", "step", "loss"]
 
 
 def test_rounds_show_drift_and_a_ratio_without_it():
@@ -44,22 +39,21 @@ def test_loss_leaves_out_steps_that_were_not_read(tmp_path):
     path = tmp_path / "steps.parquet"
     table = pa.table({"step": [1, 2, 3], "loss": pa.array([3.0, None, 2.0], pa.float64())})
     pq.write_table(table, path)
-    frame = training_loss_frame({"single": path})
-    assert frame.to_dict("list") == {"variant": ["single"] * 2, "step": [1, 3], "loss": [3.0, 2.0]}
+    assert recorded(path).to_dict("list") == {"step": [1, 3], "loss": [3.0, 2.0]}
 
 
 def test_missing_or_broken_steps_name_the_file(tmp_path):
     with pytest.raises(ConfigError, match=r"steps\.parquet"):
-        training_loss_frame({"single": tmp_path / "steps.parquet"})
+        recorded(tmp_path / "steps.parquet")
     (tmp_path / "steps.parquet").write_text("no parquet")
     with pytest.raises(ConfigError, match=r"steps\.parquet"):
-        training_loss_frame({"single": tmp_path / "steps.parquet"})
+        recorded(tmp_path / "steps.parquet")
 
 
 def test_validation_leaves_out_losses_that_are_not_finite():
     losses = [Validation(step=5, loss=2.5), Validation(step=9, loss=None)]
-    frame = validation_frame([result("single", [1.0], validations=losses), BAD])
-    assert frame.to_dict("list") == {"variant": ["single"], "step": [5], "loss": [2.5]}
+    frame = validated(result("single", [1.0], validations=losses))
+    assert frame.to_dict("list") == {"step": [5], "loss": [2.5]}
 
 
 def test_lengths_are_shares_of_each_side():
