@@ -187,34 +187,24 @@ _PATTERNS = {
     SHA256_PATTERN: "give the 64 lower-case hexadecimal digits that sha256sum prints",
     URL_PATTERN: "give an address that begins with https:// or http://",
 }
-_WHOLE_NUMBER = "give a whole number"
-_NUMBER = "give a number, in digits"
-_TEXT = "give text, in quotes if it looks like a number or a date"
-_SECTION = "give fields, each as name: value"
-_SWITCH = "give true or false"
 _REMEDIES = {
     "greater_than_equal": "give a number of at least {ge}",
     "greater_than": "give a number above {gt}",
     "less_than_equal": "give a number of at most {le}",
     "less_than": "give a number below {lt}",
     "finite_number": "give a finite number",
-    "int_type": _WHOLE_NUMBER,
-    "int_parsing": _WHOLE_NUMBER,
-    "int_from_float": _WHOLE_NUMBER,
-    "float_type": _NUMBER,
-    "float_parsing": _NUMBER,
-    "bool_type": _SWITCH,
-    "bool_parsing": _SWITCH,
-    "string_type": _TEXT,
+    "string_type": "give text, in quotes if it looks like a number or a date",
     "string_too_short": "give at least {min_length} character(s)",
     "string_too_long": "give at most {max_length} characters",
-    "list_type": "give a list: [first, second]",
-    "tuple_type": "give a list: [first, second]",
     "too_short": "give at least {min_length} of them",
     "too_long": "give at most {max_length} of them",
-    "dict_type": _SECTION,
-    "model_type": _SECTION,
-    "model_attributes_type": _SECTION,
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number, in digits"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "give true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "give a list: [first, second]"),
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type"), "give fields, each as name: value"
+    ),
 }
 
 

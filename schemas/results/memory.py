@@ -26,17 +26,6 @@ MilestoneName = Literal[
     "steady",
     "peak",
 ]
-PARTS = (
-    "weights_bytes",
-    "master_weights_bytes",
-    "gradients_bytes",
-    "optimizer_bytes",
-    "buckets_bytes",
-    "communication_bytes",
-    "activations_bytes",
-    "temporary_bytes",
-)
-"""Parts of a rank's memory, in table order: the fields of :class:`Parts`."""
 
 
 class BatchShape(Schema):
@@ -79,6 +68,9 @@ class Parts(Schema):
     @property
     def total_bytes(self) -> int:
         return sum(getattr(self, part) for part in PARTS)
+
+
+PARTS = tuple(Parts.model_fields)  # in the order of tables
 
 
 class BytesPerParameter(Schema):

@@ -103,8 +103,8 @@ def tests(found: GpuTests) -> Check:
     outcome, reason = outcome_of(found.status), found.reason
     if found.status == "ok":
         outcome = judged(found.passed > 0 and not found.failed)
-        failed = "; ".join(f"{test.name}: {test.text.splitlines()[-1]}" for test in found.failed)
-        reason = failed or None
+        failed = (f"{test.name}: {test.text.splitlines()[-1]}" for test in found.failed)
+        reason = "; ".join(failed) or None
     text = f"{found.passed} passed, {len(found.failed)} failed, {len(found.skipped)} skipped"
     expected = "The tests that need a GPU pass."
     return line("tests", expected, outcome, text, reason, "gpu_check/tests.json")
@@ -156,10 +156,9 @@ def attention(found: AttentionTruths) -> Iterator[Check]:
 def trained(name: str, run: Repeat) -> Check:
     outcome, text = outcome_of(run.status), ""
     if run.validations:
-        loss = run.validations[-1].loss
-        finite = loss is not None and math.isfinite(loss)
+        loss = run.validations[-1].loss  # null if it is not finite
         text = f"validation loss {loss} after {run.steps} steps"
-        outcome = judged(finite)
+        outcome = judged(loss is not None)
     expected = f"{name} trains to its end on CUDA."
     if run.topology is not None and run.topology.device != "cuda":
         outcome = "not_held"
@@ -278,11 +277,10 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
         ratio = predicted.peak_bytes / memory.allocated_bytes
         found += f", {memory.allocated_bytes / GIB:.2f} GiB handed out ({ratio:.2f} times)"
         found += f", {(memory.reserved_bytes or 0) / GIB:.2f} GiB reserved"
-        outcome = "held" if abs(ratio - 1) <= TOLERANCE else "not_held"
+        outcome = judged(abs(ratio - 1) <= TOLERANCE)
         if memory.nvml_bytes is not None:
             found += f", {memory.nvml_bytes / GIB:.2f} GiB by NVML"
-            outside = memory.nvml_bytes - (memory.reserved_bytes or 0)
-            if outside < 0:
+            if memory.nvml_bytes < (memory.reserved_bytes or 0):
                 outcome, reason = "not_held", "NVML counts less than torch has reserved"
     return line(f"memory {name}", expected, outcome, found, reason, *files)
 
@@ -296,23 +294,18 @@ def _predicted(prediction: Prediction) -> str:
 
 
 def largest_batch(found: LargestBatchResult) -> Check:
-    outcome: Outcome = "unsupported" if found.status == "unsupported" else "failed"
+    outcome = "not_held" if found.status == "oom" else outcome_of(found.status)
     text = f"{len(found.trials)} trials"
     if found.status == "ok":
-        outcome = "held" if found.confirmed else "not_held"
+        outcome = judged(found.confirmed)
         text = f"{found.largest_pairs} pairs fit, {found.step_pairs} more do not; {text}"
-    elif found.status == "oom":
-        outcome = "not_held"
     expected = "The largest batch that fits is found, runs again, and a larger one fails again."
     file = f"memory/largest_batch/{found.variant}.json"
     return line(f"largest batch {found.variant}", expected, outcome, text, found.reason, file)
 
 
-_OUTCOMES: dict[Status, Outcome] = {"unsupported": "unsupported", "ok": "held"}
-
-
 def outcome_of(status: Status) -> Outcome:
-    return _OUTCOMES.get(status, "failed")
+    return "held" if status == "ok" else "unsupported" if status == "unsupported" else "failed"
 
 
 def judged(holds: bool) -> Outcome:

@@ -201,36 +201,24 @@ def _check(
     seconds = median(window.step_seconds for window in result.windows)
     link, name = _link_of(spec, measured)
     described = _strategy_of(spec)
-    note = ""
-    if isinstance(described, str):
-        note = described
-    elif link is None:
+    strategy, manner = (None, {}) if isinstance(described, str) else described
+    note = described if isinstance(described, str) else ""
+    if not note and link is None:
         note = "the link between its processes was not measured"
-    elif times is None:
+    elif not note and times is None:
         note = "its work on one device was not measured"
     predicted = None
-    if not note:
-        assert link is not None
-        assert times is not None
-        assert not isinstance(described, str)
-        strategy, manner = described
-        devices = spec.world_size
-        if (hook := spec.parallel.message_hook) is not None and hook.link is not None:
-            devices = hook.link.devices or devices
+    if strategy is not None and link is not None and times is not None:
+        hook = spec.parallel.message_hook
+        devices = (hook.link.devices if hook and hook.link else None) or spec.world_size
         gloo = times.topology is not None and times.topology.device == "cpu"
-        predicted = step_seconds(
-            strategy,
-            Compute.of(times),
-            link,
-            devices,
-            **manner,
-            backend="gloo" if gloo else "nccl",
-        )
+        manner["backend"] = "gloo" if gloo else "nccl"
+        predicted = step_seconds(strategy, Compute.of(times), link, devices, **manner)
     return ProjectionCheck(
         variant=spec.variant,
         devices=spec.world_size,
         link=name,
-        strategy=None if isinstance(described, str) else described[0],
+        strategy=strategy,
         predicted_seconds=predicted,
         measured_seconds=seconds,
         error=None if predicted is None else predicted / seconds - 1,

@@ -45,8 +45,7 @@ def this_host() -> Host | None:
     """
     node, rendezvous = os.environ.get("NODE_RANK"), os.environ.get("RENDEZVOUS")
     if node is None and rendezvous is None:
-        step = slurm_step()
-        return None if step is None else Host(step.node_rank, step.first_address(), step.port())
+        return _of_slurm_step()
     address, _, port = (rendezvous or "").rpartition(":")
     if node is None or not node.isdigit() or not address or not port.isdigit():
         raise ValueError(
@@ -87,38 +86,24 @@ class Hosts:
         return [sys.executable, "-m", ONE_HOST, json.dumps(asdict(self))]
 
 
-@dataclass(frozen=True)
-class Step:
-    """The part of a job step over several hosts that runs on this one."""
-
-    node_rank: int  # number of this host in the step
-    nodes: str  # all hosts, as Slurm abbreviates them
-    name: str  # job and step
-
-    def first_address(self) -> str:
-        """Address at which Slurm itself reaches the first host."""
-        return slurm_address(_output(["scontrol", "show", "hostnames", self.nodes]).split()[0])
-
-    def port(self) -> int:
-        """A port that is the same on all hosts of the step, and another one in another step."""
-        return 20_000 + zlib.crc32(self.name.encode()) % 12_000
-
-
 def in_slurm_job() -> bool:
     """Whether this process belongs to a Slurm job, in which it can start others."""
     return "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
 
 
-def slurm_step() -> Step | None:
-    """The step over several hosts that this process belongs to; null outside one."""
+def _of_slurm_step() -> Host | None:
+    """This host's place in the step over several hosts that this process belongs to; null outside
+    one."""
     environment = os.environ
     if int(environment.get("SLURM_STEP_NUM_NODES", 1)) == 1:
         return None
-    return Step(
-        node_rank=int(environment["SLURM_NODEID"]),
-        nodes=environment["SLURM_STEP_NODELIST"],
-        name=f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}",
-    )
+    first = _output(["scontrol", "show", "hostnames", environment["SLURM_STEP_NODELIST"]]).split()[
+        0
+    ]
+    # A port that is the same on all hosts of the step, and another one in another step.
+    name = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    port = 20_000 + zlib.crc32(name.encode()) % 12_000
+    return Host(int(environment["SLURM_NODEID"]), slurm_address(first), port)
 
 
 def srun(nodes: int) -> list[str]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -174,8 +174,15 @@ _SECONDS = 2.0
 def obstacle(folder: Path, threads: int, files: int = 64) -> str | None:
     """Returns what a run lacks that writes to ``folder`` and starts ``threads`` more threads and
     opens ``files`` more files than this process; None if nothing is missing."""
-    found: Iterator[str | None] = (look() for look in _looks(folder, max(1, threads), files))
-    return next((text for text in found if text), None)
+    looks: tuple[Callable[[], str | None], ...] = (
+        lambda: _no_files(files),
+        lambda: _no_threads(max(1, threads)),
+        lambda: _full(_SHARED_MEMORY, "remove what nobody uses there, or give it more room"),
+        lambda: _full(Path(tempfile.gettempdir()), "make room there, or set TMPDIR"),
+        lambda: _full(folder, "make room there"),
+        no_loopback,
+    )
+    return next((text for look in looks if (text := look())), None)
 
 
 def no_loopback() -> str | None:
@@ -190,17 +197,6 @@ def no_loopback() -> str | None:
             f"Processes on this host cannot reach one another at 127.0.0.1 ({error}). "
             "Remedy: ip link set lo up."
         )
-
-
-def _looks(folder: Path, threads: int, files: int) -> list[Callable[[], str | None]]:
-    return [
-        lambda: _no_files(files),
-        lambda: _no_threads(threads),
-        lambda: _full(_SHARED_MEMORY, "remove what nobody uses there, or give it more room"),
-        lambda: _full(Path(tempfile.gettempdir()), "make room there, or set TMPDIR"),
-        lambda: _full(folder, "make room there"),
-        no_loopback,
-    ]
 
 
 def _no_files(files: int) -> str | None:
