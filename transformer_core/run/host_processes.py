@@ -97,13 +97,11 @@ def _of_slurm_step() -> Host | None:
     environment = os.environ
     if int(environment.get("SLURM_STEP_NUM_NODES", 1)) == 1:
         return None
-    first = _output(["scontrol", "show", "hostnames", environment["SLURM_STEP_NODELIST"]]).split()[
-        0
-    ]
+    hosts = _output(["scontrol", "show", "hostnames", environment["SLURM_STEP_NODELIST"]])
     # A port that is the same on all hosts of the step, and another one in another step.
     name = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     port = 20_000 + zlib.crc32(name.encode()) % 12_000
-    return Host(int(environment["SLURM_NODEID"]), slurm_address(first), port)
+    return Host(int(environment["SLURM_NODEID"]), slurm_address(hosts.split()[0]), port)
 
 
 def srun(nodes: int) -> list[str]:

@@ -29,8 +29,18 @@ def _modules(folder: str) -> tuple[str, ...]:
     return tuple(".".join(path.relative_to(root).with_suffix("").parts) for path in files)
 
 
-_NO_RULES = {"evaluation", "report", "self_test_report", "timed_run"}  # kinds of orders of others
-_KINDS = {kind: kind for kind in JOBS if kind not in _NO_RULES} | {
+RULES = (
+    *("read_corpus", "tokenizer", "shards", "shards_part", "gather_shards", "verify_data"),
+    *("export_parquet", "hardware", "roofline", "collectives", "utilisation", "predict_memory"),
+    *("memory", "largest_batch", "train", "train_again", "evaluate", "combine", "short_run"),
+    *("audit", "certificates", "certify", "profile", "breakdown", "breakdown_of_traces"),
+    *("perfetto", "turns", "refine", "compare", "self_test_sessions", "self_test", "families"),
+    *("claims", "search", "quality", "tune", "tune_page", "link_trial", "link_error"),
+    *("compute_times", "projection", "page", "gpu_tests", "device_facts", "attention_truth"),
+    *("gpu_checks", "gpu_check_page", "gpu_check_so_far", "against", "compare_page"),
+)
+"""Rules whose programs are the project's, in the order of a study."""
+_KINDS = {
     "train": "timed_run",
     "train_again": "timed_run",
     "evaluate": "evaluation",
@@ -41,7 +51,9 @@ _KINDS = {kind: kind for kind in JOBS if kind not in _NO_RULES} | {
     "page": "report",
     "gpu_check_so_far": "gpu_check_page",
 }
-"""The kind of order that each rule writes: most are of its name."""
+"""The kind of order that a rule writes, where that is not its name."""
+_OTHERS = dict.fromkeys(("breakdown_of_traces", "perfetto"), ("transformer_core.trace",))
+"""The programs of rules that write no order."""
 _BESIDE: dict[str, tuple[str, ...]] = {
     "audit": ("transformer_core.audit.side", "transformer_core.training.__main__"),
     "page": _modules("report/sections"),
@@ -53,11 +65,11 @@ _BESIDE: dict[str, tuple[str, ...]] = {
 }
 """Modules that a job finds by their names."""
 PROGRAMS = {
-    rule: (_JOB, JOBS[kind].rpartition(".")[0], *_BESIDE.get(rule, ()))
-    for rule, kind in _KINDS.items()
-} | dict.fromkeys(("breakdown_of_traces", "perfetto"), ("transformer_core.trace",))
-"""Modules by rule: the program of orders and the module of the order's kind, or the program that the
-rule starts without an order."""
+    rule: _OTHERS.get(rule)
+    or (_JOB, JOBS[_KINDS.get(rule, rule)].rpartition(".")[0], *_BESIDE.get(rule, ()))
+    for rule in RULES
+}
+"""Modules by rule: the program of orders, and the module of the order's kind."""
 
 
 def fingerprints(sources: Sources | None = None) -> dict[str, str]:
