@@ -105,10 +105,7 @@ def count_lengths(lengths: NDArray[np.integer]) -> Counts:
 
 def add_counts(parts: Iterable[Counts]) -> Counts:
     """The counts of several parts together."""
-    total: Counter[int] = Counter()
-    for part in parts:
-        total.update(part)
-    return dict(sorted(total.items()))
+    return dict(sorted(sum(map(Counter, parts), Counter[int]()).items()))
 
 
 T = TypeVar("T")

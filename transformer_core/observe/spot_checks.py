@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from schemas.results.runs import SpotCheck
 from transformer_core.observe.clock import WindowClock
 from transformer_core.observe.expected_updates import ExpectedUpdates, expected_rate
+from transformer_core.parallel.sharded_weights import is_sharded, local
 from transformer_core.training.assemble import Setup
 from transformer_core.training.observer import Observer
 from transformer_core.training.optimizer import MASTER
@@ -31,8 +32,7 @@ MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second", "momentum_buffer": "first
 
 def _local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, in 64 bits."""
-    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part.detach().double().clone()
+    return local(tensor).detach().double().clone()
 
 
 class SpotChecks(Observer):
@@ -148,8 +148,12 @@ class SpotChecks(Observer):
         0 where each rank has a part of the gradient, or the optimizer's kernel clips."""
         training = self.setup.spec.training
         gradients = [p.grad for p in self.setup.module.parameters() if p.grad is not None]
-        whole = all(not hasattr(g, "to_local") for g in gradients)
-        if not whole or not gradients or not training.clip_norm or training.clipping == "folded":
+        if (
+            any(map(is_sharded, gradients))
+            or not gradients
+            or not training.clip_norm
+            or training.clipping == "folded"
+        ):
             return 0.0
         size = float(norm)
         asked = min(size, training.clip_norm)

@@ -46,7 +46,8 @@ def whole_tensors(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]
     one for each. Every rank must take all."""
     bundle: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if not _is_in_rows(tensor) or tensor.numel() > TOGETHER:
+        small = tensor.dtype == torch.float32 and tensor.numel() <= TOGETHER
+        if not small or not _is_in_rows(tensor):
             yield name, whole(tensor)
             continue
         bundle[name] = tensor.detach()
@@ -57,13 +58,12 @@ def whole_tensors(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]
 
 
 def _is_in_rows(tensor: Tensor) -> bool:
-    """Whether ranks have rows of a tensor of 32 bits in order, along one dimension of the mesh."""
-    if not is_sharded(tensor) or tensor.dtype != torch.float32:
+    """Whether ranks have rows of a tensor in order, along one dimension of the mesh."""
+    if not is_sharded(tensor):
         return False
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import Shard
 
-    assert isinstance(tensor, DTensor)
-    return tensor.placements == (Shard(0),)
+    return tensor.placements == (Shard(0),)  # type: ignore[attr-defined]
 
 
 def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -89,15 +89,10 @@ def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 def piece(tensor: Tensor, main: bool) -> Tensor | None:
     """This rank's rows of a sharded tensor; the pieces of all ranks, in order, are the whole. The
     ``main`` rank has tensors that are not divided so, for which every rank must call this."""
-    tensor = tensor.detach()
-    if is_sharded(tensor):
-        from torch.distributed.tensor import DTensor, Shard
-
-        assert isinstance(tensor, DTensor)
-        if tensor.placements == (Shard(0),) and tensor.device_mesh.size() == dist.get_world_size():
-            return tensor.to_local()
-        tensor = tensor.full_tensor()
-    return tensor if main else None
+    if _is_in_rows(tensor) and mesh_of(tensor).size() == dist.get_world_size():
+        return local(tensor.detach())
+    gathered = whole(tensor)
+    return gathered if main else None
 
 
 def divided_like(tensor: Tensor, pattern: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Remote files: downloaded once, resumed after a break, and checked against their SHA-256."""
 
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from schemas.config.data import ReadingLimits, RemoteFile
+from transformer_core.common.files import sha256
 from transformer_core.common.progress import Progress
 from transformer_core.data.corpus.lines import check_regular, unreadable
 from transformer_core.data.corpus.rows import CorpusError, snippet
@@ -124,8 +124,7 @@ def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file; CorpusError for one that cannot be read, a pipe or a device."""
     check_regular(path)
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return sha256(path)
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -129,41 +129,12 @@ class VerifyData(Job):
         return 0
 
 
-ROW_GROUP = 50_000
-
-
-def export_parquet(manifest: Path, tokenizer_path: Path, output: Path) -> int:
-    """Write the pairs of a split, as ids and as the text that these stand for; how many they are.
-
-    Columns: source_ids, target_ids (lists of integers, without begin and end), source, target. One
-    row group is in memory at a time. Raises CorpusError for damaged shards.
-    """
-    store = open_shards(manifest)
-    tokenizer = load_tokenizer(tokenizer_path, store.manifest.tokenizer_sha256)
-    ids = pa.list_(pa.from_numpy_dtype(store.manifest.id_type))
-    schema = pa.schema(
-        [(f"{side}_ids", ids) for side in SIDES] + [(side, pa.string()) for side in SIDES],
-        metadata={"corpus": store.manifest.corpus, "split": store.manifest.split},
-    )
-    with (
-        atomic_path(output) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
-        Progress(f"export {store.manifest.split}", "pairs", len(store)) as progress,
-    ):
-        for start in range(0, len(store), ROW_GROUP):
-            rows = list(range(start, min(start + ROW_GROUP, len(store))))
-            sides = [store.source_rows(rows), store.target_rows(rows)]
-            columns = [pa.array(side, ids) for side in sides]
-            texts = [tokenizer.decode_batch(column.to_pylist()) for column in columns]
-            columns += [pa.array(side, pa.string()) for side in texts]
-            writer.write_table(pa.table(columns, schema=schema))
-            progress.update(len(rows))
-    return len(store)
+ROW_GROUP = 50_000  # pairs that are in memory at a time
 
 
 class ExportParquet(Job):
-    """To write a tokenized split as one Parquet file: source_ids, target_ids, and the text that they
-    stand for as source, target."""
+    """To write a tokenized split as one Parquet file: source_ids, target_ids (lists of integers,
+    without begin and end), and the text that they stand for as source, target."""
 
     kind = "export_parquet"
 
@@ -172,5 +143,24 @@ class ExportParquet(Job):
     output: Path  # Parquet file to write
 
     def run(self, log_file: Path | None) -> None:
-        pairs = export_parquet(self.manifest, self.tokenizer, self.output)
-        log.info("%s: %s pairs", self.output, f"{pairs:,}")
+        store = open_shards(self.manifest)
+        tokenizer = load_tokenizer(self.tokenizer, store.manifest.tokenizer_sha256)
+        ids = pa.list_(pa.from_numpy_dtype(store.manifest.id_type))
+        schema = pa.schema(
+            [(f"{side}_ids", ids) for side in SIDES] + [(side, pa.string()) for side in SIDES],
+            metadata={"corpus": store.manifest.corpus, "split": store.manifest.split},
+        )
+        with (
+            atomic_path(self.output) as temporary,
+            pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+            Progress(f"export {store.manifest.split}", "pairs", len(store)) as progress,
+        ):
+            for start in range(0, len(store), ROW_GROUP):
+                rows = list(range(start, min(start + ROW_GROUP, len(store))))
+                sides = [store.source_rows(rows), store.target_rows(rows)]
+                columns = [pa.array(side, ids) for side in sides]
+                texts = [tokenizer.decode_batch(column.to_pylist()) for column in columns]
+                columns += [pa.array(side, pa.string()) for side in texts]
+                writer.write_table(pa.table(columns, schema=schema))
+                progress.update(len(rows))
+        log.info("%s: %s pairs", self.output, f"{len(store):,}")
