@@ -49,7 +49,7 @@ def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(writte
     assert expected in re.sub("<[^>]*>", "", (written / "report.html").read_text())
 
 
-def test_whatever_is_compared_has_its_words_and_a_mark_of_its_own():
+def test_whatever_is_compared_has_its_words():
     quantities = get_args(DeviationOf)
     assert set(WORDS) == set(quantities)
 
