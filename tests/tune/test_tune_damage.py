@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_core.tune.certificate import Certificate, Record, certify
+from transformer_core.tune.certificate import Certificate, certify
 from transformer_core.tune.coordinator import Program, Side, session
+from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN, floor_name, floors
 
 pytestmark = pytest.mark.slow

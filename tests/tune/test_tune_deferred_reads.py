@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_core.tune.certificate import Record, certify
+from transformer_core.tune.certificate import certify
 from transformer_core.tune.coordinator import Program, Side, session
+from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import AGAIN, OWN
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.registry import TECHNIQUES

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from docs.examples import byte_gpt
-from transformer_core.tune.certificate import Certificate, Record, certify
+from transformer_core.tune.certificate import Certificate, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.factory import checked, divided, layers_of, load, next_batch, train
 from transformer_core.tune.flow import Tuning
-from transformer_core.tune.sessions import OWN, floor_name, floors
+from transformer_core.tune.records import Record
+from transformer_core.tune.sessions import OWN, Plan, Sessions, floor_name, floors
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
 MODULE = """
@@ -50,6 +51,12 @@ def build(rank, world_size, seed):
         "optimizer": lambda parameters: optim.AdamW(parameters, lr=1e-3),
         "clip_norm": 1.0,
     }
+
+def normalized(rank, world_size, seed):
+    module = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 4))
+    return build(rank, world_size, seed) | {"module": module}
+def undivided(rank, world_size, seed):
+    return normalized(rank, world_size, seed) | {"batches": build(0, 1, seed)["batches"]}
 """
 NAME = "their_own_training"
 
@@ -170,6 +177,25 @@ def test_what_divides_the_batch_is_certified_as_a_whole(home):
     assert {name: each.word for name, each in found.items()} == dict.fromkeys(names, "same")
     assert not any(each.identical for each in found.values())
     assert {each.tensors for each in found.values()} == {4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [
+        ("normalized", "takes its statistics from 4 values of a channel at a time instead of 8"),
+        ("undivided", "ranks together get 2 times the batch"),
+    ],
+)
+def test_statistics_of_the_rows_of_a_rank_are_named(function, cause, home):
+    sessions = Sessions(program(home, function), home / "sessions", "key")
+    sessions.facts = {"factory": True}
+    side = Side("ddp", ("ddp",))
+    plan = Plan("all", [Side(OWN), *floors([side]), side], 0, 0, record=2)
+    certificate = sessions.run(plan, lambda text: None).sides["ddp"].certificate or {}
+    assert certificate["word"] == "different"
+    assert cause in certificate["reason"].split("; ")[0]
+    assert not (home / "sessions/all-held").exists()
 
 
 def record(inputs: list[list[float]], gradient: float = 1.0) -> Record:

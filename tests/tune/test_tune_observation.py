@@ -10,10 +10,11 @@ import psutil
 import pytest
 
 from schemas.config.run_spec import ScriptTask
-from transformer_core.tune.certificate import Record, trust
+from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.flow import Tuning
+from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN
 from transformer_core.tune.techniques.registry import TECHNIQUES
 

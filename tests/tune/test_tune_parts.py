@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from transformer_core.tune import isolation
 from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.certificate import Record, certify
+from transformer_core.tune.certificate import certify
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.flow import Answer
 from transformer_core.tune.isolation import isolated
+from transformer_core.tune.records import Record
 from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.attention_kernels import KERNELS

@@ -25,9 +25,10 @@ from transformer_core.audit.relations import (
     Finding,
     Notes,
 )
-from transformer_core.tune.certificate import Record, certify, trust
+from transformer_core.tune.certificate import certify, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn
+from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE
 
 MODULE = "transformer_core.audit.side"

@@ -103,6 +103,15 @@ class Boundaries:
                 # Names are permanent: the parameter is kept, so that its id stays unique.
                 yield self._names.setdefault(id(parameter), (name, parameter))[0], parameter
 
+    def orphans(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name and parameter of what the modules have and no optimizer updates."""
+        updated = {id(parameter) for _, parameter in self.parameters()}
+        for number, module in enumerate(self.modules):
+            head = f"{number}." if number else ""
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in updated:
+                    yield head + plain_name(name), parameter
+
     def cycle(self) -> int:
         """Boundaries after which the optimizers step in the same order again: 1 with a single
         optimizer, 2 if two take turns."""

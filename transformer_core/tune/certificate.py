@@ -8,14 +8,15 @@ tensor by tensor, and grows over the steps as the differences do.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from transformer_core.certify import floors
 from transformer_core.certify.floors import WEIGHTS_ONLY, WIDEST, allowed, of_adam
+from transformer_core.tune.causes import other_batches, other_parts, other_rates, other_tensors
+from transformer_core.tune.records import Record
 from transformer_core.tune.sketches import BUCKETS, Sketch, distance, norm
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
@@ -78,73 +79,6 @@ class Certificate:
         return asdict(self)
 
 
-@dataclass
-class Record:
-    """The recordings of a side's ranks."""
-
-    ranks: list[dict[str, Sketch]] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, files: list[Path]) -> "Record":
-        """The record in ``files``, one for each rank."""
-        found = cls()
-        for file in files:
-            with np.load(file, allow_pickle=False) as data:
-                found.ranks.append({name: data[name] for name in data.files})
-        return found
-
-    def keys(self, kind: str) -> list[tuple[int, int, str]]:
-        """(rank, step, tensor) of everything of a kind: gradient, update or buffer."""
-        wanted = "weight" if kind == "update" else kind
-        found = []
-        for rank, each in enumerate(self.ranks):
-            for key in each:
-                step, _, rest = key.partition(" ")
-                what, _, name = rest.partition(" ")
-                if what == wanted and (
-                    kind != "update" or f"{int(step) - 1} weight {name}" in each
-                ):
-                    found.append((rank, int(step), name))
-        return found
-
-    def get(self, kind: str, key: tuple[int, int, str]) -> Sketch | None:
-        """A sketch; an update is the difference of two weights."""
-        rank, step, name = key
-        each = self.ranks[rank] if rank < len(self.ranks) else {}
-        if kind == "update":
-            new, old = each.get(f"{step} weight {name}"), each.get(f"{step - 1} weight {name}")
-            return None if new is None or old is None else new - old
-        return each.get(f"{step} {kind} {name}")
-
-    def equals(self, other: "Record") -> bool:
-        """Whether everything is equal to the last bit."""
-        if len(self.ranks) != len(other.ranks):
-            return False
-        return all(
-            one.keys() == two.keys()
-            and all(np.array_equal(one[k], two[k], equal_nan=True) for k in one)
-            for one, two in zip(self.ranks, other.ranks, strict=True)
-        )
-
-    def together(self) -> "Record":
-        """Ranks and micro-batches as one: their losses added up or averaged, tensors as rank 0 has
-        them, which are the same or whole on all."""
-        first = {name: value for name, value in self.ranks[0].items() if name != "inputs"}
-        losses = np.nansum(self.losses(), axis=2).mean(axis=0)[:, None]
-        return Record([first | {"losses": losses}])
-
-    def losses(self) -> Sketch:
-        """[ranks, steps, backward passes], NaN where a step had fewer."""
-        tables = [each["losses"] for each in self.ranks]
-        wide = max(table.shape[1] for table in tables)
-        steps = min(table.shape[0] for table in tables)
-        padded = [
-            np.pad(t[:steps], ((0, 0), (0, wide - t.shape[1])), constant_values=np.nan)
-            for t in tables
-        ]
-        return np.stack(padded)
-
-
 def certify(
     found: Record,
     own: Record,
@@ -160,16 +94,16 @@ def certify(
     """
     common: dict[str, Any] = {"dropout": dropout}
     if divided:
-        if reason := _other_parts(found, own):
+        if reason := other_parts(found, own):
             return Certificate("different", reason, **_size(own), **common)
         found, own, floor = (each.together() for each in (found, own, floor))
     if len(found.ranks) != len(own.ranks):
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return Certificate("same", "equal to the last bit", identical=True, **_size(own), **common)
-    reason = _other_rates(found, own) or ("" if divided else _other_batches(found, own, floor))
-    if reason or (reason := _other_tensors(found, own)):
-        if not divided and (_other_batches(floor, own, floor) or _other_tensors(floor, own)):
+    reason = other_rates(found, own) or ("" if divided else other_batches(found, own, floor))
+    if reason or (reason := other_tensors(found, own)):
+        if not divided and (other_batches(floor, own, floor) or other_tensors(floor, own)):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
             reason = f"{reason}; so does the script itself after rounding, and nothing can be told"
             return Certificate("undecided", reason, **_size(own), **common)
@@ -220,7 +154,7 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
             "its first weights differ from run to run: they are drawn with a seed from the clock or "
             "the system; set torch.manual_seed to a number"
         )
-    if reason := _other_batches(one, other, other):
+    if reason := other_batches(one, other, other):
         return False, (
             f"{reason}: the order of files, a seed from the clock, or several processes decide what "
             "is read; sort the files and seed the generator"
@@ -241,68 +175,6 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
 def _size(own: Record) -> dict[str, Any]:
     keys = own.keys("gradient")
     return {"steps": len({k[1] for k in keys}), "tensors": len({k[2] for k in keys})}
-
-
-def _other_batches(found: Record, own: Record, floor: Record) -> str:
-    """How the inputs of modules differ, if they do. Numbers that change when the weights do, as
-    those that a generator hands to its critic, are no data: gradients show how they differ."""
-    for one, two, third in zip(found.ranks, own.ranks, floor.ranks, strict=True):
-        mine, theirs, disturbed = one["inputs"], two["inputs"], third["inputs"]
-        for step in range(min(len(mine), len(theirs), len(disturbed))):
-            a, b, c = (row[~np.isnan(row)] for row in (mine[step], theirs[step], disturbed[step]))
-            if a.shape != b.shape:
-                return f"the model is called with other batches in step {step + 1}"
-            data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
-            if not np.allclose(a[data], b[data], rtol=1e-6, atol=1e-9):
-                return f"the model gets other numbers in step {step + 1}"
-    return ""
-
-
-def _other_parts(found: Record, own: Record) -> str:
-    """How the parts of a batch differ from the whole, if they do: some tensors are divided among
-    ranks and micro-batches, into equal parts that have the same sum as the whole."""
-    steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
-    for step in range(steps):
-        mine, theirs = (
-            [
-                row[~np.isnan(row)].reshape(-1, 3)
-                for row in (r["inputs"][step] for r in record.ranks)
-            ]
-            for record in (found, own)
-        )
-        whole, parts = np.concatenate(theirs), np.concatenate(mine)
-        if not len(whole) or len(parts) % len(whole):
-            return f"the model is called with other batches in step {step + 1}"
-        parts = parts.reshape(-1, *whole.shape)
-        total = parts.sum(0)
-        shared = total[:, 0] == whole[:, 0]
-        times = total[0, 0] / whole[0, 0]
-        if not shared.any():
-            return (
-                f"ranks together get {times:.4g} times the batch in step {step + 1}; remedy: let "
-                "the function give each rank its own rows, batch[rank::world_size]"
-            )
-        if not np.allclose(total[shared, 1], whole[shared, 1], rtol=1e-6, atol=1e-6):
-            return f"ranks together get other numbers in step {step + 1}"
-        if (parts[:, shared, 0] != parts[:1, shared, 0]).any():
-            return (
-                f"the ranks do not divide the batch of step {step + 1} into equal parts, so the mean "
-                "of their gradients is not that of the batch; remedy: a batch that the devices divide"
-            )
-    return ""
-
-
-def _other_rates(found: Record, own: Record) -> str:
-    """Whether dropout rates differ, where dropout is off and rates were recorded."""
-    for one, two in zip(found.ranks, own.ranks, strict=True):
-        mine, theirs = (each.get("rates", np.zeros(0)) for each in (one, two))
-        if len(mine) and len(theirs) and not np.array_equal(mine, theirs):
-            return f"dropout at {_listed(mine)} instead of {_listed(theirs)}"
-    return ""
-
-
-def _listed(rates: Sketch) -> str:
-    return " and ".join(f"{rate:g}" for rate in rates)
 
 
 CAUSES = {
@@ -345,24 +217,6 @@ def _other_sizes(
             times = f"{np.exp(size):.3g} times as large in step {step}"
             bad.append(f"{kind}s are {times}{CAUSES[kind]}")
     return bad
-
-
-def _other_tensors(found: Record, own: Record) -> str:
-    for kind in ("gradient", "update"):
-        mine, theirs = set(found.keys(kind)), set(own.keys(kind))
-        if lost := sorted({k[2] for k in theirs - mine}):
-            return f"{_some(lost)} get no {kind}"
-        if new := sorted({k[2] for k in mine - theirs}):
-            return f"{_some(new)} get a {kind}, and none in the script"
-    shapes = (found.losses().shape, own.losses().shape)
-    if shapes[0] != shapes[1]:
-        return f"{shapes[0][2]} backward passes a step instead of {shapes[1][2]}"
-    return ""
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
 
 
 def _loss_difference(found: Record, own: Record) -> float:

@@ -107,6 +107,8 @@ class Side:
     files: Mapping[Path, str] = field(default_factory=dict)
     """Files of the program, relative to its folder, with the text that this side has instead."""
     dropout: bool = True
+    held: bool = False
+    """Whether its weights are put back after each step."""
     profiled: bool = False
     """Whether it may be asked for a profile."""
     module: str = "transformer_core.tune.side"
@@ -346,6 +348,7 @@ def _start(
         boundary=program.boundary,
         noise=side.noise,
         dropout=side.dropout,
+        held=side.held,
         profiled=side.profiled,
         whole=program.factory is not None,
     )

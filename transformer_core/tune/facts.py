@@ -34,6 +34,8 @@ class Watch:
         self.classes = 0
         """Classes of the largest cross-entropy: the last dimension of its logits."""
         self.autocast = False
+        self.normalized: set[int] = set()
+        """Of how many values of a channel calls of batch normalization took the statistics."""
         self.loaders: list[dict[str, Any]] = []
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
@@ -47,6 +49,7 @@ class Watch:
         self._count(checkpoint, "checkpoint")
         self._count(functional, "scaled_dot_product_attention")
         self._cross_entropy(functional)
+        self._batch_norm(functional)
         self._making(torch.optim.Optimizer, "optimizer", lambda made, given: None)
         self._making(torch.utils.data.DataLoader, "loader", self._note_loader)
         self._making(nn.parallel.DistributedDataParallel, "ddp", self._note_ddp)
@@ -175,6 +178,17 @@ class Watch:
             return original(input, target, *args, **kwargs)
 
         functional.cross_entropy = cross_entropy
+
+    def _batch_norm(self, functional: Any) -> None:
+        original = functional.batch_norm
+
+        def batch_norm(input: Any, *args: Any, **kwargs: Any) -> Any:
+            training = args[4] if len(args) > 4 else kwargs.get("training", False)
+            if training and not torch.compiler.is_compiling():
+                self.normalized.add(input.numel() // input.shape[1])
+            return original(input, *args, **kwargs)
+
+        functional.batch_norm = batch_norm
 
     def _making(self, owner: Any, what: str, note: Callable[[Any, dict[str, Any]], None]) -> None:
         """Note where objects of a class are made; ``note`` is given each with its keywords."""

@@ -30,9 +30,10 @@ from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
 from transformer_core.tune.budget import Budget
-from transformer_core.tune.certificate import Record, trust
+from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn
+from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,

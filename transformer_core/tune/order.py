@@ -40,6 +40,8 @@ class Order:
     """Relative size of random changes to the first weights: a measured floor of rounding."""
     dropout: bool = True
     """Whether dropout layers drop."""
+    held: bool = False
+    """Whether weights are put back after each step, so that all gradients are those of the first."""
     profiled: bool = False
     """Whether some steps are to be recorded by torch.profiler."""
     whole: bool = False

@@ -8,7 +8,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from math import ceil, inf, log
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
-from transformer_core.tune.certificate import Record, certify
+from transformer_core.tune.causes import explained
+from transformer_core.tune.certificate import certify
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
+from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 OWN, AGAIN = "own", "again"
@@ -158,11 +162,12 @@ class Sessions:
         with session(self.program, sides, logs, plan.seed, self.facts, progress) as run:
             self._begin(run, plan, found)
             progress("comparing first steps")
-            self._record(run, plan, found, plan.record)
+            held = cache(lambda: self._held(plan))
+            self._record(run, plan, found, plan.record, held)
             self._drop_idle(run, plan, found)
             self._rounds(run, plan, found, progress)
             if plan.late:
-                self._record(run, plan, found, plan.late)
+                self._record(run, plan, found, plan.late, held)
             for side in [each.name for each in run.sides]:
                 facts = run.attempt(side, lambda side=side: run.facts(side))  # type: ignore[misc]
                 if facts:
@@ -177,7 +182,30 @@ class Sessions:
             run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
         self._failed(run, found)
 
-    def _record(self, run: Session, plan: Plan, found: Outcome, steps: int) -> None:
+    def _held(self, plan: Plan) -> Record | None:
+        """The record of the script with its weights held still, from a short session of its own;
+        None if there is no time or it fails."""
+        if time.monotonic() > self.deadline:
+            return None
+        logs = self.folder / f"{plan.name}-held"
+        sides = [Side(OWN, held=True, dropout=plan.dropout)]
+        with (
+            suppress(SideEnded),
+            session(self.program, sides, logs, plan.seed, self.facts) as run,
+        ):
+            taken = run.attempt(OWN, lambda: run.steps(OWN, plan.record, record=True))
+            files = taken and run.attempt(OWN, lambda: run.records(OWN))
+            return Record.read(files) if files else None
+        return None
+
+    def _record(
+        self,
+        run: Session,
+        plan: Plan,
+        found: Outcome,
+        steps: int,
+        held: Callable[[], Record | None],
+    ) -> None:
         """Record steps of all sides, and compare all that was recorded of each with the script.
 
         The script and its floors come first in a plan, so each side is judged as soon as it has
@@ -192,22 +220,33 @@ class Sessions:
                 continue
             records[name] = Record.read(files)
             if OWN in records and name != OWN and not side.noise:
-                certificate = self._certificate(plan, side, records)
+                records[name] = records[name].named_as(records[OWN])
+                certificate = self._certificate(plan, side, records, held)
                 found.sides[name].certificate = certificate
                 self.certified(name, certificate)
         self._failed(run, found)
 
-    def _certificate(self, plan: Plan, side: Side, records: dict[str, Record]) -> dict[str, Any]:
+    def _certificate(
+        self,
+        plan: Plan,
+        side: Side,
+        records: dict[str, Record],
+        held: Callable[[], Record | None],
+    ) -> dict[str, Any]:
         """The certificate of a side, by the finest rounding that explains its differences."""
+        found, script = records[side.name], records[OWN]
         own = side.rounding
         allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
         for rounding in allowed:
             floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
-            certificate = certify(
-                records[side.name], records[OWN], floor, rounding, plan.dropout, side.divided
-            )
+            certificate = certify(found, script, floor, rounding, plan.dropout, side.divided)
             if certificate.word == "same":
                 break
+        if certificate.word == "different":
+            # A technique has no copies of weights: only changed scripts are worth another session.
+            more = (lambda: None) if own else held
+            if cause := explained(found, script, records.get(AGAIN, script), more):
+                certificate = replace(certificate, reason=f"{cause}; {certificate.reason}")
         return certificate.to_json() | {"format": rounding}
 
     def _drop_idle(self, run: Session, plan: Plan, found: Outcome) -> None:

@@ -59,6 +59,8 @@ class Side:
         self._batch: list[float] = []
         self._disturbed: set[int] = set()
         self._rates: set[float] = set()
+        self._first: dict[int, tuple[nn.Parameter, Tensor]] = {}
+        """Parameters that are held, and their first values."""
         self._looking = True
         """Whether calls of modules are still intercepted."""
 
@@ -142,6 +144,9 @@ class Side:
         if self.order.noise:
             # Parameters of modules that were never called.
             self._disturb([parameter for _, parameter in self.boundaries.parameters()])
+        if self.order.held:
+            for _, each in (*self.boundaries.parameters(), *self.boundaries.orphans()):
+                self._first.setdefault(id(each), (each, each.detach().clone()))
         if self.recording or not self.step:
             for name, parameter in self.boundaries.parameters():
                 if f"{self.step} weight {name}" not in self.sketches:
@@ -194,6 +199,9 @@ class Side:
             technique.boundary(self.step)
         if self.recording:
             self._record()
+        with torch.no_grad():
+            for parameter, first in self._first.values():
+                parameter.copy_(first)
         if self._looking and self.step >= 2 and not self.recording:
             self._looking = False
             self.boundaries.stop_watching_modules()
@@ -215,6 +223,9 @@ class Side:
             if parameter.grad is not None:
                 self.sketches[f"{self.step} gradient {name}"] = self._sketch(parameter.grad)
             self.sketches[f"{self.step} weight {name}"] = self._sketch(parameter)
+        for name, parameter in self.boundaries.orphans():
+            if parameter.grad is not None:
+                self.sketches[f"{self.step} orphan {name}"] = np.zeros(0)
         for name, buffer in self.boundaries.buffers():
             self.sketches[f"{self.step} buffer {name}"] = self._sketch(buffer)
         self.losses.append([float(loss) for loss in self.boundaries.losses])
@@ -259,6 +270,7 @@ class Side:
         file = folder / f"rank-{self.rank}.npz"
         tables = {"losses": _table(self.losses), "inputs": _table(self.inputs)}
         tables["rates"] = np.array(sorted(self._rates))
+        tables["normalized"] = np.array(sorted(self.watch.normalized), dtype=float)
         temporary = file.with_suffix(".tmp.npz")
         np.savez(temporary, **tables, **self.sketches)  # type: ignore[arg-type]
         temporary.replace(file)

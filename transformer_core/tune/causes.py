@@ -1,0 +1,239 @@
+"""Causes of a difference between a changed script and the script itself, where they can be told.
+
+Each function looks for one cause in what was recorded of both, and returns it in words, or an empty
+text.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from transformer_core.certify.floors import MARGIN
+from transformer_core.tune.records import Record
+from transformer_core.tune.sketches import Sketch, distance, norm
+
+AGREES = 0.3
+"""Part of an update by which weights in other formats may differ, and still have had that update."""
+NEARER = 0.5
+"""Gradients nearer by this factor to those of older weights are not those of newer ones."""
+
+
+def explained(
+    found: Record, own: Record, floor: Record, held: Callable[[], Record | None] = lambda: None
+) -> str:
+    """The cause why ``found`` is different from the script's ``own`` record, beside those that the
+    comparison itself names.
+
+    ``floor`` is the record of the script with its weights disturbed; ``held`` gives that of the
+    script with its weights held still, and is called only where it may tell something.
+    """
+    return (
+        other_statistics(found, own, floor)
+        or no_optimizer(found, own)
+        or late_updates(found, own)
+        or older_weights(found, own, held)
+    )
+
+
+def other_statistics(found: Record, own: Record, floor: Record) -> str:
+    """Normalization over the rows of a batch that gets other rows at a time, though the step has the
+    same rows: its running statistics differ after the first step."""
+    mine, theirs = (
+        {*np.concatenate([r.get("normalized", np.zeros(0)) for r in each.ranks])}
+        for each in (found, own)
+    )
+    if not mine or not theirs or mine == theirs or not _same_rows(found, own):
+        return ""
+    running = [key for key in own.keys("buffer") if key[1] == 1 and ".running_" in f".{key[2]}"]
+    moved = [key[2] for key in running if not _within(found, own, floor, key)]
+    if running and not moved:
+        return ""
+    return (
+        f"normalization over the batch takes its statistics from {max(mine):.0f} values of a channel "
+        f"at a time instead of {max(theirs):.0f}"
+    ) + (f" ({some(moved)} differ after step 1)" if moved else "")
+
+
+def no_optimizer(found: Record, own: Record) -> str:
+    """Parameters that the script updates, and whose gradients reach no optimizer in the changed one."""
+    orphans = {*found.keys("orphan")} - {*own.keys("orphan")}
+    lost = {key[2] for key in orphans if _norm(own, key) and not _norm(found, key)}
+    return (
+        f"no optimizer updates {some(sorted(lost))}, though the model computes with it: replaced "
+        "after the optimizer was made, or never handed to it"
+        if lost
+        else ""
+    )
+
+
+def late_updates(found: Record, own: Record) -> str:
+    """Updates that come one step late: nothing in the first step that changes weights, and what
+    belongs there in the next one."""
+    step, update = _first_update(own)
+    still = _apart("weight", found, step, own, 0) < 0.1 * update
+    if still and _apart("weight", found, step + 1, own, step) < 0.1 * update:
+        return (
+            f"updates come one step late: step {step + 1} ends with the weights that belong after "
+            f"step {step}"
+        )
+    return ""
+
+
+def older_weights(found: Record, own: Record, held: Callable[[], Record | None]) -> str:
+    """Gradients of older weights than those that the optimizer has: the first update agrees, the
+    next gradients are farther off than those before, and nearest to those of the script with its
+    weights ``held`` still."""
+    step, update = _first_update(own)
+    later = sorted({each for _, each, _ in own.keys("gradient") if each > step})
+    if (
+        not later
+        or _apart("weight", found, step, own, step) > AGREES * update
+        or _apart("gradient", found, step, own, step)
+        >= NEARER * _apart("gradient", found, step + 1, own, step + 1)
+        or (still := held()) is None
+    ):
+        return ""
+    old = [
+        each
+        for each in later
+        if _apart("gradient", found, each, still, each)
+        < NEARER * _apart("gradient", found, each, own, each)
+    ]
+    if len(old) > 1 and old == later:
+        return (
+            f"the gradients of steps {old[0]} to {old[-1]} are those of the first weights, which "
+            "the optimizer has updated since: the model computes with a copy that is not refreshed"
+        )
+    if step + 1 in old:
+        return (
+            f"the gradients of step {step + 1} are those of the weights before the update of step "
+            f"{step}: the model computes with older weights than the optimizer has"
+        )
+    return ""
+
+
+def _first_update(own: Record) -> tuple[int, float]:
+    """The first step that changes weights, which is a later one where the learning rate starts at
+    0, and how far it moves them."""
+    for step in sorted({each for _, each, _ in own.keys("weight")}):
+        if update := _apart("weight", own, step, own, 0):
+            return step, update
+    return 0, 0.0
+
+
+def _same_rows(found: Record, own: Record) -> bool:
+    """Whether the calls of step 1 get the same rows, in whatever parts, padded with zeros or not:
+    all numbers have the same sum."""
+    if not other_parts(found, own):
+        return True
+    mine, theirs = (
+        sum(float(np.nansum(rank["inputs"][0].reshape(-1, 3)[:, 1])) for rank in each.ranks)
+        for each in (found, own)
+    )
+    return bool(np.isclose(mine, theirs, rtol=1e-6, atol=1e-6))
+
+
+def _within(found: Record, own: Record, floor: Record, key: tuple[int, int, str]) -> bool:
+    """Whether a buffer differs by no more than rounding."""
+    mine, theirs, disturbed = (each.get("buffer", key) for each in (found, own, floor))
+    if mine is None or theirs is None or disturbed is None:
+        return True
+    bound = MARGIN * max(distance(disturbed, theirs), 1e-6 * norm(theirs))
+    return distance(mine, theirs) <= bound
+
+
+def _norm(record: Record, key: tuple[int, int, str]) -> float:
+    gradient = record.get("gradient", key)
+    return 0.0 if gradient is None else norm(gradient)
+
+
+def _apart(kind: str, one: Record, step: int, other: Record, its_step: int) -> float:
+    """Distance of all tensors of a kind in a step of one record from those in a step of another,
+    relative to the latter; infinite where they have none in common."""
+    gap = size = 0.0
+    for rank, _, name in {(rank, 0, name) for rank, _, name in other.keys(kind)}:
+        mine, theirs = one.get(kind, (rank, step, name)), other.get(kind, (rank, its_step, name))
+        if mine is not None and theirs is not None:
+            gap, size = gap + distance(mine, theirs) ** 2, size + norm(theirs) ** 2
+    return float(np.sqrt(gap / size)) if size else float("inf")
+
+
+def other_batches(found: Record, own: Record, floor: Record) -> str:
+    """How the inputs of modules differ, if they do. Numbers that change when the weights do, as
+    those that a generator hands to its critic, are no data: gradients show how they differ."""
+    for one, two, third in zip(found.ranks, own.ranks, floor.ranks, strict=True):
+        mine, theirs, disturbed = one["inputs"], two["inputs"], third["inputs"]
+        for step in range(min(len(mine), len(theirs), len(disturbed))):
+            a, b, c = (row[~np.isnan(row)] for row in (mine[step], theirs[step], disturbed[step]))
+            if a.shape != b.shape:
+                return f"the model is called with other batches in step {step + 1}"
+            data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
+            if not np.allclose(a[data], b[data], rtol=1e-6, atol=1e-9):
+                return f"the model gets other numbers in step {step + 1}"
+    return ""
+
+
+def other_parts(found: Record, own: Record) -> str:
+    """How the parts of a batch differ from the whole, if they do: some tensors are divided among
+    ranks and micro-batches, into equal parts that have the same sum as the whole."""
+    steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
+    for step in range(steps):
+        mine, theirs = (
+            [
+                row[~np.isnan(row)].reshape(-1, 3)
+                for row in (r["inputs"][step] for r in record.ranks)
+            ]
+            for record in (found, own)
+        )
+        whole, parts = np.concatenate(theirs), np.concatenate(mine)
+        if not len(whole) or len(parts) % len(whole):
+            return f"the model is called with other batches in step {step + 1}"
+        parts = parts.reshape(-1, *whole.shape)
+        total = parts.sum(0)
+        shared = total[:, 0] == whole[:, 0]
+        times = total[0, 0] / whole[0, 0]
+        if not shared.any():
+            return (
+                f"ranks together get {times:.4g} times the batch in step {step + 1}; remedy: let "
+                "the function give each rank its own rows, batch[rank::world_size]"
+            )
+        if not np.allclose(total[shared, 1], whole[shared, 1], rtol=1e-6, atol=1e-6):
+            return f"ranks together get other numbers in step {step + 1}"
+        if (parts[:, shared, 0] != parts[:1, shared, 0]).any():
+            return (
+                f"the ranks do not divide the batch of step {step + 1} into equal parts, so the mean "
+                "of their gradients is not that of the batch; remedy: a batch that the devices divide"
+            )
+    return ""
+
+
+def other_rates(found: Record, own: Record) -> str:
+    """Whether dropout rates differ, where dropout is off and rates were recorded."""
+    for one, two in zip(found.ranks, own.ranks, strict=True):
+        mine, theirs = (each.get("rates", np.zeros(0)) for each in (one, two))
+        if len(mine) and len(theirs) and not np.array_equal(mine, theirs):
+            return f"dropout at {_listed(mine)} instead of {_listed(theirs)}"
+    return ""
+
+
+def _listed(rates: Sketch) -> str:
+    return " and ".join(f"{rate:g}" for rate in rates)
+
+
+def other_tensors(found: Record, own: Record) -> str:
+    for kind in ("gradient", "update"):
+        mine, theirs = set(found.keys(kind)), set(own.keys(kind))
+        if lost := sorted({k[2] for k in theirs - mine}):
+            return f"{some(lost)} get no {kind}"
+        if new := sorted({k[2] for k in mine - theirs}):
+            return f"{some(new)} get a {kind}, and none in the script"
+    shapes = (found.losses().shape, own.losses().shape)
+    if shapes[0] != shapes[1]:
+        return f"{shapes[0][2]} backward passes a step instead of {shapes[1][2]}"
+    return ""
+
+
+def some(names: list[str]) -> str:
+    """The first two names, and how many more there are."""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
