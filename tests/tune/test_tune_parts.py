@@ -50,6 +50,9 @@ def test_a_fingerprint_sees_order_and_nesting():
     assert fingerprint({"x": batch}) == fingerprint([batch])
     assert fingerprint(batch) != fingerprint(batch.flip(0))
     assert fingerprint("no tensor") == []
+    graph = torch.eye(3)
+    assert fingerprint(graph.to_sparse()) == fingerprint(graph.to_sparse_csr())
+    assert fingerprint(graph.to_sparse()) != fingerprint(graph.flip(0).to_sparse())
 
 
 def record(scale: float = 1.0, noise: float = 0.0, inputs: float = 1.0, passes: int = 1) -> Record:

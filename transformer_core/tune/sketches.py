@@ -70,12 +70,15 @@ def norm(one: Sketch) -> float:
 @torch.no_grad()
 def fingerprint(value: Any) -> list[float]:
     """Numbers that say whether two batches are the same: of each tensor in ``value`` its size, its
-    sum and a sum weighted by place."""
+    sum and a sum weighted by place. Of a sparse one the places and values that it holds."""
     found: list[float] = []
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, Tensor):
+        if isinstance(item, Tensor) and item.layout != torch.strided:
+            sparse = item.detach().to_sparse().coalesce()
+            waiting += [sparse.indices(), sparse.values()]
+        elif isinstance(item, Tensor):
             flat = item.detach().reshape(-1).double()
             place = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
             weighed = (flat * ((place * 0.6180339887498949) % 1 + 0.5)).sum()
