@@ -24,21 +24,14 @@ import torch
 import torch._dynamo  # Optimizers import it when they are first used, in every fork.
 import torch.utils.checkpoint
 
+from benchmarks.fifty.table import PLACE, ROOT, Table
 from transformer_core.audit.relations import OWN, TWIN, Finding, Notes
 from transformer_core.audit.side import Audited
-from transformer_core.common.files import write_text
 from transformer_core.tune import side
 from transformer_core.tune.order import Order
 
-ROOT = Path(__file__).resolve().parents[2]
-PLACE = Path(__file__).resolve().parent / "programs"
 RECORDED = 5
 WORKERS = os.cpu_count() or 1
-HEAD = (
-    "| error | cause | seen by | false alarms, mended | final loss within 5 % | losses bit by bit |",
-    "|---|---|---|---|---|---|",
-)
-BEGIN, END = "<!-- the fifty -->", "<!-- end of the fifty -->"
 
 
 class Turns:
@@ -149,13 +142,12 @@ class Row:
     within: str
     bitwise: str
 
-    def text(self) -> str:
-        """As a row of Markdown."""
+    def cells(self) -> list[str]:
+        """As the first cells of a row of the table."""
         words = self.script.read_text().split('"""')[1].strip().splitlines()
         link = next(line for line in words if line.startswith("https:"))
-        name = self.script.stem
-        cells = [f"[{name}]({link})", words[0], self.seen, self.false_alarm, self.within]
-        return "| " + " | ".join([*cells, self.bitwise]) + " |"
+        cells = [f"[{self.script.stem}]({link})", words[0], self.seen, self.false_alarm]
+        return [*cells, self.within, self.bitwise]
 
 
 def measure(script: Path) -> Row:
@@ -193,17 +185,6 @@ def explain(names: list[str]) -> None:
                 print(f"   {finding}")
 
 
-def write_table(rows: list[Row]) -> None:
-    """Put rows into the table of the docs; pairs that were not measured now keep theirs."""
-    page = ROOT / "docs" / "audit.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
-    lines = {row.split("]")[0]: row for row in old.splitlines() if row.startswith("| [")}
-    lines |= {row.text().split("]")[0]: row.text() for row in rows}
-    table = "\n".join([*HEAD, *(lines[name] for name in sorted(lines))])
-    write_text(page, f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
-
-
 def main() -> None:
     """Measure pairs and write their rows, or print findings."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fifty", description=__doc__)
@@ -214,12 +195,12 @@ def main() -> None:
     if given.explain:
         explain(names)
         return
-    rows = []
+    table = Table()
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("fork")) as pool:
         for row in pool.map(attempt, [PLACE / f"{name}.py" for name in names]):
-            rows.append(row)
-            print(row.text(), flush=True)
-    write_table(rows)
+            table.put(row.script.stem, 0, row.cells())
+            print(" | ".join(row.cells()), flush=True)
+    table.write()
 
 
 if __name__ == "__main__":
