@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pair_files import normal_text, steady, store_of
 
 from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
-from transformer_core.data.arrays import Ragged, ranges
+from transformer_core.data.arrays import Ragged
 from transformer_core.data.batching import epoch_plan as module
 from transformer_core.data.batching.collate import collate_packed
 from transformer_core.data.batching.epoch_plan import ROUNDS, cut_by_tokens, permute, plan_epoch
@@ -33,16 +33,10 @@ def fixed(pairs, **settings):
     return FixedSize(kind="fixed_size", pairs=pairs, **settings)
 
 
-def batches_of(window):
-    """The pairs of each batch of a window, by their numbers in the corpus."""
-    pairs = ranges(window.spans[:, 0], window.spans[:, 1] - window.spans[:, 0])[window.order]
-    return np.split(pairs, window.starts[1:-1])
-
-
 def plan(sources, targets, batching, seed=1, epoch=0, batch=0):
     """The pairs of every global batch of an epoch."""
     windows = plan_epoch(store_of(sources, targets), batching, seed, epoch, batch)
-    return [rows for window in windows for rows in batches_of(window)]
+    return [rows for window in windows for rows in window.rows]
 
 
 def as_lists(rows):
@@ -77,7 +71,7 @@ def test_every_pair_exactly_once_in_many_windows():
         for batching in (TokenBudget(tokens=200), fixed(5), fixed(7), fixed(40)):
             for epoch in range(2):
                 windows = list(plan_epoch(store_of(sources, targets), batching, 3, epoch))
-                rows = [batch for window in windows for batch in batches_of(window)]
+                rows = [batch for window in windows for batch in window.rows]
                 assert sorted(chain.from_iterable(as_lists(rows))) == list(range(pairs))
                 starts = [window.first_batch for window in windows]
                 assert starts == [0, *np.cumsum([len(window) for window in windows])[:-1]]
@@ -93,14 +87,12 @@ def test_windows_from_any_batch_on(batching):
     store = store_of(*normal_text(200))
     whole = list(plan_epoch(store, batching, 3, 1))
     assert len(whole) > 4
-    batches = [rows.tolist() for window in whole for rows in batches_of(window)]
+    batches = [rows.tolist() for window in whole for rows in window.rows]
     for batch in range(len(batches)):
         windows = list(plan_epoch(store, batching, 3, 1, batch))
         first = windows[0].first_batch
         assert first <= batch < first + len(windows[0])
-        assert [rows.tolist() for window in windows for rows in batches_of(window)] == batches[
-            first:
-        ]
+        assert [rows.tolist() for window in windows for rows in window.rows] == batches[first:]
     assert list(plan_epoch(store, batching, 3, 1, len(batches))) == []
     for outside in (-1, len(batches) + 1):
         with pytest.raises(ValueError, match=f"epoch 1: it has {len(batches)} batches"):
@@ -149,7 +141,7 @@ def test_rows_and_shards_change_no_batch(batching):
     expected = as_lists(plan(*lengths, batching))
     assert as_lists(plan(*lengths, packed)) == expected
     windows = plan_epoch(store_of(*lengths, per_shard=7), batching, 1, 0)
-    assert as_lists(rows for window in windows for rows in batches_of(window)) == expected
+    assert as_lists(rows for window in windows for rows in window.rows) == expected
 
 
 def test_study_is_pinned(monkeypatch):

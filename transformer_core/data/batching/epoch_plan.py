@@ -46,6 +46,12 @@ class Window:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def rows(self) -> list[NDArray[np.int64]]:
+        """The pairs of each batch, by their numbers in the corpus."""
+        pairs = ranges(self.spans[:, 0], self.spans[:, 1] - self.spans[:, 0])[self.order]
+        return np.split(pairs, self.starts[1:-1])
+
 
 def plan_epoch(
     store: PairStore, batching: AnyBatching, seed: int, epoch: int, batch: int = 0

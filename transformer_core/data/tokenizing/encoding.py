@@ -264,6 +264,8 @@ class Encoder:
 
     def encode(self, texts: pa.Array) -> Encoded:
         """The ids (:attr:`id_type`) of a string array without nulls."""
+        if texts.null_count:
+            raise ValueError("a text is null; every pair must have both sides")
         if not self.by_word:
             ids, lengths = self._encode(texts)
             return Encoded(ids, _offsets(lengths))
