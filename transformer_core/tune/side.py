@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.run.connection import connect, send
-from transformer_core.tune import kinks
+from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import PACKAGES, Watch
 from transformer_core.tune.no_dropout import without_dropout
@@ -79,7 +79,9 @@ class Side:
         if not self.order.dropout:
             without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
-            kinks.cross_over()
+            disturbance.cross_over()
+        if self.order.noise == NOISE["bfloat16"]:
+            disturbance.round_states()
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)

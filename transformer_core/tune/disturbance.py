@@ -1,9 +1,11 @@
-"""Functions that bend at 0, in a copy of a script that tells how much rounding may change.
+"""What rounding may do, in the copy of a script that tells how far it goes.
 
-An input near 0 may fall on the other side when its sums are added in another order, and its slope
-is another one then: one such number changes the gradient of a tensor by more than all rounding.
-Whether one falls over is chance, so that a copy whose weights are disturbed says little about it.
-In this copy all that may fall over do.
+A function that bends at 0: an input near 0 may fall on the other side when its sums are added in
+another order, and its slope is another one then. One such number changes the gradient of a tensor
+by more than all rounding. Whether one falls over is chance, so that a copy whose weights are
+disturbed says little about it. In this copy all that may fall over do.
+
+A recurrent layer: a format with few bits rounds its state at every place, not its result alone.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 NEAR = 128 * 2.0**-24
@@ -58,3 +60,37 @@ def _crossing(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return real(x.add_(change) if in_place else x + change, *args, **kwargs)
 
     return function
+
+
+RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+
+
+def round_states() -> None:
+    """Lets recurrent layers have their state in bfloat16 after every place, from now on."""
+    for kind in RECURRENT:
+        kind.forward = _place_by_place(kind.forward)  # type: ignore[method-assign]
+
+
+def _place_by_place(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward pass place by place. Layers of both directions, packed sequences, and dropout
+    between layers stay as they are."""
+
+    def rounded(state: Any) -> Any:
+        if isinstance(state, tuple):
+            return tuple(map(rounded, state))
+        return state.to(torch.bfloat16).to(state.dtype)
+
+    @wraps(real)
+    def forward(layer: nn.RNNBase, x: Any, state: Any = None) -> Any:
+        plain = isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point()
+        if not plain or layer.bidirectional or (layer.dropout and layer.num_layers > 1):
+            return real(layer, x, state)
+        places = 1 if layer.batch_first else 0
+        results = []
+        for place in x.split(1, places):
+            result, state = real(layer, place, state)
+            state = rounded(state)
+            results.append(rounded(result))
+        return torch.cat(results, places), state
+
+    return forward
