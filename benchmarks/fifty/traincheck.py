@@ -1,4 +1,4 @@
-"""What TrainCheck sees of the Fifty: the last column of the table in docs/audit.md.
+"""Runs TrainCheck on the Fifty, for the last column of the table in docs/audit.md.
 
 TrainCheck (Jiang et al., Training with Confidence, OSDI 2025) infers invariants from the trace of a
 correct training, and reports those that another training violates. Here it infers them from the
@@ -117,7 +117,7 @@ def main() -> None:
     for name in names:
         cell = measure(name)
         print(f"{name} | {cell}", flush=True)
-        # Read anew: another process may measure other pairs meanwhile.
+        # The page is read again: another process may measure other pairs meanwhile.
         table = Table()
         table.put(name, len(HEAD) - 1, [cell])
         table.write()

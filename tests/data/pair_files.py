@@ -47,7 +47,7 @@ def corpus(kind: str, files: Any = None, **fields: Any) -> Any:
 
 
 def reader(kind: str, files: Any = None, **fields: Any) -> Reader:
-    """What reads the first split of such a corpus."""
+    """The reader of the first split of such a corpus."""
     return open_split(corpus(kind, files, **fields), "train")
 
 

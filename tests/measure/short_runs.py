@@ -27,6 +27,6 @@ def this_rank() -> Process:
 
 
 def recorded(spec: RunSpec, folder: Path, checked: bool = True) -> Recorded:
-    """What a short run of this rank records; its weights are saved in ``folder``."""
+    """The record of a short run of this rank; its weights are saved in ``folder``."""
     stores = small_store(), small_store(9, seed=1)
     return record(spec, this_rank(), VOCABULARY, stores, folder, save_weights=True, checked=checked)

@@ -38,7 +38,7 @@ class Stream:
 
 
 class FakeCuda:
-    """What ``qkv_projection`` uses of ``torch.cuda``, and a race detector."""
+    """The part of ``torch.cuda`` that ``qkv_projection`` uses, and a race detector."""
 
     def __init__(self):
         self.made, self.synchronisations = [], 0

@@ -22,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "central": {"parallel": {"kind": "central"}},
     "central_local_loss": {"parallel": {"kind": "central", "local_loss": True}},
 }
-"""What no study of GPUs has: test_training_cuda_layout.py steps through their variants."""
+"""Settings that no study of GPUs has: test_training_cuda_layout.py steps through their variants."""
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
 """Operators whose result the host needs, or whose shape depends on numbers."""
 

@@ -1,4 +1,4 @@
-"""What the copy of a script that tells how far rounding goes does beside disturbing weights."""
+"""The disturbed copy of a script, from which floors come: kinks at 0 and states of recurrent layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The schedule is not in the checkpoint: after resuming, the rate begins anew.
+"""The schedule is not in the checkpoint: after resuming, the rate starts again from the beginning.
 
 https://github.com/pytorch/torchtitan/pull/275
 """

@@ -9,6 +9,7 @@ from schemas.results import Breakdown, Comparison, PairedRun, PathPart, Session,
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.records import read_record
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.measure.session_ratio import step_seconds
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows
 from transformer_core.report.kit.palette import colour_of
@@ -54,19 +55,19 @@ def at_timed_length(
     two profiles, recorded minutes apart, may have another sign than the ratio of the turns.
     """
 
-    def total(side: str, quantity: str) -> float:
-        rounds = [one for session in sessions for one in session.rounds]
-        windows = [window for one in rounds for window in one.windows if window.side == side]
-        return sum(getattr(window, quantity) for window in windows)
-
     def tokens_per_step(side: str) -> float:
-        return total(side, "tokens") / total(side, "steps")
+        windows = [window for session in sessions for window in session.windows(side)]
+        return sum(window.tokens for window in windows) / sum(window.steps for window in windows)
 
-    before = 1e3 * total(reference, "seconds") / total(reference, "steps")
-    after = before * tokens_per_step(variant) / tokens_per_step(reference) / speedup
-    first, second = found.step.first_ms, found.step.second_ms
-    if not first or not second:
+    seconds, first, second = (
+        step_seconds(sessions, reference),
+        found.step.first_ms,
+        found.step.second_ms,
+    )
+    if not seconds or not first or not second:
         return found
+    before = 1e3 * seconds
+    after = before * tokens_per_step(variant) / tokens_per_step(reference) / speedup
 
     def scaled(change: Change) -> Change:
         parts = (
