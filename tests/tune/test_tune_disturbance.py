@@ -22,7 +22,8 @@ BENT = {
 @pytest.fixture
 def crossed(monkeypatch):
     """The functions as in such a copy, until the end of the test."""
-    for owner, name in disturbance.FUNCTIONS:
+    pools = [(torch, name) for name, _ in disturbance.POOLINGS]
+    for owner, name in [*disturbance.FUNCTIONS, *pools]:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     disturbance.cross_over()
 
@@ -46,6 +47,47 @@ def test_large_numbers_of_16_bits_are_not_all_near(crossed):
     x = torch.full((4,), 1e4, dtype=torch.float16, requires_grad=True)
     functional.relu(x * 1).sum().backward()
     assert x.grad.tolist() == [1.0] * 4
+
+
+POOLS = {
+    "module": nn.MaxPool2d(2),
+    "function": lambda x: functional.max_pool2d(x, 2, stride=2, padding=0),
+    "one dimension": lambda x: functional.max_pool1d(x.flatten(-2)[..., [0, 1, 3, 4]], 2),
+    "three dimensions": lambda x: functional.max_pool3d(x[:, None], (1, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_maximum_that_is_nearly_shared_goes_to_the_other(crossed, name):
+    x = torch.zeros(1, 1, 2, 6, requires_grad=True)
+    # Two that are nearly equal, two of which one is larger, and two equal ones.
+    with torch.no_grad():
+        x[0, 0, 0] = torch.tensor([1.0, 1 - 1e-6, 0.0, 2.0, 1.0, 0.0])
+        x[0, 0, 1] = -1
+    pooled = POOLS[name](x * 1)
+    pooled.sum().backward()
+    given = x.grad[0, 0, 0].tolist()
+    if name == "one dimension":
+        assert given[:5] == [0, 1, 0, 1, 0]
+    else:
+        assert given[:4] == [0, 1, 0, 1]
+        assert pooled.flatten().tolist() == pytest.approx([1, 2, 1], abs=1e-5)
+
+
+def test_of_equal_inputs_another_gets_the_gradient(crossed):
+    x = torch.ones(1, 1, 2, 2, requires_grad=True)
+    plain = torch.ones(1, 1, 2, 2, requires_grad=True)
+    torch._C._nn.max_pool2d_with_indices(plain, 2)[0].sum().backward()
+    functional.max_pool2d(x * 1, 2).sum().backward()
+    assert plain.grad.sum() == x.grad.sum() == 1
+    assert not torch.equal(x.grad, plain.grad)
+
+
+def test_windows_that_overlap(crossed):
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 9, 9).relu().requires_grad_()
+    pooled = functional.max_pool2d(x * 1, 3, stride=2, padding=1)
+    assert torch.allclose(pooled, nn.MaxPool2d(3, 2, 1, return_indices=True)(x)[0], atol=1e-4)
 
 
 @pytest.fixture

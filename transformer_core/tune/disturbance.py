@@ -5,6 +5,9 @@ another order, and its slope is another one then. One such number changes the gr
 by more than all rounding. Whether one falls over is chance, so that a copy whose weights are
 disturbed says little about it. In this copy all that may fall over do.
 
+The maximum of a window: where two inputs are nearly equal, or both 0 after a ReLU, rounding or
+another memory format decides which of them gets the gradient. In this copy it is the other one.
+
 A recurrent layer: a format with few bits rounds its state at every place, not its result alone.
 """
 
@@ -39,10 +42,51 @@ FUNCTIONS: tuple[tuple[Any, str], ...] = (
 """What modules and the other functions of ``torch.nn.functional`` call in the end."""
 
 
+POOLINGS: tuple[tuple[str, Any], ...] = (
+    ("max_pool1d", torch.max_pool1d_with_indices),
+    ("max_pool2d", torch._C._nn.max_pool2d_with_indices),
+    ("max_pool3d", torch._C._nn.max_pool3d_with_indices),
+)
+"""Functions of torch, and for each the one that also tells where the maxima are."""
+
+
 def cross_over() -> None:
-    """Lets every input near 0 of these functions fall on the other side, from now on."""
+    """Lets every input near 0 of these functions fall on the other side, and every maximum that is
+    nearly shared go to the other input, from now on."""
     for owner, name in FUNCTIONS:
         setattr(owner, name, _crossing(getattr(owner, name)))
+    for name, located in POOLINGS:
+        setattr(torch, name, _passing_on(getattr(torch, name), located))
+
+
+def _tracked(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
+
+
+def _near(x: Tensor) -> Tensor:
+    """The distance within which rounding decides."""
+    return NEAR * torch.linalg.vector_norm(x, dtype=torch.float32) / x.numel() ** 0.5
+
+
+def _passing_on(real: Callable[..., Tensor], located: Callable[..., Any]) -> Callable[..., Tensor]:
+    @wraps(real)
+    def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not _tracked(x):
+            return real(x, *args, **kwargs)
+        with torch.no_grad():
+            largest, places = located(x, *args, **kwargs)
+            # Windows are those of the last one to three dimensions, counted through.
+            dims = int(real.__name__[-2])
+            flat, places = x.detach().flatten(-dims), places.flatten(-dims)
+            others = flat.scatter(-1, places, -torch.inf).unflatten(-1, x.shape[-dims:])
+            lead = (largest - real(others, *args, **kwargs)).flatten(-dims)
+            near = _near(x)
+            change = torch.where(lead <= near, -(lead + near), 0).to(x.dtype)
+            # One input may be the largest of several windows.
+            change = torch.zeros_like(flat).scatter_reduce(-1, places, change, "amin")
+        return real(x + change.unflatten(-1, x.shape[-dims:]), *args, **kwargs)
+
+    return function
 
 
 def _crossing(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -50,12 +94,10 @@ def _crossing(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(real)
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not (torch.is_grad_enabled() and x.requires_grad) or torch.compiler.is_compiling():
+        if not _tracked(x):
             return real(x, *args, **kwargs)
         with torch.no_grad():
-            size = torch.linalg.vector_norm(x, dtype=torch.float32) / x.numel() ** 0.5
-            near = x.abs() <= NEAR * size
-            change = torch.where(near, -2 * x, 0)
+            change = torch.where(x.abs() <= _near(x), -2 * x, 0)
         # The input moves, and its slope stays.
         return real(x.add_(change) if in_place else x + change, *args, **kwargs)
 
