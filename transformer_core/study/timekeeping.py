@@ -28,18 +28,21 @@ from schemas.results.comparisons import Refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.reservations import step_flops
 
-TRAINS = MappingProxyType(
-    {"train": 1.0, "train_again": 1.0, "memory": 1.0, "profile": 1.0, "evaluate": 1.0}
-    | {"short_run": 1.7}
-)
-"""Rules whose jobs are about as long as a training, and how many trainings."""
+TRAINS = ("train", "train_again", "evaluate")
+"""Rules whose jobs are about as long as a training."""
+FEW_STEPS = MappingProxyType({"memory": 10, "profile": 4, "short_run": 30})
+"""Rules whose jobs take some steps, however long a training is, and how many, about."""
+STEPS = (*TRAINS, *FEW_STEPS, "turns")
+"""Rules that tell how long steps take."""
 STARTS = MappingProxyType(
     dict.fromkeys(("resolve_spec", "short_spec", "describe_study", "hardware"), 0.05)
     | dict.fromkeys(("combine", "certify", "shards", "tokenizer", "read_corpus"), 0.2)
-    | {"breakdown": 0.3, "roofline": 6.0, "collectives": 5.0, "page": 4.0, "compute_times": 2.0}
+    | {"breakdown": 0.3, "page": 4.0, "compute_times": 2.0, "audit": 8.0}
 )
 """Other rules whose jobs take more or less time than this program takes to start, and how much."""
-OVERHEAD = 2.0  # seconds of a step for each that its matrix products take alone
+LIMITS = MappingProxyType({"roofline": 180, "collectives": 130})
+"""Rules that measure limits of the machine, and how many measurements, about."""
+OVERHEAD = 1.4  # seconds of a step for each that its matrix products take alone
 KNOWN, ALIKE, GUESSED = 0.15, 0.4, 0.6
 """Errors of an expectation: where jobs of the rule have ended, where others have, and where none
 has."""
@@ -94,17 +97,22 @@ def guesses(
     step = OVERHEAD * flops / rate
     training = start + study.training.steps * step
     found = {rule: share * start for rule, share in STARTS.items()}
-    found |= {rule: share * training for rule, share in TRAINS.items()}
+    found |= dict.fromkeys(TRAINS, training)
+    found |= {rule: start + steps * step for rule, steps in FEW_STEPS.items()}
     if study.evaluation.max_pairs == 0:
         found["evaluate"] = 0.2 * start  # it translates nothing
     found["predict_memory"] = 0.8 * start * len(specs)
+    found |= {rule: 2 * start + count * study.limits.seconds for rule, count in LIMITS.items()}
 
     def session(sides: float) -> float:
         asked = study.comparison
+        # The reference has several processes.
+        players = sides - 1 + max(1, round(sqrt(sides - 1)))
         turn = asked.lead_steps + max(asked.window_steps, asked.window_seconds / step)
-        steps = max(2, asked.warmup_steps) + asked.pairs * turn
-        # Each imports torch anew.
-        return 2 * start + sides * (0.2 * start + steps * step)
+        # First steps take twice as long.
+        steps = 2 * max(2, asked.warmup_steps) + asked.pairs * turn
+        # Each session imports torch anew.
+        return 3 * start + players * (0.2 * start + steps * step)
 
     # The sessions that every comparison has, whatever its budget.
     least = study.comparison.sessions_least
@@ -114,7 +122,7 @@ def guesses(
     }
     if study.search is not None and study.search.budget:
         half = study.search.budget / 2
-        sessions = max(half, session(study.search.together)) + max(half, least * session(4))
+        sessions = max(half, session(study.search.together)) + max(half, least * session(5))
         found["search"] = sessions + found["short_run"] + 2 * training
     if study.quality is not None:
         # Two trainings, one of them faster, for longer the better they must become.
@@ -167,9 +175,8 @@ class Forecast:
         if factor is not None:
             count = self.known[kind(job)].count
             return factor * self.guess(job), KNOWN + SPREAD / sqrt(count)
-        others = {kind(each) for each in self.guessed} & {*TRAINS, "turns"}
-        found = [factor for rule in others if (factor := self._factor(rule))]
-        if found and kind(job) in (*TRAINS, "turns", "search", "quality"):
+        found = [factor for rule in STEPS if (factor := self._factor(rule))]
+        if found and kind(job) in (*STEPS, "search", "quality"):
             return geometric_mean(found) * self.guess(job), ALIKE
         return self.guess(job), GUESSED
 
@@ -251,13 +258,8 @@ class Timekeeper(logging.Handler):
 
     def line(self) -> str:
         of = f" of {clock_text(self.asked)}" if self.asked else ""
-        left = self.left()
-        said = str(left)
-        # Where a job takes longer than expected, the time left is unknown.
-        if any(self.now() - t > self.forecast.job(job).high for job, t, _ in self.running.values()):
-            said = f"over {Range(left.high, left.high)}".replace("about ", "")
         done = self.all - self.todo.total()
-        text = f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {said} left"
+        text = f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {self.left()} left"
         doing = next((what for _, _, what in reversed(self.running.values())), "")
         return f"{text} | {doing.splitlines()[0]}" if doing else text
 
