@@ -259,7 +259,9 @@ class Timekeeper(logging.Handler):
     def line(self) -> str:
         of = f" of {clock_text(self.asked)}" if self.asked else ""
         done = self.all - self.todo.total()
-        text = f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {self.left()} left"
+        text = (
+            f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {self.left()} left"
+        )
         doing = next((what for _, _, what in reversed(self.running.values())), "")
         return f"{text} | {doing.splitlines()[0]}" if doing else text
 
