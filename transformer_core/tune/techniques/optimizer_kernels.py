@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from transformer_core.tune.source import Source
 
 KERNELS = {"Adam", "AdamW", "SGD", "Adagrad"}
+OPTIONS = ("fused", "foreach")
+"""A script that sets one of them, to whatever value, keeps its choice."""
 
 
 class FusedOptimizer(Technique):
@@ -28,6 +30,8 @@ class FusedOptimizer(Technique):
             return f"the script uses {found}; torch has {self.option} kernels for {_listed()}"
         if all(group.get(self.option) for group in facts["groups"]):
             return f"the optimizer is {self.option} already"
+        if all(any(group.get(o) is not None for o in OPTIONS) for group in facts["groups"]):
+            return "the script chooses the kernels of its optimizer itself"
         return None
 
     def prepare(self, watch: "Watch") -> None:
@@ -51,8 +55,8 @@ class FusedOptimizer(Technique):
         original = kind.__init__
 
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get("fused") is None and kwargs.get("foreach") is None:
-                kwargs = {k: v for k, v in kwargs.items() if k not in ("fused", "foreach")}
+            if all(kwargs.get(option) is None for option in OPTIONS):
+                kwargs = {k: v for k, v in kwargs.items() if k not in OPTIONS}
                 kwargs[self.option] = True
                 self.made += 1
             original(made, *args, **kwargs)
