@@ -328,6 +328,36 @@ def test_gradients_in_float16_are_scaled_inside_the_model_alone():
     assert apart(found) < 0.02 < apart(lost)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "fused", "foreach"),
+    [
+        ({"fused": None, "foreach": None}, None, None),
+        # As transformers' Trainer does.
+        ({"fused": True, "foreach": None}, "fused already", "chooses the kernels"),
+        ({"fused": False, "foreach": None}, "chooses the kernels", "chooses the kernels"),
+    ],
+)
+def test_kernels_of_an_optimizer_are_left_where_the_script_chooses_them(chosen, fused, foreach):
+    facts = {"device": "cpu", "optimizers": ["AdamW"], "groups": [chosen]}
+    for name, why in (("fused_optimizer", fused), ("foreach_optimizer", foreach)):
+        found = TECHNIQUES[name].obstacle(facts)
+        assert found is None if why is None else why in str(found)
+
+
+def test_a_layout_is_set_past_a_method_of_the_module_that_knows_devices_alone():
+    class Task(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Conv2d(3, 4, 3)
+
+        def to(self, device):
+            return super().to(device)
+
+    task = Task()
+    TECHNIQUES["channels_last"].module(task)
+    assert task.inner.weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_kernels_of_attention_are_chosen_where_there_is_attention():
     math, flash = TECHNIQUES["sdpa_math"], TECHNIQUES["sdpa_flash"]
     facts = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}

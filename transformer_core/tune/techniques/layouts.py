@@ -23,7 +23,8 @@ class ChannelsLast(Technique):
     def module(self, module: "nn.Module") -> None:
         import torch
 
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # A module may have a method of this name that knows devices alone, as timm's tasks do.
+        torch.nn.Module.to(module, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
         return bool(source.before_loop(["MODEL.to(memory_format=torch.channels_last)"]))
