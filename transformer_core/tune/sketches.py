@@ -39,7 +39,7 @@ def sketch(tensor: Any, whole: bool = False) -> Sketch:
         flat = torch.view_as_real(flat).reshape(-1)
     count = flat.numel()
     if count <= (WHOLE_VECTOR if local.dim() < 2 else WHOLE):
-        return flat.double().cpu().numpy()
+        return flat.double().cpu().numpy().copy()  # In 64 bits it is the tensor's own memory.
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
     signs = _signs(flat.device)
     chunk = _PERIOD * 64
