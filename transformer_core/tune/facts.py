@@ -177,6 +177,7 @@ class Watch:
                 self.classes = max(self.classes, int(input.shape[-1]))
             return original(input, target, *args, **kwargs)
 
+        cross_entropy.__wrapped__ = original  # type: ignore[attr-defined]
         functional.cross_entropy = cross_entropy
 
     def _batch_norm(self, functional: Any) -> None:

@@ -6,6 +6,7 @@ reshapes it and hands it to ``F.cross_entropy``, which torch lets it answer itse
 are computed in the forward pass, chunk by chunk (as in Hsu et al., Liger Kernel, 2024).
 """
 
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,7 +149,7 @@ class LazyLogits:
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is _PLAIN and isinstance(args[0], LazyLogits):
+        if unwrap(function) is _PLAIN and isinstance(args[0], LazyLogits):
             loss = _chunked(*args, **kwargs)
             if loss is not None:
                 return loss
@@ -157,7 +158,8 @@ class LazyLogits:
         return function(*plain, **named)
 
 
-_PLAIN = F.cross_entropy
+_PLAIN = unwrap(F.cross_entropy)
+"""torch's own: what it hands to ``__torch_function__`` is found by name, and may be wrapped by then."""
 
 
 def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> Tensor | None:
