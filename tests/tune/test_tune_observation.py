@@ -103,6 +103,72 @@ def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path):
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
 
 
+STEPS = """
+import torch
+from torch import nn
+torch.manual_seed(1)
+model = nn.Sequential(nn.Embedding(1200, 16), nn.Tanh(), nn.Linear(16, 1200))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024)
+for _ in range(100):
+    tokens = torch.randint(0, 1200, (4, 8))
+    loss = nn.functional.cross_entropy(model(tokens).view(-1, 1200), tokens.view(-1))
+    optimizer.zero_grad()
+    STEP
+"""
+STEP = "loss.backward(); optimizer.step()"
+
+
+def changed(folder: Path, text: str, *names: str) -> tuple[Record, list[Record]]:
+    """Three steps of a script, and of the same with each of some changes."""
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    program = Program(("train.py",), folder)
+    with session(program, [Side(OWN)], folder / "first") as run:
+        facts = run.facts(OWN, 100) | {"head": None, "factory": False}
+    sides = [Side(OWN), *(Side(name, (name,)) for name in names)]
+    with session(program, sides, folder / "again", facts=facts) as run:
+        for side in sides:
+            run.facts(side.name, 100)
+        own, *others = (recorded(run, side.name, 3) for side in sides)
+        assert not any(run.facts(name)["without_effect"] for name in names)
+    return own, others
+
+
+def agree(own: Record, others: list[Record]) -> None:
+    for other in others:
+        for kind in ("gradient", "update"):
+            assert own.keys(kind)
+            for key in own.keys(kind):
+                found, right = other.get(kind, key), own.get(kind, key)
+                assert found is not None
+                assert right is not None
+                assert np.allclose(found, right, rtol=1e-4, atol=1e-7), (kind, key)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        STEP,
+        "optimizer.step(lambda: (loss.backward(), loss)[1])",
+        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+    ],
+)
+def test_gradients_are_those_before_a_kernel_changes_them(tmp_path, step):
+    text = STEPS.replace("STEP", step)
+    agree(*changed(tmp_path, text, "foreach_optimizer", "fused_optimizer"))
+
+
+def test_weights_of_64_bits_are_recorded_as_they_were(tmp_path):
+    text = STEPS.replace("torch.manual_seed(1)", "torch.set_default_dtype(torch.float64)")
+    own, _ = changed(tmp_path, text.replace("STEP", STEP))
+    for key in own.keys("update"):
+        assert np.any(own.get("update", key)), key
+
+
+def test_a_loss_over_many_classes_is_divided(tmp_path):
+    agree(*changed(tmp_path, STEPS.replace("STEP", STEP), "chunked_loss"))
+
+
 def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp_path):
     command = ["torchrun", "--nproc-per-node", "2", "ranks.py", "accumulate"]
     task = {"kind": "script", "command": command, "directory": str(SCRIPTS)}

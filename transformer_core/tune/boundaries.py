@@ -58,6 +58,11 @@ class Boundaries:
         """Called once, when all gradients of the first step may exist and no weight has changed."""
         self.on_optimizer: Callable[[], None] = lambda: None
         """Called before the first step of each further optimizer."""
+        self.before_update: Callable[[Optimizer], None] = lambda optimizer: None
+        """Called with an optimizer before it changes weights, while gradients are what ``backward``
+        and the script made of them: some kernels change them in place (SGD's multi-tensor kernel
+        with Nesterov momentum, and fused kernels, which unscale them). In a step with a closure,
+        after each call of that."""
         self.order: list[int] = []
         """Numbers of the optimizers in the order in which they stepped, the first steps only."""
         self.on_boundary: Callable[[], None] = lambda: None
@@ -198,20 +203,20 @@ class Boundaries:
                 self.on_optimizer()
         if len(self.order) < ORDER_KEPT:
             self.order.append(number)
-        if self._begun:
-            return None
-        # A closure computes the first gradients inside the step: Lightning, LBFGS.
+        # A closure computes the gradients inside the step: Lightning, LBFGS.
         if len(args) > 1 and callable(args[1]):
-            return (args[0], self._then_begin(args[1]), *args[2:]), kwargs
+            return (args[0], self._then_update(optimizer, args[1]), *args[2:]), kwargs
         if callable(kwargs.get("closure")):
-            return args, kwargs | {"closure": self._then_begin(kwargs["closure"])}
+            return args, kwargs | {"closure": self._then_update(optimizer, kwargs["closure"])}
         self._begin()
+        self.before_update(optimizer)
         return None
 
-    def _then_begin(self, closure: Call) -> Call:
+    def _then_update(self, optimizer: Optimizer, closure: Call) -> Call:
         def call() -> Any:
             found = closure()
             self._begin()
+            self.before_update(optimizer)
             return found
 
         return call

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from transformer_core.run.connection import connect, send
 from transformer_core.tune import disturbance
@@ -62,6 +63,8 @@ class Side:
         self._rates: set[float] = set()
         self._first: dict[int, tuple[nn.Parameter, Tensor]] = {}
         """Parameters that are held, and their first values."""
+        self._gradients: dict[str, Sketch] = {}
+        """Of the step at hand, before the optimizer's step changed them."""
         self._looking = True
         """Whether calls of modules are still intercepted."""
 
@@ -72,6 +75,7 @@ class Side:
         self.boundaries.on_inputs = self._note_inputs
         self.boundaries.before_first_update = self._before_first_update
         self.boundaries.on_optimizer = self._further_optimizer
+        self.boundaries.before_update = self._note_gradients
         self.boundaries.on_boundary = self._boundary
         self.boundaries.install()
         self.watch.install()
@@ -222,10 +226,24 @@ class Side:
             send(self.line, seconds=seconds, trace=trace)
             self._wait()
 
+    def _note_gradients(self, optimizer: Optimizer) -> None:
+        """Records the gradients of a step that an optimizer is about to take."""
+        if not self.recording:
+            return
+        # A fused kernel divides by the scale of a GradScaler itself.
+        scale = getattr(optimizer, "grad_scale", None)
+        scaled = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in self.boundaries.parameters():
+            if parameter.grad is not None:
+                times = float(scale) if scale is not None and id(parameter) in scaled else 1.0
+                self._gradients[name] = self._sketch(parameter.grad) / times
+
     def _record(self) -> None:
         """Records the quantities of this step that the certificate compares."""
         for name, parameter in self.boundaries.parameters():
-            if parameter.grad is not None:
+            if name in self._gradients:
+                self.sketches[f"{self.step} gradient {name}"] = self._gradients[name]
+            elif parameter.grad is not None:
                 self.sketches[f"{self.step} gradient {name}"] = self._sketch(parameter.grad)
             self.sketches[f"{self.step} weight {name}"] = self._sketch(parameter)
         for name, parameter in self.boundaries.orphans():
@@ -235,7 +253,7 @@ class Side:
             self.sketches[f"{self.step} buffer {name}"] = self._sketch(buffer)
         self.losses.append([float(loss) for loss in self.boundaries.losses])
         self.inputs.append(self._batch)
-        self._batch = []
+        self._batch, self._gradients = [], {}
 
     def _wait(self) -> None:
         """Answer the coordinator until it hands out a turn."""
