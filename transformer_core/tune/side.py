@@ -232,10 +232,11 @@ class Side:
             return
         # A fused kernel divides by the scale of a GradScaler itself.
         scale = getattr(optimizer, "grad_scale", None)
-        scaled = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for name, parameter in self.boundaries.parameters():
-            if parameter.grad is not None:
-                times = float(scale) if scale is not None and id(parameter) in scaled else 1.0
+            # Another optimizer may have changed those of its own.
+            if parameter.grad is not None and (id(parameter) in own or name not in self._gradients):
+                times = float(scale) if scale is not None and id(parameter) in own else 1.0
                 self._gradients[name] = self._sketch(parameter.grad) / times
 
     def _record(self) -> None:
