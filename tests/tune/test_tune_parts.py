@@ -126,6 +126,23 @@ def test_luck_of_a_tensor_in_a_step_that_rounding_overturns_is_no_bound(first, w
     assert certificate.word == word, certificate
 
 
+@pytest.mark.parametrize(("numbers", "word"), [(2, "same"), (500, "different")])
+def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
+    def with_classes(noise: float, error: float) -> Record:
+        """Beside two tensors, the bias of some classes, whose gradient is off by ``error``."""
+        (found,) = record(noise=noise).ranks
+        gradient = np.random.default_rng(3).standard_normal(numbers)
+        for step in (0, 1, 2):
+            found[f"{step} weight classes"] = -0.1 * step * gradient
+            found[f"{step} gradient classes"] = gradient * (1 + error)
+        del found["0 gradient classes"]
+        return Record([found])
+
+    own, floor, found = with_classes(0, 0), with_classes(0.01, 0.13), with_classes(0.01, 0.31)
+    certificate = certify(found, own, floor, "bfloat16")
+    assert certificate.word == word, certificate
+
+
 def test_numbers_that_weights_decide_are_no_data():
     # What a generator hands to its critic changes with the floor: gradients judge it.
     floor = record(noise=1e-6, inputs=1.0001)

@@ -40,6 +40,10 @@ UPDATE_CEILING = 0.8
 OVERTURNED = 0.5
 """A floor beyond this leaves nothing of a tensor's direction: the difference of two such runs tells
 nothing, however large."""
+FEW = 8
+"""The errors of so few numbers do not average out: one measurement of a floor may be several times
+below the next. The bias of two classes, whose gradients nearly cancel in a batch that has as many of
+each, is one number."""
 NEGLIGIBLE: dict[Rounding, float] = {
     "exact": 1e-5,
     "float32": 1e-5,
@@ -261,7 +265,8 @@ def _largest(
         if noisy is not None:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
         usual = typical[key[1]]
-        bound = allowed(noise, usual, _ceiling(ceiling, noise, usual), MARGIN, least)
+        widest = _ceiling(ceiling, noise, usual, len(_there(own, kind, key)))
+        bound = allowed(noise, usual, widest, MARGIN, least)
         if gap > bound:
             bad.append(
                 f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {bound:.1e} allowed"
@@ -275,11 +280,13 @@ def _largest(
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
 
 
-def _ceiling(least: float, floor: float, usual: float) -> float:
-    """The ceiling of a tensor's bound, from its ``floor`` and the ``usual`` one of its step: a tensor
-    may be lucky where rounding overturns the others. One that is overturned itself has none."""
+def _ceiling(least: float, floor: float, usual: float, numbers: int) -> float:
+    """The ceiling of a tensor's bound, from its ``floor``, the ``usual`` one of its step, and how many
+    ``numbers`` it has: a tensor may be lucky where rounding overturns the others, or where it has few
+    of them. One that is overturned itself has none."""
     widest = max(floor, usual)
-    return math.inf if widest > OVERTURNED else max(least, 2 * widest)
+    times = MARGIN if numbers <= FEW else 2
+    return math.inf if widest > OVERTURNED else max(least, times * widest)
 
 
 def _first_floor(own: Record, floor: Record) -> float:
@@ -312,7 +319,8 @@ class _Noisy:
         # Whatever the bound of a gradient allows, spread evenly over its numbers.
         for key, share in self._shares.items():
             usual = typical[key[1]]
-            bound = allowed(share, usual, _ceiling(CEILING[rounding], share, usual), MARGIN)
+            widest = _ceiling(CEILING[rounding], share, usual, len(gradients[key]))
+            bound = allowed(share, usual, widest, MARGIN)
             self._shares[key] = max(4 * NOISE[rounding], bound)
 
     def turned(self, key: tuple[int, int, str]) -> float:
