@@ -178,7 +178,9 @@ class Forecast:
         found = [factor for rule in STEPS if (factor := self._factor(rule))]
         if found and kind(job) in (*STEPS, "search", "quality"):
             return geometric_mean(found) * self.guess(job), ALIKE
-        return self.guess(job), GUESSED
+        # Where no steps have been taken yet, the limits tell how long programs take to start.
+        found = [factor for rule in LIMITS if (factor := self._factor(rule))]
+        return (geometric_mean(found) if found else 1.0) * self.guess(job), GUESSED
 
     def jobs(self, counts: Mapping[str, float]) -> Range:
         """Seconds of so many jobs, each of which takes its share of the machine."""
