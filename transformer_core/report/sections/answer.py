@@ -32,7 +32,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
 from transformer_core.report.kit.formats import combination
-from transformer_core.report.kit.language import say
+from transformer_core.report.kit.language import also, say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.tried import changed_settings, changes
 from transformer_core.study.resolve import combine
@@ -363,10 +363,20 @@ def draw_waterfall(results: StudyResults) -> Drawing:
     if shown:
         text = say(
             "Read from top to bottom: each technique is added to those above it, and its bar "
-            "runs from the speed before to the speed with it. Techniques in grey were "
-            "measured too, seem to slow training down, and are not recommended. Below, in "
-            "orange, is the best combination without each of its techniques. Black lines are "
-            "intervals. An asterisk marks a stage with kernels that no certificate covers: it"
-            " is shown for orientation and does not count."
+            "runs from the speed before to the speed with it. Black lines are intervals."
         )
+        if found.beyond:
+            text += also(
+                "Techniques in grey were measured too, seem to slow training down, and are not "
+                "recommended."
+            )
+        if found.left_out:
+            text += also(
+                "Below, in orange, is the best combination without each of its techniques."
+            )
+        if any(stage.uncertified for stages, _, _ in groups for stage in stages):
+            text += also(
+                "An asterisk marks a stage with kernels that no certificate covers: it is shown "
+                "for orientation and does not count."
+            )
     return Drawing(figure, say("Techniques together"), text)
