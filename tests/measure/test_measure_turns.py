@@ -3,8 +3,8 @@
 import json
 import stat
 import threading
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import AuthenticationError
 from typing import Any
 
@@ -49,8 +49,9 @@ def join(
 
     def live() -> None:
         turns = Turns(coordinator.file, Hello(side, rank, TOPOLOGY))
-        while not isinstance(task := turns.next(), Leave):
-            turns.answer(act(task))
+        with suppress(EOFError, OSError):  # the coordinator has gone
+            while not isinstance(task := turns.next(), Leave):
+                turns.answer(act(task))
 
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
@@ -106,10 +107,15 @@ def test_a_side_that_hangs_up_has_ended(coordinator):
 
 
 def test_a_side_that_stalls_has_ended(coordinator):
-    join(coordinator, "a", 0, lambda task: time.sleep(60))
+    over = threading.Event()
+    stalled = join(coordinator, "a", 0, lambda task: over.wait(60))
     coordinator.gather({"a": 1}, alive, timeout=10)
     with pytest.raises(SideEndedError, match=r"did not answer within 0\.3 s \(machine\.timeout\)"):
         coordinator.ask("a", Turn(0, 1), alive, timeout=0.3)
+    over.set()
+    coordinator.dismiss()
+    stalled.join(10)
+    assert not stalled.is_alive()
 
 
 def test_a_side_that_does_not_come(coordinator):
@@ -122,7 +128,7 @@ def test_the_check_is_heard_while_the_coordinator_waits(coordinator):
     def gone() -> None:
         raise SideEndedError("b", "is gone")
 
-    join(coordinator, "a", 0, lambda task: time.sleep(60))
+    join(coordinator, "a", 0, lambda task: None)
     with pytest.raises(SideEndedError, match="b is gone"):
         coordinator.gather({"a": 2}, gone, timeout=10)
     coordinator.gather({"a": 0}, alive, timeout=10)
