@@ -1,6 +1,6 @@
-"""Two versions of a script: the same training, or not, and by what it is seen."""
+"""Certificates from real processes: rounding is the same training, damage is not; whatever was
+measured once is read. More changes of a script are in test_tune_causes.py."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,82 +10,62 @@ from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
 
-SCRIPT = """
-import torch
-from torch import nn
-
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 8))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-data = torch.randn(64, 32), torch.randint(0, 8, (64,))
-for step in range(20_000):
-    rows = torch.randint(0, 64, (16,))
-    loss = nn.functional.cross_entropy(model(data[0][rows]), data[1][rows])
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-
+SCRIPT = (Path(__file__).parent / "scripts/plain.py").read_text(encoding="utf-8")
 CHANGES = {
-    "other batches": ("(0, 64, (16,))", "(0, 32, (16,))", "other numbers"),
-    "a frozen layer": (
-        "data = ",
-        "model[0].weight.requires_grad_(False)\ndata = ",
-        "get no gradient",
-    ),
-    "half of the loss": (
-        "loss.backward()",
-        "(loss / 2).backward()",
-        "gradients are 0.5 times as large in step 1: a sum instead of a mean",
-    ),
-    "another rate": ("lr=1e-3", "lr=1.1e-3", "1.1 times as large"),
+    "cut": ("x = block(x)", "x = block(x.detach()) + x - x.detach()"),
+    "schedule": ("schedule.step()", "pass"),
+    "seeded": ("lr=RATE", "lr=RATE * (1 + 0.1 * (torch.initial_seed() != 1))"),
 }
-"""Each change: the text replaced, its replacement, and the words that name the difference, if any."""
-SEEDED = "another rate, with other seeds than the script's own"
-CHANGES[SEEDED] = ("lr=1e-3", "lr=1e-3 * (1 + (torch.initial_seed() != 3))", "")
+"""Changes of the script after which it trains another model; the last one with other seeds alone."""
+CHANGED = {
+    name: Side(name, files={Path("plain.py"): SCRIPT.replace(old, new)})
+    for name, (old, new) in CHANGES.items()
+}
+HEALTHY = [Side(name, (name,)) for name in ("bf16", "fused_optimizer")]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """One session with all changed scripts, and one with other seeds for the last of them."""
+    """One session with all sides, and one with other seeds for the last of them."""
     folder = tmp_path_factory.mktemp("compare")
     home = folder / "home"
     home.mkdir()
-    (home / "old.py").write_text(SCRIPT)
-    sides = [
-        Side(name, files={Path("old.py"): SCRIPT.replace(old, new)})
-        for name, (old, new, _) in CHANGES.items()
-    ]
-    sessions = Sessions(Program(("old.py",), home), folder / "sessions", "key")
-    plan = Plan("all", [Side(OWN), *floors(sides), *sides], 0, 2, record=3, late=2)
+    (home / "plain.py").write_text(SCRIPT)
+    sessions = Sessions(Program(("plain.py",), home), folder / "sessions", "key")
+    sides = [*HEALTHY, *CHANGED.values()]
+    plan = Plan("all", [Side(OWN), *floors(sides), *sides], 0, 2, record=4, late=2)
     found = sessions.run(plan, lambda text: None)
-    assert (home / "old.py").read_text() == SCRIPT
+    assert (home / "plain.py").read_text() == SCRIPT
     # What was measured once is read.
     assert sessions.run(plan, lambda text: pytest.fail("measured again")) == found
-    again = replace(plan, name="seeds", sides=[Side(OWN), *floors(sides), sides[-1]], seed=1000)
+    sides = [CHANGED["seeded"]]
+    again = Plan("seeds", [Side(OWN), *floors(sides), *sides], 1000, 0, record=4)
     return [found, sessions.run(again, lambda text: None)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_script_is_judged(name, outcomes):
-    old, _, seen = CHANGES[name]
-    assert old in SCRIPT
-    measured = outcomes[0].sides[name]
-    assert measured.status == "ok", measured.reason
-    assert len(measured.seconds) == 2
-    assert measured.certificate["word"] == ("different" if seen else "same"), measured.certificate
-    assert seen in measured.certificate["reason"]
+@pytest.mark.parametrize("side", HEALTHY, ids=lambda side: side.name)
+def test_rounding_is_the_same_training(side, outcomes):
+    measured = outcomes[0].sides[side.name]
+    assert (measured.status, len(measured.seconds)) == ("ok", 2), measured.reason
+    found = measured.certificate
+    assert (found["word"], found["identical"]) == ("same", False), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cut", "schedule"])
+def test_damage_is_another_training(name, outcomes):
+    assert SCRIPT.count(CHANGES[name][0]) == 1
+    found = outcomes[0].sides[name].certificate
+    assert found["word"] == "different", found
 
 
 @pytest.mark.slow
 def test_the_worst_certificate_of_all_seeds_counts(outcomes):
-    seeded = outcomes[1].sides[SEEDED].certificate
-    assert seeded["word"] == "different"
-    side = Side(SEEDED, ("changed",))
-    tuning = Tuning(Program(("old.py",), Path()), Path(), print)
-    assert (tuning.together(side, outcomes).certificate or {})["word"] == "different"
-    assert (tuning.together(side, outcomes[:1]).certificate or {})["word"] == "same"
+    tuning = Tuning(Program(("plain.py",), Path()), Path(), print)
+    for some, word in ((outcomes[:1], "same"), (outcomes, "different")):
+        certificate = tuning.together(CHANGED["seeded"], some).certificate or {}
+        assert certificate["word"] == word, certificate
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):

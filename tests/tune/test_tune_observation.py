@@ -1,8 +1,9 @@
-"""Scripts of many kinds are observed as they are: each session has the script and its twin."""
+"""Scripts of many kinds are observed as they are."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from schemas.config.run_spec import ScriptTask
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.driver import CannotObserve, program_of
-from transformer_core.tune.flow import Tuning
+from transformer_core.tune.driver import CannotObserve, learn, program_of
+from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN
 from transformer_core.tune.techniques.registry import TECHNIQUES
@@ -21,13 +22,11 @@ from transformer_core.tune.techniques.registry import TECHNIQUES
 pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TWIN = Side("twin")
 
 
 @contextmanager
-def started(script: str, folder: Path, *sides: Side, **more: str) -> Iterator[Session]:
+def started(program: Program, folder: Path, *sides: Side) -> Iterator[Session]:
     """A session of the script and ``sides``, waiting at their first boundary."""
-    program = Program(tuple(script.split()), SCRIPTS, boundary=more.get("boundary", "optimizer"))
     with session(program, [Side(OWN), *sides], folder) as run:
         for side in run.sides:
             run.facts(side.name, 100)
@@ -41,10 +40,8 @@ def recorded(run: Session, side: str, steps: int) -> Record:
 
 
 def test_closures_are_a_step_whose_first_update_is_seen(tmp_path):
-    with started("closure.py", tmp_path, TWIN) as run:
-        own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
-        facts = run.facts(OWN)
-    assert trust(own, twin)[0]
+    with started(Program(("closure.py",), SCRIPTS), tmp_path) as run:
+        own, facts = recorded(run, OWN, 2), run.facts(OWN)
     assert (facts["optimizers"], facts["modules"]) == (["LBFGS"], ["Sequential"])
     names = {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert {(step, name) for _, step, name in own.keys("update")} == {
@@ -55,10 +52,8 @@ def test_closures_are_a_step_whose_first_update_is_seen(tmp_path):
 
 
 def test_two_optimizers_are_seen_from_their_first_updates(tmp_path):
-    with started("two_optimizers.py", tmp_path, TWIN) as run:
-        own, twin = (recorded(run, side, 4) for side in (OWN, "twin"))
-        facts = run.facts(OWN)
-    assert trust(own, twin)[0]
+    with started(Program(("two_optimizers.py",), SCRIPTS), tmp_path) as run:
+        own, facts = recorded(run, OWN, 4), run.facts(OWN)
     assert facts["cycle"] == 2
     assert facts["modules"] == ["Sequential", "Sequential"]
     # The generator is called first and bears no number; the critic, number 1, steps first.
@@ -73,7 +68,7 @@ def test_two_optimizers_are_seen_from_their_first_updates(tmp_path):
 
 
 def test_accumulation_with_scaler_autocast_and_workers_is_a_step(tmp_path):
-    with started("accumulation.py", tmp_path, TWIN) as run:
+    with started(Program(("accumulation.py",), SCRIPTS), tmp_path, Side("twin")) as run:
         own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
         facts = run.facts(OWN)
     assert trust(own, twin)[0]
@@ -83,10 +78,13 @@ def test_accumulation_with_scaler_autocast_and_workers_is_a_step(tmp_path):
 
 
 def test_weights_updated_by_hand_are_noticed(tmp_path):
-    with pytest.raises(SideEnded, match="no step"), started("by_hand.py", tmp_path):
-        pass
-    with started("by_hand.py", tmp_path, boundary="backward") as run:
-        own = recorded(run, OWN, 3)
+    program = Program(("by_hand.py",), SCRIPTS)
+    backward = Side("backward", program=replace(program, boundary="backward"))
+    with session(program, [Side(OWN), backward], tmp_path) as run:
+        with pytest.raises(SideEnded, match="no step") as ended:
+            run.facts(OWN, 100)
+        own = recorded(run, "backward", 3)
+    assert learn(ended.value, program, None, LEAST_STEPS, print) == (backward.program, None)
     assert {name for *_, name in own.keys("gradient")} == {"weight", "bias"}
 
 
@@ -103,7 +101,7 @@ def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path):
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
 
 
-STEPS = """
+LOOP = """
 import torch
 from torch import nn
 torch.manual_seed(1)
@@ -116,57 +114,71 @@ for _ in range(100):
     optimizer.zero_grad()
     STEP
 """
-STEP = "loss.backward(); optimizer.step()"
+STEPS = {
+    "plain": "loss.backward(); optimizer.step()",
+    "closure": "optimizer.step(lambda: (loss.backward(), loss)[1])",
+    "scaler": "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+}
+"""Steps of one training, written in several ways."""
 
 
-def changed(folder: Path, text: str, *names: str) -> tuple[Record, list[Record]]:
-    """Three steps of a script, and of the same with each of some changes."""
-    (folder / "train.py").write_text(text, encoding="utf-8")
-    program = Program(("train.py",), folder)
-    with session(program, [Side(OWN)], folder / "first") as run:
-        facts = run.facts(OWN, 100) | {"head": None, "factory": False}
-    sides = [Side(OWN), *(Side(name, (name,)) for name in names)]
-    with session(program, sides, folder / "again", facts=facts) as run:
-        for side in sides:
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """What is recorded of the plain step, and of all others and techniques that leave it the same
+    training; of one with weights of 64 bits, too."""
+    texts = {name: LOOP.replace("STEP", step) for name, step in STEPS.items()}
+    default = "torch.set_default_dtype(torch.float64)\ntorch.manual_seed(1)"
+    double = texts["plain"].replace("torch.manual_seed(1)", default)
+    checkpoint = "torch.utils.checkpoint.checkpoint(model, tokens, use_reentrant=False)"
+    recomputed = texts["plain"].replace("model(tokens)", checkpoint)
+    kernels = [
+        Side(f"{kernel} {name}", (f"{kernel}_optimizer",), files={Path("train.py"): text})
+        for name, text in texts.items()
+        for kernel in ("foreach", "fused")
+    ]
+    sides = [*kernels, Side("chunked", ("chunked_loss",))]
+    more = [
+        Side("recomputed", files={Path("train.py"): recomputed}),
+        Side("double", files={Path("train.py"): double}),
+    ]
+    folder = tmp_path_factory.mktemp("steps")
+    (folder / "train.py").write_text(texts["plain"], encoding="utf-8")
+    with session(
+        Program(("train.py",), folder),
+        [Side(OWN), *sides, *more],
+        tmp_path_factory.mktemp("logs"),
+        facts={"head": "0:2"},
+    ) as run:
+        found = {}
+        for side in [*run.sides]:
             run.facts(side.name, 100)
-        own, *others = (recorded(run, side.name, 3) for side in sides)
-        assert not any(run.facts(name)["without_effect"] for name in names)
-    return own, others
-
-
-def agree(own: Record, others: list[Record]) -> None:
-    for other in others:
-        for kind in ("gradient", "update"):
-            assert own.keys(kind)
-            for key in own.keys(kind):
-                found, right = other.get(kind, key), own.get(kind, key)
-                assert found is not None
-                assert right is not None
-                assert np.allclose(found, right, rtol=1e-4, atol=1e-7), (kind, key)
+            found[side.name] = recorded(run, side.name, 3)
+        assert run.facts(OWN)["heads"] == ["0:2"]
+        assert not any(run.facts(side.name)["without_effect"] for side in sides)
+    return found
 
 
 @pytest.mark.parametrize(
-    "step",
-    [
-        STEP,
-        "optimizer.step(lambda: (loss.backward(), loss)[1])",
-        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
-    ],
+    "side", [*(f"{kernel} {step}" for step in STEPS for kernel in ("foreach", "fused")), "chunked"]
 )
-def test_gradients_are_those_before_a_kernel_changes_them(tmp_path, step):
-    text = STEPS.replace("STEP", step)
-    agree(*changed(tmp_path, text, "foreach_optimizer", "fused_optimizer"))
+def test_gradients_are_those_before_a_kernel_changes_them_and_of_a_whole_loss(side, steps):
+    own, other = steps[OWN], steps[side]
+    for kind in ("gradient", "update"):
+        assert own.keys(kind)
+        for key in own.keys(kind):
+            found, right = other.get(kind, key), own.get(kind, key)
+            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-7, err_msg=f"{kind} {key}")
 
 
-def test_weights_of_64_bits_are_recorded_as_they_were(tmp_path):
-    text = STEPS.replace("torch.manual_seed(1)", "torch.set_default_dtype(torch.float64)")
-    own, _ = changed(tmp_path, text.replace("STEP", STEP))
-    for key in own.keys("update"):
-        assert np.any(own.get("update", key)), key
+def test_what_backward_computes_again_is_no_call_of_the_script(steps):
+    assert steps["recomputed"].equals(steps[OWN])
 
 
-def test_a_loss_over_many_classes_is_divided(tmp_path):
-    agree(*changed(tmp_path, STEPS.replace("STEP", STEP), "chunked_loss"))
+def test_weights_of_64_bits_are_recorded_as_they_were(steps):
+    double = steps["double"]
+    assert double.keys("update")
+    for key in double.keys("update"):
+        assert np.any(double.get("update", key)), key
 
 
 def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp_path):
@@ -208,9 +220,17 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path):
         assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
 
 
+# Starts when the other side has ended.
+LATE = """
+import pathlib, runpy, time
+while "nothing to train" not in pathlib.Path("{other}/output.txt").read_text():
+    time.sleep(0.05)
+runpy.run_module("{module}", run_name="__main__")
+"""
+
+
 def test_the_last_words_of_a_side_are_read_though_another_starts_late(tmp_path, monkeypatch):
-    late = "import runpy, time\ntime.sleep(4)\nrunpy.run_module({!r}, run_name='__main__')\n"
-    (tmp_path / "late.py").write_text(late.format(Side.module))
+    (tmp_path / "late.py").write_text(LATE.format(module=Side.module, other=tmp_path / "logs/own"))
     (tmp_path / "nothing.py").write_text("raise ValueError('nothing to train')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     program = Program(("nothing.py",), tmp_path)
@@ -219,19 +239,27 @@ def test_the_last_words_of_a_side_are_read_though_another_starts_late(tmp_path, 
         assert run.failed[OWN].why == "ValueError: nothing to train"
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("early", "ended after 4 steps, and at least"),
-        ("nothing", "without a backward pass"),
-        ("error", "ValueError: a wrong thing"),
-        ("question", "reads from standard input"),
-        ("spawn", "cannot be observed: it starts its ranks by torch.multiprocessing"),
-    ],
-)
-def test_an_end_is_one_sentence_with_a_remedy(how, words, tmp_path):
-    said: list[str] = []
-    tuning = Tuning(Program(("ends.py", how), SCRIPTS), tmp_path, said.append)
-    with pytest.raises(CannotObserve, match=words) as caught:
+ENDS = {
+    "nothing": "without a backward pass",
+    "error": "ValueError: a wrong thing",
+    "question": "reads from standard input",
+    "spawn": "cannot be observed: it starts its ranks by torch.multiprocessing",
+}
+
+
+def test_an_end_is_one_sentence_with_a_remedy(tmp_path):
+    programs = {how: Program(("ends.py", how), SCRIPTS) for how in ENDS}
+    sides = [Side(how, program=program) for how, program in programs.items()]
+    with session(programs["nothing"], sides, tmp_path) as run:
+        for how in ENDS:
+            run.attempt(how, lambda how=how: (run.facts(how, 100), run.steps(how, 20)))
+    for how, words in ENDS.items():
+        with pytest.raises(CannotObserve, match=words) as caught:
+            learn(run.failed[how], programs[how], None, LEAST_STEPS, pytest.fail)
+        assert how == "error" or "remedy" in str(caught.value)
+
+
+def test_a_script_that_ends_early_is_not_tuned(tmp_path):
+    tuning = Tuning(Program(("ends.py", "early"), SCRIPTS), tmp_path, lambda text: None)
+    with pytest.raises(CannotObserve, match=r"ended after 4 steps.*; remedy"):
         tuning.run()
-    assert how == "error" or "remedy" in str(caught.value)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transformer_core.tune import isolation
 from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.flow import Answer
@@ -75,37 +76,47 @@ OWN, FLOOR = record(), record(noise=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("found", "word", "reason"),
+    ("found", "floor", "rounding", "word", "reason"),
     [
-        (record(), "same", "equal to the last bit"),
-        (record(noise=2e-6), "same", "gradients within"),
-        (record(noise=1e-3), "different", "the gradient of"),
-        (record(scale=1.01), "different", "1.01 times as large"),
-        (record(inputs=2.0), "different", "other numbers"),
-        (record(passes=2), "different", "2 backward passes"),
-        (Record([OWN.ranks[0], OWN.ranks[0]]), "different", "2 ranks instead of 1"),
+        (record(), FLOOR, "float32", "same", "equal to the last bit"),
+        (record(noise=2e-6), FLOOR, "float32", "same", "gradients within"),
+        (record(noise=1e-3), FLOOR, "float32", "different", "the gradient of"),
+        (record(scale=1.01), FLOOR, "float32", "different", "1.01 times as large"),
+        (record(inputs=2.0), FLOOR, "float32", "different", "other numbers"),
+        (record(passes=2), FLOOR, "float32", "different", "2 backward passes"),
+        (Record(OWN.ranks * 2), FLOOR, "float32", "different", "2 ranks instead of 1"),
+        # A policy whose actions change with the floor has other batches by itself.
+        (record(passes=2), record(noise=1e-6, passes=3), "float32", "undecided", "so does"),
+        # What a generator hands to its critic changes with the floor: gradients judge it.
+        (
+            record(noise=1e-6, inputs=1.001),
+            record(noise=1e-6, inputs=1.0001),
+            "float32",
+            "same",
+            "gradients within",
+        ),
+        # Rounding of data is allowed where weights change nothing.
+        (record(noise=3e-3), FLOOR, "bfloat16", "same", "gradients within"),
+        (record(noise=5e-2), FLOOR, "bfloat16", "different", "the gradient of"),
+        (record(noise=0.9), record(noise=1.0), "bfloat16", "undecided", "nothing can be told"),
     ],
 )
-def test_a_certificate_measures_against_the_floor(found, word, reason):
-    certificate = certify(found, OWN, FLOOR, "float32")
+def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, reason):
+    certificate = certify(found, OWN, floor, rounding)
     assert certificate.word == word, certificate
     assert reason in certificate.reason
 
 
-def test_data_that_rounding_decides_is_undecided():
-    # A policy whose actions change with the floor has other batches by itself.
-    certificate = certify(record(passes=2), OWN, record(noise=1e-6, passes=3), "float32")
-    assert certificate.word == "undecided"
-
-
-def test_rounding_of_data_is_allowed_where_weights_change_nothing():
-    assert certify(record(noise=3e-3), OWN, FLOOR, "bfloat16").word == "same"
-    assert certify(record(noise=5e-2), OWN, FLOOR, "bfloat16").word == "different"
-
-
-def test_a_script_that_rounding_overturns_is_undecided():
-    certificate = certify(record(noise=0.9), OWN, record(noise=1.0), "bfloat16")
-    assert certificate.word == "undecided", certificate
+@pytest.mark.parametrize(("mine", "theirs"), [(8, 16), (16, 8)])
+def test_statistics_of_other_rows_are_named(mine, theirs):
+    # Of all rows, or of two halves: how many values, their sum, and another number.
+    inputs = {16: [[16.0, 3.0, 9.0]], 8: [[8.0, 1.0, 4.0, 8.0, 2.0, 5.0]]}
+    found, own = (
+        Record([OWN.ranks[0] | {"inputs": np.array(inputs[n]), "normalized": np.array([n])}])
+        for n in (mine, theirs)
+    )
+    words = f"takes its statistics from {mine} values of a channel at a time instead of {theirs}"
+    assert words in explained(found, own, own)
 
 
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])
@@ -141,12 +152,6 @@ def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
     own, floor, found = with_classes(0, 0), with_classes(0.01, 0.13), with_classes(0.01, 0.31)
     certificate = certify(found, own, floor, "bfloat16")
     assert certificate.word == word, certificate
-
-
-def test_numbers_that_weights_decide_are_no_data():
-    # What a generator hands to its critic changes with the floor: gradients judge it.
-    floor = record(noise=1e-6, inputs=1.0001)
-    assert certify(record(noise=1e-6, inputs=1.001), OWN, floor, "float32").word == "same"
 
 
 SCRIPT = """import torch

@@ -151,7 +151,8 @@ class Boundaries:
             if torch.compiler.is_compiling():
                 # A compiler that was handed this function in place of the original one.
                 return original(module, *args, **kwargs)
-            trains = module.training and torch.is_grad_enabled()
+            # What backward computes again (checkpointed activations) is no call of the script.
+            trains = module.training and torch.is_grad_enabled() and not _in_backward()
             if not trains or not any(p.requires_grad for p in module.parameters()):
                 return original(module, *args, **kwargs)
             self.calls += 1
@@ -177,6 +178,8 @@ class Boundaries:
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if _in_backward():  # A part of the pass that calls it, as in reentrant checkpoints.
+                return original(tensors, *args, **kwargs)
             first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
             if isinstance(first, Tensor) and first.numel() == 1:
                 self.losses.append(first.detach())
@@ -236,6 +239,11 @@ class Boundaries:
         self.on_boundary()
         self.losses = []
         self.calls = 0
+
+
+def _in_backward() -> bool:
+    """Whether autograd is at work in this thread."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _is_wide(value: Any) -> bool:
