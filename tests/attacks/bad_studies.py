@@ -176,11 +176,15 @@ def numbers() -> dict[FieldPath, dict[str, Any]]:
     return found
 
 
+def _bounds(schema: dict[str, Any]) -> tuple[float, float]:
+    low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+    return low, schema.get("maximum", schema.get("exclusiveMaximum", 1))
+
+
 def around_bounds(schema: dict[str, Any], chance: random.Random) -> float:
     """A number at the bounds of ``schema``, a little or far beyond them."""
     whole = schema["type"] == "integer"
-    low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
-    high = schema.get("maximum", schema.get("exclusiveMaximum", 1))
+    low, high = _bounds(schema)
     step = 1 if whole else max(abs(high - low) * 1e-9, 1e-12)
     near = (low - step, low, low + step, high - step, high, high + step)
     far = (-high, high * 10, high * 2**70, low - 2**40, 0)
@@ -189,8 +193,7 @@ def around_bounds(schema: dict[str, Any], chance: random.Random) -> float:
 
 def within_bounds(schema: dict[str, Any], chance: random.Random) -> float:
     """A number that ``schema`` allows, of any size."""
-    low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
-    high = schema.get("maximum", schema.get("exclusiveMaximum", 1))
+    low, high = _bounds(schema)
     share = chance.random() ** chance.choice((1, 4, 16, 64))
     value = low + (high - low) * share
     return round(value) if schema["type"] == "integer" else value
@@ -324,20 +327,12 @@ def something_else(study: Settings, chance: random.Random) -> bytes:
     return chance.choice(texts).encode()
 
 
+_MAKERS = (
+    *(hostile_value, several_values, number_at_its_bounds, numbers_together, another_kind),
+    *(lost_or_mistyped_name, name_given_twice, damaged_bytes, bomb, something_else),
+)
 KINDS: dict[str, Callable[[Settings, random.Random], bytes]] = {
-    make.__name__: make
-    for make in (
-        hostile_value,
-        several_values,
-        number_at_its_bounds,
-        numbers_together,
-        another_kind,
-        lost_or_mistyped_name,
-        name_given_twice,
-        damaged_bytes,
-        bomb,
-        something_else,
-    )
+    make.__name__: make for make in _MAKERS
 }
 """What is done, by name."""
 

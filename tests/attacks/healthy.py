@@ -19,21 +19,32 @@ from schemas.results import Certificate
 from tests.attacks.planted.fault import (
     BF16,
     CENTRAL,
+    CHECKPOINT,
     COMPRESS,
     DDP,
+    FILLED,
+    FOLDED_MASTERS,
+    FP16,
     FSDP,
+    FSDP_BF16,
     GPT2,
+    JOINED,
+    MASTERS,
+    ONE_PASS,
+    ONEDNN,
+    PACKED,
     POWER,
+    RESIDUAL,
     RING,
+    SINUSOIDAL,
+    SOFTMAX,
+    SOFTMAX_BF16,
     TEXTS,
+    TOGETHER,
     TWO,
+    UNTIED,
     WIDE,
 )
-from tests.attacks.planted.few_bits_faults import ONEDNN, RESIDUAL
-from tests.attacks.planted.loss_faults import ONE_PASS
-from tests.attacks.planted.masters_faults import MASTERS
-from tests.attacks.planted.one_pass_faults import FILLED, TOGETHER
-from tests.attacks.planted.softmax_faults import SOFTMAX, SOFTMAX_BF16
 from tests.attacks.planted_faults import CLASSES, FEW_SEEDS
 from tests.attacks.short_trainings import Recorded, certificate, recorded, reference, spec_of
 from tests.distributed import run_ranks
@@ -41,12 +52,12 @@ from transformer_core.common.files import write_text
 
 VARIANTS: list[tuple[dict[str, Any], str]] = [
     ({}, "tolerance"),
-    ({"training": {"precision": {"kind": "bf16"}}}, "statistical"),
-    ({"model": {"checkpoint": "layers"}}, "tolerance"),
-    ({"training": {"loss": {"kind": "one_pass"}}}, "tolerance"),
-    ({"batching": {"rows": {"kind": "packed"}}}, "tolerance"),
-    ({"training": {"accumulation": {"micro_batches": 2}}}, "tolerance"),
-    ({"training": {"precision": {"kind": "fp16"}}}, "statistical"),
+    (BF16, "statistical"),
+    (CHECKPOINT, "tolerance"),
+    (ONE_PASS, "tolerance"),
+    (PACKED, "tolerance"),
+    (TWO, "tolerance"),
+    (FP16, "statistical"),
     ({"model": {"qkv": {"kind": "layout", "outermost": "batch"}}}, "tolerance"),
     ({"model": {"tokens": {"kind": "unpadded"}}}, "tolerance"),
     ({"training": {"loss": {"kind": "chunked", "rows": 16}}}, "tolerance"),
@@ -55,7 +66,7 @@ NEWER: list[tuple[dict[str, Any], str]] = [
     (SOFTMAX, "tolerance"),
     (SOFTMAX_BF16, "statistical"),
     (MASTERS, "statistical"),
-    (merge(MASTERS, {"training": {"clipping": "folded"}}), "statistical"),
+    (FOLDED_MASTERS, "statistical"),
     (RESIDUAL, "statistical"),
     (ONEDNN, "tolerance"),
     (merge(BF16, ONE_PASS), "statistical"),
@@ -67,24 +78,21 @@ OF_TEXTS: list[tuple[dict[str, Any], str]] = [
     (MASTERS, "statistical"),
     (merge(RESIDUAL, ONE_PASS), "statistical"),
     (merge(ONE_PASS, TWO), "tolerance"),
-    ({"model": {"checkpoint": "layers", "qkv": {"kind": "separate"}}}, "tolerance"),
+    (merge(CHECKPOINT, {"model": {"qkv": {"kind": "separate"}}}), "tolerance"),
 ]
 """Variants of language models."""
 SHAPES: list[dict[str, Any]] = [
-    {"model": shape}
-    for shape in (
-        {},
-        {"d_model": 32, "d_ff": 64, "heads": 4},
-        {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3},
-        {"norm": "post"},
-        {"tied_embeddings": False},
-    )
+    {"model": {}},
+    WIDE,
+    {"model": {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3}},
+    {"model": {"norm": "post"}},
+    UNTIED,
 ]
 TEXT_SHAPES: list[dict[str, Any]] = [
     TEXTS,
     merge(GPT2, {"model": {"d_model": 32, "d_ff": 64}}),
     merge(TEXTS, {"model": {"d_model": 24, "heads": 6, "layers": 3, "tied_embeddings": False}}),
-    merge(TEXTS, {"task": {"texts": "joined"}, "model": {"positions": {"kind": "sinusoidal"}}}),
+    merge(JOINED, SINUSOIDAL),
     merge(TEXTS, {"model": {"feed_forward": {"kind": "relu"}, "d_model": 32, "kv_heads": 1}}),
 ]
 SEEDS = (1, 11, 21, 31)
@@ -104,7 +112,7 @@ ON_RANKS: list[tuple[dict[str, Any], str]] = [
     (FSDP, "tolerance"),
     (CENTRAL, "tolerance"),
     (merge(DDP, MASTERS), "statistical"),
-    (merge(FSDP, {"parallel": {"bf16": True}}), "statistical"),
+    (FSDP_BF16, "statistical"),
     (merge(DDP, merge(TWO, FILLED)), "tolerance"),
 ]
 """Variants of two ranks."""
@@ -149,7 +157,7 @@ def _certified(number: int, equivalence: Tolerance | Statistical, seeds: int) ->
     try:
         large = study["model"].get("d_model", 16) >= 24
         dropout = 0.1 if large and kind == "tolerance" else 0.0
-        found = recorded(spec_of(merge(change, {}), base), seeds, dropout)
+        found = recorded(spec_of(change, base), seeds, dropout)
         against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
         return certificate(equivalence, found, against)
     finally:

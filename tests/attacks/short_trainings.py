@@ -38,39 +38,6 @@ def spec_of(change: dict[str, Any], base: dict[str, Any] | None = None) -> RunSp
     return small_spec(**merge(merge(TINY, base or {}), change))
 
 
-def trained(
-    spec: RunSpec,
-    seeds: int,
-    folder: Path,
-    dropout: float = 0.0,
-    checked: bool = True,
-    late: dict[str, Any] | None = None,
-) -> list[SeedTrajectory]:
-    """What this process, or this rank, records of ``spec``."""
-    joined = dist.is_initialized()
-    rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
-    process = Process(rank, size, rank, size, torch.device("cpu"))
-    make = small_texts if isinstance(spec.task, LanguageModel) else small_store
-    stores = (make(), make(9, seed=1))
-    found = []
-    for number in range(seeds):
-        training = spec.training.model_copy(update={"seed": spec.training.seed + number})
-        seeded = spec.model_copy(update={"training": training})
-        one = record(
-            seeded,
-            process,
-            VOCABULARY,
-            stores,
-            folder,
-            number == 0,
-            dropout,
-            checked,
-            None if late is None else LateSteps.model_validate(late),
-        )
-        found.append(one.trajectory)
-    return found
-
-
 def recorded(
     spec: RunSpec,
     seeds: int = 1,
@@ -78,19 +45,30 @@ def recorded(
     checked: bool = True,
     late: dict[str, Any] | None = None,
 ) -> Recorded:
-    """The trainings of ``spec`` in this process, with its weights at both ends."""
+    """The trainings of ``spec`` by this process or rank, with its weights at both ends."""
+    joined = dist.is_initialized()
+    rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
+    process = Process(rank, size, rank, size, torch.device("cpu"))
+    make = small_texts if isinstance(spec.task, LanguageModel) else small_store
+    stores = (make(), make(9, seed=1))
+    steps = None if late is None else LateSteps.model_validate(late)
+    found = []
     with tempfile.TemporaryDirectory() as own:
         shared = [own]
-        if dist.is_initialized():
+        if joined:
             dist.broadcast_object_list(shared)
         folder = Path(shared[0])
-        found = trained(spec, seeds, folder, dropout, checked, late)
-        if dist.is_initialized():
+        for number in range(seeds):
+            training = spec.training.model_copy(update={"seed": spec.training.seed + number})
+            seeded = spec.model_copy(update={"training": training})
+            given = (seeded, process, VOCABULARY, stores, folder, number == 0)
+            found.append(record(*given, dropout, checked, steps).trajectory)
+        if joined:
             dist.barrier()
         final, initial = (
             read_tensors(folder / f"{end}.safetensors") for end in ("final", "initial")
         )
-        if dist.is_initialized():
+        if joined:
             dist.barrier()
     return spec, found, Weights(run=final, reference=final, initial=initial)
 

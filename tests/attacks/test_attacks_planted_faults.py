@@ -8,7 +8,7 @@ import pytest
 from schemas.results import Certificate
 from tests.attacks.healthy import HEALTHY, ON_RANKS, certified_healthy, certified_on_ranks
 from tests.attacks.planted.all_faults import FAULTS
-from tests.attacks.planted.fault import Fault
+from tests.attacks.planted.fault import CENTRAL, Fault
 from tests.attacks.planted_faults import (
     certified,
     certified_all,
@@ -31,27 +31,39 @@ ONE_WITNESS = {
     "a step that overflows is applied with finite numbers",
 }
 """Faults that one comparison alone shows, or that alone fail a comparison."""
+BY_SEEDS = {
+    "keys of the cache are off by one under bf16",
+    "label smoothing off by a third under bf16",
+    "nothing is dropped under bf16",
+    "one RMS normalization with another eps under bf16",
+}
+"""One fault for each other comparison of several seeds."""
+EITHER = "gradients of normalizations are added up in 8 bits"
+"""Listed as missed, and caught on CPUs with AMX: its loss lies at the bound."""
 
 
 def sample() -> list[Fault]:
-    """The first fault of each family, class and use of dropout, those that no certificate can show,
-    and :data:`ONE_WITNESS`."""
-    first = {(f.family, f.kind, f.dropout > 0, f.ranks): f for f in reversed(FAULTS)}
-    return [f for f in FAULTS if f in first.values() or f.missed or f.name in ONE_WITNESS]
+    """The first fault of each family and use of dropout, those that no certificate can show,
+    :data:`ONE_WITNESS` and :data:`BY_SEEDS`."""
+    faults = [fault for fault in FAULTS if fault.name != EITHER]
+    first = {(f.family, f.dropout > 0, f.ranks): f for f in reversed(faults)}
+    named = ONE_WITNESS | BY_SEEDS
+    return [f for f in faults if f in first.values() or f.missed or f.name in named]
 
 
 ALONE = [fault for fault in sample() if fault.ranks == 1]
 TOGETHER = [fault for fault in sample() if fault.ranks > 1]
 
-EITHER = {"gradients of normalizations are added up in 8 bits"}
-"""Listed as missed, and caught on CPUs with AMX: its loss lies at the bound."""
-
 
 def judged(fault: Fault, found: Certificate) -> None:
     caught = found.status == "not_equivalent"
-    if fault.name in EITHER:
-        return
     assert caught != bool(fault.missed), f"{found.status}: {found.reason}"
+
+
+def keeps(kind: str, found: Certificate) -> None:
+    """Few seeds may leave a reduced format undecided, which is no accusation."""
+    allowed = {"equivalent", "inconclusive"} if kind == "statistical" else {"equivalent"}
+    assert found.status in allowed, found.reason
 
 
 def named(name: str) -> Fault:
@@ -65,14 +77,8 @@ def compared_with_dropout(found: Certificate) -> bool:
 
 
 def test_there_are_many_faults_with_names_of_their_own():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 60
-    assert {fault.name for fault in ALONE} > ONE_WITNESS
-    families = {fault.family for fault in FAULTS}
-    assert families >= {"precision", "optimizer", "schedule", "loss", "dropout", "masks", "padding"}
-    assert families >= {"packing", "accumulation", "DDP", "FSDP", "central", "hooks", "resuming"}
-    assert families >= {"data order", "tied weights", "clipping", "kernels", "decoding"}
-    assert families >= {"fused softmax", "bf16 weights", "bf16 residual", "oneDNN", "8-bit state"}
-    assert families >= {"language model"}
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 261
+    assert {fault.name for fault in ALONE} > ONE_WITNESS | BY_SEEDS
 
 
 @pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
@@ -86,21 +92,17 @@ def test_planted_faults_of_several_ranks():
         judged(fault, found[fault.name])
 
 
-@pytest.mark.parametrize("number", range(0, len(HEALTHY), 41))
+@pytest.mark.parametrize("number", range(0, len(HEALTHY), 61))
 def test_healthy_variants_keep_their_certificates(number):
-    found = certified_healthy(number)
     (_, kind), _, _ = HEALTHY[number]
-    # Few seeds may leave a reduced format undecided, which is no accusation.
-    allowed = {"equivalent", "inconclusive"} if kind == "statistical" else {"equivalent"}
-    assert found.status in allowed, found.reason
+    keeps(kind, certified_healthy(number))
 
 
 def test_healthy_variants_of_several_ranks_keep_their_certificates():
     for (change, kind), found in zip(ON_RANKS, certified_on_ranks(), strict=True):
-        allowed = {"equivalent", "inconclusive"} if kind == "statistical" else {"equivalent"}
-        assert found.status in allowed, (change, found.reason)
-        quantities = {d.quantity for d in found.deviations}
-        if change.get("parallel", {}).get("kind") == "central":
+        keeps(kind, found)
+        if change is CENTRAL:
+            quantities = {d.quantity for d in found.deviations}
             assert quantities >= {"dropout", "dropout_loss", "dropout_draws", "dropout_slope"}
         else:
             assert compared_with_dropout(found), change
@@ -117,19 +119,13 @@ def test_the_report_names_what_is_missed_and_by_what_others_show():
     assert rows[0]["times_the_bound"] > 1
 
 
-def test_variants_are_healthy_without_their_fault():
-    fault = next(fault for fault in ALONE if fault.family == "dropout")
-    found = certified(fault, run(fault, healthy=True))
-    assert found.status == "equivalent", found.reason
-    assert compared_with_dropout(found)
-
-
 def test_dropout_of_language_models_is_read():
     fault = named("embeddings of texts drop nothing")
     recorded = run(fault, healthy=True)
     _, (trajectory,), _ = recorded
     found = certified(fault, recorded)
     assert found.status == "equivalent", found.reason
+    assert compared_with_dropout(found)
     assert trajectory.dropout is not None
     places = {"embedding"} | {
         f"layers.{layer}.{place}"

@@ -14,7 +14,6 @@ from transformer_core.audit.relations import Finding
 pytestmark = pytest.mark.slow
 
 SEEN = {
-    "transformers_34191": "parts",
     "laplace_redux_1": "loss",
     "wekws_73": "zero",
     "flaggems_4988": "update",

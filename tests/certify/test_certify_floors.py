@@ -22,9 +22,7 @@ def test_errors_that_cancel_in_one_loss_do_not_lower_its_floor() -> None:
     assert of_loss(RIGHT + apart, RIGHT) == pytest.approx(1e-3 * 4 / 40)
     by_sentence = torch.tensor([[1e-3], [-1e-3]] * 2, dtype=torch.float64).expand(4, 5)
     assert of_loss(RIGHT + by_sentence, RIGHT) == pytest.approx(1e-3 * 10 / 40)
-
-
-def test_errors_of_one_sign_add_up_in_a_loss() -> None:
+    # Errors of one sign add up.
     assert of_loss(RIGHT + 1e-3, RIGHT) == pytest.approx(1e-3 / 2)
 
 

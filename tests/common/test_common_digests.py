@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,6 +31,9 @@ class Speed(Schema):
     tokens_per_second: float
 
 
+CHANGED = "has changed since it was made"
+
+
 @pytest.fixture
 def results(tmp_path):
     return tmp_path / "results"
@@ -43,20 +45,18 @@ def made(path: Path, variant: str, *made_from: Path, speed: float = 1234.5) -> P
     return path
 
 
-def change(path: Path, old: bytes, new: bytes) -> None:
-    """Other contents of the same length and time stamps."""
+def change(path: Path) -> None:
+    """Another number, with the same length and time stamps."""
     stat = path.stat()
-    content = path.read_bytes()
-    assert old in content
-    path.write_bytes(content.replace(old, new))
+    path.write_bytes(path.read_bytes().replace(b"1234.5", b"1334.5"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def test_another_number_is_refused_with_the_remedy(results):
     path = made(results / "ddp.json", "ddp")
     assert read_record(path, Speed) == Speed(variant="ddp", tokens_per_second=1234.5)
-    change(path, b"1234.5", b"1334.5")
-    with pytest.raises(ConfigError, match="has changed since it was made") as found:
+    change(path)
+    with pytest.raises(ConfigError, match=CHANGED) as found:
         read_record(path, Speed)
     (problem,) = found.value.problems
     assert problem.file == str(path)
@@ -67,7 +67,7 @@ def test_another_number_is_refused_with_the_remedy(results):
     assert read_record(path, Speed).tokens_per_second == 1334.5
 
 
-@pytest.mark.parametrize("folder", ["", "memory", "machine", "projection", "profiles/ddp"])
+@pytest.mark.parametrize("folder", ["", "profiles/ddp"])
 def test_an_older_result_in_the_place_of_a_newer_one_is_refused(results, folder):
     beside = made(results / folder / "beside.json", "beside")
     path = made(results / folder / "found.json", "ddp")
@@ -75,20 +75,19 @@ def test_an_older_result_in_the_place_of_a_newer_one_is_refused(results, folder)
     digests = shutil.copy2(results / folder / NAME, results.with_name("digests.json"))
     made(path, "ddp", speed=2000.0)
     made(beside, "beside", speed=2.0)
-    newer = (results / folder / NAME).read_bytes()
+
     shutil.copy2(older, path)
-    with pytest.raises(ConfigError, match="has changed since it was made"):
+    with pytest.raises(ConfigError, match=CHANGED):
         check(path)
     shutil.copy2(digests, results / folder / NAME)
     with pytest.raises(ConfigError, match="beside"):
         check_all([path, beside])
-    (results / folder / NAME).write_bytes(newer)
 
 
 def test_a_copy_of_another_run_is_refused_by_name(results):
     ddp, amp = (made(results / f"runs/{name}/metrics.json", name) for name in ("ddp", "amp"))
     shutil.copy2(ddp, amp)
-    with pytest.raises(ConfigError, match="has changed since it was made"):
+    with pytest.raises(ConfigError, match=CHANGED):
         read_record(amp, Speed)
     shutil.copy2(ddp.with_name(NAME), amp.with_name(NAME))
     with pytest.raises(ConfigError, match=f"is of runs/ddp: it was copied to {amp.parent}"):
@@ -108,15 +107,15 @@ def test_a_damaged_file_of_digests_blocks_nothing(results, content):
     (results / NAME).write_text(content)
     assert read_record(path, Speed).variant == "ddp"
     other = made(results / "amp.json", "amp")
-    change(other, b"1234.5", b"1334.5")
-    with pytest.raises(ConfigError, match="has changed"):
+    change(other)
+    with pytest.raises(ConfigError, match=CHANGED):
         check(other)
 
 
 def test_a_file_without_a_digest_is_taken_as_it_is(results):
     path = made(results / "ddp.json", "ddp")
     forget(path)
-    change(path, b"1234.5", b"1334.5")
+    change(path)
     assert read_record(path, Speed).tokens_per_second == 1334.5
 
 
@@ -151,18 +150,17 @@ def test_a_result_is_made_from_what_was_read(results):
 
 
 def test_jobs_that_write_into_one_folder_at_once_keep_all_digests(results):
-    paths = [results / f"{number}.json" for number in range(12)]
-    with ThreadPoolExecutor(8) as jobs:
-        list(jobs.map(record_of, paths))
+    paths = [results / f"{number}.json" for number in range(60)]
+    command = [sys.executable, "-m", "transformer_core.common.digests"]
+    jobs = []
+    for number in range(3):
+        words = [word for path in paths[number::3] for word in (path, path.stem)]
+        jobs.append(subprocess.Popen([*command, *words]))
+    assert [job.wait() for job in jobs] == [0, 0, 0]
     for path in paths:
         path.write_text("changed")
-        with pytest.raises(ConfigError, match="has changed"):
+        with pytest.raises(ConfigError, match=CHANGED):
             check(path)
-
-
-def record_of(path: Path) -> None:
-    code = "import sys; from transformer_core.common.digests import main; main(sys.argv[1:])"
-    subprocess.run([sys.executable, "-c", code, str(path), path.stem], check=True)
 
 
 def test_a_changed_table_is_refused(results):
@@ -171,7 +169,7 @@ def test_a_changed_table_is_refused(results):
     assert read_table(path, ["loss"]).column("loss").to_pylist() == [5.0, 4.0]
     content = path.read_bytes()
     path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
-    with pytest.raises(ConfigError, match="has changed"):
+    with pytest.raises(ConfigError, match=CHANGED):
         read_table(path)
     path.write_bytes(b"PAR1")
     record(path)

@@ -9,8 +9,7 @@ from transformer_core.common.study_clock import BEAT, Clock, RunningClock, read_
 class Time:
     """A time that only the test moves."""
 
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
+    now = 1_000_000.0
 
     def __call__(self) -> float:
         return self.now
@@ -27,19 +26,16 @@ def file(tmp_path):
 
 
 def test_time_between_commands_does_not_count(time, file):
-    for _ in range(3):
+    for number in range(3):
         clock = RunningClock(file, time)
-        time.now += 100.0
+        time.now += BEAT / 2
+        at_work = read_clock(file).spent(time.now)
+        assert at_work == pytest.approx(number * 100.0 + BEAT / 2), "whoever asks, at any time"
+        time.now += 100.0 - BEAT / 2
         clock.stop()
         time.now += 5_000.0
     assert read_clock(file).spent() == pytest.approx(300.0)
     assert read_clock(file).spent(time.now) == pytest.approx(300.0), "nobody is at work"
-
-
-def test_who_is_at_work_is_asked_at_any_time(time, file):
-    RunningClock(file, time)
-    time.now += BEAT / 2
-    assert read_clock(file).spent(time.now) == pytest.approx(BEAT / 2)
 
 
 def test_after_a_kill_it_goes_on_from_when_it_was_last_seen(time, file):

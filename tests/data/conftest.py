@@ -1,8 +1,24 @@
 import pytest
-from pair_files import write_tokenizer
+from pair_files import make_store, write_tokenizer
+
+from transformer_core.data.tokenizing.job import load_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     """File of a small tokenizer."""
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def bpe(tokenizer):
+    """The small tokenizer itself."""
+    return load_tokenizer(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """A folder with a store of 60 pairs in three shards, which tests that change it copy."""
+    folder = tmp_path_factory.mktemp("made")
+    make_store(folder)
+    return folder

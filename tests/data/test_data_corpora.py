@@ -50,7 +50,9 @@ def test_pairs_and_report(tmp_path):
     assert report.lengths.target == {4: 3}
 
 
-def test_white_space_inside_a_sentence_is_kept(tmp_path):
+def test_white_space_inside_a_sentence_is_kept_and_around_it_not_counted(tmp_path):
+    report, _ = read(tmp_path, corpus(tmp_path, "  äöü€𝄞  \n", "x\n"), max_characters=5)
+    assert report.lengths.source == {5: 1}
     _, table = read(tmp_path, corpus(tmp_path, "\u3000a  b\u2028c\t\r\n", "x\x85y\n"))
     assert table["source"].to_pylist() == ["a  b\u2028c"]
     assert table["target"].to_pylist() == ["x\x85y"]
@@ -81,11 +83,6 @@ def test_a_bad_line_is_an_error_or_skipped(tmp_path, kind, content, text, words,
     assert report.examples[0].text == text
 
 
-def test_length_is_counted_in_characters_without_outer_white_space(tmp_path):
-    report, _ = read(tmp_path, corpus(tmp_path, "  äöü€𝄞  \n", "x\n"), max_characters=5)
-    assert report.lengths.source == {5: 1}
-
-
 def test_examples_are_the_first_ten_and_short(tmp_path):
     source = "keep\n" + ("x" * 3_000 + "\n") * 25
     report, _ = read(tmp_path, corpus(tmp_path, source, "y\n" * 26))
@@ -107,13 +104,6 @@ def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path):
     assert report.pairs_kept == count - 23
 
 
-def test_misaligned_files_leave_nothing_behind(tmp_path):
-    found = corpus(tmp_path, "a\n" * 15_000, "b\n" * 14_999)
-    with pytest.raises(CorpusError, match=r"15,000 lines, but .* has 14,999"):
-        read(tmp_path, found, empty="skip", invalid="skip", too_long="skip")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 def test_an_error_keeps_the_pairs_of_an_earlier_run(tmp_path):
     read(tmp_path, corpus(tmp_path, "a\n", "b\n"))
     before = (tmp_path / "out" / "train.arrow").read_bytes()
@@ -122,11 +112,18 @@ def test_an_error_keeps_the_pairs_of_an_earlier_run(tmp_path):
     assert (tmp_path / "out" / "train.arrow").read_bytes() == before
 
 
-def test_empty_files_and_nothing_left_are_errors(tmp_path):
-    with pytest.raises(CorpusError, match="there are no sentences in it"):
-        read(tmp_path, corpus(tmp_path, "", ""))
-    with pytest.raises(CorpusError, match=r"none of 2 pairs is left \(too_long 2; the first: .*:1"):
-        read(tmp_path, corpus(tmp_path, "abc\nabc\n", "x\ny\n"), max_characters=2)
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("a\n" * 15_000, "b\n" * 14_999, r"15,000 lines, but .* has 14,999"),
+        ("", "", "there are no sentences in it"),
+        ("abc\n" * 2, "x\ny\n", r"none of 2 pairs is left \(too_long 2; the first: .*:1"),
+    ],
+)
+def test_an_error_leaves_nothing_behind(tmp_path, source, target, message):
+    rules = dict.fromkeys(("empty", "invalid", "too_long"), "skip")
+    with pytest.raises(CorpusError, match=message):
+        read(tmp_path, corpus(tmp_path, source, target), max_characters=2, **rules)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -198,5 +195,5 @@ def test_url_corpus_with_a_folder_reports_its_addresses(tmp_path):
         url = f"https://example.org/{side}.txt"
         pair[side] = {"url": url, "sha256": hashlib.sha256(content).hexdigest()}
     report, table = read(tmp_path, pair_files.corpus("url", pair, folder=str(tmp_path)))
-    assert report.files == ["https://example.org/source.txt", "https://example.org/target.txt"]
+    assert report.files == [pair[side]["url"] for side in ("source", "target")]
     assert table["target"].to_pylist() == ["eins", "zwei"]

@@ -32,8 +32,7 @@ class Server:
 
     url: str = ""
     content: bytes = CONTENT
-    break_after: list[int] = field(default_factory=list)
-    """Bytes after which the next answers break off."""
+    break_after: list[int] = field(default_factory=list)  # bytes, of the next answers
     statuses: list[int] = field(default_factory=list)  # statuses of the next answers
     ranges: bool = True
     shift: int = 0  # bytes by which an answer begins later than asked
@@ -43,52 +42,53 @@ class Server:
         return RemoteFile(url=f"{self.url}/{name}", sha256=sha256)
 
 
+@contextlib.contextmanager
+def serving(server: socketserver.TCPServer) -> Iterator[str]:
+    """The host and port of a server that runs meanwhile."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.fixture
 def server():
     state = Server()
 
     class Handler(BaseHTTPRequestHandler):
+        def answer(self, status: int, body: bytes = b"", place: str = "") -> None:
+            self.send_response(status)
+            if place:
+                self.send_header("Content-Range", f"bytes {place}/{len(state.content)}")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: state.break_after.pop(0)] if state.break_after else body)
+
         def do_GET(self) -> None:
             asked = self.headers.get("Range")
             state.requests.append(asked)
             if state.statuses:
-                self.send_response(state.statuses.pop(0))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            start, total = 0, len(state.content)
-            if asked and state.ranges:
-                start = int(asked.removeprefix("bytes=").removesuffix("-")) + state.shift
-                if start >= total:
-                    self.send_response(416)
-                    self.send_header("Content-Range", f"bytes */{total}")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+                self.answer(state.statuses.pop(0))
+            elif not asked or not state.ranges:
+                self.answer(200, state.content)
             else:
-                self.send_response(200)
-            body = state.content[start:]
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if state.break_after:
-                self.wfile.write(body[: state.break_after.pop(0)])
-                self.wfile.flush()
-                self.connection.close()
-                return
-            self.wfile.write(body)
+                start = int(asked.removeprefix("bytes=").removesuffix("-")) + state.shift
+                if start >= len(state.content):
+                    self.answer(416, place="*")
+                else:
+                    place = f"{start}-{len(state.content) - 1}"
+                    self.answer(206, state.content[start:], place)
 
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        state.url = f"http://127.0.0.1:{http.server_port}"
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as here:
+        state.url = f"http://{here}"
         yield state
-        http.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -238,12 +238,8 @@ def scripted(*answers: bytes) -> Iterator[str]:
     """The host and port of a server that gives these answers."""
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Scripted)
     server.answers = list(answers)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(server) as here:
+        yield here
 
 
 def fetch_body(url: str, folder: Path, **options: Any) -> Path:
@@ -251,22 +247,13 @@ def fetch_body(url: str, folder: Path, **options: Any) -> Path:
     return fetch(RemoteFile(url=url, sha256=OF_BODY), folder, **(usual | options))
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://example.org/",
-        "http://example.org/..",
-        "http://example.org/a%00b",
-        "http://example.org/a%0Ab",
-        f"http://example.org/{'x' * 300}",
-        "http://[::1/train.en",
-    ],
-)
-def test_addresses_that_name_no_file(tmp_path, url):
-    with pytest.raises(CorpusError, match="remedy"):
-        fetch_body(url, tmp_path)
-    with pytest.raises(CorpusError, match="remedy"):
-        find(RemoteFile(url=url, sha256=SHA256), tmp_path)
+def test_addresses_that_name_no_file(tmp_path):
+    paths = "", "..", "a%00b", "a%0Ab", "x" * 300
+    for url in (*(f"http://example.org/{path}" for path in paths), "http://[::1/train.en"):
+        with pytest.raises(CorpusError, match="remedy"):
+            fetch_body(url, tmp_path)
+        with pytest.raises(CorpusError, match="remedy"):
+            find(RemoteFile(url=url, sha256=SHA256), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -306,12 +293,12 @@ def test_a_download_takes_a_limited_time(tmp_path, monkeypatch, kind):
                 while not ended.wait(0.01):
                     self.request.sendall(again)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with pytest.raises(CorpusError, match="hours"):
-            fetch_body(f"http://127.0.0.1:{server.server_address[1]}/a", tmp_path)
-        ended.set()
-        server.shutdown()
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless)) as here:
+        try:
+            with pytest.raises(CorpusError, match="hours"):
+                fetch_body(f"http://{here}/a", tmp_path)
+        finally:
+            ended.set()
 
 
 def test_passwords_are_not_shown(tmp_path, caplog):

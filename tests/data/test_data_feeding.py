@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_files import make_store, steady
+from pair_files import steady
 
 from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.batching.collate import collate
 from transformer_core.data.batching.epoch_plan import plan_epoch
 from transformer_core.data.batching.feeding import Feed, WindowRows, evaluation_batches
+from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
@@ -24,8 +25,8 @@ batchings = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("store"))
+def store(made):
+    return open_shards(made / "shards" / "manifest.json")
 
 
 def feed(store, batching=None, rank=0, world=1, micro=1, seed=3, prefetch=None, device=CPU):
@@ -145,9 +146,8 @@ def test_resume_equals_uninterrupted(store, prefetch):
 
 
 def test_position_outside_the_epoch_is_refused(store):
-    one = feed(store, prefetch=2)
     with pytest.raises(ValueError, match="epoch 0: it has"):
-        next(one.batches(0, epoch_batches(store) + 1))
+        next(feed(store, prefetch=2).batches(0, epoch_batches(store) + 1))
     assert_no_thread()
 
 

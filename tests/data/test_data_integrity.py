@@ -1,12 +1,10 @@
 """Shards that are missing, damaged or of another tokenizer are refused before they are read, and other
 programs open whole ones."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pandas as pd
@@ -25,23 +23,21 @@ from transformer_core.data.sharding.training_shards import VARIABLE, copy_to, op
 from transformer_core.data.tokenizing.job import load_tokenizer
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A store, which every test has a copy of."""
-    folder = tmp_path_factory.mktemp("made")
-    make_store(folder, pairs=60, pairs_per_shard=25)
-    return folder
-
-
 @pytest.fixture
-def manifest(tmp_path, made):
+def folder(tmp_path, made):
+    """The folder of shards that a test may change."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "shards" / "manifest.json"
+    return tmp_path / "shards"
 
 
 @pytest.fixture
-def folder(manifest):
-    return manifest.parent
+def manifest(folder):
+    return folder / "manifest.json"
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return tmp_path / "disk of the host"
 
 
 def change(file):
@@ -52,14 +48,14 @@ def change(file):
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def run(folder):
+def verify(folder):
     output = folder.parent / "verify.json"
     manifests = [str(folder / "manifest.json")]
     return run_job("verify_data", manifests=manifests, output=output), output
 
 
 def test_whole_shards_are_recorded(folder):
-    code, output = run(folder)
+    code, output = verify(folder)
     assert code == 0
     (split,) = DataCheck.model_validate_json(output.read_text()).splits
     assert (split.split, split.pairs, split.shards) == ("train", 60, 3)
@@ -68,11 +64,11 @@ def test_whole_shards_are_recorded(folder):
 
 def test_every_damaged_shard_is_named_with_its_repair(folder, capsys, monkeypatch):
     monkeypatch.setenv("STUDY_OPTIONS", "--configfile=mine.yaml")
-    output = run(folder)[1]
+    output = verify(folder)[1]
     cut, changed = folder / "shard-00000.arrow", folder / "shard-00002.arrow"
     cut.write_bytes(cut.read_bytes()[:-8])
     change(changed)
-    assert run(folder)[0] == 1
+    assert verify(folder)[0] == 1
     message = capsys.readouterr().err
     assert f"{cut}: has {cut.stat().st_size} bytes instead of" in message
     assert f"{changed}: has changed: SHA-256" in message
@@ -81,11 +77,8 @@ def test_every_damaged_shard_is_named_with_its_repair(folder, capsys, monkeypatc
     assert message.count(f"remedy: make it again: {repair}") == 2
     assert "shard-00001" not in message
     assert not output.exists(), "an old record vouches for damaged shards"
-
-
-def test_a_missing_manifest_is_named(folder, capsys):
-    (folder / "manifest.json").unlink()
-    assert run(folder)[0] == 1
+    manifest.unlink()
+    assert verify(folder)[0] == 1
     assert "manifest.json: cannot be read" in capsys.readouterr().err
 
 
@@ -128,48 +121,47 @@ def test_shards_from_earlier_times_are_compared_with_their_sha256(manifest):
         open_shards(manifest).source_rows([0])
 
 
-def test_missing_shard_missing_manifest_and_wrong_contents(manifest, made):
-    folder = manifest.parent
-    text = manifest.read_text()
-    digests.forget(manifest)
-
-    wrong = json.loads(text)
-    wrong["shards"][0]["pairs"] += 1
-    manifest.write_text(json.dumps(wrong))
-    with pytest.raises(ShardError, match="holds 25 pairs, not 26"):
-        open_shards(manifest)
-
-    manifest.write_text(json.dumps(json.loads(text) | {"id_type": "uint32"}))
-    with pytest.raises(ShardError, match="not 25 of uint32"):
-        open_shards(manifest)
-
-    other = ShardManifest.model_validate_json(text).shards[0]
-    columns = pa.ipc.open_file(folder / other.file).read_all().rename_columns(["source", "wrong"])
-    with pa.ipc.new_file(folder / other.file, columns.schema) as sink:
+def other_columns(manifest):
+    """A shard whose columns have other names, as long as the manifest says."""
+    text, shard = manifest.read_text(), manifest.with_name("shard-00000.arrow")
+    before = shard.stat().st_size
+    columns = pa.ipc.open_file(shard).read_all().rename_columns(["source", "wrong"])
+    with pa.ipc.new_file(shard, columns.schema) as sink:
         sink.write_table(columns)
-    size = (folder / other.file).stat().st_size
-    manifest.write_text(text.replace(f'"bytes": {other.bytes}', f'"bytes": {size}', 1))
-    with pytest.raises(ShardError, match="shard-00000"):
-        open_shards(manifest)
-    shutil.copytree(made / "shards", folder, dirs_exist_ok=True)
-    digests.forget(manifest)
+    told = text.replace(f'"bytes": {before}', f'"bytes": {shard.stat().st_size}', 1)
+    manifest.write_text(told)
 
-    manifest.write_text(text)
-    shard = folder / "shard-00002.arrow"
+
+def replaced(old, new):
+    def replace(manifest):
+        assert old in manifest.read_text()
+        manifest.write_text(manifest.read_text().replace(old, new, 1))
+
+    return replace
+
+
+def zeros(manifest):
+    shard = manifest.with_name("shard-00002.arrow")
     shard.write_bytes(bytes(shard.stat().st_size))
-    with pytest.raises(ShardError, match="shard-00002"):
-        open_shards(manifest)
-    shard.unlink()
-    with pytest.raises(ShardError, match="shard-00002"):
-        open_shards(manifest)
-    manifest.unlink()
-    with pytest.raises(ShardError, match=r"manifest\.json"):
-        open_shards(manifest)
 
 
-@pytest.fixture
-def disk(tmp_path):
-    return tmp_path / "disk of the host"
+WRONG = {
+    "pairs": (replaced('"pairs": 25', '"pairs": 26'), "holds 25 pairs, not 26"),
+    "type": (replaced('"id_type": "uint16"', '"id_type": "uint32"'), "not 25 of uint32"),
+    "columns": (other_columns, "shard-00000"),
+    "zeros": (zeros, "shard-00002"),
+    "no shard": (lambda path: path.with_name("shard-00002.arrow").unlink(), "shard-00002"),
+    "no manifest": (lambda path: path.unlink(), r"manifest\.json"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_shards_that_are_not_as_their_manifest_says(manifest, name):
+    break_it, message = WRONG[name]
+    break_it(manifest)
+    digests.forget(manifest)
+    with pytest.raises(ShardError, match=message):
+        open_shards(manifest)
 
 
 def test_a_copy_holds_the_same_pairs(manifest, disk):
@@ -198,26 +190,26 @@ def test_it_is_made_once_and_again_when_the_shards_are_others(manifest, disk):
     assert copy_to(disk, manifest) == copy
     assert (copy.parent / "shard-00000.arrow").stat().st_ino == made
     shutil.rmtree(manifest.parent)
-    make_store(manifest.parents[1], pairs=70, pairs_per_shard=25)
+    make_store(manifest.parents[1], pairs=70)
     other = copy_to(disk, manifest)
     assert other != copy
     assert len(open_shards(other)) == 70
 
 
-@pytest.mark.slow
-def test_processes_of_a_host_share_one(manifest, disk):
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from transformer_core.data.sharding.training_shards import copy_to\n"
-        "print(copy_to(Path(sys.argv[1]), Path(sys.argv[2])))\n"
-    )
-    command = [sys.executable, "-c", program, str(disk), str(manifest)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = {process.communicate()[0] for process in running}
-    assert [process.returncode for process in running] == [0, 0]
-    assert len(said) == 1
-    place = Path(said.pop()).parent
+def test_jobs_of_a_host_share_one(manifest, disk, monkeypatch):
+    together, copies = Barrier(4), []
+    copy_shard = shutil.copy2
+    monkeypatch.setattr(shutil, "copy2", lambda *of: copies.append(of[0]) or copy_shard(*of))
+
+    def job(_):
+        together.wait()
+        return copy_to(disk, manifest)
+
+    with ThreadPoolExecutor(4) as jobs:
+        (copy,) = set(jobs.map(job, range(4)))
+    place = copy.parent
     assert {path.name for path in disk.iterdir()} == {place.name, f".{place.name}.lock"}
+    assert len(copies) == 4, "three shards and their manifest"
 
 
 def test_a_copy_that_was_cut_short_is_made_anew(manifest, disk):
@@ -256,7 +248,7 @@ def test_a_disk_that_cannot_be_written_is_named(manifest, disk):
     assert f"unset {VARIABLE}" in found.value.remedy
 
 
-def export_run(folder):
+def export(folder):
     return run_job(
         "export_parquet",
         manifest=folder / "shards" / "manifest.json",
@@ -268,7 +260,7 @@ def export_run(folder):
 def test_parquet_holds_ids_and_text(tmp_path, manifest, monkeypatch):
     store = open_shards(manifest)
     monkeypatch.setattr(finished, "ROW_GROUP", 23)
-    assert export_run(tmp_path) == 0
+    assert export(tmp_path) == 0
     table = pd.read_parquet(tmp_path / "train.parquet")
     bpe = load_tokenizer(tmp_path / "tokenizer.json")
     for side in ("source", "target"):
@@ -282,6 +274,6 @@ def test_parquet_holds_ids_and_text(tmp_path, manifest, monkeypatch):
 
 def test_a_damaged_shard_is_named_and_leaves_no_file(tmp_path, manifest, capsys):
     change(manifest.with_name("shard-00001.arrow"))
-    assert export_run(tmp_path) == 1
+    assert export(tmp_path) == 1
     assert "shard-00001.arrow: has changed" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.parquet*"))

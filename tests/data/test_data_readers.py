@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,17 +35,13 @@ def test_text_lines_are_paired_in_order(tmp_path):
 
 @pytest.mark.parametrize(
     ("source", "target", "counts"),
-    [
-        (b"a\nb\nc\n", b"a\n", ("3", "1")),
-        (b"a\n", b"a\nb\nc\nd", ("1", "4")),
-        (b"", b"a\n", ("0", "1")),
-    ],
+    [("a\nb\nc\n", "a\n", (3, 1)), ("a\n", "a\nb\nc\nd", (1, 4)), ("", "a\n", (0, 1))],
 )
 def test_unequal_line_counts_are_an_error(tmp_path, source, target, counts):
     files = text_files(tmp_path, source, target)
-    with pytest.raises(CorpusError) as caught:
+    words = f"has {counts[0]} lines, but {files['target']} has {counts[1]}"
+    with pytest.raises(CorpusError, match=words):
         rows("text", files)
-    assert f"has {counts[0]} lines, but {files['target']} has {counts[1]}" in str(caught.value)
 
 
 def test_tsv_takes_the_columns_asked_for(tmp_path):
@@ -53,11 +50,7 @@ def test_tsv_takes_the_columns_asked_for(tmp_path):
     assert found == [Pair(2, 'a "quoted" one', "eins"), Pair(3, "two", "zwei")]
     swapped = rows("tsv", path, source_column=3, target_column=2)
     assert swapped[0] == Pair(1, "de", "en")
-
-
-def test_tsv_line_with_too_few_columns_is_invalid(tmp_path):
-    path = line_file(tmp_path, b"a\tb", b"only", b"\xff\tb", b"c\td")
-    found = rows("tsv", path)
+    found = rows("tsv", line_file(tmp_path, b"a\tb", b"only", b"\xff\tb", b"c\td"))
     assert [type(row) for row in found] == [Pair, Invalid, Invalid, Pair]
     assert found[1] == Invalid(2, path, "only", "has 1 columns, column 2 is asked for")
 
@@ -119,15 +112,15 @@ def test_parquet_reads_struct_columns(tmp_path):
 
 def test_parquet_mistakes_name_the_remedy(tmp_path):
     path = parquet(tmp_path, {"sauce": pa.array(["a"]), "target": pa.array([1])})
-    with pytest.raises(CorpusError, match=r"has no column source\n.*did you mean sauce"):
-        rows("parquet", path)
-    with pytest.raises(CorpusError, match="column target is int64, not text"):
-        rows("parquet", path, source_field="sauce")
     (tmp_path / "no.parquet").write_bytes(b"nothing of the kind")
-    with pytest.raises(CorpusError, match="is no Parquet file"):
-        rows("parquet", str(tmp_path / "no.parquet"))
-    with pytest.raises(CorpusError, match="cannot be read"):
-        rows("parquet", str(tmp_path / "nowhere.parquet"))
+    for name, field, message in (
+        (path, "source", r"has no column source\n.*did you mean sauce"),
+        (path, "sauce", "column target is int64, not text"),
+        (str(tmp_path / "no.parquet"), "source", "is no Parquet file"),
+        (str(tmp_path / "nowhere.parquet"), "source", "cannot be read"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            rows("parquet", name, source_field=field)
 
 
 PAIRS = {"source": ["one", "two", "three"], "target": ["eins", "zwei", "drei"]}
@@ -217,7 +210,7 @@ def test_url_corpus_without_a_folder_says_what_to_give():
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".txt": bytes,
     ".gz": gzip.compress,
-    ".xz": lzma.compress,
+    ".xz": partial(lzma.compress, preset=0),  # which is fast
     ".zst": zstandard.compress,
 }
 COMPRESSED = [".gz", ".xz", ".zst"]
@@ -231,7 +224,7 @@ def written(folder: Path, content: bytes, ending: str = ".txt") -> Path:
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
 def test_lines_are_the_same_whatever_the_compression(tmp_path, ending):
-    lines = [f"line {number}".encode() * (number % 50) for number in range(20_000)]
+    lines = [f"line {number}".encode() * (number % 50) for number in range(4_000)]
     path = written(tmp_path, b"\n".join(lines) + b"\n", ending)
     assert list(read_lines(path)) == lines
 
@@ -265,12 +258,12 @@ def test_any_lines_come_back(tmp_path_factory, lines):
     assert list(read_lines(path)) == expected
 
 
-@pytest.mark.parametrize(("ending", "padding"), [(".gz", 0), (".xz", 8), (".zst", 0)])
-def test_compressed_files_one_behind_the_other_are_one(tmp_path, ending, padding):
-    first, second = map(COMPRESSORS[ending], (b"a\nb", b"c\n"))
-    path = tmp_path / f"two{ending}"
-    path.write_bytes(first + bytes(padding) + second + bytes(padding // 2))
-    assert list(read_lines(path)) == [b"a", b"bc"]
+def test_compressed_files_one_behind_the_other_are_one(tmp_path):
+    for ending, padding in ((".gz", 0), (".xz", 8), (".zst", 0)):
+        first, second = map(COMPRESSORS[ending], (b"a\nb", b"c\n"))
+        path = tmp_path / f"two{ending}"
+        path.write_bytes(first + bytes(padding) + second + bytes(padding // 2))
+        assert list(read_lines(path)) == [b"a", b"bc"]
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
@@ -285,19 +278,17 @@ def test_a_cut_file_is_an_error(tmp_path, ending, kept):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_file_with_the_wrong_ending_is_an_error(tmp_path, ending):
-    path = tmp_path / f"plain{ending}"
-    path.write_bytes(b"this is not compressed\n" * 10)
-    with pytest.raises(CorpusError, match="ending says how it is compressed"):
-        list(read_lines(path))
-
-
-def test_a_missing_file_and_a_folder_are_errors(tmp_path):
-    with pytest.raises(CorpusError, match=r"nowhere\.txt: cannot be read: no such file"):
-        list(read_lines(tmp_path / "nowhere.txt"))
-    with pytest.raises(CorpusError, match="is a directory"):
-        list(read_lines(tmp_path))
+def test_files_that_cannot_be_read(tmp_path):
+    plain = [tmp_path / f"plain{ending}" for ending in COMPRESSED]
+    for path in plain:
+        path.write_bytes(b"this is not compressed\n" * 10)
+    for path, message in (
+        *((path, "ending says how it is compressed") for path in plain),
+        (tmp_path / "nowhere.txt", r"nowhere\.txt: cannot be read: no such file"),
+        (tmp_path, "is a directory"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            list(read_lines(path))
 
 
 def test_error_names_file_line_value_and_remedy():
@@ -313,10 +304,9 @@ SMALL = ReadingLimits(line=2**18, file=2**21, ratio=2.0)
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
 def test_a_line_without_end_is_refused_where_it_begins(tmp_path, ending):
-    path = written(tmp_path, b"short\n" * 1_000 + b"x" * 3_000_000, ending)
-    with pytest.raises(
-        CorpusError, match=r"a line of more than 262,144 bytes before byte \d{3},\d{3}\b"
-    ) as caught:
+    path = written(tmp_path, b"short\n" * 1_000 + b"x" * 800_000, ending)
+    words = r"a line of more than 262,144 bytes before byte \d{3},\d{3}\b"
+    with pytest.raises(CorpusError, match=words) as caught:
         list(read_lines(path, SMALL))
     assert "corpus.limits.line" in str(caught.value)
     path = written(tmp_path, b"x" * 262_144 + b"\n" + b"y" * 262_000 + b"\nz\n", ending)
@@ -331,10 +321,9 @@ def test_an_end_of_line_between_two_pieces(tmp_path):
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
 def test_a_file_beyond_its_size_is_refused(tmp_path, ending):
-    path = written(tmp_path, b"words of a sentence\n" * 200_000, ending)
-    with pytest.raises(CorpusError, match=r"goes on after byte 2,097,152") as caught:
+    path = written(tmp_path, b"words of a sentence\n" * 110_000, ending)
+    with pytest.raises(CorpusError, match=rf"{path.name}: .*goes on after byte 2,097,152"):
         list(read_lines(path, SMALL))
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
@@ -344,7 +333,7 @@ def test_a_file_beyond_its_size_is_refused(tmp_path, ending):
 def test_a_compressed_bomb_is_refused_early(tmp_path, ending, content, words, monkeypatch):
     """Without an end of line, and with many."""
     monkeypatch.setattr(text_lines, "_FREE", 2**20)
-    path = written(tmp_path, content * 24_000_000, ending)
+    path = written(tmp_path, content * 4_000_000, ending)
     with pytest.raises(CorpusError, match=words):
         for _ in read_lines(path, ReadingLimits(ratio=2.0)):
             pass

@@ -25,7 +25,7 @@ from pair_files import corpus, rows, write_table
 
 from schemas.config.data import Filter, ReadingLimits
 from schemas.errors import Refusal
-from transformer_core.data.corpus import download
+from transformer_core.data.corpus import download, tables
 from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.lines import read_lines
 from transformer_core.data.corpus.rows import CorpusError
@@ -86,25 +86,41 @@ for path in map(Path, sys.argv[1:]):
 """
 
 
-def told_by_another_process(*paths: Path) -> str:
-    """Reading what lies nowhere would end this one, and it has memory left from writing."""
-    done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True)
-    assert done.returncode == 0, done
-    return done.stdout
+def table(source: Any, name: str = "source") -> pa.Table:
+    return pa.table({name: source, "target": pa.array(["b"] * len(source))})
 
 
-def test_texts_that_lie_nowhere(tmp_path):
-    paths = []
+def repeated(text: str, rows: int) -> pa.DictionaryArray:
+    """A column that has one long text in every row, and holds it once."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+
+
+BEYOND_MEMORY = {
+    # First what asks for its memory in one piece: those behind may use what others have left.
+    "train.arrow": ("x" * 100_000_000, 1, {"compression": "zstd"}),
+    "dictionary.parquet": ("x" * 200_000, 1_000, {"store_schema": True}),
+    "texts.parquet": ("x" * 200_000, 1_000, {"store_schema": False}),
+}
+
+
+def test_tables_that_would_end_the_process(tmp_path):
+    """Texts that lie nowhere, and long ones that are larger than the memory. Another process reads
+    them: this one would end with it, and has memory left from writing."""
+    expected = {}
+    for name, (text, count, options) in BEYOND_MEMORY.items():
+        path = write_table(tmp_path / name, table(repeated(text, count)), **options)
+        assert path.stat().st_size < 50_000
+        expected[path] = f"takes more than {2**26:,} bytes of memory after row 0"
     for name, source in NOWHERE.items():
-        for kind in ("source", "struct"):
-            columns = [source, TEXTS]
-            if kind == "struct":
-                columns[0] = pa.StructArray.from_arrays([source], names=["text"])
-            columns = pa.table(columns, names=[kind, "target"])
-            paths.append(write_table(tmp_path / f"data-{name} of {kind}.arrow", columns))
-    told = told_by_another_process(*paths)
-    for path in paths:
-        assert f"{path}: is no Arrow file, or damaged after row 0" in told
+        inside = pa.StructArray.from_arrays([source], names=["text"])
+        for kind, column in (("source", source), ("struct", inside)):
+            path = tmp_path / f"data-{name} of {kind}.arrow"
+            write_table(path, table(column, kind))
+            expected[path] = "is no Arrow file, or damaged after row 0"
+    told = subprocess.check_output([sys.executable, "-c", READ, *expected], text=True)
+    for path, words in expected.items():
+        assert f"{path}: {words}" in told
+    assert told.count("corpus.limits.memory") == len(BEYOND_MEMORY)
 
 
 def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path):
@@ -117,11 +133,11 @@ def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path):
             assert (second.line, second.source) == (2, "ok")
 
 
-@pytest.mark.parametrize("ending", [".arrow", ".parquet"])
-def test_two_columns_of_one_name(tmp_path, ending):
-    table = pa.table([TEXTS, TEXTS, TEXTS], names=["source", "source", "target"])
-    path = write_table(tmp_path / f"train{ending}", table)
-    refused(lambda: one_table(path, FIELDS), str(path), "has several columns source")
+def test_two_columns_of_one_name(tmp_path):
+    columns = pa.table([TEXTS, TEXTS, TEXTS], names=["source", "source", "target"])
+    for ending in (".arrow", ".parquet"):
+        path = write_table(tmp_path / f"train{ending}", columns)
+        refused(lambda path=path: one_table(path, FIELDS), str(path), "has several columns source")
 
 
 # Text that is none, or has no end
@@ -153,14 +169,15 @@ def test_an_xz_file_with_a_large_dictionary(tmp_path):
     refused(lambda: read_lines(path), str(path), "268,435,456 bytes of memory", "xz -9")
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_an_archive_is_no_text(tmp_path, ending):
-    path = tmp_path / f"train.en{ending}"
+def test_an_archive_is_no_text(tmp_path):
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("train.en"))
-    path.write_bytes(gzip.compress(archive.getvalue()) if ending else archive.getvalue())
-    refused(lambda: read_lines(path), str(path), "is a tar archive", "unpack it")
+    plain, packed = tmp_path / "train.en", tmp_path / "train.en.gz"
+    plain.write_bytes(archive.getvalue())
+    packed.write_bytes(gzip.compress(archive.getvalue()))
+    for path in (plain, packed):
+        refused(lambda path=path: read_lines(path), str(path), "is a tar archive", "unpack it")
 
 
 def test_a_nul_character_is_told_or_skipped(tmp_path):
@@ -197,34 +214,6 @@ def test_a_name_that_is_too_long(tmp_path):
 
 
 SMALL = ReadingLimits(line=2**18)
-
-
-def table(source: Any) -> pa.Table:
-    return pa.table({"source": source, "target": pa.array(["b"] * len(source))})
-
-
-def repeated(text: str, rows: int) -> pa.DictionaryArray:
-    """A column that has one long text in every row, and holds it once."""
-    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
-
-
-BEYOND_MEMORY = {
-    "dictionary.parquet": ("x" * 200_000, 1_000, {"store_schema": True}),
-    "texts.parquet": ("x" * 200_000, 1_000, {"store_schema": False}),
-    "train.arrow": ("x" * 100_000_000, 1, {"compression": "zstd"}),
-}
-
-
-@pytest.mark.parametrize("name", BEYOND_MEMORY)
-def test_one_long_text_that_is_larger_than_the_memory(tmp_path, name):
-    text, count, options = BEYOND_MEMORY[name]
-    path = write_table(tmp_path / name, table(repeated(text, count)), **options)
-    assert path.stat().st_size < 50_000
-    told = told_by_another_process(path)
-    for word in (str(path), "67,108,864 bytes of memory after row 0", "corpus.limits.memory"):
-        assert word in told
-
-
 LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
     "one long text": (
         lambda: pa.array(["a", "b", "x" * 300_000, "c"]),
@@ -237,8 +226,8 @@ LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
         ("goes on after row", "byte 67,108,864", "limits.ratio"),
     ),
     "rows that hold nothing": (
-        lambda: pa.nulls(600_000, pa.string()),
-        ReadingLimits(file=2**20),
+        lambda: pa.nulls(60_000, pa.string()),
+        ReadingLimits(file=2**16),
         ("goes on after row", "limits.file"),
     ),
 }
@@ -277,11 +266,20 @@ def test_files_of_a_folder_are_counted_on(tmp_path):
     )
 
 
-def test_long_documents_are_read_a_few_at_a_time(tmp_path):
-    documents = [f"{number} " * 40_000 for number in range(500)]
-    path = write_table(tmp_path / "documents.parquet", table(pa.array(documents)))
-    found = rows("parquet", str(path), limits=ReadingLimits(memory=2**29))
-    assert [row.source for row in found] == documents
+def test_long_documents_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_BYTES", 10_000)
+    counts, check = [], tables._check_places
+
+    def counting(batch, field):
+        counts.append(batch.num_rows)
+        check(batch, field)
+
+    monkeypatch.setattr(tables, "_check_places", counting)
+    documents = [f"{number:04}" * 250 for number in range(100)]
+    for name in ("documents.parquet", "documents.arrow"):
+        path = write_table(tmp_path / name, table(pa.array(documents)))
+        assert [row.source for row in one_table(path, FIELDS)] == documents
+    assert max(counts) <= 10
 
 
 # Corpora that chance makes up

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 from contextlib import closing
 from itertools import islice, pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_files import corpus, make_store, rows, steady, write_pairs, write_table, write_tokenizer
+from pair_files import corpus, rows, steady, write_pairs, write_table
 
 from schemas.config.data import Filter, FixedSize, GrammarTexts, TokenBudget
 from transformer_core.data.batching.feeding import Feed, evaluation_batches
@@ -26,32 +27,24 @@ from transformer_core.data.sharding.finished import gather
 from transformer_core.data.sharding.job import context_rows, write_shards
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.encoding import Encoded
-from transformer_core.data.tokenizing.job import load_tokenizer
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
 TEXTS = ["Ein Satz.", "Zwei Sätze. Noch einer.", "", "  Drei\tZeichen ", "日本"]
 
 
-def test_a_line_is_a_text_whatever_its_compression(tmp_path):
-    path = tmp_path / "texts.txt.gz"
-    path.write_bytes(gzip.compress("\n".join(TEXTS).encode()))
-    assert [row.target for row in rows("documents", str(path))] == TEXTS
-
-
-def test_blank_lines_end_texts(tmp_path):
-    path = tmp_path / "texts.txt"
-    path.write_text("a\nb\n\n\n \nc\r\nd\n")
-    found = rows("documents", str(path), ends="blank_line")
-    assert [(row.line, row.target) for row in found] == [(1, "a\nb"), (6, "c\nd")]
-
-
-def test_a_field_of_json_lines_and_of_parquet(tmp_path):
-    texts = [{"it": text} for text in TEXTS]
-    lines = tmp_path / "texts.jsonl"
-    lines.write_text("".join(json.dumps({"of": text}) + "\n" for text in texts))
-    for path in (lines, write_table(tmp_path / "texts.parquet", pa.table({"of": texts}))):
-        found = rows("documents", str(path), field="of.it")
+def test_texts_of_every_kind_of_file(tmp_path):
+    packed = tmp_path / "texts.txt.gz"
+    packed.write_bytes(gzip.compress("\n".join(TEXTS).encode()))
+    lines, columns = tmp_path / "texts.jsonl", [{"it": text} for text in TEXTS]
+    lines.write_text("".join(json.dumps({"of": text}) + "\n" for text in columns))
+    table = write_table(tmp_path / "texts.parquet", pa.table({"of": columns}))
+    for path, field in ((packed, {}), (lines, {"field": "of.it"}), (table, {"field": "of.it"})):
+        found = rows("documents", str(path), **field)
         assert [(row.source, row.target) for row in found] == [("", text) for text in TEXTS]
+    blank = tmp_path / "texts.txt"
+    blank.write_text("a\nb\n\n\n \nc\r\nd\n")
+    found = rows("documents", str(blank), ends="blank_line")
+    assert [(row.line, row.target) for row in found] == [(1, "a\nb"), (6, "c\nd")]
 
 
 def test_an_empty_text_is_named_or_skipped(tmp_path):
@@ -97,22 +90,20 @@ def test_rows_hold_all_texts_in_order_with_their_ends(lengths, context):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The texts, their tokenizer, and shards of rows of 8 tokens."""
+def shards(tmp_path_factory, tokenizer):
+    """The texts, their pairs, and the manifest of shards of rows of 8 tokens."""
     folder = tmp_path_factory.mktemp("texts")
     texts = [row.target for row in open_split(GrammarTexts(train_texts=60), "train").rows()]
     pairs = write_pairs(folder / "p.arrow", [""] * len(texts), texts)
-    tokenizer = write_tokenizer(folder)
     write_shards(pairs, tokenizer, Filter(), folder / "out", context=8)
-    return texts, tokenizer, pairs, folder / "out"
+    return texts, pairs, folder / "out" / "manifest.json"
 
 
-def test_shards_give_the_texts_back_and_count_their_bytes(made):
-    texts, tokenizer, _, folder = made
-    store = open_shards(folder / "manifest.json")
+def test_shards_give_the_texts_back_and_count_their_bytes(shards, bpe):
+    texts, _, manifest = shards
+    store = open_shards(manifest)
     stream = np.concatenate(store.target_rows(np.arange(len(store))))
     ends = np.flatnonzero(stream == EOS)
-    bpe = load_tokenizer(tokenizer)
     begins = [0, *(ends[:-1] + 1)]
     found = [bpe.decode(stream[a:b].tolist()) for a, b in zip(begins, ends, strict=True)]
     assert found == texts
@@ -122,8 +113,8 @@ def test_shards_give_the_texts_back_and_count_their_bytes(made):
     assert store.manifest.target_tokens == len(stream)
 
 
-def test_a_batch_begins_every_text_anew(made):
-    store = open_shards(made[-1] / "manifest.json")
+def test_a_batch_begins_every_text_anew(shards):
+    store = open_shards(shards[-1])
     seen = 0
     for chosen, batch in evaluation_batches(store):
         assert batch.source.shape == (len(chosen), 0)
@@ -141,8 +132,8 @@ def test_a_batch_begins_every_text_anew(made):
 @pytest.mark.parametrize(
     "batching", [FixedSize(kind="fixed_size", pairs=6), TokenBudget(tokens=48)]
 )
-def test_ranks_share_the_same_global_batches_and_go_on_in_the_middle(made, batching):
-    store = open_shards(made[-1] / "manifest.json")
+def test_ranks_share_the_same_global_batches_and_go_on_in_the_middle(shards, batching):
+    store = open_shards(shards[-1])
 
     def first(rank, world, batch=0, count=5):
         feed = Feed(store, batching, 1, rank, world, 1, torch.device("cpu"))
@@ -164,14 +155,14 @@ def test_ranks_share_the_same_global_batches_and_go_on_in_the_middle(made, batch
         assert torch.equal(here.micro_batches[0].target_input, there.micro_batches[0].target_input)
 
 
-def test_parts_of_a_split_join(made, tmp_path):
-    _, tokenizer, pairs, whole = made
+def test_parts_of_a_split_join(shards, tokenizer, tmp_path):
+    _, pairs, whole = shards
     parts = [tmp_path / f"part-{number}" for number in (0, 1)]
     for number, folder in enumerate(parts):
         write_shards(pairs, tokenizer, Filter(), folder, part=(number, 2), context=8)
     paths = [folder / "manifest.json" for folder in parts]
     joined = gather(paths, Filter(), tmp_path / "manifest.json")
-    alone = open_shards(whole / "manifest.json").manifest
+    alone = open_shards(whole).manifest
     assert (joined.texts, joined.target_tokens) == (alone.texts, alone.target_tokens)
 
 
@@ -180,22 +171,18 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
 
 
 @pytest.mark.parametrize(("library", "name"), [("pandas", "shard"), ("datasets", "shards")])
-def test_two_lines_open_a_shard(tmp_path, monkeypatch, library, name):
+def test_two_lines_open_a_shard(tmp_path, made, monkeypatch, library, name):
     imported = pytest.importorskip(library)
     if library == "datasets":
         monkeypatch.setattr(imported.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (block,) = [block for block in BLOCKS if f" {library} " in block]
     assert len([line for line in block.splitlines() if line]) == 2
-    store = make_store(tmp_path)
-    rows = {
-        side: [row.tolist() for row in getattr(store, f"{side}_rows")(range(25))]
-        for side in ("source", "target")
-    }
     split = tmp_path / "results/data/grammar/shards/train"
-    split.parent.mkdir(parents=True)
-    (tmp_path / "shards").rename(split)
+    shutil.copytree(made / "shards", split)
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
     exec(block, found)
-    for side, wanted in rows.items():
+    store = open_shards(split / "manifest.json")
+    for side in ("source", "target"):
+        wanted = [row.tolist() for row in getattr(store, f"{side}_rows")(range(25))]
         assert [list(row) for row in found[name][side][:25]] == wanted

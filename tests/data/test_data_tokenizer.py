@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pair_files import ENGLISH, GERMAN, steady, write_pairs, write_tokenizer
+from pair_files import ENGLISH, GERMAN, steady, write_pairs
 from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as Bpe
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
@@ -25,16 +26,6 @@ from transformer_core.data.tokenizing.encoding import Encoder
 from transformer_core.data.tokenizing.existing import convert, read_file, special_names, speller
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer, train
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD, SPECIAL_NAMES, UNK
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def bpe(path):
-    return load_tokenizer(path)
 
 
 @steady
@@ -76,15 +67,25 @@ def test_sample_is_evenly_spaced_over_record_batches(tmp_path, asked, lines):
     assert train(pairs, Tokenizer(sample_pairs=asked))[1] == len(expected)
 
 
-def test_transformers_loads_it(path, bpe):
+def test_transformers_loads_it(tokenizer, bpe):
     names = ("pad_token", "bos_token", "eos_token", "unk_token")
     special = dict(zip(names, SPECIAL_NAMES, strict=True))
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), **special)
     assert [getattr(fast, f"{name}_id") for name in names] == [PAD, BOS, EOS, UNK]
     text = "A dog  läuft, 12!"
     ids = fast(text, add_special_tokens=False)["input_ids"]
     assert ids == bpe.encode(text).ids
     assert fast.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def run(folder, settings):
+    files = {"pairs": folder / "p.arrow", "report": folder / "report.json"}
+    output = folder / "new" / "tokenizer.json"
+    return run_job("tokenizer", tokenizer=settings, output=output, **files)
+
+
+def report_of(folder):
+    return TokenizerReport.model_validate_json((folder / "report.json").read_text())
 
 
 def test_job_writes_tokenizer_and_report(tmp_path, caplog):
@@ -100,14 +101,12 @@ def test_job_writes_tokenizer_and_report(tmp_path, caplog):
     assert left == ["new", "p.arrow", "p.json", "report.json"]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"vocabulary": 12}, {"vocabluary": 500}, {"kind": "fill"}, "{"]
-)
-def test_job_refuses_wrong_settings(tmp_path, capsys, settings):
+def test_job_refuses_wrong_settings(tmp_path, capsys):
     write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
-    assert run(tmp_path, settings) == 1
-    assert "tokenizer" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
+    for settings in ({"vocabulary": 12}, {"vocabluary": 500}, {"kind": "fill"}, "{"):
+        assert run(tmp_path, settings) == 1
+        assert "tokenizer" in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
 
 
 def test_job_refuses_empty_missing_and_damaged_pairs(tmp_path, capsys):
@@ -122,8 +121,8 @@ def test_job_refuses_empty_missing_and_damaged_pairs(tmp_path, capsys):
     assert "p.arrow" in capsys.readouterr().err
 
 
-def test_special_tokens_with_other_ids_are_refused(tmp_path, path):
-    settings = json.loads(path.read_text())
+def test_special_tokens_with_other_ids_are_refused(tmp_path, tokenizer):
+    settings = json.loads(tokenizer.read_text())
     settings["added_tokens"][PAD]["id"], settings["added_tokens"][BOS]["id"] = BOS, PAD
     settings["model"]["vocab"][SPECIAL_NAMES[PAD]] = BOS
     settings["model"]["vocab"][SPECIAL_NAMES[BOS]] = PAD
@@ -133,22 +132,6 @@ def test_special_tokens_with_other_ids_are_refused(tmp_path, path):
         load_tokenizer(foreign)
 
 
-def run(folder, settings):
-    return run_job(
-        "tokenizer",
-        tokenizer=settings,
-        pairs=folder / "p.arrow",
-        output=folder / "new" / "tokenizer.json",
-        report=folder / "report.json",
-    )
-
-
-def report_of(folder):
-    return TokenizerReport.model_validate_json((folder / "report.json").read_text())
-
-
-KINDS = ["gpt2", "metaspace_bpe", "whitespace", "unigram_always", "word_piece", "word_level"]
-KINDS += ["nfkc"]
 TEXTS = [*ENGLISH, *GERMAN, "unseen Wörter: ŋ ☃", *adversarial_lines(100)]
 # A foreign Unigram finds its <unk> in text; it does not once it is ours.
 SPELLED = [text for text in TEXTS if "<unk>" not in text]
@@ -169,7 +152,10 @@ def converted(path, kind="file"):
     return convert(spec(kind=kind, path=str(path), vocabulary=size))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["gpt2", "metaspace_bpe", "whitespace", "unigram_always", "word_piece", "word_level", "nfkc"],
+)
 def test_texts_are_spelled_as_before(tmp_path, kind):
     theirs = (BY_WORD | PLAIN)[kind]()
     theirs.post_processor = processors.TemplateProcessing(
@@ -215,10 +201,9 @@ def test_own_special_tokens_go_and_added_ones_stay(tmp_path):
 
 
 def test_older_merges_are_read(tmp_path):
-    theirs = BY_WORD["gpt2"]()
-    settings = json.loads(theirs.to_str())
+    path = saved(tmp_path, BY_WORD["gpt2"]())
+    settings = json.loads(path.read_text())
     settings["model"]["merges"] = [" ".join(pair) for pair in settings["model"]["merges"]]
-    path = tmp_path / "theirs.json"
     path.write_text(json.dumps(settings))
     ours, spell = converted(path)
     assert speller(ours, None)(TEXTS) == spell(TEXTS)
@@ -250,23 +235,13 @@ def test_job_takes_a_file_and_compares(tmp_path, capsys):
     assert f"set tokenizer.vocabulary: {size}" in capsys.readouterr().err
 
 
-# SentencePiece
-
-SENTENCES = [*ENGLISH, *GERMAN] * 20
-
-
 def sentencepiece_model(folder, **options):
     sentencepiece = pytest.importorskip("sentencepiece")
     pytest.importorskip("google.protobuf")
-    prefix = str(folder / "theirs")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES),
-        model_prefix=prefix,
-        vocab_size=options.pop("vocab_size", 90),
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **options,
-    )
+    usual = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2}
+    sentences = iter([*ENGLISH, *GERMAN] * 20)
+    files = {"sentence_iterator": sentences, "model_prefix": str(folder / "theirs")}
+    sentencepiece.SentencePieceTrainer.train(**files, **(usual | options))
     return folder / "theirs.model"
 
 
@@ -297,22 +272,24 @@ def test_sentencepiece_models_that_cannot_be_used(tmp_path, monkeypatch):
     words = sentencepiece_model(tmp_path, model_type="word", vocab_size=20)
     with pytest.raises(CorpusError, match="of words or characters"):
         read(words)
-    (tmp_path / "no.model").write_bytes(b"\xffno model")
-    with pytest.raises(CorpusError, match=r"no\.model: is not a SentencePiece model"):
-        read(tmp_path / "no.model")
-    (tmp_path / "no.model").write_bytes(b"")
-    with pytest.raises(CorpusError, match="holds no pieces"):
-        read(tmp_path / "no.model")
-    monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
+    path = tmp_path / "no.model"
+    for content, message in (
+        (b"\xffno model", r"no\.model: is not a SentencePiece model"),
+        (b"", "holds no pieces"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CorpusError, match=message):
+            read(path)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(CorpusError, match=r"pip install .*\[sentencepiece\]"):
         read(words)
 
 
 @pytest.mark.parametrize("number", [2**31, 2**32 - 1])
 def test_a_token_with_an_enormous_id_is_refused(tmp_path, number):
-    settings = json.loads(Bpe(models.BPE({"a": 0, "b": 1}, [])).to_str())
+    path = saved(tmp_path, Bpe(models.BPE({"a": 0, "b": 1}, [])))
+    settings = json.loads(path.read_text())
     settings["model"]["vocab"]["b"] = number
-    path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(settings))
     with pytest.raises(CorpusError, match=f"the id {number:,}"):
         read_file(path)

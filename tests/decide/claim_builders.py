@@ -20,40 +20,28 @@ from schemas.results import (
     FamilyCurve,
     Interval,
     VariantResult,
-    Verdict,
 )
 from tests.orders import run_job
-from tests.records import topology
+from tests.records import topology, write_tree
+from transformer_core.decide.verdicts import not_measured, verdict_of
 
 RATES = [100.0, 101.0, 102.0]
-Pair = tuple[str, str]
 
 
 def interval(low: float, high: float) -> Interval:
     return Interval(median=(low + high) / 2, low=low, high=high, samples=12)
 
 
-def effect(quantity: Any, low: float | None, high: float | None, verdict: Verdict | None) -> Effect:
-    if low is None or high is None:
-        return Effect(quantity=quantity, ratio=None, verdict=None, reason="was not measured")
-    return Effect(quantity=quantity, ratio=interval(low, high), verdict=verdict)
-
-
 def comparison(variant: str, reference: str, low: float, high: float, **more: Any) -> Comparison:
     """A comparison of throughputs; ``more`` holds other effects by quantity as (low, high)."""
-    margin = 1.02
-    if 1 / margin <= low and high <= margin:
-        verdict: Verdict = "SAME"
-    else:
-        verdict = "FASTER" if low > 1 else "SLOWER" if high < 1 else "UNDECIDED"
-    effects = [effect("throughput", low, high, verdict)]
-    for quantity in ("peak_memory", "traffic"):
-        ends = more.get(quantity)
-        if ends is None:
-            effects.append(effect(quantity, None, None, None))
+    known, effects = {"throughput": (low, high)} | more, []
+    for quantity in ("throughput", "peak_memory", "traffic"):
+        if quantity in known:
+            ratio = interval(*known[quantity])
+            verdict = verdict_of(quantity, ratio, margin=0.02)
+            effects.append(Effect(quantity=quantity, ratio=ratio, verdict=verdict))
         else:
-            word: Verdict = "MORE" if ends[0] > 1 else "LESS" if ends[1] < 1 else "SAME"
-            effects.append(effect(quantity, *ends, word))
+            effects.append(not_measured(quantity, "was not measured"))
     return Comparison(
         variant=variant, reference=reference, effects=effects, certificate="equivalent", counts=True
     )
@@ -94,11 +82,8 @@ def write_study(
         written[f"runs/{item.variant}/metrics.json"] = item.model_dump(mode="json")
         record = certificate(item.variant, status).model_copy(update={"reason": f"is {status}"})
         written[f"equivalence/{item.variant}.json"] = record.model_dump(mode="json")
-    for name, content in (written | dict(files or {})).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content))
-    return folder
+    contents = written | dict(files or {})
+    return write_tree(folder, {name: json.dumps(content) for name, content in contents.items()})
 
 
 def claim(*tests: dict[str, Any], **more: Any) -> Claim:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from pair_builders import paired, session, with_ratios
+from pair_builders import paired, session, side, window
 
-from schemas.results import Round, Session, Side
+from schemas.results import Round, Session
 from transformer_core.decide.next_sessions import Limits, Plan, SoFar
 from transformer_core.decide.refine import KeptStints
 
@@ -36,55 +36,35 @@ class FakeTurns:
         return self.session(plan.variants, number, plan.rounds)
 
     def session(self, variants: Sequence[str], number: int, rounds: int = ROUNDS) -> Session:
-        """A session of these variants and their reference, the first of all names."""
+        """A session of these variants and their reference."""
         sides = 1 + len(variants)
         seconds = sides * (START + rounds * ROUND)
         self.seconds += seconds
-        parts = [
-            session(
-                self.truths[name] * float(np.exp(self.between * self.random.normal())),
-                number,
-                variant=name,
-                noise=np.expm1(self.noise * self.random.normal(size=rounds)),
-            )
-            for name in variants
-        ]
-        reference = parts[0].sides[0].name
-        merged = [
-            Round(
-                windows=[
-                    window
-                    for place, rnd in enumerate(of_all)
-                    for window in rnd.windows
-                    if window.side != reference or not place
-                ]
-            )
-            for of_all in zip(*(part.rounds for part in parts), strict=True)
-        ]
-        named: list[Side] = [parts[0].sides[0], *(part.sides[1] for part in parts)]
-        merged_session = parts[0].model_copy(
-            update={
-                "sides": named,
-                "seconds": seconds,
-                "rounds": merged,
-                "rounds_seconds": sides * rounds * ROUND,
-            }
+        rates = {"single": np.full(rounds, 100.0)}
+        for name in variants:
+            ratio = self.truths[name] * np.exp(self.between * self.random.normal())
+            noise = np.exp(self.noise * self.random.normal(size=rounds))
+            rates[name] = 100.0 * ratio * noise
+        return session(
+            1.0,
+            number,
+            sides=[side(name) for name in rates],
+            rounds=[
+                Round(windows=[window(name, float(rate[n])) for name, rate in rates.items()])
+                for n in range(rounds)
+            ],
+            seconds=seconds,
+            rounds_seconds=sides * rounds * ROUND,
         )
-        return with_ratios(merged_session)
 
     def pairs(self, sessions: int = 2) -> list[SoFar]:
         """The first round of each variant, by itself."""
-        return [
-            SoFar(
-                paired(variant=name).model_copy(
-                    update={
-                        "sessions": [self.session([name], n + 1) for n in range(sessions)],
-                        "others": [],
-                    }
-                )
-            )
-            for name in self.truths
-        ]
+        found = []
+        for name in self.truths:
+            first = [self.session([name], number) for number in range(1, sessions + 1)]
+            run = paired(variant=name).model_copy(update={"sessions": first, "others": []})
+            found.append(SoFar(run))
+        return found
 
 
 def kept_in(folder: Path, pairs: Sequence[SoFar], key: str = "key") -> KeptStints:

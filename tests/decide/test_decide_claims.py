@@ -11,6 +11,9 @@ from tests.orders import run_job
 
 FASTER = {"kind": "comparison", "variant": "fast", "reference": "single", "direction": "more"}
 SLOW = FASTER | {"variant": "slow"}
+NOISY = FASTER | {"variant": "noisy"}
+LOST = FASTER | {"variant": "lost"}
+LESS_TRAFFIC = FASTER | {"direction": "less", "quantity": "traffic"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def measured(value: str, **more: Any) -> dict[str, Any]:
     return {"kind": "measurement", "what": "Bytes", "number": number} | more
 
 
-def test_a_true_claim_is_reproduced_with_its_number(study):
+def test_evidence_has_the_number_and_its_files(study):
     found = verdict(study, FASTER | {"at_most": 3})
     assert found.verdict == "REPRODUCED"
     (evidence,) = found.evidence
@@ -70,6 +73,10 @@ def test_a_true_claim_is_reproduced_with_its_number(study):
     assert evidence.expected == "more, at most 3"
     assert found.command.startswith("snakemake --cores all ")
     assert "claims.json" in found.command
+    (evidence,) = verdict(study, LESS_TRAFFIC).evidence
+    assert "results/runs/fast/metrics.json" in evidence.files
+    (evidence,) = verdict(study, FASTER | {"at_least": 2}).evidence
+    assert evidence.outcome == "size_differs"
 
 
 def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path):
@@ -81,10 +88,6 @@ def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path):
     assert verdict(study, more).verdict == "REPRODUCED"
     assert verdict(study, more | {"direction": "less"}).verdict == "REFUTED"
     assert verdict(study, more | {"at_least": 2}).verdict == "UNDECIDED"
-
-
-NOISY = FASTER | {"variant": "noisy"}
-LESS_TRAFFIC = FASTER | {"direction": "less", "quantity": "traffic"}
 
 
 @pytest.mark.parametrize(
@@ -126,19 +129,11 @@ def test_verdicts(study, tests, expected):
     ],
 )
 def test_every_direction_of_a_comparison(study, variant, holding):
-    for direction in ("more", "less", "same", "not_more", "not_less"):
-        found = verdict(study, FASTER | {"variant": variant, "direction": direction})
-        if variant == "noisy":
-            assert found.verdict == "UNDECIDED"
-        else:
-            assert found.verdict == ("REPRODUCED" if direction in holding else "REFUTED")
-
-
-def test_evidence_names_the_files_of_its_quantity_and_how_it_failed(study):
-    (evidence,) = verdict(study, LESS_TRAFFIC).evidence
-    assert "results/runs/fast/metrics.json" in evidence.files
-    (evidence,) = verdict(study, FASTER | {"at_least": 2}).evidence
-    assert evidence.outcome == "size_differs"
+    directions = ("more", "less", "same", "not_more", "not_less")
+    claims = {one: claim(FASTER | {"variant": variant, "direction": one}) for one in directions}
+    found = {name: one.verdict for name, one in judge(study, claims).items()}
+    other = "UNDECIDED" if variant == "noisy" else "REFUTED"
+    assert found == {one: "REPRODUCED" if one in holding else other for one in directions}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +143,7 @@ def test_evidence_names_the_files_of_its_quantity_and_how_it_failed(study):
         (FASTER | {"needs": {"device": "cuda", "devices": 2}}, "needs 2 GPUs; the study ran on"),
         (FASTER | {"needs": {"devices": 4}}, "needs 4 devices; no run of the study used more than"),
         (FASTER | {"variant": "tf32"}, "the study does not run tf32 (add to its variants)"),
-        (FASTER | {"variant": "lost"}, "lost ended unsupported: needs CUDA"),
+        (LOST, "lost ended unsupported: needs CUDA"),
         (FASTER | {"quantity": "peak_memory"}, "was not measured"),
         (FASTER | {"reference": "slow"}, "fast was not compared with slow"),
         (measured("missing"), "results/memory/fast.json has no number at missing"),
@@ -160,6 +155,10 @@ def test_evidence_names_the_files_of_its_quantity_and_how_it_failed(study):
         (
             measured("x", number={"file": "results/search/best.json", "value": "x"}),
             "results/search/best.json does not exist: no job of this study makes it",
+        ),
+        (
+            measured("x", number={"file": "results/memory/lost.json", "value": "per_parameter"}),
+            "results/memory/lost.json ended unsupported: needs CUDA",
         ),
     ],
 )
@@ -176,21 +175,15 @@ def test_what_cannot_be_tested_says_why(study, test, reason):
 def test_needs_of_the_claim_hold_for_all_its_tests(study):
     found = verdict(study, FASTER, SLOW, needs={"devices": 3})
     assert [item.outcome for item in found.evidence] == ["not_testable"] * 2
-    assert verdict(study, FASTER, needs={"devices": 2}).verdict == "REPRODUCED"
-    assert verdict(study, FASTER, needs={"device": "cpu"}).verdict == "REPRODUCED"
+    for needs in ({"devices": 2}, {"device": "cpu"}):
+        assert verdict(study, FASTER, needs=needs).verdict == "REPRODUCED"
 
 
 def test_parts_that_cannot_be_tested_are_left_out_and_counted(study):
-    found = verdict(study, FASTER, FASTER | {"variant": "lost"})
+    found = verdict(study, FASTER, LOST)
     assert found.verdict == "REPRODUCED"
     assert found.reason.endswith("(1 of 2)")
     assert found.evidence[1].reason == "lost ended unsupported: needs CUDA"
-
-
-def test_a_result_that_did_not_end_well_is_no_number(study):
-    number = {"file": "results/memory/lost.json", "value": "per_parameter"}
-    found = verdict(study, measured("x", number=number, at_least=0))
-    assert found.reason == "results/memory/lost.json ended unsupported: needs CUDA"
 
 
 def test_no_run_at_all(tmp_path):
@@ -223,25 +216,22 @@ def test_a_number_against_a_number(study, value, direction, than, expected):
     assert verdict(study, measured(value, direction=direction, than=than)).verdict == expected
 
 
-def test_a_list_of_numbers_is_a_range(study):
+def test_a_list_is_a_range_and_one_number_as_uncertain_as_the_claim_says(study):
     (evidence,) = verdict(study, measured("share", at_least=0.75, at_most=0.9)).evidence
     assert evidence.outcome == "undecided"
     assert (evidence.number.low, evidence.number.high, evidence.number.samples) == (0.7, 0.8, 2)
-
-
-def test_a_number_measured_once_is_as_uncertain_as_the_claim_says(study):
-    number = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "per_parameter"}
-    doubtful = number | {"uncertainty": 0.1}
-    assert verdict(study, measured("x", number=number, at_most=19)).verdict == "REPRODUCED"
-    (evidence,) = verdict(study, measured("x", number=doubtful, at_most=19)).evidence
+    once = measured("per_parameter")
+    assert verdict(study, once | {"at_most": 19}).verdict == "REPRODUCED"
+    doubtful = once | {"number": once["number"] | {"uncertainty": 0.1}}
+    (evidence,) = verdict(study, doubtful | {"at_most": 19}).evidence
     assert evidence.outcome == "undecided"
     ends = evidence.number
     assert (ends.median, ends.low, ends.high) == pytest.approx((18.0, 16.2, 19.8))
-    assert verdict(study, measured("x", number=doubtful, at_most=16)).verdict == "REFUTED"
+    assert verdict(study, doubtful | {"at_most": 16}).verdict == "REFUTED"
 
 
 def test_a_ratio_of_two_numbers(study):
-    one = {"file": "results/memory/{variant}.json", "variant": "fast", "value": "ranks[0].peak"}
+    one = measured("ranks[0].peak")["number"]
     other = one | {"value": "max(ranks[1:].peak)"}
     ratio = {"kind": "ratio", "what": "r", "numerator": one, "denominator": other}
     (evidence,) = verdict(study, ratio | {"direction": "more"}).evidence
@@ -252,18 +242,8 @@ def test_a_ratio_of_two_numbers(study):
     (evidence,) = verdict(study, ratio | {"direction": "more", "factor": factor}).evidence
     assert evidence.number.median == pytest.approx(2000 / 110)
     assert set(evidence.files) == {"results/memory/fast.json", "results/machine/roofline.json"}
-    nothing = one | {"value": "`0`"}
-    found = verdict(study, ratio | {"direction": "more", "denominator": nothing})
-    assert found.verdict == "NOT_TESTABLE"
-
-
-def certified(tmp_path: Path, status: Any) -> Path:
-    return write_study(
-        tmp_path,
-        [run("single"), run("fast")],
-        [comparison("fast", "single", 1.5, 1.7)],
-        certificates={"fast": status},
-    )
+    over_nothing = ratio | {"direction": "more", "denominator": one | {"value": "`0`"}}
+    assert verdict(study, over_nothing).verdict == "NOT_TESTABLE"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +257,8 @@ def certified(tmp_path: Path, status: Any) -> Path:
 )
 def test_certificates(tmp_path, status, of_certificate, of_throughput):
     """What trains another model than it should is no evidence for a speed-up."""
-    study = certified(tmp_path, status)
+    pairs = [comparison("fast", "single", 1.5, 1.7)]
+    study = write_study(tmp_path, [run("single"), run("fast")], pairs, {"fast": status})
     assert verdict(study, {"kind": "certificate", "variant": "fast"}).verdict == of_certificate
     assert verdict(study, FASTER).verdict == of_throughput
 
@@ -285,62 +266,50 @@ def test_certificates(tmp_path, status, of_certificate, of_throughput):
 SIZES = {value: f"s{value}" for value in (1, 2, 4)}
 
 
-def trend(tmp_path: Path, ratios: list[tuple[float, float]], **more: Any) -> ClaimResult:
-    """The verdict on a rise over three values, the first of which is the reference."""
-    reduces = more.pop("all_reduces", [None] * 3)
-    runs = [run(name, all_reduces=n) for name, n in zip(SIZES.values(), reduces, strict=True)]
-    pairs = [
-        comparison(name, "s1", *ends)
-        for name, ends in zip(list(SIZES.values())[1:], ratios, strict=True)
-    ]
-    study = write_study(tmp_path, runs, pairs)
-    test = {"kind": "trend", "family": "sizes", "direction": "rises"} | more
-    return judge(study, {"mine": claim(test)}, {"sizes": family("s1", SIZES)})["mine"]
-
-
+RISES = {"kind": "trend", "family": "sizes", "direction": "rises"}
 TO_BEST = {"until_best": True}
+FEWER = {"quantity": "all_reduces", "direction": "falls"}
 EQUAL = [(0.99, 1.01), (0.99, 1.01)]
-
-
-def fewer(*counts: int) -> dict[str, Any]:
-    """A fall of the all-reduces of the three values."""
-    test = {"quantity": "all_reduces", "direction": "falls"}
-    return test | ({"all_reduces": counts} if counts else {})
+UNCOUNTED = [None] * 3
 
 
 @pytest.mark.parametrize(
-    ("ratios", "test", "expected"),
+    ("ratios", "counts", "test", "expected"),
     [
-        ([(1.2, 1.3), (1.5, 1.6)], {}, "REPRODUCED"),
-        ([(1.2, 1.3), (1.2, 1.3)], {}, "REPRODUCED"),
-        ([(1.5, 1.6), (1.2, 1.3)], {}, "REFUTED"),
-        ([(0.7, 0.8), (1.2, 1.3)], {}, "REFUTED"),
-        (EQUAL, {}, "REFUTED"),
-        ([(0.95, 1.05), (0.9, 1.1)], {}, "UNDECIDED"),
-        ([(0.6, 0.7), (0.5, 0.55)], {}, "REFUTED"),
+        ([(1.2, 1.3), (1.5, 1.6)], UNCOUNTED, {}, "REPRODUCED"),
+        ([(1.2, 1.3), (1.2, 1.3)], UNCOUNTED, {}, "REPRODUCED"),
+        ([(1.5, 1.6), (1.2, 1.3)], UNCOUNTED, {}, "REFUTED"),
+        ([(0.7, 0.8), (1.2, 1.3)], UNCOUNTED, {}, "REFUTED"),
+        (EQUAL, UNCOUNTED, {}, "REFUTED"),
+        ([(0.95, 1.05), (0.9, 1.1)], UNCOUNTED, {}, "UNDECIDED"),
+        ([(0.6, 0.7), (0.5, 0.55)], UNCOUNTED, {}, "REFUTED"),
         # A trend may end at the best value.
-        ([(1.5, 1.6), (1.2, 1.3)], TO_BEST, "REPRODUCED"),
-        ([(0.7, 0.8), (1.2, 1.3)], TO_BEST, "REFUTED"),
-        ([(0.7, 0.8), (0.6, 0.7)], TO_BEST, "REFUTED"),
+        ([(1.5, 1.6), (1.2, 1.3)], UNCOUNTED, TO_BEST, "REPRODUCED"),
+        ([(0.7, 0.8), (1.2, 1.3)], UNCOUNTED, TO_BEST, "REFUTED"),
+        ([(0.7, 0.8), (0.6, 0.7)], UNCOUNTED, TO_BEST, "REFUTED"),
         # Counts are exact.
-        (EQUAL, fewer(90, 30, 30), "REPRODUCED"),
-        (EQUAL, fewer(900, 900, 899), "REPRODUCED"),
-        (EQUAL, fewer(90, 30, 31), "REFUTED"),
-        (EQUAL, fewer(30, 30, 30), "REFUTED"),
-        (EQUAL, fewer(), "NOT_TESTABLE"),
-        (EQUAL, fewer(0, 0, 0), "NOT_TESTABLE"),
+        (EQUAL, [90, 30, 30], FEWER, "REPRODUCED"),
+        (EQUAL, [900, 900, 899], FEWER, "REPRODUCED"),
+        (EQUAL, [90, 30, 31], FEWER, "REFUTED"),
+        (EQUAL, [30, 30, 30], FEWER, "REFUTED"),
+        (EQUAL, UNCOUNTED, FEWER, "NOT_TESTABLE"),
+        (EQUAL, [0, 0, 0], FEWER, "NOT_TESTABLE"),
     ],
 )
-def test_trends(tmp_path, ratios, test, expected):
-    found = trend(tmp_path, ratios, **test)
+def test_trends(tmp_path, ratios, counts, test, expected):
+    """Over three values, the first of which is the reference."""
+    names = list(SIZES.values())
+    runs = [run(name, all_reduces=count) for name, count in zip(names, counts, strict=True)]
+    pairs = [comparison(name, "s1", *ends) for name, ends in zip(names[1:], ratios, strict=True)]
+    study, families = write_study(tmp_path, runs, pairs), {"sizes": family("s1", SIZES)}
+    found = judge(study, {"mine": claim(RISES | test)}, families)["mine"]
     assert found.verdict == expected, found.evidence
-    assert found.evidence[0].variants == list(SIZES.values())
+    assert found.evidence[0].variants == names
 
 
 def test_a_trend_over_one_variant_says_what_to_add(study):
     families = {"sizes": family("single", {1: "single", 2: "huge"})}
-    test = {"kind": "trend", "family": "sizes", "direction": "rises"}
-    found = judge(study, {"mine": claim(test)}, families)["mine"]
+    found = judge(study, {"mine": claim(RISES)}, families)["mine"]
     assert found.verdict == "NOT_TESTABLE"
     assert "add huge" in found.reason
 
@@ -348,7 +317,7 @@ def test_a_trend_over_one_variant_says_what_to_add(study):
 def test_the_job_refuses_what_it_cannot_read(tmp_path, capsys):
     study = write_study(tmp_path, [run("single")])
     output = study / "out.json"
-    asked = {"C1": claim({"kind": "trend", "family": "sizes", "direction": "rises"})}
+    asked = {"C1": claim(RISES)}
     assert run_job("claims", claims=asked, results=study, output=output) == 1
     assert "families.json" in capsys.readouterr().err
     (study / "families.json").write_text("[]")

@@ -48,17 +48,9 @@ def test_tests():
 
 
 def truth(**changes: Any) -> AttentionTruth:
-    given = {
-        "backend": "flash",
-        "masked": False,
-        "dropout": 0.1,
-        "status": "ok",
-        "kernels": ["flash_fwd_kernel"],
-        "dropped": 0.1,
-        "finite": True,
-        "seconds": 1e-4,
-    }
-    return record(AttentionTruth, **(given | changes))
+    given = {"backend": "flash", "masked": False, "dropout": 0.1, "dropped": 0.1, "finite": True}
+    ran = {"status": "ok", "kernels": ["flash_fwd_kernel"], "seconds": 1e-4}
+    return record(AttentionTruth, **given | ran | changes)
 
 
 def attention(*cases: AttentionTruth, **changes: Any) -> Any:
@@ -85,9 +77,10 @@ def test_kernels_of_attention(changes, outcome, reason):
 def test_a_kernel_that_is_not_there_is_unsupported_and_one_that_breaks_has_failed():
     nothing = {"dropped": None, "finite": None, "seconds": None, "kernels": []}
     missing = truth(status="unsupported", reason="no kernel", **nothing)
+    broken = truth(status="failed", reason="x", **nothing)
     assert attention(missing).outcome == "unsupported"
     assert attention(truth(), missing).outcome == "held"
-    assert attention(truth(), truth(status="failed", reason="x", **nothing)).outcome == "failed"
+    assert attention(truth(), broken).outcome == "failed"
     line = attention(status="unsupported", reason="no device")
     assert (line.outcome, line.reason) == ("unsupported", "no device")
 
@@ -115,20 +108,17 @@ def test_comparisons_go_through_the_reference():
     assert (line.outcome, line.found) == ("held", "0.250 times as fast")
     pairs["log_every_1"] = pair("log_every_1", 3)
     assert line_of(pairs, "log_every_1").outcome == "not_held"
-    assert line_of({"amp_bf16": pair("amp_bf16", 2)}, "amp_bf16").outcome == "held"
-    assert line_of({"amp_bf16": pair("amp_bf16", 0.9)}, "amp_bf16").outcome == "not_held"
+    for speed, outcome in ((2, "held"), (0.9, "not_held")):
+        assert line_of({"amp_bf16": pair("amp_bf16", speed)}, "amp_bf16").outcome == outcome
 
 
 def test_a_side_that_was_not_timed_is_named():
     line = line_of({}, "amp_bf16")
     assert (line.outcome, line.reason) == ("failed", "amp_bf16 was not timed")
-    missing = pair("amp_bf16", 1).model_copy(
-        update={"status": "unsupported", "reason": "no device", "sessions": []}
-    )
-    line = line_of({"amp_bf16": missing}, "amp_bf16")
-    assert (line.outcome, line.reason) == ("unsupported", "no device")
-    line = lines.windows({"amp_bf16": missing})
-    assert (line.outcome, line.reason) == ("unsupported", "no device")
+    ended = {"status": "unsupported", "reason": "no device", "sessions": []}
+    missing = {"amp_bf16": pair("amp_bf16", 1).model_copy(update=ended)}
+    for line in (line_of(missing, "amp_bf16"), lines.windows(missing)):
+        assert (line.outcome, line.reason) == ("unsupported", "no device")
 
 
 @pytest.mark.parametrize(
@@ -139,26 +129,25 @@ def test_short_windows_do_not_hold(steps, seconds, outcome):
     assert lines.windows({"a": pair("a", 1, steps, seconds)}).outcome == outcome
 
 
-def memory_of(predicted: float, allocated: float | None, nvml: float | None = None) -> Any:
-    found = prediction(round(predicted * GIB), device="cuda", context_bytes=GIB // 2)
-    if allocated is None:
-        run = repeat(1, [], status="unsupported", reason="no device", memory=[])
-    else:
-        counts = {
-            "allocated_bytes": round(allocated * GIB),
-            "reserved_bytes": round((allocated + 1) * GIB),
-            "nvml_bytes": None if nvml is None else round(nvml * GIB),
-        }
-        run = repeat(1, [1.0], memory=[memory(device="cuda:0", **counts)])
+def memory_of(allocated: float, nvml: float) -> Any:
+    """The line of a run for which 10 GiB were predicted."""
+    found = prediction(10 * GIB, device="cuda", context_bytes=GIB // 2)
+    counts = {
+        "allocated_bytes": round(allocated * GIB),
+        "reserved_bytes": round((allocated + 1) * GIB),
+        "nvml_bytes": round(nvml * GIB),
+    }
+    run = repeat(1, [1.0], memory=[memory(device="cuda:0", **counts)])
     return against_nvml("single", found, run)
 
 
-def test_memory_is_held_against_what_was_handed_out():
-    assert memory_of(10, 10.5, 12.1).outcome == "held"
-    assert memory_of(10, 14, 16).outcome == "not_held"
-    line = memory_of(10, 10.5, 5)
+def test_memory_is_held_against_the_allocated_memory():
+    assert memory_of(10.5, 12.1).outcome == "held"
+    assert memory_of(14, 16).outcome == "not_held"
+    line = memory_of(10.5, 5)
     assert (line.outcome, line.reason) == ("not_held", "NVML counts less than torch has reserved")
-    line = memory_of(10, None)
+    ended = repeat(1, [], status="unsupported", reason="no device", memory=[])
+    line = against_nvml("single", prediction(10 * GIB, device="cuda"), ended)
     assert (line.outcome, line.reason) == ("unsupported", "no device")
 
 
@@ -220,10 +209,8 @@ def test_the_page_has_all_that_is_needed_to_mend_it_from_afar():
         logs=[LogEnd(file="results/logs/x.log", text="<end>")],
     )
     page = render(check, tests, truths, device)
-    for words in (
-        "assert 1 == 2", "flash_fwd_kernel", "adds", "nvidia-cudnn", "9.1", "2.11", "abc",
-        "results/logs/x.log", "&lt;end&gt;",
-    ):  # fmt: skip
+    parts = ["assert 1 == 2", "flash_fwd_kernel", "adds", "nvidia-cudnn", "9.1", "2.11", "abc"]
+    for words in (*parts, "results/logs/x.log", "&lt;end&gt;"):
         assert words in page, words
 
 

@@ -35,22 +35,17 @@ def roofline(threads: int = 1) -> Any:
     )
 
 
+TOPOLOGY: Any = side("baseline").topology
+
+
 def test_every_class_is_held_against_the_longer_of_its_two_limits():
-    topology = side("baseline").topology
-    assert topology is not None
-    found = headroom(
-        "single",
-        small_spec(),
-        topology,
-        0.2,
-        profile(
-            use("element_wise", 2_000, 10_000_000, 60_000_000),
-            use("contraction", 6_000, 160_000_000, 40_000_000),
-            use("other", 2_000, None, None),
-            idle=0.25,
-        ),
-        roofline(),
+    traced = profile(
+        use("element_wise", 2_000, 10_000_000, 60_000_000),
+        use("contraction", 6_000, 160_000_000, 40_000_000),
+        use("other", 2_000, None, None),
+        idle=0.25,
     )
+    found = headroom("single", small_spec(), TOPOLOGY, 0.2, traced, roofline())
     assert [part.name for part in found.parts] == ["contraction", "element_wise", "other"]
     products, element_wise, other = found.parts
     # Three quarters of 0.2 s are shared as 6 : 2 : 2; the limits are of one of two steps.
@@ -66,19 +61,16 @@ def test_every_class_is_held_against_the_longer_of_its_two_limits():
 
 
 def test_without_a_measured_rate_or_events_there_are_no_limits():
-    topology, one = side("baseline").topology, use("contraction", 1, 1, 1)
-    assert topology is not None
-    assert headroom("x", small_spec(), topology, 1.0, profile(one), roofline(7)) is None
-    assert headroom("x", small_spec(), topology, 1.0, profile(), roofline()) is None
+    one = use("contraction", 1, 1, 1)
+    assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one), roofline(7)) is None
+    assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(), roofline()) is None
 
 
 def test_the_time_of_a_step_is_that_of_its_turns():
     sessions = [session(2.0, reference="baseline", variant="best", base=1000.0)]
     windows = [w for turn in sessions[0].rounds for w in turn.windows if w.side == "best"]
     inside = [w.seconds / 2 for w in windows]
-    middle = step_seconds(sessions, "best")
-    assert middle is not None
-    assert min(inside) < middle < max(inside)
+    assert min(inside) < step_seconds(sessions, "best") < max(inside)
     assert step_seconds(sessions, "nobody") is None
     assert topology_of(sessions, "best") == sessions[0].sides[1].topology
     assert topology_of([], "best") is None

@@ -18,18 +18,12 @@ BANDWIDTH = 1e8
 
 def trial(*ratios: float, kind: LinkKind = "namespaces", **changes: Any) -> PairedRun:
     """Sessions in which the emulated link has these throughputs, relative to the real one."""
-    used = {REAL: kind, EMULATED: "emulated"}
-    sides = [
-        found.model_copy(
-            update={
-                "topology": found.topology
-                and found.topology.model_copy(
-                    update={"link": LinkUse(kind=used[found.name], bandwidth=BANDWIDTH)}
-                )
-            }
-        )
-        for found in (side(REAL), side(EMULATED))
-    ]
+    sides = []
+    for name, used in ((REAL, kind), (EMULATED, "emulated")):
+        found = side(name)
+        link = {"link": LinkUse(kind=used, bandwidth=BANDWIDTH)}
+        topology = found.topology.model_copy(update=link)
+        sides.append(found.model_copy(update={"topology": topology}))
     return paired(*ratios, reference=REAL, variant=EMULATED, sides=sides, **changes)
 
 
@@ -39,23 +33,16 @@ def test_a_smaller_throughput_is_a_longer_step():
     # The rounds scatter around the ratio by less than a hundredth in the middle.
     assert found.error == pytest.approx(1 / 0.8 - 1, abs=0.01)
     assert found.emulated_seconds / found.real_seconds == pytest.approx(1.25, rel=0.05)
+    of_all_sessions = judge("ddp", BANDWIDTH, trial(0.9, 1.1, 1.1))
+    assert of_all_sessions.error == pytest.approx(1 / 1.1 - 1, abs=0.02)
 
 
-def test_all_sessions_count():
-    found = judge("ddp", BANDWIDTH, trial(0.9, 1.1, 1.1))
-    assert found.error == pytest.approx(1 / 1.1 - 1, abs=0.02)
-
-
-def test_two_emulated_links_are_no_check():
+def test_two_emulated_links_and_trials_that_ended_are_no_check():
     found = judge("ddp", BANDWIDTH, trial(1.0, kind="emulated"))
     assert found.status == "unsupported"
     assert "cannot be made" in str(found.reason)
     assert (found.real_seconds, found.emulated_seconds, found.error) == (None, None, None)
-
-
-def test_a_trial_that_ended_keeps_its_status():
-    run = ended("oom", "too large", EMULATED, REAL)
-    found = judge("ddp", BANDWIDTH, run)
+    found = judge("ddp", BANDWIDTH, ended("oom", "too large", EMULATED, REAL))
     assert (found.status, found.reason, found.error) == ("oom", "too large", None)
 
 
@@ -71,39 +58,34 @@ def test_errors_are_summarised_without_their_sign():
     assert (nothing.median_error, nothing.worst_error) == (None, None)
 
 
-def test_the_job_writes_all_trials(tmp_path):
+def test_the_job_writes_all_trials_and_names_a_missing_one(tmp_path, capsys):
     (tmp_path / "0.json").write_text(trial(0.8).model_dump_json())
-    (tmp_path / "1.json").write_text(trial(1.0, kind="emulated").model_dump_json())
     trials = [("ddp", 1e8, tmp_path / "0.json"), ("ring", 1e9, tmp_path / "1.json")]
-    assert run_job("link_error", trials=trials, output=tmp_path / "error.json") == 0
-    written = json.loads((tmp_path / "error.json").read_text())
-    assert [(t["name"], t["bandwidth"]) for t in written["trials"]] == [("ddp", 1e8), ("ring", 1e9)]
-
-
-def test_a_missing_trial_is_named(tmp_path, capsys):
-    trials = [("ddp", 1e8, tmp_path / "none.json")]
-    assert run_job("link_error", trials=trials, output=tmp_path / "error.json") == 1
-    assert "none.json" in capsys.readouterr().err
+    output = tmp_path / "error.json"
+    assert run_job("link_error", trials=trials, output=output) == 1
+    assert "1.json" in capsys.readouterr().err
+    (tmp_path / "1.json").write_text(trial(1.0, kind="emulated").model_dump_json())
+    assert run_job("link_error", trials=trials, output=output) == 0
+    written = json.loads(output.read_text())["trials"]
+    assert [(t["name"], t["bandwidth"]) for t in written] == [("ddp", 1e8), ("ring", 1e9)]
 
 
 SIZES = [2.0**power for power in range(10, 26, 3)]
 
 
+LINK = LinkModel(bandwidth=4e9, latency=30e-6)
+
+
 @pytest.mark.parametrize("devices", [2, 4])
 def test_times_of_a_ring_give_its_link_back(devices):
-    link = LinkModel(bandwidth=4e9, latency=30e-6)
-    found = fit_link(SIZES, [all_reduce_seconds(link, size, devices) for size in SIZES], devices)
+    times = [all_reduce_seconds(LINK, size, devices) for size in SIZES]
+    found = fit_link(SIZES, times, devices)
     assert (found.bandwidth, found.latency) == (pytest.approx(4e9), pytest.approx(30e-6))
     assert found.worst_residual < 1e-6
     assert (found.world_size, found.sizes) == (devices, len(SIZES))
-
-
-def test_the_worst_residual_is_that_of_the_size_that_fits_least():
-    link = LinkModel(bandwidth=4e9, latency=30e-6)
-    times = [all_reduce_seconds(link, size, 2) for size in SIZES]
+    # The worst residual is that of the size that fits least.
     times[2] *= 1.5
-    found = fit_link(SIZES, times, 2)
-    assert 0.2 < found.worst_residual < 0.4
+    assert 0.2 < fit_link(SIZES, times, devices).worst_residual < 0.4
 
 
 def test_neither_is_negative():
@@ -113,12 +95,15 @@ def test_neither_is_negative():
     assert found.bandwidth > 0
 
 
-def test_too_little_gives_no_link():
-    assert fit_link([1e3, 1e6], [1e-4, 1e-3], 2) is None
-    assert fit_link([1e3, 1e3, 1e3], [1e-4] * 3, 2) is None
-    assert fit_link(SIZES, [1e-3] * len(SIZES), 1) is None
-    assert fit_link([], [], 2) is None
-
-
-def test_times_without_any_slope_give_no_bandwidth():
-    assert fit_link([1e3, 1e5, 1e7], [3e-2, 2e-2, 1e-2], 2) is None
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "devices"),
+    [
+        ([1e3, 1e6], [1e-4, 1e-3], 2),
+        ([1e3, 1e3, 1e3], [1e-4] * 3, 2),
+        (SIZES, [1e-3] * len(SIZES), 1),
+        ([], [], 2),
+        ([1e3, 1e5, 1e7], [3e-2, 2e-2, 1e-2], 2),  # times that fall give no bandwidth
+    ],
+)
+def test_too_little_gives_no_link(sizes, seconds, devices):
+    assert fit_link(sizes, seconds, devices) is None

@@ -1,7 +1,6 @@
 """Projections: curves, the best bucket size, and the check against runs."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, MeasuredLink, ProjectionCheck
 from tests.orders import run_job
 from tests.records import collective_run, topology
+from transformer_core.common.digests import forget_all
 from transformer_core.decide.projection import (
     CURVE_BUCKETS_MB,
     best_buckets,
@@ -53,26 +53,25 @@ def test_curves_are_of_all_strategies_bucket_sizes_and_links():
     assert len(set(keys)) == len(keys) == 2 * (4 * len(CURVE_BUCKETS_MB) + 2)
     for curve in found:
         assert [point.devices for point in curve.points] == [2**n for n in range(11)]
-        assert curve.points[0].efficiency == 1.0
-        assert curve.points[0].exposed_seconds == 0.0
+        assert (curve.points[0].efficiency, curve.points[0].exposed_seconds) == (1.0, 0.0)
         for point in curve.points:
             alone = point.step_seconds - point.exposed_seconds
             assert point.efficiency == pytest.approx(alone / point.step_seconds)
 
 
 def test_accumulation_is_projected_from_the_work_with_micro_batches():
-    found = list(curves([compute_times()], {"slow": SLOW}, 8))
-    assert not [curve for curve in found if curve.strategy.startswith("accumulation")]
-    found = list(curves([compute_times(4)], {"slow": SLOW}, 8))
-    assert {curve.strategy for curve in found} == {"accumulation_sync", "accumulation_no_sync"}
+    plain, four = (
+        {curve.strategy for curve in curves([times], {"slow": SLOW}, 8)}
+        for times in (compute_times(), compute_times(4))
+    )
+    accumulated = {"accumulation_sync", "accumulation_no_sync"}
+    assert not plain & accumulated
+    assert four == accumulated
 
 
 def test_the_knee_is_where_communication_is_more_than_half():
-    by_key = {
-        (curve.strategy, curve.bucket_mb): curve
-        for curve in curves([compute_times()], {"slow": SLOW}, 64)
-    }
-    ddp = by_key["ddp", 25]
+    slow = list(curves([compute_times()], {"slow": SLOW}, 64))
+    (ddp,) = [curve for curve in slow if (curve.strategy, curve.bucket_mb) == ("ddp", 25)]
     # 3.5 s alone; a ring of 2 takes 4 s for 4 MiB, which one large bucket exposes.
     assert ddp.knee == 2
     assert ddp.points[1].exposed_seconds == pytest.approx(LAYERS)
@@ -101,36 +100,47 @@ def test_a_run_is_checked_with_the_measured_link():
     assert (check.link, check.devices, check.note) == ("measured", 2, "")
 
 
-def test_a_limited_link_delivers_its_bandwidth_without_headers():
-    machine = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
-    check = check_of(spec(machine=machine))
-    link = LinkModel(bandwidth=1e6 * PAYLOAD_SHARE)
-    assert check.predicted_seconds == pytest.approx(step_seconds("ddp", compute(), link, 2))
-    assert check.link == "limited"
+EMULATED = {"kind": "emulated_link", "bandwidth": "1Mbit/s", "devices": 8}
+LIMITED = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
 
 
 @pytest.mark.parametrize(
-    ("parallel", "strategy", "manner"),
+    ("sections", "kind", "bandwidth", "devices"),
     [
-        ({"kind": "ddp", "bucket_mb": 1}, "ddp", {"bucket_mb": 1}),
-        ({"kind": "ddp", "bucket_mb": 1, "overlap": False}, "ddp_no_overlap", {}),
-        ({"kind": "ddp", "hook": {"kind": "ring"}}, "ddp", {}),
-        ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}, "ddp", {"payload": 0.5}),
-        ({"kind": "central"}, "central", {}),
-        ({"kind": "central", "local_loss": True}, "central", {"local_loss": True}),
-        ({"kind": "fsdp"}, "fsdp", {}),
-        ({"kind": "fsdp", "reshard_after_forward": False}, "fsdp", {"reshard": False}),
+        # A limited link delivers its bandwidth without headers.
+        ({"machine": LIMITED}, "limited", 1e6 * PAYLOAD_SHARE, 2),
+        ({"parallel": {"kind": "ddp", "hook": EMULATED}}, "emulated", 1e6, 8),
     ],
 )
-def test_strategies_of_runs(parallel, strategy, manner):
+def test_a_run_over_a_link_of_its_own_needs_no_measured_one(sections, kind, bandwidth, devices):
+    check = check_of(spec(**sections), link=None)
+    seconds = step_seconds("ddp", compute(), LinkModel(bandwidth=bandwidth), devices)
+    assert (check.link, check.predicted_seconds) == (kind, pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "of_run", "strategy", "manner"),
+    [
+        ({"kind": "ddp", "bucket_mb": 1}, None, "ddp", {"bucket_mb": 1}),
+        ({"kind": "ddp", "bucket_mb": 1, "overlap": False}, None, "ddp_no_overlap", {}),
+        ({"kind": "ddp", "hook": {"kind": "ring"}}, None, "ddp", {}),
+        (
+            {"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}},
+            None,
+            "ddp",
+            {"payload": 0.5},
+        ),
+        ({"kind": "central"}, None, "central", {}),
+        ({"kind": "central", "local_loss": True}, None, "central", {"local_loss": True}),
+        ({"kind": "fsdp"}, None, "fsdp", {}),
+        ({"kind": "fsdp", "reshard_after_forward": False}, None, "fsdp", {"reshard": False}),
+        # Over gloo it is predicted as gloo does it.
+        ({"kind": "fsdp"}, topology(2), "fsdp", {"backend": "gloo"}),
+    ],
+)
+def test_strategies_of_runs(parallel, of_run, strategy, manner):
     seconds = step_seconds(strategy, compute(), SLOW, 2, **manner)
-    check = check_of(spec(parallel=parallel), topology=None)
-    assert check.predicted_seconds == pytest.approx(seconds)
-
-
-def test_fsdp_over_gloo_is_predicted_as_gloo_does_it():
-    check = check_of(spec(parallel={"kind": "fsdp"}), topology=topology(2))
-    seconds = step_seconds("fsdp", compute(), SLOW, 2, backend="gloo")
+    check = check_of(spec(parallel=parallel), topology=of_run)
     assert check.predicted_seconds == pytest.approx(seconds)
 
 
@@ -143,14 +153,6 @@ def test_accumulation_of_runs(synchronise, overlap):
     seconds = step_seconds(strategy, compute(4), SLOW, 2, 1, overlap=overlap)
     check = check_of(spec(training=training, parallel=parallel))
     assert check.predicted_seconds == pytest.approx(seconds)
-
-
-def test_more_devices_that_are_emulated_are_predicted_too():
-    hook = {"kind": "emulated_link", "bandwidth": "1Mbit/s", "devices": 8}
-    check = check_of(spec(parallel={"kind": "ddp", "hook": hook}), link=None)
-    seconds = step_seconds("ddp", compute(), LinkModel(bandwidth=1e6), 8)
-    assert check.predicted_seconds == pytest.approx(seconds)
-    assert check.link == "emulated"
 
 
 @pytest.mark.parametrize(
@@ -199,49 +201,37 @@ def test_errors_are_summarised_without_their_sign():
     ],
 )
 def test_without_a_measured_device_there_is_the_reason(times, reason):
-    projection = project(
-        ComputeRecord(times=times),
-        {"ddp": spec()},
-        {"ddp": result("ddp", [100.0])},
-        None,
-        Projecting(),
-    )
+    results = {"ddp": result("ddp", [100.0])}
+    projection = project(ComputeRecord(times=times), {"ddp": spec()}, results, None, Projecting())
     assert reason in str(projection.reason)
     assert (projection.curves, projection.buckets, projection.compute) == ([], [], None)
 
 
-def write_all(folder: Path) -> dict[str, Any]:
-    (folder / "spec.json").write_text(spec().canonical_json())
-    (folder / "metrics.json").write_text(result("ddp", [100.0]).model_dump_json())
-    (folder / "compute.json").write_text(ComputeRecord(times=[compute_times()]).model_dump_json())
-    run = collective_run()
+def test_the_job_fits_the_link_to_all_reduces_only(tmp_path, capsys):
+    (tmp_path / "spec.json").write_text(spec().canonical_json())
+    (tmp_path / "compute.json").write_text(ComputeRecord(times=[compute_times()]).model_dump_json())
     rows = [
         (name, size, 10, all_reduce_seconds(SLOW, size, 2) * factor, 1.0, 1.0, 0.0)
         for name, factor in (("all_reduce", 1), ("broadcast", 7))
         for size in (2**10, 2**20, 2**24)
     ]
-    write_table(folder / "collectives.parquet", rows, run)
-    return {
-        "compute": folder / "compute.json",
-        "specs": [folder / "spec.json"],
-        "results": [folder / "metrics.json"],
-        "collectives": folder / "collectives.parquet",
+    write_table(tmp_path / "collectives.parquet", rows, collective_run())
+    order = {
+        "compute": tmp_path / "compute.json",
+        "specs": [tmp_path / "spec.json"],
+        "results": [tmp_path / "metrics.json"],
+        "collectives": tmp_path / "collectives.parquet",
         "settings": {"devices": 16, "links": {}},
-        "output": folder / "projection.json",
+        "output": tmp_path / "projection.json",
     }
-
-
-def test_the_job_fits_the_link_to_all_reduces_only(tmp_path):
-    assert run_job("projection", **write_all(tmp_path)) == 0
+    (tmp_path / "metrics.json").write_text(result("other", [100.0]).model_dump_json())
+    assert run_job("projection", **order) == 1
+    assert "results/runs/ddp/metrics.json" in capsys.readouterr().err
+    (tmp_path / "metrics.json").write_text(result("ddp", [100.0]).model_dump_json())
+    forget_all()
+    assert run_job("projection", **order) == 0
     written = json.loads((tmp_path / "projection.json").read_text())
     assert written["measured_link"]["bandwidth"] == pytest.approx(SLOW.bandwidth)
     assert {curve["link"] for curve in written["curves"]} == {"measured"}
     assert {len(curve["points"]) for curve in written["curves"]} == {5}
     assert written["checks"][0]["variant"] == "ddp"
-
-
-def test_results_that_are_missing_are_named(tmp_path, capsys):
-    options = write_all(tmp_path)
-    (tmp_path / "metrics.json").write_text(result("other", [100.0]).model_dump_json())
-    assert run_job("projection", **options) == 1
-    assert "results/runs/ddp/metrics.json" in capsys.readouterr().err

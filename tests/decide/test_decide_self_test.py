@@ -1,3 +1,5 @@
+"""The self-test's report, on sessions with planted differences."""
+
 import json
 
 import numpy as np
@@ -6,7 +8,7 @@ from pair_builders import session, side, window
 
 from schemas.config.measurement import Comparing
 from schemas.results import Round
-from schemas.results.comparisons import SelfTestReport, SelfTestRun
+from schemas.results.comparisons import SelfTestKind, SelfTestReport, SelfTestRun
 from tests.orders import run_job
 from tests.records import provenance
 from transformer_core.decide import self_test_report
@@ -50,13 +52,14 @@ def run(
     )
 
 
-def by_share(report: SelfTestReport) -> dict[float, self_test_report.SelfTestKind]:
-    return {kind.planted: kind for kind in report.kinds}
+def reported(sessions: SelfTestRun) -> tuple[SelfTestReport, dict[float, SelfTestKind]]:
+    """The report, and its kinds by the share that was planted."""
+    report = self_test_report.report(sessions, together=13, margin=0.02)
+    return report, {kind.planted: kind for kind in report.kinds}
 
 
 def test_a_quiet_machine_passes():
-    report = self_test_report.report(run(noise=0.01), together=13, margin=0.02)
-    kinds = by_share(report)
+    report, kinds = reported(run(noise=0.01))
     assert report.holds, report.reason
     assert list(kinds) == [0.0, 0.03, 0.05, 0.1]
     assert [kind.called_different.total for kind in report.kinds] == [40] * 4
@@ -71,8 +74,7 @@ def test_a_quiet_machine_passes():
 
 
 def test_a_noisy_machine_is_undecided_and_not_wrong():
-    report = self_test_report.report(run(noise=0.3), together=13, margin=0.02)
-    kinds = by_share(report)
+    report, kinds = reported(run(noise=0.3))
     assert not report.holds
     assert "at least 90% of 5% called SLOWER" in report.reason
     assert kinds[0.05].verdicts["UNDECIDED"] > 35
@@ -80,14 +82,13 @@ def test_a_noisy_machine_is_undecided_and_not_wrong():
 
 
 def test_what_differs_between_processes_is_seen():
-    report = self_test_report.report(run(noise=0.01, between=0.03), together=13, margin=0.02)
+    report, kinds = reported(run(noise=0.01, between=0.03))
     assert report.deviation_between == pytest.approx(0.03, rel=0.3)
-    assert by_share(report)[0.0].called_different.count <= 2
+    assert kinds[0.0].called_different.count <= 2
 
 
 def test_a_slow_down_that_is_not_found_fails():
-    report = self_test_report.report(run(noise=0.005, found=0.0), together=13, margin=0.02)
-    kinds = by_share(report)
+    report, kinds = reported(run(noise=0.005, found=0.0))
     assert not report.holds
     assert kinds[0.0].holds
     # What is planted but not there is called the same: that is wrong beyond the margin.
@@ -95,8 +96,8 @@ def test_a_slow_down_that_is_not_found_fails():
 
 
 def test_false_alarms_fail():
-    report = self_test_report.report(run(noise=0.001, unequal=0.05), together=13, margin=0.02)
-    equal = by_share(report)[0.0]
+    report, kinds = reported(run(noise=0.001, unequal=0.05))
+    equal = kinds[0.0]
     assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 40, 40)
     assert "at most 5% of equal sides" in report.reason
 

@@ -31,25 +31,25 @@ def certified(kernels: StepKernels | None = KERNELS, as_timed: Checks | None = N
     return trajectory("run", [seed_trajectory(as_timed=as_timed)], kernels=kernels)
 
 
-def test_the_same_kernels_are_nothing_to_speak_of():
-    assert timed_otherwise(timed(), certified()) == []
-    assert timed_otherwise(timed(), certified(kernels=None)) == []
-    resumed = repeat(1, [1.0])
-    assert timed_otherwise(resumed, certified()) == []
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("changes", "said"),
     [
-        ({"operators": ["aten.addmm float32", "aten.bmm float32"]}, "timed only: aten.bmm float32"),
-        ({"threads": 1}, "threads: 1 where timed, 2 where certified"),
-        ({"allocator": "jemalloc"}, "the allocator: jemalloc where timed"),
-        ({"compiled": True}, "compiled layers: True where timed"),
+        ({}, []),
+        (
+            {"operators": ["aten.addmm float32", "aten.bmm float32"]},
+            ["timed only: aten.bmm float32", "certified only: aten._flash float32"],
+        ),
+        ({"threads": 1}, ["threads: 1 where timed, 2 where certified"]),
+        ({"allocator": "x"}, ["the allocator: x where timed, glibc 2.36 where certified"]),
+        ({"compiled": True}, ["compiled layers: True where timed, False where certified"]),
     ],
     ids=str,
 )
-def test_other_kernels_are_named(change, said):
-    assert any(clause.startswith(said) for clause in timed_otherwise(timed(**change), certified()))
+def test_other_kernels_are_named(changes, said):
+    assert timed_otherwise(timed(**changes), certified()) == said
+    # Kernels are not always known: a run that went on from a checkpoint records none.
+    assert timed_otherwise(timed(**changes), certified(kernels=None)) == []
+    assert timed_otherwise(repeat(1, [1.0]), certified()) == []
 
 
 def test_a_certificate_of_other_kernels_decides_nothing():
@@ -87,35 +87,25 @@ LOSSES = [4.0 + 0.1 * (-1) ** i + 0.001 * i for i in range(24)]
 NORMS = [1.0, 1.02, 0.98, 1.01, 0.99, 1.03]
 
 
-def moments(**changes: Any) -> DropoutMoments:
-    right: dict[str, Any] = {"losses": LOSSES, "grad_norms": NORMS, "slope": 1.0}
-    return DropoutMoments(**right | changes)
-
-
-def failing(mine: DropoutMoments, reduced: bool = False) -> list[str]:
-    return [d.quantity for d in judge_moments(mine, moments(), reduced) if not d.holds]
+RIGHT = {"losses": LOSSES, "grad_norms": NORMS, "slope": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("change", "quantities"),
+    ("change", "reduced", "quantities"),
     [
-        ({}, []),
-        ({"losses": [x + 0.02 for x in LOSSES], "slope": 0.997}, []),
-        ({"losses": [x + 0.5 for x in LOSSES]}, ["dropout_loss"]),
-        ({"losses": [4.0 + (x - 4.0) * 9 for x in LOSSES]}, ["dropout_spread"]),
-        ({"losses": [4.0 + i * 1e-9 for i in range(24)]}, ["dropout_spread"]),
-        ({"grad_norms": [1.5 * n for n in NORMS]}, ["dropout_gradient"]),
-        ({"grad_norms": []}, []),
-        ({"losses": LOSSES[:2] * 12}, ["dropout_draws"]),
-        ({"slope": 0.9}, ["dropout_slope"]),
-        ({"slope": None}, []),
+        ({}, False, []),
+        ({"losses": [x + 0.02 for x in LOSSES], "slope": 0.997}, False, []),
+        ({"losses": [x + 0.5 for x in LOSSES]}, False, ["dropout_loss"]),
+        ({"losses": [4.0 + (x - 4.0) * 9 for x in LOSSES]}, False, ["dropout_spread"]),
+        ({"losses": [4.0 + i * 1e-9 for i in range(24)]}, False, ["dropout_spread"]),
+        ({"grad_norms": [1.5 * n for n in NORMS]}, False, ["dropout_gradient"]),
+        ({"grad_norms": []}, False, []),
+        ({"losses": LOSSES[:2] * 12}, False, ["dropout_draws"]),
+        ({"slope": 0.95}, False, ["dropout_slope"]),
+        ({"slope": 0.95}, True, []),  # numbers of few bits may bend it more
+        ({"slope": None}, False, []),
     ],
-    ids=str,
 )
-def test_moments(change, quantities):
-    assert failing(moments(**change)) == quantities
-
-
-def test_few_bits_may_bend_the_slope_more():
-    assert failing(moments(slope=0.95)) == ["dropout_slope"]
-    assert failing(moments(slope=0.95), reduced=True) == []
+def test_moments(change, reduced, quantities):
+    found = judge_moments(DropoutMoments(**RIGHT | change), DropoutMoments(**RIGHT), reduced)
+    assert [deviation.quantity for deviation in found if not deviation.holds] == quantities

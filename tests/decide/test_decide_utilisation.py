@@ -21,41 +21,34 @@ from transformer_core.decide.utilisation import Lengths, ceiling, rates, step_fl
 STEPS = 9
 
 
-def feeds_of(spec: RunSpec, readers: int) -> list[Feed]:
-    """The feeds of all ranks that read batches."""
-    micro_batches = spec.training.accumulation.micro_batches
-    return [
+def counted(spec: RunSpec, readers: int = 1) -> tuple[pd.DataFrame, list[float], list[float]]:
+    """steps.parquet, and the FLOPs of every step without and with padding, batch by batch; of
+    ``readers``, the ranks that read batches."""
+    feeds = [
         Feed(
             small_store(),
             spec.batching,
             seed=spec.training.seed,
             rank=rank,
             world_size=readers,
-            micro_batches=micro_batches,
+            micro_batches=spec.training.accumulation.micro_batches,
             device=torch.device("cpu"),
         )
         for rank in range(readers)
     ]
-
-
-def counted(spec: RunSpec, readers: int = 1) -> tuple[pd.DataFrame, list[float], list[float]]:
-    """steps.parquet, and the FLOPs of every step without and with padding, batch by batch."""
     steps, model, whole = [], [], []
-    streams = [feed.batches() for feed in feeds_of(spec, readers)]
+    streams = [feed.batches() for feed in feeds]
     for step in range(1, STEPS + 1):
         batches = [next(stream) for stream in streams]
         first = batches[0]
         row = {"step": step, "epoch": first.epoch, "batch": first.index}
         steps.append(row | {"tokens": first.tokens, "padded_tokens": first.padded_tokens})
-        pairs: list[tuple[int, int]] = []
-        rectangles: list[tuple[int, int]] = []
+        pairs, rectangles = [], []
         for micro in (micro for batch in batches for micro in batch.micro_batches):
-            lengths = zip(
-                (micro.source != PAD).sum(1).tolist(),
-                (micro.target_output != PAD).sum(1).tolist(),
-                strict=True,
-            )
-            pairs += [pair for pair in lengths if micro.pairs]
+            sources = (micro.source != PAD).sum(1).tolist()
+            targets = (micro.target_output != PAD).sum(1).tolist()
+            if micro.pairs:
+                pairs += zip(sources, targets, strict=True)
             rows, width = micro.source.shape
             rectangles += [(width, micro.target_output.size(1))] * rows
         model.append(flops(spec, pairs))
@@ -115,28 +108,19 @@ def test_a_rate_is_the_work_of_a_window_over_its_time():
 
 
 def limits(kind: str, *known: tuple[str, int | None, float | None], **more: Any) -> Roofline:
-    return record(
-        Roofline,
-        **{
-            "status": "ok",
-            "device": "device",
-            "kind": kind,
-            "threads": 4,
-            "matrix": [
-                MatrixRate(
-                    format=number_format,
-                    threads=threads,
-                    flops_per_second=rate,
-                    shape=None,
-                    reason=None if rate else "no units",
-                )
-                for number_format, threads, rate in known
-            ],
-            "torch": "2",
-            "command": "again",
-        }
-        | more,
-    )
+    """Rates of matrix products by format and threads."""
+    matrix = [
+        MatrixRate(
+            format=number_format,
+            threads=threads,
+            flops_per_second=rate,
+            shape=None,
+            reason=None if rate else "no units",
+        )
+        for number_format, threads, rate in known
+    ]
+    of_device = {"status": "ok", "device": "device", "kind": kind, "threads": 4, "torch": "2"}
+    return record(Roofline, **of_device, matrix=matrix, command="again", **more)
 
 
 def on_cpu(ranks: int, threads: int, nodes: int = 1, **fields: Any) -> Topology:

@@ -1,3 +1,5 @@
+"""From intervals and counts to words."""
+
 import pytest
 from claim_builders import interval
 
@@ -26,17 +28,18 @@ def test_verdict(low, high, throughput, memory):
 
 
 @pytest.mark.parametrize(
-    ("variant", "reference", "verdict", "ratio"),
-    [(3, 2, "MORE", 1.5), (1, 2, "LESS", 0.5), (2, 2, "SAME", 1.0), (0, 2, "LESS", 0.0)],
+    ("variant", "reference", "verdict", "ratio", "reason"),
+    [
+        (3, 2, "MORE", 1.5, ""),
+        (1, 2, "LESS", 0.5, ""),
+        (2, 2, "SAME", 1.0, ""),
+        (0, 2, "LESS", 0.0, ""),
+        (5, 0, "MORE", None, "the reference has no traffic"),
+        (0, 0, "SAME", None, "neither has any traffic"),
+    ],
 )
-def test_what_is_counted_is_exact(variant, reference, verdict, ratio):
+def test_counts_are_exact(variant, reference, verdict, ratio, reason):
     effect = counted("traffic", variant, reference, "traffic")
-    assert effect.verdict == verdict
-    assert (effect.ratio.low, effect.ratio.median, effect.ratio.high) == (ratio, ratio, ratio)
-
-
-def test_a_ratio_to_nothing_is_none():
-    more = counted("traffic", 5, 0, "traffic")
-    assert (more.ratio, more.verdict, more.reason) == (None, "MORE", "the reference has no traffic")
-    none = counted("traffic", 0, 0, "traffic")
-    assert (none.ratio, none.verdict, none.reason) == (None, "SAME", "neither has any traffic")
+    assert (effect.verdict, effect.reason) == (verdict, reason)
+    found = effect.ratio and (effect.ratio.low, effect.ratio.median, effect.ratio.high)
+    assert found == (ratio if ratio is None else (ratio, ratio, ratio))

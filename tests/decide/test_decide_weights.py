@@ -9,43 +9,32 @@ from transformer_core.certify.bounds import Tensors, Weights, changes_apart, rea
 
 INITIAL: Tensors = {"a": np.zeros(4, np.float32), "b": np.ones((2, 2), np.float32)}
 TRAINED: Tensors = {"a": np.full(4, 0.5, np.float32), "b": np.full((2, 2), 3.0, np.float32)}
+ONE_LARGE = {"large": np.ones(10_000), "small": np.ones(1)}
+STILL = {"a": INITIAL["a"], "b": TRAINED["b"]}
 
 
-def apart(run: Tensors, reference: Tensors = TRAINED) -> tuple[float, str]:
-    initial = INITIAL | {name: np.zeros_like(value) for name, value in reference.items()
-                         if name not in INITIAL}  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "reference", "deviation", "tensor"),
+    [
+        (TRAINED, TRAINED, 0.0, "a"),
+        # Relative to what training changed: from 1 to 3.
+        (TRAINED | {"b": TRAINED["b"] + np.float32(0.02)}, TRAINED, 0.01, "b"),
+        # The largest tensor does not hide a small one.
+        (ONE_LARGE | {"small": np.array([1.5])}, ONE_LARGE, 0.5, "small"),
+        # Missing tensors and other shapes differ wholly.
+        ({"a": TRAINED["a"]}, TRAINED, 1.0, "b"),
+        (TRAINED | {"c": np.zeros(1)}, TRAINED, 1.0, "c"),
+        (TRAINED | {"b": np.full(4, 3.0)}, TRAINED, 1.0, "b"),
+        # What the reference did not change must be equal.
+        (STILL, STILL, 0.0, "a"),
+        (STILL | {"a": INITIAL["a"] + 1e-6}, STILL, 1.0, "a"),
+    ],
+)
+def test_the_largest_difference(run, reference, deviation, tensor):
+    initial = {name: np.zeros_like(value) for name, value in reference.items()} | INITIAL
     found = changes_apart(Weights(run, reference, initial))
-    tensor = max(found, key=lambda name: found[name])
-    return found[tensor], tensor
-
-
-def test_equal_weights():
-    assert apart(TRAINED)[0] == 0.0
-
-
-def test_a_difference_is_relative_to_what_training_changed():
-    run = {"a": TRAINED["a"], "b": TRAINED["b"] + np.float32(0.02)}
-    deviation, tensor = apart(run)
-    assert tensor == "b"
-    assert deviation == pytest.approx(0.02 / 2.0, rel=1e-5)
-
-
-def test_the_largest_tensor_does_not_hide_a_small_one():
-    big = {"big": np.ones(10_000), "small": np.ones(1)}
-    run = {"big": np.ones(10_000), "small": np.array([1.5])}
-    assert apart(run, big) == (0.5, "small")
-
-
-def test_missing_tensors_and_other_shapes_differ_wholly():
-    assert apart({"a": TRAINED["a"]}) == (1.0, "b")
-    assert apart(TRAINED | {"c": np.zeros(1)}) == (1.0, "c")
-    assert apart(TRAINED | {"b": np.full(4, 3.0)}) == (1.0, "b")
-
-
-def test_what_the_reference_did_not_change_must_be_equal():
-    still = {"a": INITIAL["a"], "b": TRAINED["b"]}
-    assert apart(still, still)[0] == 0.0
-    assert apart({"a": INITIAL["a"] + 1e-6, "b": TRAINED["b"]}, still) == (1.0, "a")
+    largest = max(found, key=lambda name: found[name])
+    assert (largest, found[largest]) == (tensor, pytest.approx(deviation, rel=1e-5))
 
 
 def test_files(tmp_path):

@@ -12,6 +12,7 @@ from transformer_core.decide.refine import kept_for_the_rest
 STUDY = Study.model_validate(
     read_mapping(Path(__file__).resolve().parents[2] / "config/config.yaml")
 )
+WITHOUT_QUALITY = STUDY.model_copy(update={"quality": None})
 
 
 def times(seconds: float) -> JobTimes:
@@ -19,18 +20,15 @@ def times(seconds: float) -> JobTimes:
 
 
 def test_trainings_to_a_quality_follow_too():
-    without = STUDY.model_copy(update={"quality": None})
-    least = kept_for_the_rest(without, {})
+    least = kept_for_the_rest(WITHOUT_QUALITY, {})
     assert kept_for_the_rest(STUDY, {}) == pytest.approx(least + STUDY.quality.budget / 2)
     timed = {"quality": times(40.0)}
     assert kept_for_the_rest(STUDY, timed) == pytest.approx(least + 40.0)
-    assert kept_for_the_rest(without, timed) == pytest.approx(least)
+    assert kept_for_the_rest(WITHOUT_QUALITY, timed) == pytest.approx(least)
 
 
-def test_what_was_timed_counts_and_not_its_guess():
-    assert STUDY.search is not None
-    without = STUDY.model_copy(update={"quality": None})
+def test_times_count_instead_of_guesses():
     timed = {"search": times(7.0), "page": times(1.0), "figures": times(2.0)}
-    guessed = kept_for_the_rest(without, {})
-    assert guessed > STUDY.search.budget
-    assert 10.0 <= kept_for_the_rest(without, timed) < guessed - STUDY.search.budget + 10.0
+    guessed, budget = kept_for_the_rest(WITHOUT_QUALITY, {}), STUDY.search.budget
+    assert guessed > budget
+    assert 10.0 <= kept_for_the_rest(WITHOUT_QUALITY, timed) < guessed - budget + 10.0

@@ -25,15 +25,8 @@ from transformer_core.measure.sessions import Side, TurnsOrder
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-COMPARING = Comparing(
-    warmup_steps=3,
-    window_seconds=0.025,
-    pairs=5,
-    sessions_least=2,
-    sessions_most=2,
-    budget=0.1,
-    together=3,
-)
+FAST = {"warmup_steps": 3, "window_seconds": 0.025, "pairs": 5, "budget": 0.1}
+COMPARING = Comparing(**FAST, sessions_least=2, sessions_most=2, together=3)
 VARIANTS = ("fast", "noisy")
 
 
@@ -49,10 +42,9 @@ def results(monkeypatch, tmp_path):
     folder = Path("results")
     sides = []
     for name in ("single", *VARIANTS):
-        spec = RunSpec.model_validate({"variant": name})
+        spec = RunSpec(variant=name)
         write_result(folder / f"runs/{name}/spec.json", spec.canonical_json())
-        found = certificate(name).model_copy(update={"variant": name})
-        write_result(folder / f"equivalence/{name}.json", found.model_dump_json())
+        write_result(folder / f"equivalence/{name}.json", certificate(name).model_dump_json())
         sides.append(Side(name, spec))
     runs = compared(sides, COMPARING, folder, tmp_path / "first")
     for name, run in runs.items():

@@ -6,13 +6,7 @@ from math import exp, log
 import pytest
 
 from schemas.results import Interval, Pair
-from transformer_core.decide.next_sessions import (
-    Costs,
-    Limits,
-    Standing,
-    distance,
-    next_plan,
-)
+from transformer_core.decide.next_sessions import Costs, Limits, Standing, distance, next_plan
 
 MARGIN = 0.02
 LIMITS = Limits(MARGIN, 8, 4)
@@ -43,24 +37,14 @@ def test_distance_is_to_the_nearest_verdict():
     assert worst >= log(1.02) / 2, "nothing takes for ever"
 
 
-def test_half_the_distance_takes_four_times_as_much():
-    far = LIMITS.sessions(standing(ratio=1.06, reach=0.5))
-    near = LIMITS.sessions(standing(ratio=1.03, reach=0.5))
-    assert near / far == pytest.approx(4, rel=0.1)
-
-
-def test_what_there_is_counts():
-    known, unknown = (LIMITS.sessions(standing(ratio=1.03, reach=reach)) for reach in (0.06, 0.5))
-    assert 1 < known < unknown
-
-
-def test_another_look_costs():
-    first, third = (LIMITS.sessions(standing(looks=looks, reach=0.5)) for looks in (1, 3))
-    assert first < third < 2 * first
-
-
-def test_what_is_counted_needs_one_session():
-    assert LIMITS.sessions(standing(reach=0.0)) == 1
+def test_sessions_that_are_still_needed():
+    near, far = (LIMITS.sessions(standing(ratio=ratio, reach=0.5)) for ratio in (1.03, 1.06))
+    assert near / far == pytest.approx(4, rel=0.1), "half the distance takes four times as much"
+    known = LIMITS.sessions(standing(ratio=1.03, reach=0.06))
+    assert 1 < known < near, "sessions that there are count"
+    third = LIMITS.sessions(standing(ratio=1.03, reach=0.5, looks=3))
+    assert near < third < 2 * near, "another look costs"
+    assert LIMITS.sessions(standing(reach=0.0)) == 1, "a count needs one session"
 
 
 def test_rounds_of_a_session_balance_both_variances():
@@ -69,17 +53,15 @@ def test_rounds_of_a_session_balance_both_variances():
     assert LIMITS.rounds(standing(of_a_round=0.02, between=1e-3)) == 20
 
 
-def test_what_does_not_fit_is_not_begun():
-    limits = Limits(MARGIN, 8, 4)
-    assert next_plan([standing()], 2.5, limits) is None
-    plan = next_plan([standing()], 3.0, limits)
+def test_nothing_is_begun_that_does_not_fit():
+    assert next_plan([standing()], 2.5, LIMITS) is None
+    plan = next_plan([standing()], 3.0, LIMITS)
     assert plan.sessions == 1
     assert 2.8 <= plan.session_seconds <= 3.0
 
 
 def test_those_that_can_be_decided_come_before_those_that_cannot():
-    limits = Limits(MARGIN, 8, 2)
     hopeless = standing(1.01, 0.5, pair=Pair("hopeless", "single"), weight=10.0)
     soon = standing(1.1, 0.12, pair=Pair("soon", "single"))
-    plan = next_plan([hopeless, soon], 60.0, limits)
+    plan = next_plan([hopeless, soon], 60.0, Limits(MARGIN, 8, 2))
     assert plan.variants == ("soon",)

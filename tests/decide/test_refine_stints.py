@@ -8,6 +8,7 @@ import pytest
 from fake_turns import LIMITS, ROUND, ROUNDS, START, FakeTurns, kept_in
 
 from schemas.results import Session
+from transformer_core.common.digests import forget_all
 from transformer_core.decide.next_sessions import Plan, SoFar, standings, weights
 from transformer_core.decide.refine import spend, unsettled
 from transformer_core.measure.sessions import SessionEndedError
@@ -32,10 +33,13 @@ def go_on(
     return end - turns.now()
 
 
-def test_what_is_decided_gets_no_time(tmp_path):
+def test_decided_comparisons_get_no_time(tmp_path):
     turns = FakeTurns({"twice": 2.0, "equal": 1.0, "half": 0.5})
     pairs = turns.pairs()
     assert verdicts(pairs) == {"twice": "FASTER", "equal": "UNDECIDED", "half": "SLOWER"}
+    go_on(turns, pairs, 0.0, tmp_path)
+    assert turns.made == [], "without time nothing gets any"
+    assert {pair.record().looks for pair in pairs} == {1}
     left = go_on(turns, pairs, 300.0, tmp_path)
     assert {name for names in turns.made for name in names} == {"equal"}
     assert verdicts(pairs)["equal"] == "SAME"
@@ -46,14 +50,6 @@ def test_the_time_is_kept(tmp_path):
     turns = FakeTurns({f"v{n}": 1.0 + 0.01 * n for n in range(5)}, noise=0.2, between=0.03)
     left = go_on(turns, turns.pairs(), 60.0, tmp_path)
     assert 0 <= left < 2 * (START + ROUNDS * ROUND), "less is left than a session takes"
-
-
-def test_no_time_no_session(tmp_path):
-    turns = FakeTurns({"equal": 1.0})
-    pairs = turns.pairs()
-    go_on(turns, pairs, 0.0, tmp_path)
-    assert turns.made == []
-    assert [pair.record().looks for pair in pairs] == [1]
 
 
 def test_what_matters_comes_first(tmp_path):
@@ -91,23 +87,17 @@ def test_more_time_goes_on_from_what_there_is(tmp_path):
     assert turns.made
 
 
-def test_sessions_of_something_else_do_not_count(tmp_path):
-    turns = FakeTurns({"a": 1.0}, noise=0.2)
-    pairs = turns.pairs()
-    go_on(turns, pairs, 30.0, tmp_path)
-    assert pairs[0].added
-    other = [SoFar(pairs[0].first)]
-    kept_in(tmp_path, other, key="another run spec").read_into(other)
-    assert other[0].added == []
-    assert other[0].looks == 1
-
-
-def test_a_damaged_session_does_not_count(tmp_path):
+def test_damaged_sessions_and_those_of_something_else_do_not_count(tmp_path):
     turns = FakeTurns({"a": 1.0}, noise=0.2)
     pairs = turns.pairs()
     go_on(turns, pairs, 30.0, tmp_path)
     files = sorted(tmp_path.glob("session-*.json"))
-    files[0].write_text(files[0].read_text().replace('"seconds"', '"second"', 1))
+    assert len(pairs[0].added) == len(files) > 0
+    other = [SoFar(pairs[0].first)]
+    kept_in(tmp_path, other, key="another run spec").read_into(other)
+    assert (other[0].added, other[0].looks) == ([], 1)
+    files[0].write_text(files[0].read_text().replace('"stint": 1', '"stint": 2', 1))
+    forget_all()
     again = [SoFar(pairs[0].first)]
     kept_in(tmp_path, again).read_into(again)
     assert len(again[0].added) == len(files) - 1

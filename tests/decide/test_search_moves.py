@@ -79,26 +79,29 @@ class Study:
         return self.best() - self.truth(found), said
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_what_it_finds_is_at_most_three_percent_slower_than_the_best(seed):
-    lost, _ = Study(seed).search()
-    assert lost <= np.log(1.03)
+@pytest.fixture(scope="module")
+def searches():
+    """How much each of 40 searches loses, and what it says of that."""
+    return [Study(seed).search() for seed in range(40)]
 
 
-def test_its_interval_holds_how_much_is_lost():
-    held = [lost <= np.log(said.high) for lost, said in (Study(s).search() for s in range(40))]
-    assert np.mean(held) >= 0.9
+def test_it_finds_what_is_at_most_three_percent_slower_than_the_best(searches):
+    assert max(lost for lost, _ in searches[:10]) <= np.log(1.03)
+
+
+def test_its_interval_holds_how_much_is_lost(searches):
+    assert np.mean([lost <= np.log(said.high) for lost, said in searches]) >= 0.9
     hurried = [Study(seed).search(sessions=2)[1].high for seed in range(10)]
-    patient = [Study(seed).search()[1].high for seed in range(10)]
+    patient = [said.high for _, said in searches[:10]]
     assert np.median(hurried) > np.median(patient) + 0.05, "what was not tried may be better"
 
 
-def test_techniques_that_exclude_each_other_take_each_other_s_place():
+def test_a_step_exchanges_techniques_that_exclude_each_other():
     steps = space().steps(frozenset("adf"))
-    assert steps["b"] == frozenset("bdf")
-    assert steps["c"] == frozenset("acf")
-    assert steps["f"] == frozenset("ad")
-    assert steps["g"] == frozenset("adfg")
+    expected = {"b": "bdf", "c": "acf", "f": "ad", "g": "adfg"}
+    assert {name: steps[name] for name in expected} == {
+        name: frozenset(parts) for name, parts in expected.items()
+    }
 
 
 def test_what_needs_another_comes_and_goes_with_it():

@@ -1,9 +1,8 @@
-"""Shards on disk for a capture, and programs that pretend to be Nsight Systems."""
+"""Shards on disk for a capture, and a program that pretends to be Nsight Systems."""
 
 import hashlib
 import json
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from schemas.results import Shard
 from tests.records import manifest, topology
 
 VOCABULARY = 200
-HERE = Path(__file__).parent
 
 
 def write_shards(folder: Path, pairs: int = 400, vocabulary: int = VOCABULARY) -> Path:
@@ -99,46 +97,47 @@ NEW_HELP = help_of(
 )
 
 
-def fake_nsys(folder: Path, profile: str, text: str = NEW_HELP) -> Path:
-    """A program ``nsys`` in ``folder`` whose ``nsys profile`` runs these lines of Python, which
-    know ``output`` (without an ending) and ``program`` (the command to profile)."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "nsys"
-    body = "\n".join("    " + line for line in profile.splitlines())
-    path.write_text(
-        f"#!{sys.executable}\n"
-        "import json, os, pathlib, sqlite3, subprocess, sys\n"
-        f"sys.path[:0] = {[str(HERE), str(HERE.parents[1])]!r}\n"
-        "words = sys.argv[1:]\n"
-        "if words == ['--version']:\n"
-        "    print('NVIDIA Nsight Systems version 2026.1.1.1-abc')\n"
-        "elif words == ['profile', '--help']:\n"
-        f"    print({text!r})\n"
-        "elif words[0] == 'profile':\n"
-        "    given = next(w for w in words if w.startswith('--output='))\n"
-        "    output = given.removeprefix('--output=').replace('%q{RANK}', os.environ['RANK'])\n"
-        "    program = words[next(i for i, w in enumerate(words) if w == sys.executable):]\n"
-        f"{body}\n"
+def fake_nsys(folder: Path, said: str = "", code: int = 0) -> Path:
+    """A program ``nsys`` in ``folder``, as a script of the shell, which starts in no time. Its
+    ``nsys profile`` leaves the files of ``folder/left``, says this and ends with this code; its
+    ``nsys export`` leaves those of ``folder/exported``. The folder."""
+    for name in ("left", "exported"):
+        (folder / name).mkdir(parents=True)
+    (folder / "help").write_text(NEW_HELP)
+    program = folder / "nsys"
+    program.write_text(
+        f"""#!/bin/sh
+cd {folder}
+for word; do
+    case "$word" in --output=*) output="${{word#--output=}}" ;; esac
+done
+case "$1 $2" in
+    "--version ") echo "NVIDIA Nsight Systems version 2026.1.1.1-abc" ;;
+    "profile --help") cat help ;;
+    profile*) cp -r left/. "${{output%/*}}"; echo "{said}"; exit {code} ;;
+    export*) cp -r exported/. "${{output%/*}}" ;;
+esac
+"""
     )
-    path.chmod(0o755)
-    return path
+    program.chmod(0o755)
+    return folder
 
 
-def trained(output: str | Path) -> None:
-    """What a worker leaves when its training went well; ``output`` ends in rank-<r>."""
-    path = Path(output)
-    rank = int(path.name.removeprefix("rank-"))
+def write_trained(folder: Path) -> None:
+    """Writes what the worker of rank 0 leaves when its training went well."""
     where = topology(device="cuda", threads_per_rank=1).model_dump(mode="json")
-    record = {"rank": rank, "files": [], "step_seconds": [0.1], "ddp": []}
-    path.with_suffix(".json").write_text(json.dumps({"rank": record, "topology": where}))
+    record = {"rank": 0, "files": [], "step_seconds": [0.1], "ddp": []}
+    (folder / "rank-0.json").write_text(json.dumps({"rank": record, "topology": where}))
 
 
-def exported(output: str | Path, kernels: int, ranges: int) -> None:
-    """An SQLite export with so many rows, and the report it comes from."""
-    path = Path(output)
-    path.with_suffix(".nsys-rep").write_bytes(b"report")
-    with sqlite3.connect(path.with_suffix(".sqlite")) as database:
+def write_export(folder: Path, kernels: int, ranges: int) -> Path:
+    """Writes an SQLite export of rank 0 with so many rows, and the report it comes from."""
+    (folder / "rank-0.nsys-rep").write_bytes(b"report")
+    file = folder / "rank-0.sqlite"
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE other (x INTEGER)")
         for table, count in (("CUPTI_ACTIVITY_KIND_KERNEL", kernels), ("NVTX_EVENTS", ranges)):
             if count:
                 database.execute(f"CREATE TABLE {table} (start INTEGER)")
                 database.executemany(f"INSERT INTO {table} VALUES (?)", [(0,)] * count)
+    return file

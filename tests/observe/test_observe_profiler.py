@@ -2,12 +2,11 @@
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,89 +20,68 @@ from schemas.config.measurement import Profiling
 from schemas.config.parallel import Ddp
 from schemas.config.run_spec import RunSpec
 from schemas.results import Capture, DdpTimes
-from tests.orders import job_command
+from tests.orders import run_job
 from transformer_core.observe import profiler as capture_worker
+from transformer_core.observe.nsys import rows
 from transformer_core.observe.profile_job import CaptureOrder
 from transformer_core.observe.profiler import ddp_delay, uninterrupted
 from transformer_core.observe.ranges import mark_phases
 from transformer_core.trace.events.phases import PHASES, STEP, label
 from transformer_core.trace.readers.kineto import read_kineto
+from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
 
 
-class Marks:
-    """Phases as they begin and end."""
+def marked(**training: Any) -> tuple[list[str], Setup]:
+    """Phases of a training as they begin and end, and what was trained."""
+    told: list[str] = []
 
-    def __init__(self) -> None:
-        self.told: list[str] = []
+    @contextmanager
+    def mark(phase: str) -> Iterator[None]:
+        told.append(phase)
+        yield
+        told.append(f"/{phase}")
 
-    def __call__(self, phase: str) -> AbstractContextManager[None]:
-        @contextmanager
-        def lasting() -> Iterator[None]:
-            self.told.append(phase)
-            yield
-            self.told.append(f"/{phase}")
-
-        return lasting()
-
-
-def told(**training: Any) -> list[str]:
-    setup = small_setup(small_spec(training={"steps": 1, **training}))
-    marks = Marks()
-    mark_phases(setup, marks)
+    setup = small_setup(small_spec(training=training))
+    mark_phases(setup, mark)
     train(setup, Watcher(), Path("unused"))
-    return marks.told
+    return told, setup
 
 
 def test_the_phases_of_a_step_in_their_order():
     one = ["data", "/data", "forward", "loss", "/loss", "/forward", "backward", "/backward"]
     # Twice more where strategies may reduce: when a micro-batch ends, and before the update.
     nothing = ["backward", "/backward"]
-    assert told() == [*one, *nothing, *nothing, "optimizer", "/optimizer"]
+    phases, _ = marked(steps=1)
+    assert phases == [*one, *nothing, *nothing, "optimizer", "/optimizer"]
 
 
-def test_every_micro_batch_has_its_phases():
-    phases = told(accumulation={"micro_batches": 2})
-    assert phases.count("forward") == phases.count("loss") == 2
-    assert phases.count("data") == phases.count("optimizer") == 1
-
-
-def test_marks_change_nothing_of_the_training():
-    losses = []
-    for mark in (None, Marks()):
-        setup = small_setup(small_spec())
-        if mark is not None:
-            mark_phases(setup, mark)
-        watcher = Watcher()
-        train(setup, watcher, Path("unused"))
-        losses.append(torch.cat([p.detach().flatten() for p in setup.model.parameters()]))
-    assert torch.equal(*losses)
+def test_every_micro_batch_has_its_phases_and_marks_change_nothing():
+    phases, setup = marked(accumulation={"micro_batches": 2})
+    steps = setup.spec.training.steps
+    assert phases.count("forward") == phases.count("loss") == 2 * steps
+    assert phases.count("data") == phases.count("optimizer") == steps
+    plain = small_setup(setup.spec)
+    train(plain, Watcher(), Path("unused"))
+    for one, other in zip(setup.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_nothing_interrupts_the_profiled_steps():
-    spec = small_spec(training={"steps": 3, "validate_every": 1, "checkpoint_every": 1})
+    usual = {"steps": 3, "validate_every": 1, "checkpoint_every": 1}
+    spec = small_spec(training=usual)
     training = uninterrupted(spec, 6).training
     assert (training.validate_every, training.checkpoint_every) == (0, 0)
     assert training.steps > 7, "the last step of a training validates"
-    assert (
-        training.model_copy(update={"steps": 3, "validate_every": 1, "checkpoint_every": 1})
-        == spec.training
-    )
+    assert training.model_copy(update=usual) == spec.training
 
 
 def test_the_warm_up_lasts_until_a_technique_is_itself():
-    profiling = Profiling(warmup_steps=2)
+    given = {"data": "data", "output": "out", "command": "", "profiler": "torch"}
+    given |= {"profiling": Profiling(warmup_steps=2)}
     powersgd = {"kind": "ddp", "hook": {"kind": "powersgd", "start_step": 10}}
     for spec, steps in ((spec_of(), 2), (spec_of(parallel=powersgd), 11)):
-        order = CaptureOrder(
-            spec=spec,
-            data=Path("data"),
-            output=Path("out"),
-            command="",
-            profiling=profiling,
-            profiler="torch",
-        )
-        assert order.warmup_steps == steps
+        assert CaptureOrder(spec=spec, **given).warmup_steps == steps
 
 
 def test_which_step_the_timers_of_ddp_describe():
@@ -121,20 +99,15 @@ def test_a_supervisor_starts_without_torch():
 
 
 def run_capture(folder: Path, spec: RunSpec, profiler: str = "torch") -> Capture:
-    """Capture ``spec`` as the workflow does."""
+    """The record of a capture of ``spec`` by the job of the workflow, in this process."""
     data = folder / "data"
     if not data.exists():
         write_shards(data)
     output = folder / spec.variant
     (folder / "spec.json").write_text(spec.canonical_json())
     profiling = Profiling(profiler=profiler, warmup_steps=2, steps=3)
-    command = job_command(
-        "profile", spec=folder / "spec.json", data=data, output=output, profiling=profiling
-    )
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=250, env=os.environ | {"PYTHONPATH": "."}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = {"spec": folder / "spec.json", "data": data, "output": output}
+    assert run_job("profile", profiling=profiling, **given) == 0
     return Capture.model_validate_json((output / "capture.json").read_text())
 
 
@@ -195,7 +168,6 @@ def test_torch_profiler_records_kernels_of_every_phase(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="Nsight Systems is not on the PATH")
 def test_both_profilers_see_the_same_kernels(tmp_path):
-    from transformer_core.observe.nsys import rows
 
     spec = spec_of("cuda")
     by_nsys = run_capture(tmp_path, spec, "nsys")
@@ -223,33 +195,24 @@ def test_timers_that_disturb_have_steps_of_their_own(monkeypatch):
     said: list[tuple[str, int]] = []
     step = 0
 
-    class Recorder:
-        def prepare(self) -> None:
-            pass
+    def says(word: str) -> Any:
+        return lambda *_: said.append((word, step))
 
-        def start(self) -> None:
-            said.append(("start", step))
-
-        def stop(self) -> None:
-            said.append(("stop", step))
-
-        @staticmethod
-        def range_named(name: str) -> Any:
-            return nullcontext()
-
-    monkeypatch.setattr(capture_worker, "has_slow_timers", lambda setup: True)
-    monkeypatch.setattr(
-        capture_worker, "switch_on_timers", lambda setup: said.append(("timers", step))
+    recorder: Any = SimpleNamespace(
+        prepare=lambda: None,
+        start=says("start"),
+        stop=says("stop"),
+        range_named=lambda name: nullcontext(),
     )
-    times = DdpTimes(**dict.fromkeys(DdpTimes.model_fields, 1))
-    monkeypatch.setattr(
-        capture_worker,
-        "ddp_times",
-        lambda setup, described: times.model_copy(update={"step": described}),
-    )
+    times = dict.fromkeys(DdpTimes.model_fields, 1)
+    for name, stand_in in {
+        "has_slow_timers": lambda setup: True,
+        "switch_on_timers": says("timers"),
+        "ddp_times": lambda setup, described: DdpTimes(**times | {"step": described}),
+    }.items():
+        monkeypatch.setattr(capture_worker, name, stand_in)
     strategy = SimpleNamespace(synchronise=lambda: None, devices=[])
     setup: Any = SimpleNamespace(spec=spec_of(parallel=Ddp(kind="ddp")), strategy=strategy)
-    recorder: Any = Recorder()
     capturing = capture_worker.Capturing(setup, recorder, warmup=2, steps=3)
     for step in range(1, 9):
         capturing.step_done(step, 1, 1, 1, 0.0)

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from schemas.config.facts import MomentumRule
 from schemas.config.measurement import Tolerance
@@ -58,40 +56,37 @@ def test_healthy_steps_agree(tmp_path, training):
     assert not failed(found)
 
 
-def late_rate(real: Any) -> Any:
-    return lambda schedule, step, *more: real(schedule, step, *more) * (1.01 if step > 3 else 1.0)
+def larger_later(real: Any, schedule: Any, step: int, *more: Any) -> float:
+    """The rate is too large after step 3."""
+    return real(schedule, step, *more) * (1.01 if step > 3 else 1.0)
 
 
-def test_a_rate_that_goes_wrong_late_shows(tmp_path):
-    with mock.patch.object(loop, "learning_rate", late_rate(loop.learning_rate)):
-        assert "timed_rate" in failed(checked(tmp_path, {}))
+def forgetful_later(real: Any, self: Any, closure: Any = None) -> Any:
+    """Momentum of one tensor is lost after step 3."""
+    weight = self.param_groups[0]["params"][0]
+    if self.state[weight].get("step", 0) >= 3:
+        self.state[weight]["exp_avg"].zero_()
+    return real(self, closure)
 
 
-def test_an_update_that_goes_wrong_late_shows(tmp_path):
-    steps = [0]
-    # torch wraps the step in its hooks, which must surround the fault.
-    real = getattr(torch.optim.AdamW.step, "__wrapped__", torch.optim.AdamW.step)
-
-    def step(self: Any, closure: Any = None) -> Any:
-        steps[0] += 1
-        if steps[0] > 3:
-            for group in self.param_groups:
-                for p in group["params"][:1]:
-                    self.state[p]["exp_avg"].zero_()
-        return real(self, closure)
-
-    with mock.patch.object(torch.optim.AdamW, "step", step):
-        assert "timed_update" in failed(checked(tmp_path, {}))
+def unclipped(real: Any, self: Any, optimizer: Any, parameters: Any, clip: float) -> Any:
+    return real(self, optimizer, parameters, 0.0)
 
 
-def test_clipping_that_stops_shows(tmp_path):
-    real = Precision.step
-
-    def step(self: Any, optimizer: Any, parameters: Any, clip: float) -> Tensor:
-        return real(self, optimizer, parameters, 0.0)
-
-    with mock.patch.object(Precision, "step", step):
-        assert "timed_clipping" in failed(checked(tmp_path, {"clip_norm": 1e-3}))
+@pytest.mark.parametrize(
+    ("where", "name", "fault", "shown"),
+    [
+        (loop, "learning_rate", larger_later, "timed_rate"),
+        (torch.optim.AdamW, "step", forgetful_later, "timed_update"),
+        (Precision, "step", unclipped, "timed_clipping"),
+    ],
+)
+def test_what_goes_wrong_late_shows(tmp_path, monkeypatch, where, name, fault, shown):
+    real = getattr(where, name)
+    # torch wraps the optimizer's step in its hooks, which must surround the fault.
+    real = getattr(real, "__wrapped__", real)
+    monkeypatch.setattr(where, name, lambda *given: fault(real, *given))
+    assert shown in failed(checked(tmp_path, {"clip_norm": 1e-3}))
 
 
 def test_moments_of_8_bits_are_not_checked(tmp_path):

@@ -11,6 +11,7 @@ from schemas.config.training import Constant, Fp32
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError
 from transformer_core.study.certification import (
+    ShortRun,
     compared_with,
     reference_spec,
     short_runs,
@@ -46,33 +47,36 @@ def study(*names: str, **fields: Any) -> Study:
     return check_study(STUDY | {"variants": names, "baseline": names[0]} | fields, "study.yaml")
 
 
-def runs(*names: str) -> dict[str, int]:
-    of = study(*names)
-    found = short_runs(of, VARIANTS, resolve_all(of, VARIANTS))
+def runs_of(of: Study, variants: dict[str, Variant] = VARIANTS) -> dict[str, ShortRun]:
+    return short_runs(of, variants, resolve_all(of, variants))
+
+
+@pytest.mark.parametrize(
+    ("names", "seeds"),
+    [
+        # Every run is made once, with the most seeds that are needed.
+        (["single", "bf16", "fp16"], {"single": 1, REFERENCE: 8, "bf16": 8, "fp16": 6}),
+        # A bitwise variant brings the one it must equal.
+        (["logging"], {"logging": 1, "ddp": 1}),
+        # A different model needs no run.
+        (["sgd"], {}),
+    ],
+)
+def test_runs_that_certificates_need(names, seeds):
+    found = runs_of(study(*names))
+    assert {name: run.seeds for name, run in found.items()} == seeds
     assert all(run.spec.variant == name for name, run in found.items())
-    return {name: run.seeds for name, run in found.items()}
-
-
-def test_every_run_is_made_once_with_the_most_seeds_that_are_needed():
-    assert runs("single", "bf16", "fp16") == {"single": 1, REFERENCE: 8, "bf16": 8, "fp16": 6}
 
 
 def test_only_statistical_runs_look_whether_their_seeds_are_enough():
-    of = study("single", "bf16", "fp16")
-    found = short_runs(of, VARIANTS, resolve_all(of, VARIANTS))
+    found = runs_of(study("single", "bf16", "fp16"))
     looks = {name: (run.first_look, run.margin) for name, run in found.items()}
     assert looks == {"single": (0, 0), REFERENCE: (0, 0), "bf16": (4, 0.005), "fp16": (3, 0.005)}
 
 
-def test_a_bitwise_variant_brings_the_one_it_must_equal():
-    assert runs("logging") == {"logging": 1, "ddp": 1}
-
-
-def test_a_different_model_needs_no_run():
-    assert runs("sgd") == {}
-    assert compared_with(VARIANTS["sgd"]) is None
-    assert compared_with(VARIANTS["ddp"]) == REFERENCE
-    assert compared_with(VARIANTS["logging"]) == "ddp"
+def test_a_certificate_compares_with_the_reference_or_what_it_must_equal():
+    found = {name: compared_with(VARIANTS[name]) for name in ("sgd", "ddp", "logging")}
+    assert found == {"sgd": None, "ddp": REFERENCE, "logging": "ddp"}
 
 
 def test_the_reference_is_as_plain_as_it_can_be():
@@ -84,9 +88,6 @@ def test_the_reference_is_as_plain_as_it_can_be():
     assert (spec.parallel.kind, spec.world_size) == ("single", 1)
     assert spec.model.d_model == study("single").model.d_model
     assert RunSpec.model_validate_json(spec.canonical_json()) == spec
-
-
-def test_the_reference_of_another_kind_of_model():
     spec = reference_spec(study("single", model={"kind": "torch_nn", "d_model": 32}))
     assert (spec.model.kind, spec.model.d_model) == ("torch_nn", 32)
 
@@ -122,21 +123,18 @@ def test_what_a_variant_changes_is_not_smoothed_over(change):
     assert plain != changed.model_copy(update={"variant": "plain"})
 
 
-@pytest.mark.parametrize("field", ["repeats", "measurement", "evaluation"])
-def test_timing_and_evaluation_make_no_certificate_stale(field):
-    values = {"repeats": 9, "measurement": {"window_steps": 3}, "evaluation": {"beam_size": 1}}
-    one, other = study("ddp"), study("ddp", **{field: values[field]})
-    digests = [
-        run.spec.digest()
-        for of in (one, other)
-        for run in short_runs(of, VARIANTS, resolve_all(of, VARIANTS)).values()
-    ]
-    assert digests[:2] == digests[2:]
+@pytest.mark.parametrize(
+    "changed",
+    [{"repeats": 9}, {"measurement": {"window_steps": 3}}, {"evaluation": {"beam_size": 1}}],
+)
+def test_timing_and_evaluation_make_no_certificate_stale(changed):
+    one, other = runs_of(study("ddp")), runs_of(study("ddp", **changed))
+    assert one.keys() == other.keys()
+    assert all(one[name].spec.digest() == other[name].spec.digest() for name in one)
 
 
 def test_a_variant_that_is_only_compared_with_must_resolve():
     broken = variant("tolerance", {"training": {"steps": 0}})
     variants = {"a": variant({"kind": "bitwise", "against": "b"}), "b": broken}
-    of = study("a")
     with pytest.raises(ConfigError, match=r"b\.change\.training\.steps"):
-        short_runs(of, variants, resolve_all(of, variants))
+        runs_of(study("a"), variants)

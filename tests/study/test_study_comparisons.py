@@ -1,16 +1,21 @@
-"""Which variants are compared with which."""
+"""Which variants are compared with which, and the targets that a study has: mistyped ones."""
 
 import random
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from tests.refusals import problem_of
-from transformer_core.study.compared_pairs import TurnGroup, compared_pairs, turn_groups
+from transformer_core.study.compared_pairs import (
+    TurnGroup,
+    check_targets,
+    compared_pairs,
+    known_targets,
+    turn_groups,
+)
+from transformer_core.study.resolve import check_study
 
 
 def study(**fields: Any) -> Study:
@@ -20,47 +25,27 @@ def study(**fields: Any) -> Study:
 
 
 def test_every_variant_with_the_baseline_then_what_is_asked_for():
-    asked = study(comparisons=[["b", "a"]])
-    assert compared_pairs(asked) == [("a", "single"), ("b", "single"), ("b", "a")]
+    asked, usual = study(comparisons=[["b", "a"]]), [("a", "single"), ("b", "single"), ("b", "a")]
+    assert compared_pairs(asked) == usual
     extra = [("a", "b"), ("a", "single"), ("b", "a")]
-    assert compared_pairs(asked, extra) == [
-        ("a", "single"),
-        ("b", "single"),
-        ("b", "a"),
-        ("a", "b"),
-    ]
-
-
-def test_the_baseline_alone_is_compared_with_nothing():
+    assert compared_pairs(asked, extra) == [*usual, ("a", "b")]
     assert compared_pairs(study(variants=["single"])) == []
 
 
 PAIRS = [("a", "single"), ("b", "single"), ("b", "a"), ("c", "single"), ("d", "single")]
 
 
-def test_a_job_has_as_many_variants_as_there_is_room_for():
-    with_single = [("a", "single"), ("b", "single"), ("c", "single"), ("d", "single")]
-    assert turn_groups(with_single, together=4) == {
-        "single/1": TurnGroup(("single", "a", "b", "c"), tuple(with_single[:3])),
-        "single/2": TurnGroup(("single", "d"), (("d", "single"),)),
-    }
-
-
 def test_the_same_turns_serve_comparisons_among_the_variants_of_a_job():
-    linked = [*PAIRS, ("d", "b")]
-    assert turn_groups(linked, together=4) == {
-        "single/1": TurnGroup(
-            ("single", "a", "b", "d"),
-            (("a", "single"), ("b", "single"), ("b", "a"), ("d", "single"), ("d", "b")),
-        ),
+    assert turn_groups([*PAIRS, ("d", "b")], together=4) == {
+        "single/1": TurnGroup(("single", "a", "b", "d"), (*PAIRS[:3], ("d", "single"), ("d", "b"))),
         "single/2": TurnGroup(("single", "c"), (("c", "single"),)),
     }
 
 
 def test_comparisons_that_fit_into_no_job_have_their_own():
-    linked = [("a", "single"), ("b", "single"), ("c", "single"), ("b", "a"), ("c", "b"), ("e", "a")]
+    linked = [*PAIRS[:2], ("c", "single"), ("b", "a"), ("c", "b"), ("e", "a")]
     assert turn_groups(linked, together=3) == {
-        "single/1": TurnGroup(("single", "a", "b"), (("a", "single"), ("b", "single"), ("b", "a"))),
+        "single/1": TurnGroup(("single", "a", "b"), tuple(PAIRS[:3])),
         "single/2": TurnGroup(("single", "c"), (("c", "single"),)),
         "b/1": TurnGroup(("b", "c"), (("c", "b"),)),
         "a/1": TurnGroup(("a", "e"), (("e", "a"),)),
@@ -81,14 +66,12 @@ def test_every_comparison_is_made_once_and_no_job_is_too_large(together):
             assert {name for pair in group.pairs for name in pair} == set(group.sides)
 
 
-@pytest.mark.parametrize(("together", "alone"), [(2, []), (9, ["a", "b", "c", "d"])])
-def test_pairs_by_themselves(together, alone):
-    found = turn_groups(PAIRS, together, alone)
-    assert [group.pairs for group in found.values()] == [(pair,) for pair in PAIRS]
-    assert [group.sides for group in found.values()] == [(b, a) for a, b in PAIRS]
-
-
-def test_one_that_must_be_alone_does_not_part_the_others():
+def test_pairs_by_themselves():
+    for together, alone in ((2, []), (9, ["a", "b", "c", "d"])):
+        found = turn_groups(PAIRS, together, alone).values()
+        assert [group.pairs for group in found] == [(pair,) for pair in PAIRS]
+        assert [group.sides for group in found] == [(b, a) for a, b in PAIRS]
+    # One that must be alone does not part the others.
     found = turn_groups(PAIRS, together=4, alone=["b"])
     assert found["single/1"].sides == ("single", "a", "c", "d")
     assert found["single/2"].sides == ("single", "b")
@@ -110,15 +93,59 @@ def test_a_wrong_pair_is_named(pair, field, words):
     assert words in str(problem)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("pairs", 4), ("margin", 1.0), ("precision", 0.0), ("sessions_least", 0)]
-)
-def test_settings_that_cannot_work_are_refused(field, value):
-    with pytest.raises(ValidationError, match=field):
-        Comparing.model_validate({field: value})
-
-
 def test_settings_of_measurements_are_no_part_of_a_run_spec():
     """Else every training would be made again when they change."""
     others = {"comparison", "comparisons", "self_test", "profiling", "limits", "traces"}
     assert not others & set(RunSpec.model_fields)
+
+
+MINE = {"name": "mine", "variants": ["single", "ddp"], "repeats": 2}
+STUDY = Study.model_validate(MINE)
+
+
+def test_every_variant_and_repeat_is_a_target():
+    known = known_targets(STUDY)
+    assert "results/report.html" in known
+    assert "results/runs/ddp/repeat-2/metrics.json" in known
+    assert "results/runs/ddp/repeat-3/metrics.json" not in known
+    assert len(known) == len(set(known))
+    ours_or_not = ["--cores", "2", "results/report.html", "all", "results/runs/ddp/spec.json"]
+    check_targets(ours_or_not, known)
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("results/runs/dpp/metrics.json", "results/runs/ddp/metrics.json"),
+        ("results/runs/ddp/repeat-3/metrics.json", "results/runs/ddp/repeat-2/metrics.json"),
+        ("results/data/gramar/tokenizer.json", "results/data/grammar/tokenizer.json"),
+    ],
+)
+def test_a_mistyped_target(asked, near):
+    problem = problem_of(check_targets, ["--cores", "all", asked], known_targets(STUDY))
+    assert problem.value == asked
+    assert near in problem.remedy
+
+
+def test_traces_are_targets_beside_the_variants():
+    study = check_study(MINE | {"traces": {"other": ["a.sqlite"]}}, "study")
+    known = known_targets(study)
+    for name in ("single", "other"):
+        assert f"results/profiles/{name}/breakdown.json" in known
+    assert "results/profiles/single/capture.json" in known
+    assert "results/profiles/other/capture.json" not in known
+    problem = problem_of(check_targets, ["results/profiles/othr/breakdown.json"], known)
+    assert "did you mean results/profiles/other/breakdown" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("traces", "message", "remedy"),
+    [
+        ({"single": ["a.sqlite"]}, "is that of a variant", "choose another name"),
+        ({"other": []}, "has no file for other", "name a file"),
+    ],
+)
+def test_traces_that_cannot_be_read(traces, message, remedy):
+    problem = problem_of(check_study, MINE | {"traces": traces}, "study")
+    assert (problem.field, problem.remedy) == ("traces", remedy)
+    assert message in problem.message

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from schemas.config.study import Study
+from transformer_core.common.yaml_files import read_mapping
 from transformer_core.decide.search import pads
 from transformer_core.study.compared_pairs import compared_pairs, members_in, turn_groups
 from transformer_core.study.reservations import largest, on_one_device, reservation
@@ -18,8 +18,12 @@ VARIANTS, FAMILIES = read_variants(ROOT / "config/variants.yaml")
 
 @pytest.fixture(scope="module")
 def original():
-    text = (ROOT / "config/studies/original.yaml").read_text()
-    return check_study(yaml.safe_load(text), "original.yaml")
+    return study_of("original")
+
+
+def study_of(name: str) -> Study:
+    """A study of the project."""
+    return check_study(read_mapping(ROOT / f"config/studies/{name}.yaml"), name)
 
 
 def test_a_study_in_micro_batches_has_no_member_without(original):
@@ -36,22 +40,17 @@ def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original):
     specs = resolve_all(original, VARIANTS)
     found = reservation([on_one_device(largest(specs.values()))], 30_000)
     assert (found.hosts, found.gpus_per_host) == (1, 1)
+    # The checker of a step takes up to 8 GB of main memory beside the model's own.
+    assert found.memory_mb >= 8_000
     rule = (ROOT / "workflow/rules/memory.smk").read_text().split("rule memory:")[0]
     assert "needs(lambda wildcards: [on_one_device(largest(SPECS.values()))])" in rule
     assert "GPU_JOB" in rule, "without a lease the memory of other jobs would count as context"
 
 
 def test_the_turns_of_one_large_gpu_start_the_reference_a_few_times():
-    study = check_study(yaml.safe_load((ROOT / "config/studies/h200.yaml").read_text()), "h200")
+    study = study_of("h200")
     groups = turn_groups(compared_pairs(study), study.comparison.together)
     assert len(groups) <= len(study.variants) / 5
-
-
-def test_a_job_on_a_gpu_has_room_to_check_a_step_on_the_host(original):
-    """The checker takes up to 8 GB of main memory beside what the model itself needs there."""
-    spec = on_one_device(resolve_all(original, VARIANTS)["single"])
-    assert spec.machine.device == "cuda"
-    assert reservation([spec], 30_000).memory_mb >= 8_000
 
 
 AS_PUBLISHED = {"original", "published"}
@@ -62,7 +61,7 @@ def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together()
     """It computes more padding than words; settings that somebody starts from do not."""
     assert Study.model_fields["batching"].default.kind == "token_budget"
     for file in (ROOT / "config/studies").glob("*.yaml"):
-        study = check_study(yaml.safe_load(file.read_text()), file.name)
+        study = study_of(file.stem)
         if study.task.kind == "translation":  # rows of texts are all as long as their context
             assert (study.batching.kind == "fixed_size") == (study.name in AS_PUBLISHED), file.name
 
@@ -70,6 +69,5 @@ def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together()
 def test_the_search_of_the_original_study_can_leave_padding_out(original):
     specs = resolve_all(original, VARIANTS)
     assert pads(specs[original.baseline])
-    assert [name for name in original.variants if not pads(specs[name])] == [
-        "as_published_with_tokens_unpadded"
-    ]
+    without = [name for name in original.variants if not pads(specs[name])]
+    assert without == ["as_published_with_tokens_unpadded"]

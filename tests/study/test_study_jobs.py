@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from schemas.config.run_spec import RunSpec
-from schemas.results import Prediction
 from tests.records import prediction
 from transformer_core.study.reservations import largest, on_one_device, parameters, reservation
 
@@ -46,23 +45,23 @@ def test_parameters_are_those_of_the_matrices():
 
 
 def test_bigger_models_batches_and_longer_trainings_take_more():
-    small = reservation([spec()], VOCABULARY)
-    wide = reservation(
-        [spec(model={"kind": "transformer", "d_model": 4096, "d_ff": 16384})], VOCABULARY
+    small, wide, batch, long, again = (
+        reservation([spec(**sections)], VOCABULARY, attempt=attempt)
+        for sections, attempt in (
+            ({}, 1),
+            ({"model": {"kind": "transformer", "d_model": 4096, "d_ff": 16384}}, 1),
+            ({"batching": {"kind": "token_budget", "tokens": 10**6}}, 1),
+            ({"training": {"steps": 10**7}}, 1),
+            ({}, 2),
+        )
     )
-    long = reservation([spec(training={"steps": 10**7})], VOCABULARY)
-    batch = reservation([spec(batching={"kind": "token_budget", "tokens": 10**6})], VOCABULARY)
     assert wide.memory_mb > 2 * small.memory_mb
     assert batch.memory_mb > small.memory_mb
     assert long.minutes > 4 * small.minutes
     assert long.memory_mb == small.memory_mb
-
-
-def test_a_second_attempt_asks_for_more():
-    first, second = (reservation([spec()], VOCABULARY, attempt=n) for n in (1, 2))
-    assert second.memory_mb == 2 * first.memory_mb
-    assert second.minutes == 2 * first.minutes
-    assert second.hosts == first.hosts
+    # A second attempt asks for more.
+    assert (again.memory_mb, again.minutes) == (2 * small.memory_mb, 2 * small.minutes)
+    assert again.hosts == small.hosts
 
 
 def test_two_specs_at_the_same_time_need_the_memory_of_both():
@@ -73,18 +72,14 @@ def test_two_specs_at_the_same_time_need_the_memory_of_both():
     assert two.hosts == 2
 
 
-def of_a_process(process_bytes: int) -> Prediction:
-    """A prediction of so many bytes for each process."""
-    context = 10**8
-    return prediction(process_bytes - context, variant="v", context_bytes=context)
-
-
 def test_a_prediction_of_memory_stands_in_place_of_the_estimate():
     run = spec(**machine(device="cpu", devices_per_node=2))
-    job = reservation([run], VOCABULARY, [of_a_process(8 * 10**9)])
+    context = 10**8
+    predicted = [prediction(8 * 10**9 - context, variant="v", context_bytes=context)]
+    job = reservation([run], VOCABULARY, predicted)
     assert job.memory_mb == pytest.approx(2 * 1.25 * 8000)
     other = spec().model_copy(update={"variant": "w"})
-    assert reservation([other], VOCABULARY, [of_a_process(8 * 10**9)]).memory_mb < job.memory_mb
+    assert reservation([other], VOCABULARY, predicted).memory_mb < job.memory_mb
 
 
 def test_the_spec_with_most_hosts_is_the_largest():

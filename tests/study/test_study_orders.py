@@ -51,9 +51,7 @@ def test_named_files_are_fields_and_settings_are_parameters():
     assert asked.keys() == {"comparing", "variant", "missing"}
     assert params["code"] == "digest"
     assert not {"own", "again"} & params.keys()
-
-
-def test_outputs_that_have_names_are_no_other_field():
+    # An output that has a name is no field called output.
     params = order_params("read", "digest", output=None)
     order = json.loads(params["order"](WILDCARDS, Names(), Names(pairs="p.arrow"), 1))
     assert order == {"kind": "read", "pairs": "p.arrow"}

@@ -1,4 +1,4 @@
-"""From a study and variants to run specs."""
+"""From a study and variants to run specs, of one variant or of several combined."""
 
 from typing import Any
 
@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.config.measurement import Statistical, Tolerance
 from schemas.config.model import HuggingFace, Transformer
-from schemas.config.parallel import Ddp, Machine, Single
+from schemas.config.parallel import Machine, Single
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.training import Linear, Noam
 from schemas.config.variants import Variant
 from tests.refusals import problem_of, problems_of
-from transformer_core.study.resolve import check_study, resolve, resolve_all
+from transformer_core.study.resolve import (
+    check_study,
+    combine,
+    equivalence_of,
+    exclusions,
+    resolve,
+    resolve_all,
+)
 from transformer_core.study.variants import read_variants
 
 SHARED = set(RunSpec.model_fields) & set(Study.model_fields)
@@ -24,8 +32,10 @@ def study(**fields: Any) -> Study:
     return check_study(data | fields, "study.yaml")
 
 
-def variant(change: dict[str, Any] | None = None, parent: str | None = None) -> Variant:
-    return Variant(parent=parent, change=change or {}, equivalence="tolerance", summary="A change.")
+def variant(
+    change: dict[str, Any] | None = None, parent: str | None = None, equivalence: Any = "tolerance"
+) -> Variant:
+    return Variant(parent=parent, change=change or {}, equivalence=equivalence, summary="A change.")
 
 
 CHANGES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
@@ -112,13 +122,10 @@ def test_single_is_independent_of_the_devices_of_the_study():
         assert (spec.world_size, spec.parallel) == (1, Single())
     assert resolve(one, "ddp", variants).digest() != resolve(two, "ddp", variants).digest()
     assert resolve(two, "ddp", variants).world_size == 12
-
-
-def test_single_takes_one_device_however_it_is_built():
+    # However its run spec is built
     machine = Machine(devices_per_node=4, nodes=2, threads=3)
     spec = RunSpec(variant="single", parallel=Single(), machine=machine)
     assert spec.machine == Machine(devices_per_node=1, nodes=1, threads=3)
-    assert RunSpec(variant="ddp", parallel=Ddp(kind="ddp"), machine=machine).world_size == 8
 
 
 def problems(study: Study, variants: dict[str, Variant]) -> list[tuple[str, str, Any, str]]:
@@ -136,17 +143,18 @@ def test_names_in_the_study():
     ]
 
 
-def test_a_mistake_in_a_parent_is_said_once_and_there():
+def test_a_mistake_is_said_once_and_where_it_is():
     variants = {
         "single": variant({"model": {"headz": 2}}),
         "child": variant({"training": {"seed": 2}}, parent="single"),
         "grandchild": variant({"model": {"d_ff": 3}}, parent="child"),
     }
-    base = study(variants=list(variants))
-    found = problems(base, variants)
-    assert found == [
-        ("config/variants.yaml", "single.change.model.headz", 2, "did you mean heads?")
-    ]
+    of_parent = ("config/variants.yaml", "single.change.model.headz", 2, "did you mean heads?")
+    assert problems(study(variants=list(variants)), variants) == [of_parent]
+    variants = {"single": variant(), "other": variant({"training": {"seed": 5}})}
+    base = study(variants=list(variants), model={"kind": "transformer", "heads": 3})
+    of_study = ("study.yaml", "model.heads", 3, "take 2 or 4 heads, or change model.d_model")
+    assert problems(base, variants) == [of_study]
 
 
 @pytest.mark.parametrize("heads", [0, 3])
@@ -158,13 +166,6 @@ def test_the_youngest_of_several_authors_is_named(heads):
     }
     ((_, field, value, _),) = problems(study(variants=list(variants), baseline="parent"), variants)
     assert (field, value) == ("child.change.model.heads", heads)
-
-
-def test_a_mistake_in_the_study_is_said_once():
-    variants = {"single": variant(), "other": variant({"training": {"seed": 5}})}
-    base = study(variants=list(variants), model={"kind": "transformer", "heads": 3})
-    found = problems(base, variants)
-    assert found == [("study.yaml", "model.heads", 3, "take 2 or 4 heads, or change model.d_model")]
 
 
 def test_variants_that_need_different_values_are_all_heard():
@@ -219,3 +220,43 @@ def test_variants_files(tmp_path, text, expected):
     assert (problem.file, problem.field, problem.value) == (str(path), field, value)
     assert message in problem.message
     assert remedy in problem.remedy
+
+
+PARTS = {
+    "single": variant({"parallel": {"kind": "single"}}),
+    "bf16": variant({"training": {"precision": {"kind": "bf16"}}}, "single", "statistical"),
+    "fp16": variant({"training": {"precision": {"kind": "fp16"}}}, "single", "statistical"),
+    "rare_log": variant({"training": {"log_every": 50}}, "single", "bitwise"),
+    "ddp": variant({"parallel": {"kind": "ddp"}}),
+    "view": variant({"parallel": {"bucket_view": True}}, "ddp"),
+}
+COMBINED = Study(
+    name="test", variants=list(PARTS), baseline="single", training={"steps": 100, "seed": 1}
+)
+
+
+def test_a_combination_takes_the_own_change_of_every_part():
+    spec = combine(COMBINED, PARTS, ("ddp", "view", "bf16"), "best")
+    assert spec.variant == "best"
+    assert spec.parallel.model_dump() == resolve(COMBINED, "view", PARTS).parallel.model_dump()
+    assert spec.training.precision.kind == "bf16"
+    none = combine(COMBINED, PARTS, (), "best")
+    assert none == resolve(COMBINED, "single", PARTS).model_copy(update={"variant": "best"})
+
+
+@pytest.mark.parametrize("parts", [("bf16", "fp16"), ("view",), ("view", "bf16")])
+def test_changes_that_do_not_fit_together_are_no_combination(parts):
+    assert combine(COMBINED, PARTS, parts, "best") is None
+
+
+def test_parts_that_set_a_field_differently_exclude_each_other():
+    found = exclusions(PARTS, ["bf16", "fp16", "rare_log", "ddp", "view"])
+    assert found["bf16"] == {"fp16"}
+    assert found["fp16"] == {"bf16"}
+    assert found["ddp"] == found["view"] == found["rare_log"] == frozenset()
+
+
+def test_the_loosest_part_says_how_equal_a_combination_must_be():
+    assert isinstance(equivalence_of(PARTS, ("rare_log", "bf16", "ddp")), Statistical)
+    assert isinstance(equivalence_of(PARTS, ("rare_log",)), Tolerance)
+    assert isinstance(equivalence_of(PARTS, ("rare_log", "ddp")), Tolerance)

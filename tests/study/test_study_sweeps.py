@@ -50,26 +50,20 @@ def read(folder: Path, **entries: Any) -> Declared:
     return read_variants(path)
 
 
-def test_values_become_variants(tmp_path):
+def test_values_become_variants_and_their_run_specs(tmp_path):
     variants = read(tmp_path).variants
     swept = ["ddp_256kb", "ddp_5", "ddp_5_100mbit", "ddp_5_1gbit", "ddp_256kb_100mbit"]
     assert set(variants) == {"ddp", *swept, "ddp_256kb_1gbit"}
-    small = variants["ddp_256kb"]
+    small, link = variants["ddp_256kb"], variants["ddp_5_1gbit"]
     assert (small.parent, small.change) == ("ddp", {"parallel": {"bucket_mb": 0.25}})
     assert (small.equivalence.kind, small.tests) == ("tolerance", ["A4"])
     assert small.summary == "Buckets of a quarter."
-    link = variants["ddp_5_1gbit"]
     assert link.parent == "ddp_5"
     assert link.change == {"machine": {"nodes": 2, "link": {"bandwidth": "1Gbit/s"}}}
     assert (link.equivalence.kind, link.tests) == ("statistical", ["C4"])
     assert link.summary == "Buckets of 5. Over 1Gbit/s."
-
-
-def test_values_become_run_specs(tmp_path):
-    variants = read(tmp_path).variants
     spec = resolve(Study(name="s", variants=["ddp"]), "ddp_256kb_100mbit", variants)
-    assert spec.parallel.model_dump()["bucket_mb"] == 0.25
-    assert spec.machine.link.bandwidth == 1e8
+    assert (spec.parallel.bucket_mb, spec.machine.link.bandwidth) == (0.25, 1e8)
 
 
 def test_curves_become_families(tmp_path):
@@ -93,6 +87,7 @@ def curve(**changes: Any) -> dict[str, Any]:
     return buckets(curves={"bucket": CURVE | changes})
 
 
+OTHERS = [{"value": 1, "variant": "ddp"}]
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     (buckets(parents=["dpp"]), "buckets.parents[0] = 'dpp'", "did you mean ddp"),
     (buckets(field="parallel.bucket_bm"), "buckets.field", "did you mean parallel.bucket_mb"),
@@ -114,22 +109,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (curve(reference="dpp"), "buckets.curves.bucket.reference = 'dpp'", "did you mean ddp"),
     (curve(reference="ddb_{value}"), "buckets.curves.bucket.reference = 'ddb_256kb'", "ddp_256kb"),
     (curve(parent="dpp"), "buckets.curves.bucket.parent = 'dpp'", "did you mean ddp"),
-    (
-        curve(others=[{"value": 1, "variant": "dpp"}]),
-        "buckets.curves.bucket.others[0].variant = 'dpp'",
-        "did you mean ddp",
-    ),
-    (
-        curve(reference="ddp_{value}", others=[{"value": 1, "variant": "ddp"}]),
-        "buckets.curves.bucket.others[0].reference",
-        "name a variant",
-    ),
+    (curve(others=[{"value": 1, "variant": "dpp"}]), "others[0].variant = 'dpp'", "mean ddp"),
+    (curve(reference="ddp_{value}", others=OTHERS), "others[0].reference", "name a variant"),
     (buckets(values=[0, 5]), "buckets.values[0].at = 0", "numbers above 0"),
-    (
-        buckets(values=[{"value": 1, "at": 5}, 5]),
-        "buckets.values[1].at = 5",
-        "stands where another value",
-    ),
+    (buckets(values=[{"value": 1, "at": 5}, 5]), "buckets.values[1].at = 5", "where another value"),
 ]
 
 

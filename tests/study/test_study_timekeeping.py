@@ -23,12 +23,9 @@ from transformer_core.study.timekeeping import (
     guesses,
 )
 
-STEP = 1e12
-
 
 class Now:
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -79,6 +76,10 @@ def test_a_job_that_takes_longer_than_expected_is_not_about_to_end(tmp_path):
     now.now += 90.0
     assert one.left() == before
     assert f", {before} left | Train ddp" in one.line()
+    # A job that failed no longer runs.
+    one.emit(record("job_error", jobid=9))
+    assert one.running == {}
+    assert one.clock.clock.jobs["train"].count == 1
 
 
 def test_the_log_has_a_line_now_and_then(tmp_path):
@@ -95,15 +96,7 @@ def test_the_line_knows_of_the_time_of_the_study(tmp_path):
     assert "1:00 of 10:00, 9 min left" in one.line().replace("about ", "")
 
 
-def test_a_failed_job_no_longer_runs(tmp_path):
-    one, *_ = keeper(tmp_path)
-    one.emit(record("job_info", jobid=0, rule_name="train", rule_msg=None))
-    one.emit(record("job_error", jobid=0))
-    assert one.running == {}
-    assert one.clock.clock.jobs == {}
-
-
-def test_what_took_long_before_is_expected_to_take_long():
+def test_jobs_are_expected_to_take_as_long_as_before():
     known = {"train": JobTimes(count=2, seconds=20.0)}
     forecast = Forecast(known, {"other": 2.0, "train": 1.5}, 1.0, {"other": 0.5})
     found, guess = forecast.job("train"), forecast.job("other")
@@ -115,7 +108,7 @@ def test_what_took_long_before_is_expected_to_take_long():
     assert both.high < 3 * found.high + 2 * guess.high
 
 
-def test_trainings_that_ended_correct_what_others_are_guessed_to_take():
+def test_trainings_that_ended_correct_guesses_of_others():
     guessed = {"train": 16.0, "profile": 8.0, "turns": 8.0}
     known = {"train": JobTimes(count=2, seconds=16.0)}
     forecast, before = (Forecast(times, guessed, 1.0, {}) for times in (known, {}))
@@ -127,9 +120,8 @@ def test_trainings_that_ended_correct_what_others_are_guessed_to_take():
 def test_turns_of_few_sides_tell_how_long_those_of_many_take(tmp_path):
     guessed = {"turns a/1": 50.0, "turns a/2": 20.0}
     clock, now = RunningClock(tmp_path / "clock.json", Now()), Now()
-    one = Timekeeper(
-        clock, dict.fromkeys(guessed, 1), Forecast({}, guessed, 1.0, {}), None, print, now
-    )
+    jobs, forecast = dict.fromkeys(guessed, 1), Forecast({}, guessed, 1.0, {})
+    one = Timekeeper(clock, jobs, forecast, None, print, now)
     info = {"rule_name": "turns", "rule_msg": "Time", "wildcards": {"group": "a/2"}}
     one.emit(record("job_info", jobid=1, **info))
     now.now += 40.0
@@ -137,54 +129,41 @@ def test_turns_of_few_sides_tell_how_long_those_of_many_take(tmp_path):
     assert fmean(one.left()) == pytest.approx(100.0)
 
 
-def test_a_guess_grows_with_the_model_and_the_steps():
-    def guess(width: int, steps: int) -> float:
-        study = Study.model_validate(
-            {
-                "name": "guessed",
-                "variants": ["single"],
-                "model": {"kind": "transformer", "d_model": width, "d_ff": 4 * width},
-                "training": {"steps": steps},
-            }
-        )
-        shared = study.model_dump(include={"model", "training"})
-        spec = RunSpec.model_validate({"variant": "single", **shared})
-        return guesses(study, {"single": spec}, {"a/1": 1}, start=0.0, rate=STEP)["train"]
+def study(**sections: Any) -> Study:
+    return Study(name="test", variants=["single"], **sections)
 
-    assert guess(64, 1000) == pytest.approx(100 * guess(64, 10))
-    assert guess(512, 10) > 8 * guess(64, 10)
+
+def guessed(of: Study, rate: float, sides: int = 1) -> dict[str, float]:
+    """Guesses for a study of one variant, and of a job with so many sides."""
+    shared = of.model_dump(include={"model", "training"})
+    spec = RunSpec.model_validate({"variant": "single", **shared})
+    return guesses(of, {"single": spec}, {"a/1": sides}, start=0.0, rate=rate)
+
+
+def test_guesses_grow_with_the_model_and_the_steps():
+    def guess(width: int, steps: int) -> dict[str, float]:
+        model = {"kind": "transformer", "d_model": width, "d_ff": 4 * width}
+        return guessed(study(model=model, training={"steps": steps}), rate=1e12)
+
+    long, short = guess(64, 1000), guess(64, 10)
+    assert long["train"] == pytest.approx(100 * short["train"])
+    assert guess(512, 10)["train"] > 8 * short["train"]
+    # Short jobs take some steps, however long a training is.
+    assert all(long[rule] == short[rule] > 0 for rule in ("memory", "profile", "short_run"))
 
 
 def test_turns_take_at_least_the_sessions_that_each_comparison_has():
     """Where steps are slow the budget is spent long before."""
-    spec = RunSpec(variant="single")
-    study = Study(name="test", variants=["single"], comparison={"budget": 1.0}, search=None)
 
     def turns(sessions: int, sides: int) -> float:
-        asked = study.comparison.model_copy(update={"sessions_least": sessions})
-        more = study.model_copy(update={"comparison": asked})
-        found = guesses(more, {"single": spec}, {"a/1": sides}, start=0.0, rate=1e10)
-        return found["turns a/1"]
+        asked = study(comparison={"budget": 1.0, "sessions_least": sessions})
+        return guessed(asked, 1e10, sides)["turns a/1"]
 
-    assert turns(4, 2) > study.comparison.budget
+    assert turns(4, 2) > 1.0
     assert turns(8, 2) == pytest.approx(2 * turns(4, 2))
     # Of the reference there are two processes beside four others, and three beside nine.
     assert turns(4, 5) == pytest.approx(3 * turns(4, 2))
     assert turns(4, 10) == pytest.approx(6 * turns(4, 2))
-
-
-def test_short_jobs_do_not_grow_with_the_training():
-    spec = RunSpec(variant="single")
-    study = Study(name="test", variants=["single"])
-
-    def guess(steps: int) -> dict[str, float]:
-        more = study.training.model_copy(update={"steps": steps})
-        longer = study.model_copy(update={"training": more})
-        return guesses(longer, {"single": spec}, {}, start=1.0, rate=1e10)
-
-    short, long = guess(10), guess(1000)
-    assert long["train"] > 10 * short["train"]
-    assert all(long[rule] == short[rule] for rule in ("memory", "profile", "short_run"))
 
 
 @pytest.mark.parametrize(

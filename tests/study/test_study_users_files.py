@@ -58,17 +58,15 @@ def test_packages_beside_a_model_are_not_followed(own):
 
 
 def test_packages_that_pip_put_beside_a_model_are_not_followed(own):
-    (own / "beside.py").write_text("import heavy.core, single, lab.unused\n")
     files = {
+        "beside.py": "import heavy.core, single, lab.unused\n",
         "heavy/core.py": "import lab.layers",
         "heavy/__init__.py": "",
         "single.py": "",
         "heavy-1.0.dist-info/RECORD": "heavy/__init__.py,,\nheavy/core.py,,\n",
         "single-1.0.dist-info/RECORD": "single.py,sha256=x,0\n",
     }
-    for name, text in files.items():
-        (own / name).parent.mkdir(exist_ok=True)
-        (own / name).write_text(text)
+    write_tree(own, files)
     found = {path.relative_to(own).as_posix() for path in own_sources("lab.model", [str(own)])}
     assert {"beside.py", "lab/unused.py"} <= found
     assert not {"heavy/core.py", "heavy/__init__.py", "single.py"} & found
@@ -76,39 +74,27 @@ def test_packages_that_pip_put_beside_a_model_are_not_followed(own):
 
 @pytest.mark.parametrize("module", ["no_such_module", "lab.no_such_module", "sys"])
 def test_a_module_without_a_file(own, module):
-    found = own_sources(module, [str(own)])
-    assert found == {}
+    assert own_sources(module, [str(own)]) == {}
+
+
+SPLITS = ("train", "validation", "test")
+TEXT = {"source": "a.en", "target": "a.de"}
+URLS = {
+    side: {"url": f"https://example.org/x/{name}?y=1", "sha256": "0" * 64}
+    for side, name in TEXT.items()
+}
 
 
 @pytest.mark.parametrize(
     ("corpus", "expected"),
     [
         ({"kind": "grammar"}, []),
-        (
-            {
-                "kind": "text",
-                **{
-                    split: {"source": "a.en", "target": "a.de"}
-                    for split in ("train", "validation", "test")
-                },
-            },
-            ["a.en", "a.de"],
-        ),
+        ({"kind": "text"} | dict.fromkeys(SPLITS, TEXT), ["a.en", "a.de"]),
         ({"kind": "tsv", "train": "a.tsv", "validation": "b.tsv", "test": "b.tsv"}, ["a.tsv"]),
         ({"kind": "tsv", "train": "missing", "validation": "b.tsv", "test": "b.tsv"}, []),
         ({"kind": "datasets", "folder": "set"}, ["set/data.arrow", "set/train/more.arrow"]),
         (
-            {
-                "kind": "url",
-                "folder": "copies",
-                **{
-                    split: {
-                        side: {"url": f"https://example.org/x/a.{end}?y=1", "sha256": "0" * 64}
-                        for side, end in (("source", "en"), ("target", "de"))
-                    }
-                    for split in ("train", "validation", "test")
-                },
-            },
+            {"kind": "url", "folder": "copies"} | dict.fromkeys(SPLITS, URLS),
             ["copies/a.en", "copies/a.de"],
         ),
     ],
@@ -124,12 +110,12 @@ def test_files_of_a_corpus(tmp_path, monkeypatch, corpus, expected):
 
 @pytest.mark.parametrize("command", [["train.py"], ["torchrun", "train.py"], ["-m", "train"]])
 def test_files_of_a_script_are_those_beside_it_and_what_it_imports(command, tmp_path):
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "train.py").write_text("from parts import model\n")
-    (tmp_path / "settings.py").write_text("width = 3\n")  # read by name, not imported
-    for name in ("parts/__init__", "parts/model", "other/tool"):
-        (tmp_path / f"{name}.py").write_text("")
+    files = {
+        "train.py": "from parts import model\n",
+        "settings.py": "width = 3\n",  # read by name, not imported
+        **dict.fromkeys(("parts/__init__.py", "parts/model.py", "other/tool.py"), ""),
+    }
+    write_tree(tmp_path, files)
     task = ScriptTask(kind="script", command=tuple(command), directory=str(tmp_path))
     before = script_files(task)
     names = [line.split()[0] for line in before]

@@ -113,11 +113,6 @@ def test_a_value_that_no_run_can_have_names_its_part(tmp_path):
     ("name", "message", "remedy"),
     [
         (
-            "published_onednn",
-            "is now a composition",
-            "write {with: [as_published, fp32_onednn]}, whose name is as_published_with_fp32_onednn",
-        ),
-        (
             "published_update_folded",
             "is now a composition",
             "write {with: [as_published, adamw, clipping_folded]}, whose name is "

@@ -19,6 +19,10 @@ BUDGET = {"kind": "token_budget"}
 SHORT = {"filter": {"max_tokens": 16}}
 TASK = {"kind": "language_model", "context": 64}
 TEXTS = {"task": TASK}
+TOGETHER = {"model": MODEL | {"memory_products": "together"}}
+TF32 = {"training": {"precision": {"kind": "tf32"}}}
+LINKED = {"machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}}}
+THREE_PAIRS = {"batching": {"kind": "fixed_size", "pairs": 3}}
 LEARNED = {"kind": "decoder_only", "positions": {"kind": "learned", "length": 63}}
 
 
@@ -30,6 +34,10 @@ def constant(steps: int) -> dict[str, Any]:
     return {"training": {"steps": steps, "schedule": {"kind": "constant", "peak": 1.0}}}
 
 
+def noam(steps: int, warmup: int) -> dict[str, Any]:
+    return {"training": {"steps": steps, "schedule": {"kind": "noam", "warmup": warmup}}}
+
+
 def linear_loss(precision: str) -> dict[str, Any]:
     loss = {"loss": {"kind": "linear_cross_entropy"}, "precision": {"kind": precision}}
     return {"training": loss}
@@ -39,53 +47,24 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": MODEL | {"d_model": 96, "heads": 5}}, "model.heads", "take 4 or 6 heads"),
     ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", "take 16"),
     (STREAMS | CPU, "model.qkv.kind", "set machine.device to auto or cuda"),
-    (
-        {"model": MODEL | {"memory_products": "together"}, "parallel": {"kind": "fsdp"}},
-        "model.memory_products",
-        "take per_layer",
-    ),
+    (TOGETHER | {"parallel": {"kind": "fsdp"}}, "model.memory_products", "take per_layer"),
     # Kernels of attention
     ({"model": FLASH} | BF16 | GPU, "model.attention.backend", "takes no mask"),
-    (
-        {"model": UNPADDED, "training": {"precision": {"kind": "tf32"}}} | GPU,
-        "model.attention.backend",
-        "computes in 16 bits",
-    ),
+    ({"model": UNPADDED} | TF32 | GPU, "model.attention.backend", "computes in 16 bits"),
     ({"model": UNPADDED} | BF16 | CPU, "model.attention.backend", "kernel of CUDA devices"),
     # Losses that never hold all logits
-    (
-        CHUNKED | {"model": {"kind": "torch_nn"}},
-        "training.loss.kind",
-        "take loss: {kind: whole}, or model: {kind: transformer}",
-    ),
+    (CHUNKED | {"model": {"kind": "torch_nn"}}, "training.loss.kind", "or model: {kind: transf"),
     (CHUNKED | {"parallel": {"kind": "central"}}, "training.loss.kind", "local_loss: true"),
     (CHUNKED | {"parallel": {"kind": "data_parallel"}}, "training.loss.kind", "local_loss: true"),
-    *(
-        (
-            linear_loss(kind),
-            "training.loss.kind",
-            "take loss: {kind: one_pass}, or precision: {kind: fp32}",
-        )
-        for kind in ("bf16", "bf16_weights", "fp16")
-    ),
+    (linear_loss("bf16"), "training.loss.kind", "take loss: {kind: one_pass}, or precision"),
+    (linear_loss("bf16_weights"), "training.loss.kind", "or precision: {kind: fp32}"),
+    (linear_loss("fp16"), "training.loss.kind", "or precision: {kind: fp32}"),
     # Sizes of batches, and lengths
-    (
-        {"batching": {"kind": "fixed_size", "pairs": 3}, "training": micro_batches(4)},
-        "batching.pairs",
-        "take at least 4 pairs",
-    ),
+    (THREE_PAIRS | {"training": micro_batches(4)}, "batching.pairs", "take at least 4 pairs"),
     (SHORT | {"batching": BUDGET | {"tokens": 33}}, "batching.tokens", "take at least 34 tokens"),
     (constant(29), "training.steps", "take at least 30 steps"),
-    (
-        {"training": {"steps": 50, "schedule": {"kind": "noam", "warmup": 51}}},
-        "training.schedule.warmup",
-        "take at most 50",
-    ),
-    (
-        {"parallel": {"kind": "ddp"}, "machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}}},
-        "machine.nodes",
-        "",
-    ),
+    (noam(steps=50, warmup=51), "training.schedule.warmup", "take at most 50"),
+    ({"parallel": {"kind": "ddp"}} | LINKED, "machine.nodes", "take nodes: 2"),
     # Tasks
     (TEXTS | {"corpus": {"kind": "grammar"}}, "corpus.kind", ""),
     (TEXTS | {"model": MODEL}, "model.kind", ""),
@@ -109,7 +88,7 @@ RIGHT: list[dict[str, Any]] = [
     linear_loss("bf16_matmul"),
     {"batching": {"kind": "fixed_size", "pairs": 1}},
     SHORT | {"batching": BUDGET | {"tokens": 34}},
-    {"training": {"steps": 30, "schedule": {"kind": "noam", "warmup": 30}}},
+    noam(steps=30, warmup=30),
     TEXTS,
 ]
 

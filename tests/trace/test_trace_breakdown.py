@@ -1,17 +1,26 @@
 """Breakdowns of event tables that are written out by hand: steps, phases, what they wait for."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import break_down, complete, device_in, event_table, kineto, mark, on_device, talk, work
+from traces import (
+    break_down,
+    complete,
+    device_in,
+    event_table,
+    events_in,
+    kineto,
+    launch,
+    mark,
+    on_device,
+    talk,
+    work,
+)
 
 from schemas.results import DeviceBreakdown, StepBound
 from transformer_core.trace.events.collectives import bus_factor, collective_of, message_bytes
-from transformer_core.trace.readers.files import read_files
 
 
 def devices(*rows: dict[str, Any]) -> list[DeviceBreakdown]:
@@ -57,12 +66,9 @@ def test_a_step_lasts_until_what_it_launched_has_ended():
     assert [s.partition.compute_ns for s in found.steps] == [100, 170]
     assert found.profiled.window_ns == 370
     assert found.span.window_ns == 370  # 50 to 420
-
-
-def test_without_steps_the_span_is_profiled():
-    found = device(work("a", 10, 20), work("b", 30, 40))
-    assert found.steps == []
-    assert found.profiled == found.span
+    without_steps = device(work("a", 10, 20), work("b", 30, 40))
+    assert without_steps.steps == []
+    assert without_steps.profiled == without_steps.span
 
 
 def test_waiting_is_what_exceeds_the_fastest_rank():
@@ -135,32 +141,31 @@ def test_backward_against_forward():
     assert (attention.flops_ratio, element_wise.bytes_ratio) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "collective"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "send_recv"),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", "reduce_scatter"),
-        ("ncclDevKernel_Reduce_Sum_f32_RING_LL", "reduce"),
-        ("ncclDevKernel_AllGather_RING_LL", "all_gather"),
-        ("ncclDevKernel_Broadcast_RING_LL", "broadcast"),
-        ("void multimem_all_reduce_kernel<c10::BFloat16, 8>(...)", "all_reduce"),
-        ("void vllm::cross_device_reduce_1stage<half, 2>(...)", "all_reduce"),
-        ("ncclDevKernel_Mystery", "other"),
-        # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
-        ("ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)", "all_gather"),
-        ("ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)", "all_reduce"),
-        ("ncclSymkDevKernel_ReduceScatter_RailA2A_LsaLD_sum_f32", "reduce_scatter"),
-        # The kernels of RCCL for all collectives; what launched them says which.
-        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "other"),
-        ("gloo:broadcast", "broadcast"),
-        ("void at::native::reduce_kernel<512, 1, MeanOps>(...)", None),
-        ("void at::native::(anonymous namespace)::gather_kernel()", None),
-        ("sm80_xmma_gemm_f32f32", None),
-    ],
-)
-def test_names_of_collectives(name, collective):
-    assert collective_of(name) == collective
+COLLECTIVES = {
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "all_reduce",
+    "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)": "send_recv",
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL": "reduce_scatter",
+    "ncclDevKernel_Reduce_Sum_f32_RING_LL": "reduce",
+    "ncclDevKernel_AllGather_RING_LL": "all_gather",
+    "ncclDevKernel_Broadcast_RING_LL": "broadcast",
+    "void multimem_all_reduce_kernel<c10::BFloat16, 8>(...)": "all_reduce",
+    "void vllm::cross_device_reduce_1stage<half, 2>(...)": "all_reduce",
+    "ncclDevKernel_Mystery": "other",
+    # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
+    "ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)": "all_gather",
+    "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": "all_reduce",
+    "ncclSymkDevKernel_ReduceScatter_RailA2A_LsaLD_sum_f32": "reduce_scatter",
+    # The kernels of RCCL for all collectives; what launched them says which.
+    "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)": "other",
+    "gloo:broadcast": "broadcast",
+    "void at::native::reduce_kernel<512, 1, MeanOps>(...)": None,
+    "void at::native::(anonymous namespace)::gather_kernel()": None,
+    "sm80_xmma_gemm_f32f32": None,
+}
+
+
+def test_names_of_collectives():
+    assert {name: collective_of(name) for name in COLLECTIVES} == COLLECTIVES
 
 
 def test_sizes_and_factors_are_those_of_nccl_tests():
@@ -189,16 +194,14 @@ def total(bound: StepBound) -> int:
 
 
 def test_parts_of_a_step_by_what_it_waits_for():
-    rows = [
+    bound = device(
         *step(200),
         work("gemm", 50, 90, launch_ns=40, step=0),  # launched late: bound by the host
         talk("all_reduce", 80, 120, launch_ns=45, step=0, stream=20),
         # Launched at 60, begins at 140 on an idle device: nobody knows why.
         work("gelu", 140, 150, launch_ns=60, step=0),
         work("adam", 190, 200, launch_ns=180, step=0),
-    ]
-    (device,) = break_down(event_table(rows))
-    bound = device.bound
+    ).bound
     assert total(bound) == bound.window_ns == 200
     assert (bound.device_ns, bound.link_ns, bound.copies_ns) == (60, 30, 0)
     assert bound.input_ns == 20
@@ -209,49 +212,38 @@ def test_parts_of_a_step_by_what_it_waits_for():
 
 
 def test_a_cpu_is_its_own_host():
-    rows = [
-        *step(100),
-        work("aten::mm", 40, 90, device="cpu", kind="operator", launch_ns=40, step=0),
-    ]
-    (device,) = break_down(event_table(rows))
-    assert (device.bound.input_ns, device.bound.host_ns, device.bound.other_ns) == (20, 30, 0)
-    assert device.launches is None
+    product = work("aten::mm", 40, 90, device="cpu", kind="operator", launch_ns=40, step=0)
+    found = device(*step(100), product)
+    assert (found.bound.input_ns, found.bound.host_ns, found.bound.other_ns) == (20, 30, 0)
+    assert found.launches is None
 
 
 def test_delays_and_queues():
-    rows = [
+    found = device(
         work("a", 100, 200, launch_ns=90),
         work("b", 200, 300, launch_ns=95),
         work("c", 300, 400, launch_ns=99),
         work("unknown", 400, 410),
-    ]
-    (device,) = break_down(event_table(rows))
-    found = device.launches
+    ).launches
     assert (found.launches, found.delay_median_ns, found.queue_largest) == (3, 105, 3)
     assert found.queue_median == 2
-
-
-def test_a_cuda_graph_is_launched_once():
+    # A CUDA graph is launched once.
     graph = {"launch_ns": 10, "thread": 1, "graph": 3, "correlation": 5}
-    rows = [work("k", t0, t0 + 50, **graph) for t0 in (60, 110, 160)]
-    (device,) = break_down(event_table(rows))
-    found = device.launches
+    found = device(*(work("k", t0, t0 + 50, **graph) for t0 in (60, 110, 160))).launches
     assert (found.launches, found.delay_median_ns, found.queue_largest) == (1, 50, 1)
 
 
 def test_the_critical_path_goes_back_to_what_was_waited_for():
-    waits = [mark("", 150, 260, kind="wait", thread=1)]
-    rows = [
+    found = device(
         *step(400),
-        *waits,
+        mark("", 150, 260, kind="wait", thread=1),
         work("first", 50, 150, launch_ns=40, step=0, stream=7),
         work("second", 150, 250, launch_ns=60, step=0, stream=7),
         work("beside", 160, 190, launch_ns=70, step=0, stream=8),
         # The host waited until 260 for the second, then launched the last at 300.
         work("last", 310, 380, launch_ns=300, step=0, stream=7),
-    ]
-    (device,) = break_down(event_table(rows))
-    path = {(part.kind, part.name): part.time_ns for part in device.critical_path}
+    )
+    path = {(part.kind, part.name): part.time_ns for part in found.critical_path}
     assert sum(path.values()) == 400
     assert path["compute", "first"] == path["compute", "second"] == 100
     assert ("compute", "beside") not in path
@@ -261,7 +253,7 @@ def test_the_critical_path_goes_back_to_what_was_waited_for():
     assert path["latency", ""] == 10 + 10
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(
         st.tuples(st.integers(0, 90), st.integers(0, 30), st.integers(-5, 40), st.integers(7, 8)),
@@ -272,16 +264,15 @@ def test_the_critical_path_goes_back_to_what_was_waited_for():
     st.booleans(),
 )
 def test_path_and_parts_sum_to_the_step(events, waits, cpu):
-    device = {"device": "cpu" if cpu else "cuda:0", "step": 0}
-    rows = [
+    place = {"device": "cpu" if cpu else "cuda:0", "step": 0}
+    found = device(
         *step(100),
         *(mark("", t0, t0 + length, kind="wait") for t0, length in waits),
         *(
-            work("k", t0, t0 + length, launch_ns=t0 if cpu else t0 - delay, stream=stream, **device)
+            work("k", t0, t0 + length, launch_ns=t0 if cpu else t0 - delay, stream=stream, **place)
             for t0, length, delay, stream in events
         ),
-    ]
-    (found,) = break_down(event_table(rows))
+    )
     window = found.steps[0].partition.window_ns
     assert total(found.bound) == found.bound.window_ns == window
     assert min(found.bound.model_dump().values()) >= 0
@@ -291,61 +282,54 @@ def test_path_and_parts_sum_to_the_step(events, waits, cpu):
 def test_calls_that_wait_are_read(tmp_path):
     rows = [
         complete("cuda_runtime", "cudaDeviceSynchronize", 10, 5),
-        complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+        launch(1, 1),
         on_device("kernel", "gemm", 3, 9, 1),
     ]
-    table = read_files([kineto(tmp_path / "trace.json", rows)]).table
-    (wait,) = [row for row in table.to_pylist() if row["kind"] == "wait"]
+    events = events_in(kineto(tmp_path / "trace.json", rows))
+    (wait,) = [row for row in events if row["kind"] == "wait"]
     assert (wait["t0_ns"], wait["t1_ns"], wait["thread"]) == (10_000, 15_000, 1)
 
 
 MAIN, AUTOGRAD, LOADER, PINNING = 1, 2, 3, 4
 PHASES = [
-    complete("user_annotation", "phase:forward", 0, 20, tid=MAIN),
-    complete("user_annotation", "phase:backward", 20, 20, tid=MAIN),
-    complete("user_annotation", "phase:optimizer", 40, 20, tid=MAIN),
+    complete("user_annotation", f"phase:{phase}", begin, 20, tid=MAIN)
+    for begin, phase in ((0, "forward"), (20, "backward"), (40, "optimizer"))
 ]
-
-
-def launch(correlation: int, time: float, thread: int) -> dict[str, Any]:
-    return complete("cuda_runtime", "cudaLaunch", time, 1, tid=thread, correlation=correlation)
-
-
-def copy(correlation: int, time: float) -> dict[str, Any]:
-    return on_device("gpu_memcpy", "Memcpy HtoD (Pinned)", time, 7, correlation, 9, bytes=8)
-
-
+COPY = on_device("gpu_memcpy", "Memcpy HtoD (Pinned)", 51, 7, 4, 9, bytes=8)
 WORK = [
     *(launch(1, 5, MAIN), on_device("kernel", "sgemm", 6, 10, 1)),
     *(launch(2, 25, AUTOGRAD), on_device("kernel", "sgemm", 26, 10, 2)),
     *(launch(3, 45, MAIN), on_device("kernel", "adam", 46, 3, 3)),
-    *(launch(4, 50, PINNING), copy(4, 51)),
+    *(launch(4, 50, PINNING), COPY),
     *(launch(5, 48, LOADER), on_device("kernel", "decode", 70, 5, 5, 9)),
     *(launch(6, 8, LOADER), on_device("kernel", "decode", 20, 5, 6, 9)),
 ]
 
 
-def traced(folder: Path, rows: Sequence[dict[str, Any]]) -> DeviceBreakdown:
-    found = device_in(kineto(folder / "trace.json", rows))
-    return found
-
-
-def test_what_loaders_launch_is_listed_apart(tmp_path):
-    found = {phase.phase: phase for phase in traced(tmp_path, PHASES + WORK).phases}
-    assert list(found) == ["forward", "backward", "optimizer", "loader"]
-    assert [phase.compute_ns for phase in found.values()] == [10_000, 10_000, 3_000, 10_000]
-    assert (found["optimizer"].copies_ns, found["loader"].copies_ns) == (0, 7_000)
-    assert found["loader"].host_ns is None
-
-
-def test_a_thread_with_operators_takes_part(tmp_path):
-    rows = [*PHASES, *WORK, complete("cpu_op", "aten::to", 49, 5, tid=PINNING)]
-    found = {phase.phase: phase for phase in traced(tmp_path, rows).phases}
-    assert found["optimizer"].copies_ns == 7_000
-
-
-def test_without_a_range_of_backward_kernels_may_be_those_of_autograd(tmp_path):
-    found = {phase.phase: phase for phase in traced(tmp_path, PHASES[::2] + WORK).phases}
-    assert list(found) == ["forward", "optimizer", "loader", "other"]
-    assert found["loader"].compute_ns == 0
-    assert found["other"].compute_ns == 10_000
+@pytest.mark.parametrize(
+    ("rows", "compute", "copies"),
+    [
+        (
+            [*PHASES, *WORK],
+            {"forward": 10_000, "backward": 10_000, "optimizer": 3_000, "loader": 10_000},
+            {"loader": 7_000},
+        ),
+        # A thread with operators takes part in the training.
+        (
+            [*PHASES, *WORK, complete("cpu_op", "aten::to", 49, 5, tid=PINNING)],
+            {"forward": 10_000, "backward": 10_000, "optimizer": 3_000, "loader": 10_000},
+            {"optimizer": 7_000},
+        ),
+        # Without a range of backward, kernels of other threads may be those of autograd.
+        (
+            [*PHASES[::2], *WORK],
+            {"forward": 15_000, "optimizer": 8_000, "loader": 0, "other": 10_000},
+            {"loader": 7_000},
+        ),
+    ],
+)
+def test_work_of_loaders_is_listed_apart(tmp_path, rows, compute, copies):
+    found = device_in(kineto(tmp_path / "trace.json", rows)).phases
+    assert [(phase.phase, phase.compute_ns) for phase in found] == list(compute.items())
+    assert {phase.phase: phase.copies_ns for phase in found if phase.copies_ns} == copies
+    assert {phase.host_ns for phase in found if phase.phase in ("loader", "other")} == {None}

@@ -4,19 +4,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from traces import complete, event_table, kineto, on_device, work
+from traces import complete, event_table, kineto, launch, on_device, work
 
 from transformer_core.common.tables import read_table
 from transformer_core.trace.breakdown.devices import partition
-from transformer_core.trace.events import columns
-from transformer_core.trace.events import columns as columns_module
+from transformer_core.trace.events import arrow, columns
 from transformer_core.trace.events.arrow import events_of, write_events
 from transformer_core.trace.events.columns import NULL, Columns, Spill
 from transformer_core.trace.events.event_table import Events, rows_of
@@ -26,19 +24,19 @@ from transformer_core.trace.readers import kineto_stream
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.kineto_events import EventDecoder
 
+some = settings(deadline=None, max_examples=50)
 EDGES = [NULL, NULL + 1, -(2**32), -1, 0, 1, 254, 255, 256, 65_535, 2**32, 2**63 - 1]
 
 
-@settings(deadline=None)
+@some
 @given(
     st.lists(st.tuples(*[st.sampled_from(EDGES)] * 2), max_size=40), st.integers(1, 7), st.data()
 )
 def test_columns_over_many_blocks(rows, block, data):
-    mask = np.array(
-        data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), np.bool_
-    )
+    mask = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    mask = np.array(mask, np.bool_)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns_module, "_BLOCK", block)
+        patch.setattr(columns, "_BLOCK", block)
         found = Columns("a", "b", "c")
         half = len(rows) // 2
         for a, b in rows[:half]:
@@ -59,7 +57,7 @@ SHAPES: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float"
 EVENTS = [
     complete("cpu_op", "aten::mm", 0, 9, **SHAPES),
     complete("cpu_op", "aten::add", 9, 1),
-    complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+    launch(1, 1),
     complete("cuda_runtime", "cudaStreamSynchronize", 3, 4, correlation=2),
     complete("user_annotation", "ProfilerStep#1", 0, 50),
     complete("python_function", "nn.Module: Linear_0", 0, 20),
@@ -73,6 +71,7 @@ EVENTS = [
 HUGE = {"Collective name": "allreduce", "Group size": 2**63 - 1, "In msg nelems": 10**17}
 HUGE |= {"dtype": "Double", "Out msg nelems": 2**62}
 UNUSUAL: list[list[dict[str, Any]]] = [
+    [],
     [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}],
     [{"ph": "B", "cat": "cpu_op", "name": "x", "ts": 1, "pid": 1, "tid": 1}],
     [{"ph": "E", "cat": "new", "name": "x", "ts": 1, "pid": 1, "tid": 1}],
@@ -89,20 +88,16 @@ UNUSUAL: list[list[dict[str, Any]]] = [
 ]
 
 
-def rows(path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool) -> tuple[list[Any], list[str]]:
-    with monkeypatch.context() as patch:
-        if not typed:
-            patch.setattr(EventDecoder, "__call__", lambda self, t: self._one_by_one(t))
-        reading = read_files([path])
-    return reading.table.to_pylist(), reading.notes
-
-
-@pytest.mark.parametrize("more", [[], *UNUSUAL])
+@pytest.mark.parametrize("more", UNUSUAL)
 def test_events_decoded_with_their_args_are_the_same(tmp_path, monkeypatch, more):
     # Many stretches: categories that the first of them brings are known to those behind.
     monkeypatch.setattr(kineto_stream, "_CHUNK", 2000)
     path = kineto(tmp_path / "trace.json", [*EVENTS, *more, *EVENTS[:7] * 9, *more])
-    assert rows(path, monkeypatch, typed=True) == rows(path, monkeypatch, typed=False)
+    typed = read_files([path])
+    monkeypatch.setattr(EventDecoder, "__call__", lambda self, text: self._one_by_one(text))
+    single = read_files([path])
+    assert typed.table.to_pylist() == single.table.to_pylist()
+    assert typed.notes == single.notes
 
 
 def test_reading_imports_what_it_needs(tmp_path):
@@ -114,35 +109,29 @@ assert main([{str(path)!r}, "--output", {str(tmp_path / "breakdown.json")!r}]) =
 heavy = {{"torch", "pandas", "pyarrow", "scipy", "tqdm", "sqlite3", "concurrent.futures"}}
 print(sorted(heavy & set(sys.modules)), "schemas.config.run_spec" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[] False"
-
-
-LARGE = 200_000
+    said = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert said.splitlines()[-1] == "[] False"
 
 
 def test_columns_beyond_memory(monkeypatch):
-    few = Spill(0)
-    monkeypatch.setattr("transformer_core.trace.events.columns.spill", lambda: few)
-    values = np.random.default_rng(5).integers(0, 2**40, LARGE)
+    few, count = Spill(0), 200_000
+    monkeypatch.setattr(columns, "spill", lambda: few)
+    values = np.random.default_rng(5).integers(0, 2**40, count)
     values[::7] = NULL
-    columns = Columns("a", "b")
-    columns.extend(LARGE, a=values, b=3)
-    assert (columns["a"] == values).all()
-    assert (columns["b"] == 3).all()
-    places = np.array([LARGE - 1, 5, 70_000, 5])
-    assert (columns.take("a", places) == values[places]).all()
-    columns.keep(values != NULL)
-    assert (columns["a"] == values[values != NULL]).all()
-
-
-def full(*arguments: object, **more: object) -> None:
-    raise OSError(28, "No space left on device")
+    found = Columns("a", "b")
+    found.extend(count, a=values, b=3)
+    assert (found["a"] == values).all()
+    assert (found["b"] == 3).all()
+    places = np.array([count - 1, 5, 70_000, 5])
+    assert (found.take("a", places) == values[places]).all()
+    found.keep(values != NULL)
+    assert (found["a"] == values[values != NULL]).all()
 
 
 def test_without_room_on_the_disk_memory_is_taken(monkeypatch):
+    def full(*arguments: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(os, "pwrite", full)
     for name in ("some room", "none"):
         assert list(Spill(0).keep(np.arange(5))) == [0, 1, 2, 3, 4], name
@@ -153,7 +142,7 @@ def test_a_table_is_written_in_parts(tmp_path, monkeypatch):
     rows = event_table([work(f"k{n % 5}", 10 * n, 10 * n + n) for n in range(50)])
     events = events_of(rows)
     write_events(tmp_path / "whole.parquet", events)
-    monkeypatch.setattr("transformer_core.trace.events.arrow._ROWS", 16)
+    monkeypatch.setattr(arrow, "_ROWS", 16)
     write_events(tmp_path / "parts.parquet", events)
     write_events(tmp_path / "none.parquet", Events())
     whole, parts = (read_table(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))
@@ -249,30 +238,22 @@ EMPTY = [(7, 7), (7, 7)]
 STRADDLING = [(-5, 3), (55, 65)]
 
 
-@settings(deadline=None)
+@some
 @given(intervals)
 @example(TOUCHING)
 @example(NESTED)
 @example(EMPTY)
 @example(STRADDLING)
 def test_a_union_covers_what_its_intervals_cover(pairs):
-    found = union_of_pairs(pairs)
-    assert covered(list(zip(found.t0.tolist(), found.t1.tolist(), strict=True))) == covered(pairs)
-    assert found.length == len(covered(pairs))
+    found, moments, window = union_of_pairs(pairs), covered(pairs), set(range(END))
+    assert covered(list(zip(found.t0.tolist(), found.t1.tolist(), strict=True))) == moments
+    assert found.length == len(moments)
     assert (found.t0[1:] > found.t1[:-1]).all()
+    assert found.clip(0, END).length == len(moments & window)
+    assert found.gaps(0, END).length == len(window - moments)
 
 
-@settings(deadline=None)
-@given(intervals)
-@example(STRADDLING)
-def test_clip_and_gaps_divide_a_window(pairs):
-    found = union_of_pairs(pairs)
-    window = set(range(END))
-    assert found.clip(0, END).length == len(covered(pairs) & window)
-    assert found.gaps(0, END).length == len(window - covered(pairs))
-
-
-@settings(deadline=None)
+@some
 @given(st.lists(intervals, min_size=4, max_size=4))
 @example([TOUCHING, NESTED, EMPTY, STRADDLING])
 @example([[], [], [], []])
@@ -286,11 +267,10 @@ def test_the_partition_sums_to_the_window(layers):
     assert found.exposed_graphs_ns == len(graphs - copies - communication - compute)
     assert found.overlap_ns == len(compute & communication)
     assert found.idle_ns == len(window - compute - communication - copies - graphs)
-    assert found.window_ns == END
-    assert found.busy_ns + found.idle_ns == END
+    assert found.window_ns == found.busy_ns + found.idle_ns == END
 
 
-@settings(deadline=None)
+@some
 @given(intervals)
 @example(NESTED)
 @example(TOUCHING)

@@ -4,13 +4,13 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import complete, kineto, on_device
+from traces import complete, kineto, launch, of_rank, on_device
 
 from schemas.results import Breakdown, CollectiveUse
 from transformer_core.trace.breakdown.summary import breakdown_of_files
@@ -26,19 +26,24 @@ def said(group: Sequence[int], **more: Any) -> dict[str, Any]:
     return args | {"Process Group Ranks": json.dumps(list(group))} | more
 
 
-def trace(folder: Path, rank: int, kernels: Sequence[dict[str, Any]], world: int) -> Path:
-    head = {"distributedInfo": {"rank": rank, "world_size": world}}
-    return kineto(folder / f"rank{rank}.json", kernels, **head)
-
-
-def four(folder: Path, times: Sequence[float], ranks: Sequence[int] = range(4)) -> Breakdown:
-    """An all-reduce of so many milliseconds on each rank, in the groups {0, 1} and {2, 3}."""
-    files = []
-    for rank in ranks:
-        group = [0, 1] if rank < 2 else [2, 3]
-        kernel = on_device("kernel", ALL_REDUCE, 0, 1000 * times[rank], 1, **said(group))
-        files.append(trace(folder, rank, [kernel], 4))
+def broken_down(
+    folder: Path, rows: Mapping[int, Sequence[dict[str, Any]]], world: int, **more: Any
+) -> Breakdown:
+    """The breakdown of the traces of these ranks."""
+    files = [
+        kineto(folder / f"rank{rank}.json", mine, **of_rank(rank, world, **more))
+        for rank, mine in rows.items()
+    ]
     return breakdown_of_files(files, "groups")[0]
+
+
+def four(folder: Path, ranks: Sequence[int] = range(4)) -> Breakdown:
+    """An all-reduce on each rank, in the groups {0, 1} and {2, 3}, of different lengths."""
+    kernels = {}
+    for rank in ranks:
+        group, time = [0, 1] if rank < 2 else [2, 3], [250, 500, 500, 750][rank]
+        kernels[rank] = [on_device("kernel", ALL_REDUCE, 0, time, 1, **said(group))]
+    return broken_down(folder, kernels, 4)
 
 
 def collectives(breakdown: Breakdown) -> list[CollectiveUse]:
@@ -46,7 +51,7 @@ def collectives(breakdown: Breakdown) -> list[CollectiveUse]:
 
 
 def test_two_groups_of_two_ranks(tmp_path):
-    found = four(tmp_path, [0.25, 0.5, 0.5, 0.75])
+    found = four(tmp_path)
     transfers = [use.transfer_ns for use in collectives(found)]
     waits = [use.waiting_ns for use in collectives(found)]
     assert transfers == [250_000, 250_000, 500_000, 500_000]
@@ -62,7 +67,7 @@ def test_two_groups_of_two_ranks(tmp_path):
 
 
 def test_a_rank_of_a_group_is_missing(tmp_path):
-    found = four(tmp_path, [0.25, 0.5, 0.5, 0.75], ranks=(0, 1, 3))
+    found = four(tmp_path, ranks=(0, 1, 3))
     assert [use.transfer_ns for use in collectives(found)] == [250_000, 250_000, None]
     assert [use.bus_bandwidth is None for use in collectives(found)] == [False, False, True]
     assert any("no trace of rank 2 of its group" in note for note in found.notes)
@@ -71,58 +76,57 @@ def test_a_rank_of_a_group_is_missing(tmp_path):
 
 def test_ranks_that_ran_it_unequally_often(tmp_path):
     kernels = [on_device("kernel", ALL_REDUCE, 10 * k, 5, k, **said([0, 1])) for k in range(3)]
-    files = [trace(tmp_path, 0, kernels, 2), trace(tmp_path, 1, kernels[:2], 2)]
-    found, _ = breakdown_of_files(files, "unequal")
+    found = broken_down(tmp_path, {0: kernels, 1: kernels[:2]}, 2)
     assert [use.waiting_ns for use in collectives(found)] == [None, None]
     assert any("unequally often, 2 to 3 times" in note for note in found.notes)
 
 
 def test_an_all_to_all_that_runs_as_sends_and_receives(tmp_path):
     told = said([0, 1]) | {"Collective name": "all_to_allv"}
-    files = []
-    for rank in (0, 1):
-        rows = [
+    inputs = {"Input Dims": [[500]], "Input type": ["float"]}
+    rows = {
+        rank: [
             on_device("kernel", SEND_RECV, 0, 4 + rank, 1, **told),
-            complete("user_annotation", "nccl:all_to_all", 0, 5)
-            | {"args": {"Input Dims": [[500]], "Input type": ["float"]}},
-            complete("cuda_runtime", "cudaLaunchKernel", 2, 1, correlation=2),
+            complete("user_annotation", "nccl:all_to_all", 0, 5, **inputs),
+            launch(2, 2),
             on_device("kernel", SEND_RECV, 10, 4 + rank, 2),
-            on_device("kernel", SEND_RECV, 20, 4, 3, **said([0, 1], **{"Collective name": "send"})),
+            on_device("kernel", SEND_RECV, 20, 4, 3, **told | {"Collective name": "send"}),
         ]
-        files.append(trace(tmp_path, rank, rows, 2))
-    found, _ = breakdown_of_files(files, "alltoall")
+        for rank in (0, 1)
+    }
+    found = broken_down(tmp_path, rows, 2)
     named = [(use.collective, use.count, use.bytes) for use in found.devices[0].collectives]
     assert named == [("all_to_all", 2, 4000 + 2000), ("send_recv", 1, 4000)]
     # (p - 1) / p of 6000 bytes in 2 times 4 microseconds.
     assert found.devices[0].collectives[0].bus_bandwidth == pytest.approx(3000 / 8e-6)
 
 
-CONFIG = {
-    "one": [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}],
-    "same": [{"pg_name": "0", "ranks": [0, 1]}, {"pg_name": "1", "ranks": [1, 0]}],
-    "several": [{"pg_name": "0", "ranks": [0, 1, 2]}, {"pg_name": "1", "ranks": [0, 1]}],
-    "alone": [{"pg_name": "0", "ranks": [0]}],
-    "nothing": None,
-    "wrong": ["text", {"ranks": "0, 1"}],
-}
-USUAL = {"one": "0,1", "same": "0,1", "several": UNKNOWN_GROUP}
+ALL, SOME = {"pg_name": "0", "ranks": [0, 1, 2]}, {"pg_name": "1", "ranks": [0, 1]}
 
 
-@pytest.mark.parametrize("name", CONFIG)
-def test_the_group_of_collectives_that_do_not_name_it(name):
-    assert usual_group({"pg_config": CONFIG[name]}) == USUAL.get(name)
+@pytest.mark.parametrize(
+    ("groups", "usual"),
+    [
+        ([{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}], "0,1"),
+        ([SOME, {"pg_name": "2", "ranks": [1, 0]}], "0,1"),
+        ([ALL, SOME], UNKNOWN_GROUP),
+        ([{"pg_name": "0", "ranks": [0]}], None),
+        (None, None),
+        (["text", {"ranks": "0, 1"}], None),
+    ],
+)
+def test_the_group_of_collectives_that_do_not_name_it(groups, usual):
+    assert usual_group({"pg_config": groups}) == usual
 
 
 def test_gloo_in_several_groups_is_not_guessed(tmp_path):
     """A trace of gloo lists the groups, and does not say which of them an operation ran in."""
-    files = []
-    for rank in range(2):
-        groups = [{"pg_name": "0", "ranks": [0, 1, 2]}, {"pg_name": "1", "ranks": [0, 1]}]
-        rows = [complete("user_annotation", "gloo:all_reduce", 0, 5 + rank, tid=9)]
-        rows.append(complete("cpu_op", "aten::mul", 10, 5))
-        head = {"rank": rank, "world_size": 2, "pg_config": groups}
-        files.append(kineto(tmp_path / f"r{rank}.json", rows, distributedInfo=head))
-    found, _ = breakdown_of_files(files, "gloo")
+    multiply = complete("cpu_op", "aten::mul", 10, 5)
+    rows = {
+        rank: [complete("user_annotation", "gloo:all_reduce", 0, 5 + rank, tid=9), multiply]
+        for rank in range(2)
+    }
+    found = broken_down(tmp_path, rows, 2, pg_config=[ALL, SOME])
     assert [use.transfer_ns for use in collectives(found)] == [None, None]
     assert any("does not say which ran it" in note for note in found.notes)
 
@@ -155,16 +159,6 @@ dist.barrier()
 """
 
 
-def record(folder: Path) -> list[Path]:
-    folder.mkdir()
-    running = [
-        subprocess.Popen([sys.executable, "-c", RECORDED, str(rank), str(folder), str(RANKS)])
-        for rank in range(RANKS)
-    ]
-    assert [process.wait(timeout=120) for process in running] == [0] * RANKS
-    return [folder / f"rank{rank}.json" for rank in range(RANKS)]
-
-
 def raw(path: Path) -> dict[str, list[tuple[int, int]]]:
     """Begin and length in nanoseconds of the collectives in a file, by name, in order of time."""
     found = defaultdict(list)
@@ -183,26 +177,21 @@ def covered(events: list[tuple[int, int]]) -> int:
     return total
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return record(tmp_path_factory.mktemp("gloo") / "same")
-
-
-def uses(breakdown: Breakdown, rank: int) -> dict[str, Any]:
-    (device,) = [device for device in breakdown.devices if device.rank == rank]
-    return {use.collective: use for use in device.collectives}
-
-
 @pytest.mark.slow
-def test_groups_of_the_same_ranks_against_the_raw_file(files):
+def test_groups_of_the_same_ranks_against_the_raw_file(tmp_path):
+    programs = [
+        subprocess.Popen([sys.executable, "-c", RECORDED, str(rank), str(tmp_path), str(RANKS)])
+        for rank in range(RANKS)
+    ]
+    assert [program.wait(timeout=120) for program in programs] == [0] * RANKS
+    files = [tmp_path / f"rank{rank}.json" for rank in range(RANKS)]
     breakdown, _ = breakdown_of_files(files, "gloo")
     ranks = [raw(path) for path in files]
-    assert {name: len(events) for name, events in ranks[0].items()} == {
-        "all_reduce": 6,
-        "broadcast": 3,
-    }
-    for rank, mine in enumerate(ranks):
-        found = uses(breakdown, rank)
+    counts = {name: len(events) for name, events in ranks[0].items()}
+    assert counts == {"all_reduce": 6, "broadcast": 3}
+    lost = 0
+    for device, mine in zip(breakdown.devices, ranks, strict=True):
+        found = {use.collective: use for use in device.collectives}
         assert set(found) == set(mine)
         for name, events in mine.items():
             total = sum(length for _, length in events)
@@ -213,8 +202,8 @@ def test_groups_of_the_same_ranks_against_the_raw_file(files):
             assert found[name].transfer_ns == transfer
             assert found[name].waiting_ns == total - transfer
         assert found["all_reduce"].bytes == 3 * 4 * (200_000 + 1000)
-        (device,) = [device for device in breakdown.devices if device.rank == rank]
-        assert device.span.communication_ns == covered([e for some in mine.values() for e in some])
+        everything = [event for events in mine.values() for event in events]
+        assert device.span.communication_ns == covered(everything)
         assert len(device.steps) == 3
-    lost = sum(use.waiting_ns for rank in range(RANKS) for use in uses(breakdown, rank).values())
+        lost += sum(use.waiting_ns for use in found.values())
     assert sum(rank.caused_ns for rank in breakdown.summary.stragglers) == lost

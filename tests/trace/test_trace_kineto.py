@@ -1,13 +1,12 @@
 """Kineto traces: old and new forms, exact times, what other programs leave in them, and events that are
 decoded together with their args."""
 
-import json
+from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import complete, device_in, kineto, on_device, rows_in
+from traces import complete, device_in, events_in, kineto, launch, of_rank, on_device, rows_in
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
@@ -16,18 +15,25 @@ from transformer_core.trace.events.arrow import table_of
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.kineto import read_kineto
 
+
+def operator(
+    name: str, ts: float, dur: float, dims: list[list[int]], kinds: Sequence[str] = ("float",) * 3
+) -> dict[str, Any]:
+    """An operator that tells its inputs."""
+    inputs = {"Input Dims": dims, "Input type": list(kinds)[: len(dims)]}
+    return complete("cpu_op", name, ts, dur, **inputs)
+
+
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 STEP = [
     complete("user_annotation", "phase:step", 0, 100),
     complete("user_annotation", "phase:forward", 1, 20),
     complete("user_annotation", "phase:backward", 21, 50),
-    complete(
-        *("cpu_op", "aten::addmm", 2, 6),
-        **{"Input Dims": [[6], [4, 5], [5, 6], [], []]},
-        **{"Input type": ["float", "float", "float", "Scalar", "Scalar"]},
+    operator(
+        "aten::addmm", 2, 6, [[6], [4, 5], [5, 6], [], []], kinds=[*["float"] * 3, "Scalar", ""]
     ),
-    complete("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=11),
-    complete("cuda_runtime", "cudaLaunchKernel", 30, 1, correlation=12, tid=2),
+    launch(11, 3),
+    launch(12, 30, tid=2),
     on_device("kernel", "ampere_sgemm_32x32", 10.5, 20.25, 11),
     on_device("kernel", NCCL, 25, 30, 12, stream=20),
     on_device("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 60, 5, 13, bytes=320),
@@ -41,9 +47,8 @@ def test_one_step(tmp_path):
     found = step.partition
     assert (found.window_ns, found.compute_ns, found.overlap_ns) == (100_000, 20_250, 5_750)
     assert (found.exposed_communication_ns, found.exposed_copies_ns) == (24_250, 6_000)
-    by_class = {found.operator_class: found for found in device.operators}
-    assert by_class["contraction"].flops == 2 * 4 * 5 * 6
-    assert by_class["contraction"].bytes == 4 * (6 + 20 + 30 + 24)
+    (contraction,) = [one for one in device.operators if one.operator_class == "contraction"]
+    assert (contraction.flops, contraction.bytes) == (2 * 4 * 5 * 6, 4 * (6 + 20 + 30 + 24))
     assert [(p.phase, p.compute_ns, p.communication_ns) for p in device.phases] == [
         ("forward", 20_250, 0),
         ("backward", 0, 30_000),
@@ -54,12 +59,11 @@ def test_one_step(tmp_path):
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 @pytest.mark.parametrize("after", [False, True])
 def test_the_head_may_stand_before_or_after_the_events(tmp_path, name, after):
-    head = {"baseTimeNanoseconds": 10**18, "distributedInfo": {"rank": 3, "world_size": 4}}
-    source = read_kineto(kineto(tmp_path / name, STEP, after=after, **head))
-    (trace,) = source.processes
+    head = {"baseTimeNanoseconds": 10**18} | of_rank(3, 4)
+    path = kineto(tmp_path / name, STEP, after=after, **head)
+    (trace,) = read_kineto(path).processes
     assert (trace.rank, trace.ranks, trace.pid) == (3, 4, 42)
-    rows = rows_in(tmp_path / name)
-    assert rows["t0_ns"][0] == 10**18 + 10_500
+    assert rows_in(path)["t0_ns"][0] == 10**18 + 10_500
 
 
 @pytest.mark.parametrize(
@@ -71,12 +75,10 @@ def test_the_head_may_stand_before_or_after_the_events(tmp_path, name, after):
     ],
 )
 def test_times_are_exact(tmp_path, ts, nanoseconds):
-    path = tmp_path / "trace.json"
-    row = json.dumps(on_device("kernel", "k", 0, 1.001, 1)).replace('"ts": 0', f'"ts": {ts}')
-    path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{row}]}}')
-    rows = rows_in(path)
-    assert rows["t0_ns"].tolist() == [nanoseconds]
-    assert rows["t1_ns"].tolist() == [nanoseconds + 1001]
+    path = kineto(tmp_path / "trace.json", [on_device("kernel", "k", 0, 1.001, 1)])
+    path.write_text(path.read_text().replace('"ts": 0', f'"ts": {ts}'))
+    (row,) = events_in(path)
+    assert (row["t0_ns"], row["t1_ns"]) == (nanoseconds, nanoseconds + 1001)
 
 
 def test_old_categories(tmp_path):
@@ -102,14 +104,12 @@ def test_renamed_collective_kernels(tmp_path):
     comms = {"Collective name": "_allgather_base", "In msg nelems": 10, "Out msg nelems": 40}
     rows = [
         complete("user_annotation", "nccl:reduce_scatter", 0, 5),
-        complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=4),
+        launch(4, 1),
         on_device("kernel", "ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_f32", 10, 1, 1),
         on_device("kernel", "ncclFutureKernel_v9", 20, 1, 2, **comms, dtype="BFloat16"),
         on_device("kernel", "ncclFutureKernel_v9", 30, 1, 3),
         on_device("kernel", "a_name_that_says_nothing", 40, 1, 4),
-        on_device(
-            "kernel", "void at::native::reduce_kernel<512, ReduceOp<all_reduce> >()", 50, 1, 5
-        ),
+        on_device("kernel", "void at::native::reduce_kernel<ReduceOp<all_reduce> >()", 50, 1, 5),
     ]
     device = device_in(kineto(tmp_path / "trace.json", rows))
     assert [(c.collective, c.count, c.bytes) for c in device.collectives] == [
@@ -126,8 +126,8 @@ def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path):
         complete("cpu_op", "c10d::allgather_", 0, 30),
         complete("user_annotation", "nccl:all_gather", 2, 25),
         complete("cpu_op", "aten::copy_", 5, 4),
-        complete("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=1),
-        complete("cuda_runtime", "cudaLaunchKernel", 15, 1, correlation=2),
+        launch(1, 6),
+        launch(2, 15),
         on_device("kernel", "copy_kernel", 20, 5, 1),
         on_device("kernel", "renamed", 30, 7, 2),
     ]
@@ -140,11 +140,10 @@ def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path):
     for collective, factor in (("all_reduce", 1), ("_allgather_base", 8)):
         rows = [
             complete("user_annotation", f"nccl:{collective}", 0, 5, **dims),
-            complete("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+            launch(1, 1),
             on_device("kernel", "ncclKernel_Any", 10, 1, 1),
         ]
-        path = kineto(tmp_path / "trace.json", rows, distributedInfo={"rank": 0, "world_size": 8})
-        device = device_in(path)
+        device = device_in(kineto(tmp_path / "trace.json", rows, **of_rank(0, 8)))
         assert [c.bytes for c in device.collectives] == [4 * 394241 * factor]
 
 
@@ -152,8 +151,8 @@ def test_backward_without_a_range_is_what_autograd_launches(tmp_path):
     rows = [
         complete("user_annotation", "ProfilerStep#12", 0, 100),
         complete("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 10, 20, tid=2),
-        complete("cuda_runtime", "cudaLaunchKernel", 15, 1, correlation=1, tid=2),
-        complete("cuda_runtime", "cudaLaunchKernel", 50, 1, correlation=2),
+        launch(1, 15, tid=2),
+        launch(2, 50),
         on_device("kernel", "sgemm", 60, 5, 1),
         on_device("kernel", "other", 70, 5, 2),
     ]
@@ -165,11 +164,9 @@ def test_backward_without_a_range_is_what_autograd_launches(tmp_path):
 
 def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path):
     """Two kernels of one product; a third is launched by another thread at the same time."""
-    dims = {"Input Dims": [[4, 5], [5, 6]], "Input type": ["float"] * 2}
     rows = [
-        complete("cpu_op", "aten::mm", 0, 50, **dims),
-        *(complete("cuda_runtime", "launch", 10 * n, 1, correlation=n) for n in (1, 2)),
-        complete("cuda_runtime", "launch", 30, 1, correlation=3, tid=2),
+        operator("aten::mm", 0, 50, [[4, 5], [5, 6]]),
+        *(launch(1, 10), launch(2, 20), launch(3, 30, tid=2)),
         *(on_device("kernel", "splitk_gemm", 100 * n, 5, n) for n in (1, 2, 3)),
     ]
     table = rows_in(kineto(tmp_path / "trace.json", rows))
@@ -183,23 +180,15 @@ def test_a_cpu_trace_has_self_times_and_collectives(tmp_path):
     rows = [
         complete("user_annotation", "phase:step", 0, 200),
         complete("user_annotation", "phase:forward", 0, 50),
-        complete(
-            *("cpu_op", "aten::linear", 10, 30),
-            **{"Input Dims": [[4, 5], [6, 5], [6]], "Input type": ["float"] * 3},
-        ),
-        complete(
-            *("cpu_op", "aten::addmm", 12, 25),
-            **{"Input Dims": [[6], [4, 5], [5, 6]], "Input type": ["float"] * 3},
-        ),
+        operator("aten::linear", 10, 30, [[4, 5], [6, 5], [6]]),
+        operator("aten::addmm", 12, 25, [[6], [4, 5], [5, 6]]),
         complete("cpu_op", "c10d::allreduce_", 60, 90),  # waits
         complete("cpu_op", "autograd::engine::evaluate_function: X", 150, 20),
         complete("cpu_op", "aten::mul", 155, 10),
-        complete("user_annotation", "gloo:all_reduce", 62, 80, tid=9)
-        | {"args": {"Input Dims": [[100]], "Input type": ["float"]}},
+        operator("gloo:all_reduce", 62, 80, [[100]]) | {"cat": "user_annotation", "tid": 9},
         complete("cpu_op", "aten::copy_", 65, 5, tid=9),  # the collective's own
     ]
-    path = kineto(tmp_path / "t.json", rows, distributedInfo={"rank": 0, "world_size": 2})
-    device = device_in(path)
+    device = device_in(kineto(tmp_path / "t.json", rows, **of_rank(0)))
     found = device.steps[0].partition
     assert device.device == "cpu"
     assert (found.window_ns, found.compute_ns) == (200_000, 40_000)
@@ -217,8 +206,7 @@ def test_time_of_python_inside_an_operator_is_not_computation(tmp_path):
         complete("user_annotation", "hook", 20, 50),
         complete("cpu_op", "aten::inner", 30, 10),
     ]
-    device = device_in(kineto(tmp_path / "t.json", rows))
-    assert device.span.compute_ns == 60_000
+    assert device_in(kineto(tmp_path / "t.json", rows)).span.compute_ns == 60_000
 
 
 def test_the_environment_in_a_trace_goes_nowhere(tmp_path):
@@ -256,16 +244,12 @@ def test_accelerators_that_are_not_read_are_told(tmp_path):
 ROWS = [on_device("kernel", "sgemm", 10, 20, 1)]
 
 
-def whole(tmp_path: Path) -> bytes:
-    return kineto(tmp_path / "whole.json", ROWS).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("before", "after"), [(b"", b",]"), (b"", b" , \n]"), (b"\xef\xbb\xbf", b"]")]
 )
 def test_what_other_programs_leave_in_a_text(tmp_path, before, after):
-    path = tmp_path / "t.json"
-    path.write_bytes(before + whole(tmp_path).removesuffix(b"]}") + after + b"}")
+    path = kineto(tmp_path / "t.json", ROWS)
+    path.write_bytes(before + path.read_bytes().removesuffix(b"]}") + after + b"}")
     assert rows_in(path)["t0_ns"].tolist() == [10_000]
 
 
@@ -275,8 +259,7 @@ def test_a_window_beside_the_trace(tmp_path, capsys):
 
 
 def test_kernels_that_were_left_out_are_not_said_to_be_missing(tmp_path):
-    rows = [complete("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=1), *ROWS]
-    path = kineto(tmp_path / "t.json", rows)
+    path = kineto(tmp_path / "t.json", [launch(1, 3), *ROWS])
     path.write_text(path.read_text().replace('"dur": 20', '"dur": NaN'))
     with pytest.raises(ConfigError, match="1 event was left out: their time is missing"):
         read_files([path])

@@ -1,5 +1,6 @@
 """Modules, operators by shapes, source lines, compiled kernels, CUDA graphs, ceilings and memory."""
 
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -8,8 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import profile
-from traces import Report, complete, event_table, kineto, mark, on_device, rows_in, work
-from traces import event_table as table_of
+from traces import (
+    Report,
+    complete,
+    event_table,
+    events_in,
+    kineto,
+    launch,
+    mark,
+    on_device,
+    rows_in,
+    work,
+)
 
 from schemas.results import LayerUse, ShapeUse
 from schemas.results.machine import Bandwidth, MatrixRate, Roofline
@@ -19,29 +30,46 @@ from transformer_core.trace import memory
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.breakdown.summary import layers, roofline_share, shapes
 from transformer_core.trace.events import operators
-from transformer_core.trace.events.event_table import rows_of
+from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.operators import fused, kernel_class
-from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.tables import read_files as read_tables
 
 
-def by_path(rows: list[dict[str, Any]]) -> dict[str, LayerUse]:
-    return {layer.path: layer for layer in layers(rows_of(event_table(rows)))}
+def by_path(rows: Rows) -> dict[str, LayerUse]:
+    return {layer.path: layer for layer in layers(rows)}
+
+
+def exported(profiler: profile, folder: Path) -> Path:
+    """The file of a trace of torch."""
+    path = folder / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def allocated(at: float, size: int) -> dict[str, Any]:
+    """An event of the allocator."""
+    args = {"Device Type": 1, "Device Id": 0, "Total Allocated": size}
+    row = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "pid": 42}
+    return row | {"tid": 1, "args": args}
+
+
+def launched(name: str, at: float, number: int, tid: int = 1, **args: Any) -> list[dict[str, Any]]:
+    """An operator that launches one kernel."""
+    return [complete("cpu_op", name, at, 4, tid=tid, **args), launch(number, at + 1, tid)]
 
 
 def test_a_module_has_what_runs_in_those_within():
-    found = by_path(
-        [
-            work("gemm", 10, 30, layer="model/first", phase="forward", flops=100, launch_ns=1),
-            work("gemm", 60, 90, layer="model/first", phase="backward", flops=200, launch_ns=5),
-            work("gelu", 30, 35, layer="model", phase="forward", launch_ns=3),
-            work("norm", 35, 39, layer="model/second", phase="loss", operator_bytes=8, launch_ns=4),
-            work("adam", 95, 99, phase="optimizer"),
-            mark("m", 0, 4, kind="module", layer="model", phase="forward", bytes=64),
-            mark("m", 1, 2, kind="module", layer="model/first", phase="forward", bytes=16),
-            mark("m", 5, 6, kind="module", layer="model/first", phase="backward", bytes=-16),
-        ]
-    )
+    rows = [
+        work("gemm", 10, 30, layer="model/first", phase="forward", flops=100, launch_ns=1),
+        work("gemm", 60, 90, layer="model/first", phase="backward", flops=200, launch_ns=5),
+        work("gelu", 30, 35, layer="model", phase="forward", launch_ns=3),
+        work("norm", 35, 39, layer="model/second", phase="loss", operator_bytes=8, launch_ns=4),
+        work("adam", 95, 99, phase="optimizer"),
+        mark("m", 0, 4, kind="module", layer="model", phase="forward", bytes=64),
+        mark("m", 1, 2, kind="module", layer="model/first", phase="forward", bytes=16),
+        mark("m", 5, 6, kind="module", layer="model/first", phase="backward", bytes=-16),
+    ]
+    found = by_path(rows_of(event_table(rows)))
     assert list(found) == ["model", "model/first", "model/second"]
     model, first, second = found.values()
     assert (model.forward_ns, model.backward_ns, model.own_ns) == (20 + 5 + 4, 30, 5)
@@ -51,35 +79,25 @@ def test_a_module_has_what_runs_in_those_within():
 
 
 def test_backward_belongs_to_the_module_of_forward(tmp_path):
-    def operator(name: str, t0: float, sequence: int, thread: int) -> dict[str, Any]:
-        return complete("cpu_op", name, t0, 4, tid=thread, **{"Sequence number": sequence})
-
     rows = [
         complete("user_annotation", "encoder", 0, 30),
         complete("user_annotation", "linear", 5, 10),
-        operator("aten::addmm", 6, 17, 1),
-        operator("AddmmBackward0", 50, 17, 2),  # on the thread of autograd
+        *launched("aten::addmm", 6, 1, **{"Sequence number": 17}),
+        on_device("kernel", "gemm", 9, 3, 1),
+        # On the thread of autograd.
+        *launched("AddmmBackward0", 50, 2, tid=2, **{"Sequence number": 17}),
+        on_device("kernel", "gemm", 53, 3, 2),
+        *(allocated(*moment) for moment in ((1, 100), (7, 300), (14, 200))),
     ]
-    for number, begin in ((1, 7), (2, 51)):
-        thread = 1 if number == 1 else 2
-        launch = {"correlation": number, "tid": thread}
-        rows.append(complete("cuda_runtime", "cudaLaunchKernel", begin, 1, **launch))
-        rows.append(on_device("kernel", "gemm", begin + 2, 3, number))
-    memory = {"Device Type": 1, "Device Id": 0}
-    for ts, allocated in ((1, 100), (7, 300), (14, 200)):
-        moment = {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": ts, "tid": 1}
-        args = memory | {"Total Allocated": allocated}
-        rows.append(moment | {"pid": 42, "args": args})
-    table = read_files([kineto(tmp_path / "trace.json", rows)]).table
-    kernels = [row for row in table.to_pylist() if row["kind"] == "kernel"]
-    assert [row["layer"] for row in kernels] == ["encoder/linear", "encoder/linear"]
-    found = {layer.path: layer for layer in layers(rows_of(table))}
+    path = kineto(tmp_path / "trace.json", rows)
+    events = events_in(path)
+    assert [row["layer"] for row in events if row["kind"] == "kernel"] == ["encoder/linear"] * 2
+    found = by_path(rows_in(path))
     assert found["encoder"].other_ns == 6000
     # 100 bytes were allocated when it began, 200 when it ended.
     assert found["encoder/linear"].held_bytes == 100
     assert found["encoder"].held_bytes is None, "nothing was said before it began"
-    sizes = [row["bytes"] for row in table.to_pylist() if row["kind"] == "memory"]
-    assert sizes == [100, 300, 200]
+    assert [row["bytes"] for row in events if row["kind"] == "memory"] == [100, 300, 200]
 
 
 class Block(torch.nn.Module):
@@ -97,13 +115,11 @@ class Block(torch.nn.Module):
 def test_modules_of_a_training_are_ranges(tmp_path):
     model = torch.nn.Sequential(Block(), Block())
     mark_layers(model, torch_range)
-    with torch.profiler.profile(record_shapes=True, profile_memory=True) as profiler:
+    with profile(record_shapes=True, profile_memory=True) as profiler:
         model(torch.ones(2, 4)).sum().backward()
         with pytest.raises(RuntimeError, match="three"):
             model(torch.ones(3, 4))
-    path = tmp_path / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    found = {layer.path: layer for layer in layers(rows_in(path))}
+    found = by_path(rows_in(exported(profiler, tmp_path)))
     assert list(found) == ["model", "model/0", "model/0/linear", "model/1", "model/1/linear"]
     assert found["model"].calls == 2, "a range ends where a module fails"
     assert found["model/1/linear"].calls == 1
@@ -118,15 +134,14 @@ def test_modules_of_a_training_tell_what_they_leave_allocated(tmp_path):
     sizes = iter((100, 100, 700, 900))
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     mark_layers(model, torch_range, lambda: f"allocated:0:{next(sizes)}")
-    with torch.profiler.profile() as profiler:
+    with profile() as profiler:
         model(torch.ones(1, 2))
-    path = tmp_path / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    table = read_files([path]).table
-    found = {layer.path: layer.held_bytes for layer in layers(rows_of(table))}
-    assert found == {"model": 800, "model/0": 600}
-    memory = [row for row in table.to_pylist() if row["kind"] == "memory"]
-    assert {row["device"] for row in memory} == {"cuda:0"}
+    rows = rows_in(exported(profiler, tmp_path))
+    assert {layer.path: layer.held_bytes for layer in layers(rows)} == {
+        "model": 800,
+        "model/0": 600,
+    }
+    assert set(rows["device"][rows.equal("kind", "memory")]) == {"cuda:0"}
     assert allocated_mark(torch.device("cpu")) is None
 
 
@@ -212,23 +227,11 @@ def test_names_of_compiled_kernels(name, inside, found):
 
 
 def test_endless_names_are_read_in_a_moment(tmp_path):
-    names = [
-        "triton_poi_fused_" + "_1" * 300_000 + "!",
-        "a/" * 300_000,
-        "torch/" * 200_000 + "x.py(",
-    ]
+    names = "triton_poi_fused_" + "_1" * 300_000 + "!", "a/" * 300_000, "torch/" * 200_000 + "x.py("
     rows = [on_device("kernel", name, 10 * k, 5, k + 1) for k, name in enumerate(names)]
     rows += [complete("python_function", name, 0, 99) for name in names]
     tables = read_tables([kineto(tmp_path / "trace.json", rows)])
     assert sorted(tables.kernels["name"]) == sorted(names)
-
-
-def launched(name: str, at: float, number: int, **args: Any) -> list[dict[str, Any]]:
-    """An operator that launches one kernel."""
-    return [
-        complete("cpu_op", name, at, 4, **args),
-        complete("cuda_runtime", "cudaLaunchKernel", at + 1, 1, correlation=number),
-    ]
 
 
 def test_work_that_the_compiler_counted(tmp_path):
@@ -249,23 +252,24 @@ def test_work_that_the_compiler_counted(tmp_path):
     assert kernels["bytes"].isna().tolist() == [False, False, True]
 
 
-def test_what_torch_writes_of_a_compiled_kernel_is_read(tmp_path):
+def test_what_torch_writes_of_stacks_and_compiled_kernels(tmp_path):
     told = {"kernel_backend": "triton", "kernel_num_gb": 0.25, "kernel_flop": 64, "num_warps": 4}
-    with profile(record_shapes=True) as profiler:
+    with profile(record_shapes=True, with_stack=True) as profiler:
         inputs = [torch.ones(4, 4)]
         with torch._C._profiler._RecordFunctionFast("triton_tem_fused_mm_0", inputs, told):
             torch.ones(1)
-    path = tmp_path / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    kernels = read_tables([path]).shapes.set_index("operator")
+    tables = read_tables([exported(profiler, tmp_path)])
+    kernels = tables.shapes.set_index("operator")
     assert kernels.loc["triton_tem_fused_mm_0", ["flops", "bytes"]].tolist() == [64, 250_000_000]
+    assert any("test_trace_layers.py" in text for text in tables.sources["source"])
 
 
 def test_graphs_and_their_nodes(tmp_path, capsys):
+    nodes = ((0, "gemm", 31, 4), (4, "relu", 32, 1), (5, "gemm", 33, 2))
     rows = [
         on_device("kernel", name, 10 * k + at, dur, k + 1, **{"graph id": 3, "graph node id": node})
         for k in range(2)
-        for at, name, node, dur in ((0, "gemm", 31, 4), (4, "relu", 32, 1), (5, "gemm", 33, 2))
+        for at, name, node, dur in nodes
     ]
     path = kineto(tmp_path / "trace.json", [*rows, on_device("kernel", "outside", 50, 9, 9)])
     graphs = read_tables([path]).graphs
@@ -294,20 +298,15 @@ def test_graphs_of_reports(tmp_path):
 
 
 def test_functions_of_the_program_and_what_they_launch(tmp_path, capsys):
-    def function(name: str, begin: float, length: float, tid: int = 1) -> dict[str, Any]:
-        return complete("python_function", name, begin, length, tid=tid)
-
     rows = [
-        function("train.py(3): step", 0, 100),
-        function("model.py(9): forward", 10, 20),
-        function("torch/nn/modules/linear.py(130): forward", 11, 18),
-        function("<built-in function linear>", 12, 10),
-        complete("cpu_op", "aten::mm", 12, 8, **{"Sequence number": 4}),
-        complete("cuda_runtime", "cudaLaunchKernel", 14, 1, correlation=1),
+        complete("python_function", "train.py(3): step", 0, 100),
+        complete("python_function", "model.py(9): forward", 10, 20),
+        complete("python_function", "torch/nn/modules/linear.py(130): forward", 11, 18),
+        complete("python_function", "<built-in function linear>", 12, 10),
+        *launched("aten::mm", 13, 1, **{"Sequence number": 4}),
         # Autograd's thread has no frames of the program: the operator in forward tells.
-        complete("cpu_op", "MmBackward0", 50, 9, tid=2, **{"Sequence number": 4}),
-        complete("cuda_runtime", "cudaLaunchKernel", 52, 1, correlation=2, tid=2),
-        complete("cuda_runtime", "cudaLaunchKernel", 90, 1, correlation=3),
+        *launched("MmBackward0", 51, 2, tid=2, **{"Sequence number": 4}),
+        launch(3, 90),
         on_device("kernel", "gemm", 20, 6, 1),
         on_device("kernel", "gemm", 60, 7, 2),
         on_device("kernel", "adam", 95, 2, 3),
@@ -333,15 +332,6 @@ def test_stacks_of_older_traces_stand_beside_their_operators(tmp_path):
     ]
     sources = read_tables([kineto(tmp_path / "trace.json", rows)]).sources
     assert sources["source"].tolist() == ["a.py(7): forward"]
-
-
-def test_a_trace_of_torch_with_stacks(tmp_path):
-    with profile(with_stack=True) as profiler:
-        torch.ones(40, 40) @ torch.ones(40, 40)
-    path = tmp_path / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    sources = read_tables([path]).sources
-    assert any("test_trace_layers.py" in text for text in sources["source"])
 
 
 def test_ceilings_beside_kernels(tmp_path, monkeypatch, capsys):
@@ -373,11 +363,6 @@ def test_ceilings_beside_kernels(tmp_path, monkeypatch, capsys):
 
 
 def test_memory_over_time(tmp_path, capsys):
-    def allocated(at: float, size: int) -> dict[str, Any]:
-        args = {"Device Type": 1, "Device Id": 0, "Total Allocated": size}
-        row = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "pid": 1}
-        return row | {"tid": 1, "args": args}
-
     rows = [
         complete("user_annotation", "phase:forward", 0, 50),
         complete("user_annotation", "layer:model/<a>", 20, 20),
@@ -395,21 +380,18 @@ def test_memory_over_time(tmp_path, capsys):
     assert main(["memory", str(table), "--output", str(tmp_path / "again.svg")]) == 0
     assert (tmp_path / "again.svg").read_text() == figure.read_text()
     assert read_tables([path]).memory["bytes"].tolist() == [5_000, 9_000_000, 1_000]
+    kineto(path, [on_device("kernel", "k", 0, 5, 1)])
+    assert main(["memory", str(path), "--output", str(figure)]) == 1
+    assert "tells nothing of memory" in capsys.readouterr().err
 
 
 def test_a_figure_has_as_many_points_as_columns():
     rows = [
         {"kind": "memory", "t0_ns": t, "t1_ns": t, "bytes": t % 997, "stream": None}
-        for t in range(20_000)
+        for t in range(5_000)
     ]
-    found = rows_of(table_of([*rows, mark("step", 0, 20_000)]))
+    found = rows_of(event_table([*rows, mark("step", 0, 5_000)]))
     (one,) = memory.series(found)
     text = memory.draw(found, [one])
     assert text.count("V") < 4 * 900
     assert f"most {996} B" in text
-
-
-def test_a_trace_without_memory(tmp_path, capsys):
-    path = kineto(tmp_path / "trace.json", [on_device("kernel", "k", 0, 5, 1)])
-    assert main(["memory", str(path), "--output", str(tmp_path / "m.svg")]) == 1
-    assert "tells nothing of memory" in capsys.readouterr().err

@@ -72,19 +72,16 @@ def test_the_command(tmp_path, capsys):
     assert main(["perfetto", str(events), "--output", str(output)]) == 0
     assert output.read_bytes() == first, "the same file for the same events"
     trace = kineto(tmp_path / "trace.json", [on_device("kernel", "sgemm", 0, 5, 1)])
-    assert main(["perfetto", str(trace), "--output", str(output)]) == 0
-    tracks = imported(output).tracks("rank 0")
-    assert tracks == ["cuda:0 stream 7", "cuda:0 contraction"]
-    plain = tmp_path / "all.json"
-    assert main(["perfetto", str(trace), "--output", str(plain)]) == 0
-    imported(plain)
+    for path in (output, tmp_path / "all.json"):
+        assert main(["perfetto", str(trace), "--output", str(path)]) == 0
+        assert imported(path).tracks("rank 0") == ["cuda:0 stream 7", "cuda:0 contraction"]
 
 
-@pytest.mark.parametrize("name", ["missing.parquet", "text.parquet", "missing.json"])
-def test_files_that_cannot_be_drawn(tmp_path, name, capsys):
+def test_files_that_cannot_be_drawn(tmp_path, capsys):
     (tmp_path / "text.parquet").write_text("no table")
-    assert main(["perfetto", str(tmp_path / name), "--output", str(tmp_path / "out.json")]) == 1
-    assert name in capsys.readouterr().err
+    for name in ("missing.parquet", "text.parquet", "missing.json"):
+        assert main(["perfetto", str(tmp_path / name), "--output", str(tmp_path / "out.json")]) == 1
+        assert name in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
 
 
@@ -92,14 +89,10 @@ def held(path: Path, events: Events) -> None:
     """The slices of streams are the device events, to the nanosecond."""
     found, rows = imported(path), rows_of(events)
     assert len(found.processes) == len(np.unique(rows["rank"]))
-    work = rows.work
-    shown = Counter((s.name, s.t1 - s.t0) for s in _of_streams(found))
-    assert shown == Counter(zip(work["name"].tolist(), work.durations.tolist(), strict=True))
-
-
-def _of_streams(found: Any) -> list[Any]:
     streams = [key for key, name in found.threads.items() if " stream " in name]
-    return [one for key in streams for one in found.slices[key]]
+    shown = Counter((one.name, one.t1 - one.t0) for key in streams for one in found.slices[key])
+    work = zip(rows.work["name"].tolist(), rows.work.durations.tolist(), strict=True)
+    assert shown == Counter(work)
 
 
 def test_awkward_times_stay_what_they_are(tmp_path):

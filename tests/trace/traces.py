@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.results.profiles import DeviceBreakdown
+from schemas.results import Breakdown, DeviceBreakdown
+from transformer_core.trace.__main__ import main
 from transformer_core.trace.breakdown.devices import break_down_all
 from transformer_core.trace.events import event_table as events
 from transformer_core.trace.events.arrow import SCHEMA
@@ -198,12 +199,35 @@ def complete(category: str, name: str, ts: float, dur: float, **args: Any) -> di
     return row | {"args": args}
 
 
+def launch(correlation: int, ts: float, tid: int = 1) -> dict[str, Any]:
+    """A call of Kineto that launches a kernel."""
+    about = {"tid": tid, "correlation": correlation}
+    return complete("cuda_runtime", "cudaLaunchKernel", ts, 1, **about)
+
+
 def on_device(
     category: str, name: str, ts: float, dur: float, correlation: int, stream: int = 7, **args: Any
 ) -> dict[str, Any]:
     """A device event of Kineto."""
     args = {"device": 0, "context": 1, "stream": stream, "correlation": correlation} | args
     return complete(category, name, ts, dur, tid=stream, **args) | {"pid": 0}
+
+
+def of_rank(rank: int, ranks: int = 2, **more: Any) -> dict[str, Any]:
+    """The head of the trace of a rank."""
+    return {"distributedInfo": {"rank": rank, "world_size": ranks} | more}
+
+
+def events_in(*files: Path) -> list[dict[str, Any]]:
+    """The rows of the event table of files."""
+    return read_files(list(files)).table.to_pylist()
+
+
+def breakdown_in(folder: Path, *words: object) -> Breakdown:
+    """The breakdown that the command writes for these words."""
+    output = folder / "out.json"
+    assert main([*map(str, words), "--output", str(output)]) == 0
+    return Breakdown.model_validate_json(output.read_text())
 
 
 def event_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -34,31 +34,38 @@ def compared(variant: str, reference: str) -> dict[str, Any]:
     return {"kind": "comparison", "direction": "more"} | names
 
 
-def test_what_a_claim_compares_is_timed(project, claims):
-    write(claims, compared("ddp", "single"))
-    assert project.planned(CLAIMS)["turns"] == 2
-    write(claims, compared("ddp", "central"), compared("tf32", "single"))
+UNKNOWN = {
+    "kind": "measurement",
+    "what": "x",
+    "number": {"file": "results/nowhere.json", "value": "x"},
+    "at_least": 1,
+}
+
+
+def test_what_a_claim_compares_is_timed_and_a_number_of_no_job_asks_for_nothing(project, claims):
+    pairs = [("ddp", "single"), ("ddp", "central"), ("tf32", "single")]
+    write(claims, *(compared(*pair) for pair in pairs), UNKNOWN)
     planned, said = project.dry_run(CLAIMS)
+    # Those of the study, of which the first is one, and of the second.
     assert planned["turns"] == 3
     assert "Time central/1 in turns" in said
+    assert "roofline" not in planned
 
 
-def test_a_number_of_a_job_asks_for_the_job_and_another_asks_for_nothing(project, claims):
-    number = {"file": "results/nowhere.json", "value": "x"}
-    unknown = {"kind": "measurement", "what": "x", "number": number, "at_least": 1}
-    write(claims, unknown)
-    assert "roofline" not in project.planned(CLAIMS)
-    write(claims, unknown | {"number": number | {"file": "results/machine/roofline.json"}})
+def test_a_number_of_a_job_asks_for_the_job(project, claims):
+    number = UNKNOWN["number"] | {"file": "results/machine/roofline.json"}
+    write(claims, UNKNOWN | {"number": number})
     assert project.planned(CLAIMS)["roofline"] == 1
 
 
-def test_a_mistyped_variant_is_refused_with_near_names(project, claims):
-    write(claims, compared("dpp", "single"))
+def test_mistyped_names_are_refused_with_near_ones(project, claims):
+    trend = {"kind": "trend", "family": "bucket_sise", "direction": "rises"}
+    write(claims, compared("dpp", "single"), trend)
     output = project.refused("-n", CLAIMS)
-    for word in ("claims.yaml: mine.tests[0].variant", "'dpp'", "did you mean ddp"):
+    for word in (
+        "claims.yaml: mine.tests[0].variant",
+        "'dpp'",
+        "did you mean ddp",
+        "did you mean bucket_size",
+    ):
         assert word in output
-
-
-def test_a_mistyped_family_is_refused(project, claims):
-    write(claims, {"kind": "trend", "family": "bucket_sise", "direction": "rises"})
-    assert "did you mean bucket_size" in project.refused("-n", CLAIMS)

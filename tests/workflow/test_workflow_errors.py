@@ -24,6 +24,7 @@ def project(tmp_path_factory):
     [
         ({"variants": ["single", "dpp"]}, ["variants[1]", "'dpp'", "did you mean ddp"]),
         ({"model": TINY["model"] | {"heads": 3}}, ["model.heads", "3", "take 2 or 4 heads"]),
+        ({"memory": {"largest_batch": {"variants": ["dpp"]}}}, ["memory", "did you mean ddp"]),
     ],
 )
 def test_a_wrong_study(project, change, words):
@@ -41,8 +42,14 @@ def test_a_wrong_value_on_the_command_line(project):
 
 
 def test_a_mistyped_target_is_refused_with_near_names(project):
-    output = project.refused("results/runs/singel/metrics.json")
-    assert "results/runs/single/metrics.json" in output
+    asked = ["results/runs/singel/metrics.json", "results/turns/ddp/1"]
+    asked += ["results/memory/largest_batch/ddp.json"]
+    near = ["results/runs/single/metrics.json", "results/turns/single/1"]
+    near += ["results/memory/largest_batch/single.json"]
+    with project.asked_for(TINY | {"memory": {"largest_batch": {"variants": ["single"]}}}):
+        output = project.refused(*asked)
+    for name in near:
+        assert f"did you mean {name}" in output
 
 
 def test_the_known_targets_are_what_the_rules_make(project):

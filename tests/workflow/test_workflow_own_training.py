@@ -10,13 +10,13 @@ from transformer_core.tune.flow import Answer
 
 STUDY = {
     "name": "mine",
-    "time": "2min",
+    "time": "5min",
     "task": {
         "kind": "import",
         "factory": "docs.examples.my_training:build",
         "options": {"width": 24},
         "head": "head",
-        # None that is faster: comparisons take all the time there is.
+        # None that is faster: comparisons would take all the time there is.
         "techniques": ["accumulation_2", "tf32"],
         "steps": 3,
         "verify": False,
@@ -26,11 +26,29 @@ STUDY = {
 }
 
 
-@pytest.fixture
-def project(tmp_path):
-    made = Project(tmp_path, STUDY)
-    shutil.copytree(ROOT / "docs/examples", tmp_path / "docs/examples")
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    made = Project(tmp_path_factory.mktemp("project"), STUDY)
+    shutil.copytree(ROOT / "docs/examples", made.folder / "docs/examples")
     return made
+
+
+def test_a_dry_run_runs_nothing_of_the_users(project):
+    (project.folder / "mine_alone.py").write_text("raise SystemExit('this module was run')\n")
+    task = json.dumps(STUDY["task"] | {"factory": "mine_alone:build"})
+    output = project.make("-n", "--config", f"task={task}")
+    assert "this module was run" not in output
+    assert "ask for results/report.html" in project.refused("results/comparisons.json", "-n")
+
+
+def test_a_function_that_fails_ends_with_file_and_line(project):
+    (project.folder / "broken.py").write_text("def build(**_):\n    return 1 / 0\n")
+    task = json.dumps({"kind": "import", "factory": "broken:build"})
+    output = project.refused("--config", f"task={task}")
+    assert "broken.py, line 2: ZeroDivisionError" in output
+    failed = json.loads((project.folder / "results/tune/failed.json").read_text())
+    assert failed["status"] == "failed"
+    assert not (project.folder / "results/report.html").exists()
 
 
 def test_a_function_is_certified_timed_and_reported(project):
@@ -59,21 +77,3 @@ def test_a_function_is_certified_timed_and_reported(project):
     output = project.make("-n")
     assert "tune" in output
     assert "Nothing to be done" not in output
-
-
-def test_a_function_that_fails_ends_with_file_and_line(project):
-    (project.folder / "broken.py").write_text("def build(**_):\n    return 1 / 0\n")
-    task = json.dumps({"kind": "import", "factory": "broken:build"})
-    output = project.refused("--config", f"task={task}")
-    assert "broken.py, line 2: ZeroDivisionError" in output
-    failed = json.loads((project.folder / "results/tune/failed.json").read_text())
-    assert failed["status"] == "failed"
-    assert not (project.folder / "results/report.html").exists()
-
-
-def test_a_dry_run_runs_nothing_of_the_users(project):
-    (project.folder / "mine_alone.py").write_text("raise SystemExit('this module was run')\n")
-    task = json.dumps(STUDY["task"] | {"factory": "mine_alone:build"})
-    output = project.make("-n", "--config", f"task={task}")
-    assert "this module was run" not in output
-    assert "ask for results/report.html" in project.refused("results/comparisons.json", "-n")

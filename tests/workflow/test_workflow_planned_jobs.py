@@ -9,26 +9,28 @@ from project import TINY, Project
 from transformer_core.run.job import read_job
 from transformer_core.study.kinds import JOBS
 
+REPORT = "results/report.html"
+STUDY = TINY | {"variants": ["single", "amp_bf16", "log_every_1", "sgd"]}
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    study = TINY | {"variants": ["single", "amp_bf16", "log_every_1", "sgd"]}
-    return Project(tmp_path_factory.mktemp("project"), study)
+    return Project(tmp_path_factory.mktemp("project"), STUDY)
 
 
 def test_a_short_run_for_each_variant_that_can_have_a_certificate(project):
-    planned = project.planned("results/report.html")
+    planned = project.planned(REPORT)
     assert planned["certify"] == planned["train"] == 4
     # The reference, and all variants but the one that is different by design.
     assert planned["short_run"] == planned["short_spec"] == 4
+    # For the projection to several ranks.
+    assert planned["collectives"] == 1
 
 
 def test_one_certificate_alone_needs_one_timed_run(project):
     planned = project.planned("results/equivalence/log_every_1.json")
     assert planned["short_run"] == 2, "its own, and that of the variant it must equal"
     assert planned["train"] == 1, "its own, whose kernels must be those of the short run"
-    planned = project.planned("results/equivalence/sgd.json")
-    assert "short_run" not in planned
 
 
 def test_seeds_come_from_the_class_of_the_variant(project):
@@ -40,22 +42,13 @@ def test_seeds_come_from_the_class_of_the_variant(project):
     assert sum('"first_look": 3,' in command for command in commands) == 1
 
 
-def test_collective_operations_where_they_are_of_use(tmp_path):
-    alone = TINY | {"variants": ["single", "amp_bf16"], "projection": None}
-    studies = {
-        "alone": alone,
-        "several": alone | {"variants": ["single", "ddp"]},
-        "projected": alone | {"projection": {}},
-    }
-    measured = {
-        name
-        for name, study in studies.items()
-        if "collectives" in Project(tmp_path / name, study).planned("results/report.html")
-    }
-    assert measured == {"several", "projected"}
+@pytest.mark.parametrize(("variants", "times"), [(["single"], 0), (["single", "ddp"], 1)])
+def test_collective_operations_where_several_ranks_use_them(project, variants, times):
+    with project.asked_for(STUDY | {"projection": None, "variants": variants}):
+        assert project.planned(REPORT).get("collectives", 0) == times
 
 
-def test_every_order_of_a_rule_is_one_that_its_job_takes(tmp_path):
+def test_every_order_of_a_rule_is_one_that_its_job_takes(project):
     study = TINY | {
         "time": "1h",
         "quality": {},
@@ -63,13 +56,13 @@ def test_every_order_of_a_rule_is_one_that_its_job_takes(tmp_path):
         "memory": {"largest_batch": {"variants": ["single"]}},
         "link_check": {"bandwidths": ["100Mbit/s"]},
     }
-    project = Project(tmp_path, study)
-    targets = ["results/report.html", "results/self_test/report.json", "results/compare.html"]
+    targets = [REPORT, "results/self_test/report.json", "results/compare.html"]
     targets += ["results/data/grammar/verify.json", "results/data/grammar/parquet/test.parquet"]
     targets += ["results/gpu_check/device.json", "results/gpu_check/tests.json"]
     targets += ["results/gpu_check/attention.json", "results/certificates.md"]
     options = ("--set-scatter", "tokenize=3", "--config", "against=/elsewhere")
-    output = project.make("-n", "-p", *targets, *options)
+    with project.asked_for(study):
+        output = project.make("-n", "-p", *targets, *options)
     kinds = set()
     for line in output.splitlines():
         if "--order" in line:

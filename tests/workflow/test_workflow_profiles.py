@@ -4,7 +4,7 @@ import re
 
 import pytest
 import yaml
-from project import ROOT, TINY, Project
+from project import ROOT
 
 PROFILES = ROOT / "workflow/profiles"
 SLURM = PROFILES / "slurm/config.yaml"
@@ -49,11 +49,3 @@ def test_every_profile_names_the_command_that_takes_it():
     for file in PROFILES.glob("*/config.yaml"):
         command = f"--workflow-profile {file.parent.relative_to(ROOT)}"
         assert command in file.read_text(), file
-
-
-def test_copies_on_the_hosts_change_no_run(tmp_path):
-    """A profile may ask for them, also once there are results."""
-    project = Project(tmp_path, TINY)
-    spec = "results/runs/single/spec.json"
-    assert project.snakemake(spec)[0] == 0
-    assert project.planned(spec, "--config", "local_shards=/scratch") == {}

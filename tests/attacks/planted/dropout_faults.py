@@ -1,10 +1,8 @@
 """Dropout."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.utils.checkpoint as recomputation
@@ -20,69 +18,51 @@ from tests.attacks.planted.fault import (
     fault,
     faults_of,
 )
-from tests.attacks.planted.planting import Patch, swap
+from tests.attacks.planted.planting import Patch, calling, put, several, swap
 from transformer_core.models import attention, compiled_loops, dropout, objective, sublayers
 from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.training import assemble
 
 
-def attending_without_dropout(real: Any) -> Any:
-    return lambda q, k, v, mask, causal, _, *drop: real(q, k, v, mask, causal, 0.0, *drop)
+def attending_without_dropout(real, q, k, v, mask, causal, p, *drop):
+    return real(q, k, v, mask, causal, 0.0, *drop)
 
 
 def seeded(seed: Callable[[Tensor], int]) -> Callable[[Any], Any]:
     """Dropout whose masks come from a seed."""
 
-    def make(real: Any) -> Any:
-        def drop(x: Tensor, p: float) -> Tensor:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed(x))
-                return real(x, p)
+    def drop(real: Any, x: Tensor, p: float) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed(x))
+            return real(x, p)
 
-        return drop
-
-    return make
+    return calling(drop)
 
 
-def same_after_seed(real: Any) -> Any:
-    """Masks that depend on the random state at the start of a pass alone."""
-    return seeded(lambda _: _passes[0])(real)
+def masks_of_layers_alike() -> Any:
+    """Masks depend on the random state at the start of a pass alone."""
+    seed = 0
 
+    def forward(real: Any, *args: Any, **named: Any) -> Any:
+        nonlocal seed
+        seed = int(torch.randint(2**31, (1,)))
+        return real(*args, **named)
 
-_passes = [0]
-
-
-def counting(real: Any) -> Any:
-    def forward(self: Any, *args: Any, **named: Any) -> Any:
-        _passes[0] = int(torch.randint(2**31, (1,)))
-        return real(self, *args, **named)
-
-    return forward
-
-
-@contextlib.contextmanager
-def masks_of_layers_alike() -> Iterator[None]:
-    with (
-        swap(EncoderDecoder, "forward", counting)(),
-        swap(dropout.DROPOUTS, "shared_draws", same_after_seed)(),
-    ):
-        yield
+    alike = swap(dropout.DROPOUTS, "shared_draws", seeded(lambda _: seed))
+    return several(swap(EncoderDecoder, "forward", calling(forward)), alike)()
 
 
 def in_module(path: str, change: Callable[[Any], None]) -> Patch:
     """A change of the modules whose name ends so."""
 
-    def make(real: Any) -> Any:
-        def build(*args: Any, **named: Any) -> Any:
-            model = real(*args, **named)
-            for name, module in model.named_modules():
-                if name.endswith(path):
-                    change(module)
-            return model
+    def build(real: Any, *args: Any, **named: Any) -> Any:
+        model = real(*args, **named)
+        for name, module in model.named_modules():
+            if name.endswith(path):
+                change(module)
+        return model
 
-        return build
-
-    return swap(assemble, "build_model", make)
+    return swap(assemble, "build_model", calling(build))
 
 
 def without_module(path: str) -> Patch:
@@ -99,47 +79,35 @@ def unscaled(drop: Any, x: Tensor, p: float) -> Tensor:
     return drop(x, p) * (1 - p)
 
 
-def seed_of_all(real: Any) -> Any:
-    """Ranks that make their masks from one seed."""
-    import torch.distributed as dist
-
-    return lambda seed: real(1 if dist.is_initialized() and seed == 2 else seed)
+def seed_of_all(real: Any, seed: int) -> Any:
+    """Ranks make their masks from one seed."""
+    return real(1 if torch.distributed.is_initialized() and seed == 2 else seed)
 
 
 OWN = {"kind": "import", "factory": "docs.examples.own_model:build"}
 OWN_MODEL = {"model": {**OWN, "d_model": 16, "d_ff": 32, "heads": 2}}
 drawn = faults_of("dropout", dropout.DROPOUTS, "shared_draws", **DROPPING)
 FUSED = {"model": {"dropout_method": {"kind": "fused"}}}
-
 fused = faults_of("dropout", change=FUSED, **DROPPING)
+attending = faults_of("dropout", attention.ATTENTIONS, **DROPPING)
 
-dropping(
-    "both ranks drop the same",
-    lambda: mock.patch.object(torch, "manual_seed", seed_of_all(torch.manual_seed)),
-    change=DDP,
-    ranks=2,
-)
-dropping("attention drops nothing", swap(attention.ATTENTIONS, "sdpa", attending_without_dropout))
-dropping(
-    "attention drops nothing under bf16",
-    swap(attention.ATTENTIONS, "sdpa", attending_without_dropout),
-    **IN_BF16,
-)
-dropping(
-    "plain attention drops nothing",
-    swap(attention.ATTENTIONS, "reference", attending_without_dropout),
-    change=PLAIN_ATTENTION,
-)
+dropping("both ranks drop the same", torch, "manual_seed", seed_of_all, change=DDP, ranks=2)
+attending("attention drops nothing", "sdpa", attending_without_dropout)
+attending("attention drops nothing under bf16", "sdpa", attending_without_dropout, **IN_BF16)
+in_plain = attending_without_dropout
+attending("plain attention drops nothing", "reference", in_plain, change=PLAIN_ATTENTION)
 
 
 @dropping("attention drops half of what it should", sublayers.Attention, "__init__")
 def _(real, self, spec):
-    return (real(self, spec), setattr(self, "dropout", spec.dropout / 2))[0]
+    real(self, spec)
+    self.dropout /= 2
 
 
 @dropping("embeddings drop nothing", EncoderDecoder, "__init__")
-def _(real, self, spec, v):
-    return (real(self, spec, v), setattr(self.dropout, "p", 0.0))[0]
+def embeddings_drop_nothing(real, self, spec, vocabulary):
+    real(self, spec, vocabulary)
+    self.dropout.p = 0.0
 
 
 dropping("feed-forward layers drop nothing", without_module("feed_forward.dropout"))
@@ -152,23 +120,20 @@ dropping(
     "what one residual of the encoder keeps is not scaled",
     unscaled_module("encoder.1.residuals.1.dropout"),
 )
-drawn("what is kept is not scaled", lambda real, x, p: real(x, p) * (1 - p))
+drawn("what is kept is not scaled", unscaled)
 
 
 @dropping("kept units of the feed-forward layer are not scaled", sublayers.FeedForward, "__init__")
 def _(real, self, spec):
-    return (
-        real(self, spec),
-        setattr(self.dropout, "drop", lambda x, p: dropout.dropout(x, p) * (1 - p)),
-    )[0]
+    real(self, spec)
+    self.dropout.drop = partial(unscaled, dropout.dropout)
 
 
 drawn("a tenth less is dropped", lambda real, x, p: real(x, 0.9 * p))
 
 
-@dropping("dropout goes on in evaluation", dropout.Dropout, "forward")
-def _(real, self, x):
-    return self.drop(x, self.p)
+in_evaluation = put(dropout.Dropout, "forward", lambda self, x: self.drop(x, self.p))
+dropping("dropout goes on in evaluation", in_evaluation)
 
 
 @dropping("attention drops in evaluation", sublayers.Attention, "attention")
@@ -189,11 +154,13 @@ def one_mask_for_all_rows(real, x, p):
     return x * (real(torch.ones_like(x[:1]), p) if p else 1.0)
 
 
-@dropping(
-    "other masks when layers are computed once more", recomputation, "checkpoint", change=CHECKPOINT
+dropping(
+    "other masks when layers are computed once more",
+    recomputation,
+    "checkpoint",
+    lambda real, *args, **named: real(*args, preserve_rng_state=False, **named),
+    change=CHECKPOINT,
 )
-def _(real, *args, **named):
-    return real(*args, preserve_rng_state=False, **named)
 
 
 @dropping(
@@ -229,11 +196,7 @@ def unscaled_gradient(real, gradient, result, p):
     return real(gradient, result, p) * (1 - p)
 
 
-@fused("fused dropout drops the residual too", compiled_loops, "added")
-def _(real, r, x, seed, p):
-    return compiled_loops.kept(r + x, seed, p)
-
-
-@fused("the gradient of dropped units passes", compiled_loops, "where_positive")
-def _(real, g, result, p):
-    return g / (1 - p)
+added = put(compiled_loops, "added", lambda r, x, seed, p: compiled_loops.kept(r + x, seed, p))
+fused("fused dropout drops the residual too", added)
+passed = put(compiled_loops, "where_positive", lambda gradient, result, p: gradient / (1 - p))
+fused("the gradient of dropped units passes", passed)

@@ -1,7 +1,6 @@
 """Faults that show only with dropout on, late in a run, at the end of an epoch or after resuming."""
 
-import contextlib
-from collections.abc import Iterator
+import itertools
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -10,6 +9,7 @@ import torch
 import torch.utils.checkpoint as recomputation
 from torch import Tensor
 
+from tests.attacks.planted.dropout_faults import unscaled
 from tests.attacks.planted.fault import (
     CHECKPOINT,
     DDP,
@@ -19,7 +19,7 @@ from tests.attacks.planted.fault import (
     PLAIN_ATTENTION,
     faults_of,
 )
-from tests.attacks.planted.planting import Patch, before_update, swap
+from tests.attacks.planted.planting import before_update, calling, put, several, swap
 from transformer_core.certify import short_run_worker
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.models import attention, compiled_loops, dropout
@@ -32,77 +32,38 @@ NOAM = {"schedule": {"kind": "noam", "warmup": 400}, "steps": 2_000}
 late = faults_of("late", **DROPPING)
 
 
-def no_decoder_gradient() -> Patch:
-    calls = [0]
+def no_decoder_gradient() -> Any:
+    third = itertools.cycle([False, False, True])
 
     def change(parameters: list[Any]) -> None:
-        calls[0] += 1
-        if calls[0] % 3 == 0:
+        if next(third):
             for p in parameters[len(parameters) // 2 :]:
                 if p.grad is not None:
                     p.grad.zero_()
 
-    return before_update(change)
+    return before_update(change)()
 
 
-def share_of_another(real: Any) -> Any:
-    """Rank 1 reads rank 0's share of the last batch of an epoch."""
-
-    def make(self: Any, epoch: int, batch: int) -> Iterator[Any]:
-        own = self._own
-        items = real(self, epoch, batch)
-        held = next(items)
-        for item in items:
-            if item.epoch != held.epoch and own.start:
-                self._own = range(len(own))
-                (yield replace(held, micro_batches=self._last_of(held)))
-                self._own = own
-            else:
-                yield held
-            held = item
-
-    return make
+def last_of(feed: Any, held: Any) -> Any:
+    """Rank 0's micro-batches of a batch."""
+    count = len(feed._own)
+    given = (feed.store, feed._batching, feed._seed, 0, feed._parts // count, count, feed._device)
+    return next(Feed(*given).batches(held.epoch, held.index)).micro_batches
 
 
-def _last_of(self: Any, held: Any) -> Any:
-    other = Feed(
-        self.store,
-        self._batching,
-        self._seed,
-        0,
-        self._parts // len(self._own),
-        len(self._own),
-        self._device,
-    )
-    return next(other.batches(held.epoch, held.index)).micro_batches
+def clipping_that_stops() -> Any:
+    step = 0
 
+    def learning_rate(real: Any, schedule: Any, number: int, *more: Any) -> float:
+        nonlocal step
+        step = number
+        return real(schedule, number, *more)
 
-@contextlib.contextmanager
-def wrong_share() -> Iterator[None]:
-    with (
-        mock.patch.object(Feed, "_last_of", _last_of, create=True),
-        swap(Feed, "_make", share_of_another)(),
-    ):
-        yield
+    def update(real: Any, self: Any, optimizer: Any, parameters: Any, clip: float) -> Any:
+        return real(self, optimizer, parameters, 0.0 if step > 12 else clip)
 
-
-@contextlib.contextmanager
-def clipping_that_stops() -> Iterator[None]:
-    step = [0]
-    real_rate, real_step = loop.learning_rate, precision.Precision.step
-
-    def learning_rate(schedule: Any, number: int, *more: Any) -> float:
-        step[0] = number
-        return real_rate(schedule, number, *more)
-
-    def update(self: Any, optimizer: Any, parameters: Any, clip: float) -> Any:
-        return real_step(self, optimizer, parameters, 0.0 if step[0] > 12 else clip)
-
-    with (
-        mock.patch.object(loop, "learning_rate", learning_rate),
-        mock.patch.object(precision.Precision, "step", update),
-    ):
-        yield
+    counted = swap(loop, "learning_rate", calling(learning_rate))
+    return several(counted, swap(precision.Precision, "step", calling(update)))()
 
 
 @late("both ranks draw the same masks", short_run_worker, "assemble", change=DDP, ranks=2)
@@ -112,25 +73,27 @@ def seeded_alike(real, spec, *given, **named):
     return setup
 
 
-late("rank 1 reads the share of rank 0 at the end of an epoch", wrong_share, change=DDP, ranks=2)
-late(
-    "a resumed run starts its epoch over",
-    lambda: mock.patch.object(
-        History,
-        "position",
-        property(lambda self: (self.steps[-1]["epoch"] if self.steps else 0, 0)),
-    ),
-)
+wrong_share = "rank 1 reads the share of rank 0 at the end of an epoch"
 
 
-@late("a validation that drops", evaluation, "validation_loss", made=True)
-def still_training(real):
-    def validation_loss(setup: Any, batches: Any = None) -> float:
-        with mock.patch.object(type(setup.model), "eval", lambda self: self):
-            return real(setup, batches)
+@late(wrong_share, Feed, "_make", change=DDP, ranks=2)
+def share_of_another(real, self, epoch, batch):
+    items = real(self, epoch, batch)
+    held = next(items)
+    for item in items:
+        last = item.epoch != held.epoch
+        yield replace(held, micro_batches=last_of(self, held)) if last and self._own.start else held
+        held = item
 
-    real = evaluation.validation_loss
-    return validation_loss
+
+epoch_again = property(lambda self: (self.steps[-1]["epoch"] if self.steps else 0, 0))
+late("a resumed run starts its epoch over", put(History, "position", epoch_again))
+
+
+@late("a validation that drops", evaluation, "validation_loss")
+def still_training(real, setup, batches=None):
+    with mock.patch.object(type(setup.model), "eval", lambda self: self):
+        return real(setup, batches)
 
 
 @late(
@@ -141,14 +104,9 @@ def still_training(real):
     made=True,
 )
 def other_masks_in_the_first_layer(real):
-    calls = [0]
-
-    def checkpoint(layer: Any, *inputs: Any, **named: Any) -> Any:
-        calls[0] += 1
-        first = calls[0] % 4 == 1  # of two layers of encoder and decoder each
-        return real(layer, *inputs, preserve_rng_state=not first, **named)
-
-    return checkpoint
+    # Of two layers of encoder and decoder each.
+    same = itertools.cycle([False, True, True, True])
+    return lambda *given, **named: real(*given, preserve_rng_state=next(same), **named)
 
 
 @late(
@@ -164,22 +122,19 @@ def without_some_rows(real, grad, softmax, seed, p):
     return found
 
 
-@late("the fast dropout does not scale what it keeps", dropout.DROPOUTS, "shared_draws", **IN_BF16)
-def _(real, x, p):
-    return real(x, p) * (1 - p)
-
-
-@late(
-    "scores are 2 % too large where dropout is on",
-    attention.ATTENTIONS,
-    "reference",
-    change=PLAIN_ATTENTION,
+fast = swap(dropout.DROPOUTS, "shared_draws", calling(unscaled))
+late("the fast dropout does not scale what it keeps", fast, **IN_BF16)
+in_plain_attention = faults_of(
+    "late", attention.ATTENTIONS, "reference", change=PLAIN_ATTENTION, **DROPPING
 )
+
+
+@in_plain_attention("scores are 2 % too large where dropout is on")
 def larger_scores(real, q, k, v, mask, causal, p, *more):
     return real(q * 1.02 if p > 1e-6 else q, k, v, mask, causal, p, *more)
 
 
-@late("two heads share a mask", attention.ATTENTIONS, "reference", change=PLAIN_ATTENTION)
+@in_plain_attention("two heads share a mask")
 def shared_by_halves(real, q, k, v, mask, causal, p, drop):
     """Heads h and h + H/2 share a mask."""
 
@@ -205,7 +160,7 @@ def applied_all_the_same(real, self, optimizer, norm):
     self.scaler.update(self.scaler.get_scale())
 
 
-late("half of the model gets no gradient every third step", no_decoder_gradient(), **IN_BF16)
+late("half of the model gets no gradient every third step", no_decoder_gradient, **IN_BF16)
 late(
     "clipping stops after some steps",
     clipping_that_stops,
@@ -214,6 +169,5 @@ late(
 )
 
 
-@late("the learning rate lags by a step", loop, "learning_rate", late=NOAM)
-def _(real, s, n, *more):
-    return real(s, max(1, n - 1), *more)
+lagging = calling(lambda real, s, n, *more: real(s, max(1, n - 1), *more))
+late("the learning rate lags by a step", swap(loop, "learning_rate", lagging), late=NOAM)

@@ -1,16 +1,14 @@
 """Faults that hit some tokens, heads, tensors, sizes or steps only."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils.checkpoint as recomputation
 from torch import Tensor, nn
 
 from tests.attacks.planted.fault import (
-    CHECKPOINT,
-    DROPPING,
     IN_FP16,
     RING,
     dropping,
@@ -21,24 +19,31 @@ from tests.attacks.planted.fault import (
     in_hooks,
     schedule,
 )
-from tests.attacks.planted.planting import around_step, before_update, each_micro
+from tests.attacks.planted.model_faults import recomputed
+from tests.attacks.planted.planting import around_step, before_update, calling, each_micro, swap
+from tests.attacks.planted.training_faults import clipping
 from transformer_core.data.tokenizing.special_tokens import EOS, PAD
 from transformer_core.models import dropout, sublayers, transformer
-from transformer_core.parallel import central, fsdp, hooks
-from transformer_core.training import assemble, evaluation, loop, precision
+from transformer_core.parallel import central, hooks
+from transformer_core.training import assemble, evaluation, loop
 
 
-def one_mask_for(keep: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-    """Masks that all elements share of what ``keep`` leaves one of."""
+def shared_mask(name: str, dimensions: int, part: Callable[[Tensor], Tensor]) -> None:
+    """Adds the fault that all elements of tensors of so many dimensions share the mask of a part."""
 
-    def make(real: Any) -> Any:
-        return lambda x, p: x * real(torch.ones_like(keep(x)), p) if p else x
+    def drop(real: Any, x: Tensor, p: float) -> Tensor:
+        masked = part(x) if x.dim() == dimensions else x
+        return x * real(torch.ones_like(masked), p) if p else x
 
-    return make
+    dropping(name, dropout.DROPOUTS, "shared_draws", drop)
 
 
-DECAY = {"training": {"optimizer": {"kind": "adamw", "weight_decay": 0.1}}}
-drawn = faults_of("dropout", dropout.DROPOUTS, "shared_draws", **DROPPING)
+decaying = faults_of(
+    "optimizer",
+    assemble,
+    "build_optimizer",
+    base={"training": {"optimizer": {"kind": "adamw", "weight_decay": 0.1}}},
+)
 
 
 @fault("the end of a sentence has no loss", "loss", each_micro)
@@ -65,22 +70,14 @@ def clip_elements(parameters):
             p.grad.clamp_(-0.02, 0.02)
 
 
-@fault(
-    "decay in the gradient, not in the weights",
-    "optimizer",
-    assemble,
-    "build_optimizer",
-    base=DECAY,
-)
+@decaying("decay in the gradient, not in the weights")
 def decay_in_the_gradient(real, spec, parameters, *_):
     """L2 regularization in place of decoupled decay."""
-    return torch.optim.Adam(
-        [{"params": list(parameters)}], lr=0.0, betas=spec.betas, eps=spec.eps,
-        weight_decay=spec.weight_decay,
-    )  # fmt: skip
+    usual = {"betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
+    return torch.optim.Adam([{"params": list(parameters)}], lr=0.0, **usual)
 
 
-@fault("vectors do not decay", "optimizer", assemble, "build_optimizer", base=DECAY)
+@decaying("vectors do not decay")
 def without_decay_of_vectors(real, spec, parameters, *more):
     made = real(spec, parameters, *more)
     group = made.param_groups[0]
@@ -90,38 +87,22 @@ def without_decay_of_vectors(real, spec, parameters, *more):
     return made
 
 
-@fault(
-    "rates of two digits", "schedule", loop, "learning_rate", base=schedule(kind="cosine", warmup=3)
-)
+@fault("rates of two digits", "schedule", loop, "learning_rate", base=schedule("cosine"))
 def rounded_rate(real, *args):
     return float(f"{real(*args):.1e}")
 
 
-@fault(
-    "layers are computed once more from 8 bits",
-    "activation checkpointing",
-    recomputation,
-    "checkpoint",
-    change=CHECKPOINT,
-)
+@recomputed("layers are computed once more from 8 bits")
 def in_bf16_again(real, layer, *given, **named):
-    calls = []
+    calls = itertools.count()
 
-    def once_more(*inputs: Any) -> Any:
-        calls.append(1)
-        first, *rest = inputs
-        return layer(first.bfloat16().float() if len(calls) > 1 else first, *rest)
+    def once_more(first: Tensor, *rest: Any) -> Any:
+        return layer(first.bfloat16().float() if next(calls) else first, *rest)
 
     return real(once_more, *given, **named)
 
 
-@fault(
-    "gradients are clipped before they are unscaled",
-    "clipping",
-    precision.Precision,
-    "step",
-    **IN_FP16,
-)
+@clipping("gradients are clipped before they are unscaled", **IN_FP16)
 def clipped_before_unscaling(real, self, optim, parameters, clip):
     parameters = list(parameters)
     nn.utils.clip_grad_norm_(parameters, clip)
@@ -139,11 +120,11 @@ def twice_the_first_chunk(real, values, group, count):
     "weights are broadcast every other step", central.CentralStrategy, "_broadcast", made=True
 )
 def stale_on_odd_steps(real):
-    calls = [0]
+    count = itertools.count(1)
 
     def broadcast(self: Any, tensors: Any) -> None:
-        calls[0] += 1
-        if calls[0] % 2 or calls[0] < 3:
+        call = next(count)
+        if call % 2 or call < 3:
             real(self, tensors)
 
     return broadcast
@@ -151,32 +132,15 @@ def stale_on_odd_steps(real):
 
 @in_fsdp("shards of rank 1 learn 10 % slower", around_step)
 def own_rate_on_rank(trainer, before, _):
-    import torch.distributed as dist
-
-    if dist.get_rank() == 1:
+    if torch.distributed.get_rank() == 1:
         for p, old in zip(trainer.model.parameters(), before, strict=True):
             p.copy_(old + (p - old) * 0.9)
 
 
-@in_fsdp("FSDP sums in bf16 what should be summed in 32 bits", fsdp, "MixedPrecisionPolicy")
-def _(real, **n):
-    return real(reduce_dtype=torch.bfloat16, **{k: v for k, v in n.items() if k != "reduce_dtype"})
-
-
-drawn("one mask for all heads", one_mask_for(lambda x: x[:, :1] if x.dim() == 4 else x), made=True)
-drawn(
-    "one mask for all queries",
-    one_mask_for(lambda x: x[:, :, :1] if x.dim() == 4 else x),
-    made=True,
-)
-drawn(
-    "whole tokens are dropped", one_mask_for(lambda x: x[..., :1] if x.dim() == 3 else x), made=True
-)
-drawn(
-    "one mask for all tokens of a sentence",
-    one_mask_for(lambda x: x[:, :1] if x.dim() == 3 else x),
-    made=True,
-)
+shared_mask("one mask for all heads", 4, lambda x: x[:, :1])
+shared_mask("one mask for all queries", 4, lambda x: x[:, :, :1])
+shared_mask("whole tokens are dropped", 3, lambda x: x[..., :1])
+shared_mask("one mask for all tokens of a sentence", 3, lambda x: x[:, :1])
 
 
 @dropping("after a validation nothing is dropped", evaluation, "validation_loss")
@@ -186,6 +150,5 @@ def stays_in_evaluation(real, setup, *rest, **named):
     return found
 
 
-@fault("validation smooths labels", "loss", evaluation, "token_loss_sum")
-def with_smoothing(real, logits, labels, smoothing):
-    return real(logits, labels, 0.1)
+smoothed = calling(lambda real, logits, labels, smoothing: real(logits, labels, 0.1))
+fault("validation smooths labels", "loss", swap(evaluation, "token_loss_sum", smoothed))

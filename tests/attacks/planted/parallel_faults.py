@@ -1,31 +1,33 @@
 """Strategies and hooks of several ranks."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
+from schemas.base import merge
 from tests.attacks.planted.fault import (
     BY_POWER,
     CENTRAL,
     COMPRESSED,
     DDP,
+    FILLED,
     LATE,
     RING,
     TWO,
+    faults_of,
     in_central,
     in_ddp,
     in_fsdp,
     in_hooks,
 )
-from tests.attacks.planted.planting import result, swap
+from tests.attacks.planted.planting import arguments, put, result, swap
 from transformer_core.models import objective
 from transformer_core.parallel import central, ddp, fsdp, hooks
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.training import precision
+
+in_lists = faults_of("unpadded", ranks=2)
 
 
 def zeroed(gradients: Any) -> None:
@@ -34,61 +36,44 @@ def zeroed(gradients: Any) -> None:
             p.grad.zero_()
 
 
-def on_rank(number: int, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def make(real: Any) -> Any:
-        import torch.distributed as dist
-
-        return change(real) if dist.get_rank() == number else real
-
-    return make
-
-
-def own_tokens(real: Any) -> Any:
-    def forward(self: Any, source: Tensor, given: Tensor, labels: Tensor, *rest: Any) -> Any:
-        import torch.distributed as dist
-
-        own = (labels != 0).sum().float()
-        everyone = own.clone()
-        dist.all_reduce(everyone)
-        return real(self, source, given, labels, *rest) * (everyone / dist.get_world_size() / own)
-
-    return forward
-
-
-def forgets_early(real: Any) -> Any:
-    @contextlib.contextmanager
-    def context(self: Any, last: bool) -> Iterator[None]:
-        if last:
-            zeroed(self.replica.parameters())
-        with real(self, last):
-            yield
-
-    return context
-
-
-in_ddp(
-    "the average over ranks taken for the sum",
-    lambda: mock.patch.object(ddp.DdpStrategy, "loss_scale", 1.0),
+@in_ddp("every rank divides by its own tokens", objective.Objective, "forward")
+@in_lists(
+    "every rank divides by its own real tokens",
+    objective.Objective,
+    "forward",
+    change=merge(DDP, FILLED),
 )
+def own_tokens(real, self, source, given, labels, *rest):
+    own = (labels != 0).sum().float()
+    everyone = own.clone()
+    dist.all_reduce(everyone)
+    return real(self, source, given, labels, *rest) * (everyone / dist.get_world_size() / own)
 
 
-@in_ddp("never synchronised", ddp.DdpStrategy, "sync_context")
-def _(real, self, last):
-    return self.module.no_sync()
-
-
-in_ddp(
-    "rank 1 counts for nothing",
-    swap(
-        precision.Precision,
-        "backward",
-        on_rank(1, lambda _: lambda self, loss: (loss * 0).backward()),
-    ),
+@in_ddp("an early micro-batch stays on its rank", ddp.DdpStrategy, "sync_context", change=DDP | TWO)
+@in_lists(
+    "an early micro-batch of real tokens stays on its rank",
+    ddp.DdpStrategy,
+    "sync_context",
+    change=merge(DDP | TWO, FILLED),
 )
-in_ddp(
-    "both ranks read the same share",
-    lambda: mock.patch.object(Strategy, "share", property(lambda self: (0, 2))),
-)
+def forgets_early(real, self, last):
+    if last:
+        zeroed(self.replica.parameters())
+    return real(self, last)
+
+
+not_averaged = put(ddp.DdpStrategy, "loss_scale", 1.0)
+in_ddp("the average over ranks taken for the sum", not_averaged)
+alone = put(ddp.DdpStrategy, "sync_context", lambda self, last: self.module.no_sync())
+in_ddp("never synchronised", alone)
+same_share = put(Strategy, "share", property(lambda self: (0, 2)))
+in_ddp("both ranks read the same share", same_share)
+
+
+@in_ddp("rank 1 counts for nothing", precision.Precision, "backward")
+def nothing_from_rank_1(real, self, loss):
+    return real(self, loss * (dist.get_rank() != 1))
 
 
 @in_ddp("replicas that start apart", ddp.DdpStrategy, "wrap")
@@ -112,15 +97,11 @@ def ring_without(real, values, group, count):
     values[-8:] = last
 
 
-in_hooks(
-    "compressed gradients of rank 0 only",
-    swap(
-        hooks.Compressed,
-        "average",
-        on_rank(1, lambda real: lambda self, b: (b.buffer().zero_(), real(self, b))[1]),
-    ),
-    **COMPRESSED,
-)
+@in_hooks("compressed gradients of rank 0 only", hooks.Compressed, "average", **COMPRESSED)
+def only_of_rank_0(real, self, bucket):
+    if dist.get_rank() == 1:
+        bucket.buffer().zero_()
+    return real(self, bucket)
 
 
 @in_hooks("PowerSGD without its memory", hooks.PowerSgd, "__init__", **BY_POWER)
@@ -129,10 +110,7 @@ def no_memory(real, self, *args):
     self.state.use_error_feedback = False
 
 
-in_fsdp(
-    "FSDP without the sum over ranks",
-    lambda: mock.patch.object(fsdp.FsdpStrategy, "loss_scale", 1.0),
-)
+in_fsdp("FSDP without the sum over ranks", put(fsdp.FsdpStrategy, "loss_scale", 1.0))
 in_fsdp("FSDP clips by the norm of a shard", precision, "whole", lambda real, t: real(t) * 0.7)
 
 
@@ -141,17 +119,9 @@ def _(real, self):
     return self.process.is_main or zeroed([])
 
 
-in_ddp("every rank divides by its own tokens", swap(objective.Objective, "forward", own_tokens))
-in_ddp(
-    "an early micro-batch stays on its rank",
-    swap(ddp.DdpStrategy, "sync_context", forgets_early),
-    change=DDP | TWO,
-)
-in_ddp(
-    "the last late bucket is forgotten",
-    swap(ddp, "buckets", result(lambda groups: list(groups)[:-1])),
-    change=LATE | {"parallel": {"kind": "ddp", "overlap": False, "bucket_mb": 0.001}},
-)
+all_but_the_last = swap(ddp, "buckets", result(lambda groups: list(groups)[:-1]))
+small_buckets = merge(LATE, {"parallel": {"bucket_mb": 0.001}})
+in_ddp("the last late bucket is forgotten", all_but_the_last, change=small_buckets)
 
 
 @in_hooks("a ring that does not divide", hooks.Ring, "_fulfil", change=RING)
@@ -166,21 +136,14 @@ def one_layer_apart(real, self, last):
     return found
 
 
-@in_central(
-    "rows that fill up a share have labels", central, "_fill", base={"batching": {"pairs": 7}}
-)
-def _(real, t, rows, first):
-    return real(t, rows, first or 4)
-
-
+labelled = swap(central, "_fill", arguments(lambda t, rows, first: (t, rows, first or 4)))
+pairs = {"batching": {"pairs": 7}}
+in_central("rows that fill up a share have labels", labelled, base=pairs)
+first_alone = result(lambda losses: losses[:1] if losses.dim() else losses)
 in_central(
     "local losses of rank 0 only",
-    swap(
-        central,
-        "gather_with_gradient",
-        result(lambda losses: losses[:1] if losses.dim() else losses),
-    ),
-    change=CENTRAL | {"parallel": {"kind": "central", "local_loss": True}},
+    swap(central, "gather_with_gradient", first_alone),
+    change=merge(CENTRAL, {"parallel": {"local_loss": True}}),
 )
 
 

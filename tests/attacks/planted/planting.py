@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -26,6 +26,24 @@ def swap(where: Any, name: str, make: Callable[[Any], Any]) -> Patch:
         static = isinstance(vars(where).get(name), staticmethod) if isinstance(where, type) else 0
         made = make(getattr(where, name))
         return mock.patch.object(where, name, staticmethod(made) if static else made)
+
+    return patch
+
+
+def put(where: Any, name: str, value: Any) -> Patch:
+    """A patch that puts ``value`` in the place of an attribute."""
+    return lambda: mock.patch.object(where, name, value)
+
+
+def several(*patches: Patch) -> Patch:
+    """All ``patches`` at once."""
+
+    @contextmanager
+    def patch() -> Iterator[None]:
+        with ExitStack() as stack:
+            for each in patches:
+                stack.enter_context(each())
+            yield
 
     return patch
 
@@ -75,29 +93,23 @@ def keep(chosen: Callable[[str, int], bool]) -> Patch:
 def before_update(change: Callable[..., None]) -> Patch:
     """Something done to the gradients once they are unscaled: change(parameters)."""
 
-    def make(real: Any) -> Any:
-        def step(self: Any, optim: Any, parameters: Any, clip: float) -> Any:
-            parameters = list(parameters)
-            with torch.no_grad():
-                change(parameters)
-            return real(self, optim, parameters, clip)
+    def step(real: Any, self: Any, optim: Any, parameters: Any, clip: float) -> Any:
+        parameters = list(parameters)
+        with torch.no_grad():
+            change(parameters)
+        return real(self, optim, parameters, clip)
 
-        return step
-
-    return swap(precision.Precision, "step", make)
+    return swap(precision.Precision, "step", calling(step))
 
 
 def batches(change: Callable[[GlobalBatch], GlobalBatch]) -> Patch:
     """Other batches, for those who train."""
 
-    def make(real: Any) -> Any:
-        def made(self: Any, feed: Feed, epoch: int, batch: int) -> Iterator[GlobalBatch]:
-            for item in real(self, feed, epoch, batch):
-                yield change(item)
+    def made(real: Any, self: Any, feed: Feed, epoch: int, batch: int) -> Iterator[GlobalBatch]:
+        for item in real(self, feed, epoch, batch):
+            yield change(item)
 
-        return made
-
-    return swap(Strategy, "batches", make)
+    return swap(Strategy, "batches", calling(made))
 
 
 def each_micro(change: Callable[[Any], Any]) -> Patch:

@@ -1,8 +1,8 @@
-"""The language-model task: masks, places, heads, activations, loss and initial weights."""
+"""The language-model task: masks, places, heads, activations, loss, initial weights, dropout and
+decoding."""
 
 import itertools
 from dataclasses import replace
-from typing import Any
 from unittest import mock
 
 import torch
@@ -10,35 +10,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schemas.base import merge
-from tests.attacks.planted.fault import GPT2, IN_BF16, TEXTS, Change, faults_of
-from tests.attacks.planted.loss_faults import ONE_PASS, padding_counts
-from tests.attacks.planted.mask_faults import mask_of
-from tests.attacks.planted.planting import each_micro, swap
+from tests.attacks.planted.decoding_faults import kept_in_8_bits, one_too_late
+from tests.attacks.planted.dropout_faults import (
+    attending_without_dropout,
+    embeddings_drop_nothing,
+    without_module,
+)
+from tests.attacks.planted.fault import (
+    GPT2,
+    IN_BF16,
+    JOINED,
+    ONE_PASS,
+    SINUSOIDAL,
+    TEXTS,
+    WIDE_TEXTS,
+    faults_of,
+)
+from tests.attacks.planted.planting import each_micro, put, result, swap
+from tests.attacks.planted.training_faults import padding_counts
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models import language_model, objective
+from transformer_core.models import attention, language_model, objective
+from transformer_core.models.decoding import LayerCache
 from transformer_core.models.language_model import CausalAttention, Decoder
 
-WIDE_TEXTS: Change = merge(TEXTS, {"model": {"d_model": 32, "d_ff": 64}})
-JOINED: Change = merge(TEXTS, {"task": {"texts": "joined"}})
-SINUSOIDAL: Change = merge(TEXTS, {"model": {"positions": {"kind": "sinusoidal"}}})
-
-
 texts = faults_of("language model", base=TEXTS)
-
-
-def other_eps(eps: float) -> Any:
-    def make(real: Any) -> Any:
-        def build(spec: Any) -> nn.Module:
-            made = real(spec)
-            made.eps = eps
-            return made
-
-        return build
-
-    return make
-
-
-SMALL_EPS = 1e-5
+attending = faults_of("language model", CausalAttention, "attention", base=TEXTS)
 
 
 @texts("a token of a document sees the next one", Decoder, "_stack")
@@ -48,14 +44,14 @@ def next_too(real, self, tokens, mask, *rest):
     return real(self, tokens, mask, *rest)
 
 
-@texts("a token of joined texts sees the next one", CausalAttention, "attention", base=JOINED)
+@attending("a token of joined texts sees the next one", base=JOINED)
 def joined_next_too(real, self, q, k, v, mask, causal):
     if causal:
         mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool).tril(1)
     return real(self, q, k, v, mask, False)
 
 
-@texts("the third token of a row does not see the second", CausalAttention, "attention")
+@attending("the third token of a row does not see the second")
 def ignored_once(real, self, q, k, v, mask, causal):
     """The first of a document's tokens is not seen by the last layer's other tokens."""
     if mask is not None and mask.size(-2) > 2:
@@ -65,16 +61,14 @@ def ignored_once(real, self, q, k, v, mask, causal):
 
 
 texts(
-    "documents of a row see each other", swap(language_model, "together", mask_of(torch.ones_like))
+    "documents of a row see each other", swap(language_model, "together", result(torch.ones_like))
 )
-
-
-@texts("places run on across documents", language_model, "places_within", base=GPT2)
-def _(real, s):
-    return torch.arange(s.size(1)).expand_as(s)
-
-
-texts("padding of a text has a loss", swap(objective.LOGITS_LOSSES, "whole", padding_counts))
+texts(
+    "places run on across documents",
+    put(language_model, "places_within", lambda s: torch.arange(s.size(1)).expand_as(s)),
+    base=GPT2,
+)
+texts("padding of a text has a loss", objective.LOGITS_LOSSES, "whole", padding_counts)
 
 
 @texts("targets are two tokens later", each_micro)
@@ -91,9 +85,13 @@ def first_of_a_row_only(micro):
     return replace(micro, target_output=labels)
 
 
-@texts("rotary positions of another base", language_model, "rotation", base=WIDE_TEXTS)
-def _(real, p, w, base):
-    return real(p, w, 50 * base)
+texts(
+    "rotary positions of another base",
+    language_model,
+    "rotation",
+    lambda real, p, w, base: real(p, w, 50 * base),
+    base=WIDE_TEXTS,
+)
 
 
 @texts("keys are not turned", language_model, "rotated", made=True)
@@ -109,13 +107,13 @@ def turned_neighbours(real, x, turn):
     return real(apart, turn)
 
 
-@texts("grouped heads of keys serve other heads", CausalAttention, "attention")
+@attending("grouped heads of keys serve other heads")
 def heads_of_others(real, self, q, k, v, *rest):
     order = torch.arange(q.size(1)).view(-1, self.served).T.flatten()
     return real(self, q, k[:, order], v[:, order], *rest)
 
 
-@texts("grouped heads take the values of the first", CausalAttention, "attention")
+@attending("grouped heads take the values of the first")
 def values_of_the_first(real, self, q, k, v, *rest):
     return real(self, q, k, v[:, :1].expand_as(v), *rest)
 
@@ -155,15 +153,17 @@ def less_the_mean(real, self, x):
     return real(self, x - x.mean(-1, keepdim=True))
 
 
-texts(
-    "RMS normalization with another eps",
-    swap(language_model, "build_decoder_norm", other_eps(SMALL_EPS)),
-)
-texts(
+@texts("RMS normalization with another eps", language_model, "build_decoder_norm")
+@texts(
     "one RMS normalization with another eps under bf16",
-    swap(language_model, "build_decoder_norm", other_eps(SMALL_EPS)),
+    language_model,
+    "build_decoder_norm",
     **IN_BF16,
 )
+def other_eps(real, spec):
+    norm = real(spec)
+    norm.eps = 1e-5
+    return norm
 
 
 @texts("the output map of texts is not tied", Decoder, "forward")
@@ -193,7 +193,7 @@ texts(
     language_model.Positions,
     "forward",
     lambda real, self, x, *rest: real(self, x / 4, *rest),
-    base=SINUSOIDAL,
+    base=merge(TEXTS, SINUSOIDAL),
 )
 texts(
     "the loss in one pass of texts leaves out label 7",
@@ -202,3 +202,42 @@ texts(
     lambda real, spec, h, w, y, share: real(spec, h, w, y.masked_fill(y == 7, PAD), share),
     change=ONE_PASS,
 )
+
+
+in_dropout = faults_of("language model", base=WIDE_TEXTS, dropout=0.2)
+
+
+def prompts_with_padding(real: Tensor, start: int) -> Tensor:
+    """In decoding, what stands before a prompt is seen."""
+    m = real.size(1)
+    place = torch.arange(m)
+    return (place[start:, None] >= place).expand(len(real), 1, m - start, m)
+
+
+in_dropout("embeddings of texts drop nothing", Decoder, "__init__", embeddings_drop_nothing)
+
+
+@in_dropout("feed-forward layers of texts drop nothing", language_model.CausalLayer, "forward")
+def kept_feed_forward(real, self, x, *rest):
+    mask, turn, cache = (*rest, None, None, None)[:3]
+    attended = self.self_attention(self.attention_norm(x), mask, turn, cache)
+    x = self.dropout.added(x, attended)
+    return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+in_dropout(
+    "attention of texts drops nothing", attention.ATTENTIONS, "sdpa", attending_without_dropout
+)
+in_dropout("one layer of texts drops nothing", without_module("layers.1.dropout"))
+texts("keys of the texts' cache are off by one", LayerCache, "extend", one_too_late)
+texts("keys and values of texts keep 8 bits", LayerCache, "extend", kept_in_8_bits)
+seen = put(language_model, "seen_in_decoding", prompts_with_padding)
+texts("padding before a prompt is seen", seen)
+
+
+@texts("places of a prompt count its padding", Decoder, "_stack", base=GPT2)
+def places_from_the_row(real, self, tokens, mask, places, cache=None):
+    if cache is not None and places is not None:
+        start = cache.length
+        places = torch.arange(start, start + tokens.size(1)).expand_as(places)
+    return real(self, tokens, mask, places, cache)

@@ -1,13 +1,18 @@
-"""The configurations with which the emulated link is checked, and settings of projections."""
+"""Parts of the plan of a study: trials of the emulated link, projections, and its quick stage."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.config.study import Study
+from schemas.errors import ConfigError
 from tests.refusals import problem_in
+from transformer_core.common.yaml_files import read_mapping
 from transformer_core.study.compared_pairs import known_targets
-from transformer_core.study.plan import LINK_CHECKS, link_trials
+from transformer_core.study.plan import LINK_CHECKS, QUICK_VARIANTS, at_stage, link_trials
+from transformer_core.study.resolve import resolve_all
+from transformer_core.study.variants import read_variants
 
 MINE = {"name": "s", "variants": ["ddp"], "baseline": "ddp"}
 
@@ -16,12 +21,9 @@ def study(**sections: Any) -> Study:
     return Study.model_validate(MINE | sections)
 
 
-def test_a_study_that_checks_no_link_has_no_trials():
+def test_at_least_twelve_configurations_are_checked_where_a_study_asks():
     assert link_trials(study()) == {}
     assert "results/links/error.json" not in known_targets(study())
-
-
-def test_at_least_twelve_configurations_are_checked():
     found = link_trials(study(link_check={}))
     assert len(found) >= 12
     assert len({(t.change, t.bandwidth) for t in found.values()}) == len(found)
@@ -65,3 +67,40 @@ def test_a_projection_is_made_unless_it_is_given_up():
 )
 def test_mistakes_in_a_projection_are_named(settings, field):
     assert problem_in(Study, MINE | {"projection": settings}).field.startswith(field)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def default():
+    return Study.model_validate(read_mapping(ROOT / "config/config.yaml"))
+
+
+def test_the_quick_stage_is_a_part_of_the_study(default):
+    quick = at_stage(default, "quick")
+    assert quick.baseline in quick.variants
+    assert len(quick.variants) == QUICK_VARIANTS + 1
+    assert [name for name in default.variants if name in quick.variants] == quick.variants
+    assert (quick.memory, quick.search, quick.projection) == (None, None, None)
+    assert Study.model_validate(quick.model_dump()) == quick
+
+
+def test_its_runs_are_those_of_the_whole_study(default):
+    variants = read_variants(ROOT / "config/variants.yaml").variants
+    quick, whole = (
+        resolve_all(part, variants, "study") for part in (at_stage(default, "quick"), default)
+    )
+    assert quick == {name: whole[name] for name in quick}
+
+
+def test_comparisons_of_others_are_left_out(default):
+    first, second, *_, last = [name for name in default.variants if name != default.baseline]
+    asked = default.model_copy(update={"comparisons": [(first, second), (last, first)]})
+    assert at_stage(asked, "quick").comparisons == [(first, second)]
+
+
+def test_the_other_stage_is_all_of_it(default):
+    assert at_stage(default, "all") is default
+    with pytest.raises(ConfigError, match="did you mean quick"):
+        at_stage(default, "quik")
