@@ -6,6 +6,7 @@ from torch._dynamo.utils import counters
 
 from schemas.config.model import Transformer
 from schemas.errors import Unsupported
+from tests.models.test_models_checkpoint import kept_bytes
 from tests.models.test_models_decoder_only import batch as decoder_batch
 from tests.models.test_models_decoder_only import build as decoder
 from transformer_core.models import language_model, transformer
@@ -13,7 +14,6 @@ from transformer_core.models.compiled_layers import compile_layers
 from transformer_core.models.registry import build_model
 
 V = 50
-GRAPHS = {"compile": "graphs"}
 
 
 def compile_by(backend, monkeypatch):
@@ -30,14 +30,14 @@ def compile_by(backend, monkeypatch):
 
 def built(**changes):
     torch.manual_seed(0)
-    return build_model(Transformer(d_model=16, d_ff=32, heads=2, **changes), V)
+    return build_model(Transformer(**{"d_model": 16, "d_ff": 32, "heads": 2} | changes), V)
 
 
 def assert_same_gradients(models, batches, close=1e-4):
     for given in batches:
         found = []
         for each in models:
-            each.zero_grad()
+            each.train().zero_grad()
             each(*given).square().sum().backward()
             found.append([p.grad.clone() for p in each.parameters()])
         torch.testing.assert_close(*found, rtol=close, atol=close)
@@ -49,90 +49,61 @@ def batch(rows, s, t):
     return source, torch.randint(4, V, (rows, t))
 
 
+def assert_graphs(number):
+    assert counters["stats"]["unique_graphs"] == number
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
 def test_two_graphs_serve_all_layers_and_lengths(monkeypatch):
     compile_by("aot_eager", monkeypatch)
     sizes = {"dropout": 0.0, "encoder_layers": 3}
-    models = built(compile="layers", **sizes).train(), built(**sizes).train()
+    models = built(compile="layers", **sizes), built(**sizes)
     assert_same_gradients(models, [batch(*shape) for shape in ((4, 7, 6), (3, 9, 8), (2, 6, 11))])
-    assert counters["stats"]["unique_graphs"] == 2
-    assert not counters["graph_break"]
+    assert_graphs(2)
 
 
-def test_one_graph_serves_all_layers_and_lengths_of_a_decoder(monkeypatch):
-    compile_by("aot_eager", monkeypatch)
-    given = decoder_batch()
-    batches = [[part[:, :columns] for part in given] for columns in (10, 7, 9)]
-    assert_same_gradients((decoder(compile="layers").train(), decoder().train()), batches)
-    assert counters["stats"]["unique_graphs"] == 1
-    assert not counters["graph_break"]
-
-
-def test_a_share_of_the_activations_is_kept(monkeypatch):
+@pytest.mark.slow
+def test_one_graph_serves_all_layers_and_lengths_of_a_decoder_and_keeps_a_share(monkeypatch):
     """torch's partition of a graph recomputes more where less may be kept, with the same result."""
-    kept, found = [], []
+    kept = []
     for share in (1.0, 0.0):
         compile_by("aot_eager_decomp_partition", monkeypatch)
         model = decoder(compile="layers", kept_share=share).train()
-        storages = {}
-
-        def pack(tensor, storages=storages):
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = model(*decoder_batch())
-        loss.backward()
-        kept.append(sum(storages.values()))
-        found.append([p.grad for p in model.parameters()])
+        kept.append(kept_bytes(lambda model=model: model(*decoder_batch())))
+        batches = [[part[:, :columns] for part in decoder_batch()] for columns in (10, 7, 9)]
+        assert_same_gradients((model, decoder()), batches)
+        assert_graphs(1)
     assert kept[1] < kept[0]
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
-def test_evaluation_compiles_nothing(monkeypatch):
-    compile_by("aot_eager", monkeypatch)
-    model = built(compile="layers").eval()
-    with torch.no_grad():
-        model(*batch(3, 7, 6))
-    assert not counters["stats"]
-
-
-def test_a_host_that_cannot_compile_says_so(monkeypatch):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"compile": "layers"}, r"model\.compile: layers cannot be compiled here"),
+        ({"compile": "graphs"}, r"graphs are CUDA graphs.*this run is on a cpu"),
+        ({"compile": "layers", "kept_share": 0.5}, "kept_share: torch draws other masks"),
+        ({"compile": "layers", "kept_share": 0.5, "dropout": 1e-9}, "draws other masks"),
+    ],
+)
+def test_training_that_cannot_be_compiled_says_why_and_evaluation_compiles_nothing(
+    monkeypatch, fields, message
+):
     def broken(graph, inputs):
         raise RuntimeError("no C++ compiler")
 
     compile_by(broken, monkeypatch)
-    model = built(compile="layers").train()
-    with pytest.raises(Unsupported, match=r"model\.compile: layers cannot be compiled here"):
-        model(*batch(3, 7, 6))
-
-
-def test_graphs_need_a_gpu():
-    torch.manual_seed(0)
-    model = build_model(Transformer(d_model=16, d_ff=32, heads=2, compile="graphs"), V).train()
-    with pytest.raises(Unsupported, match=r"graphs are CUDA graphs.*this run is on a cpu"):
+    model = built(**fields).train()
+    with pytest.raises(Unsupported, match=message):
         model(*batch(3, 7, 6))
     model.eval()(*batch(3, 7, 6))
 
 
 @pytest.mark.gpu
 def test_graphs_give_the_gradients_of_every_step():
-    torch.manual_seed(0)
-    sizes = {"d_model": 64, "d_ff": 128, "heads": 2, "dropout": 0.0}
-    graphed, plain = (
-        build_model(Transformer(**sizes, **more), V).cuda().train() for more in (GRAPHS, {})
-    )
-    plain.load_state_dict(graphed.state_dict())
+    sizes = {"d_model": 64, "d_ff": 128, "dropout": 0.0}
+    models = built(**sizes, compile="graphs").cuda(), built(**sizes).cuda()
     # Every shape several times: it is warmed up, then recorded, then played.
     shapes = 3 * ((4, 8, 8), (3, 16, 8)) + ((4, 8, 8),)
     batches = [[tensor.cuda() for tensor in batch(*shape)] for shape in shapes]
-    assert_same_gradients((graphed, plain), batches, 1e-3)
-
-
-def test_a_share_of_activations_is_refused_with_dropout():
-    tokens = torch.ones(1, 3, dtype=torch.long)
-    for dropout in (0.1, 1e-9):
-        spec = Transformer(
-            d_model=16, d_ff=32, heads=2, dropout=dropout, compile="layers", kept_share=0.5
-        )
-        with pytest.raises(Unsupported, match="kept_share: torch draws other masks"):
-            build_model(spec, V)(tokens, tokens)
+    assert_same_gradients(models, batches, 1e-3)

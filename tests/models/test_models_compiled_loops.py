@@ -1,9 +1,9 @@
 """Pieces of compiled loops on torch's own threads."""
 
-import sys
 import threading
 from collections.abc import Callable
 
+import psutil
 import pytest
 import torch
 
@@ -50,46 +50,31 @@ def test_pieces_run_at_the_same_time(run):
     assert len(threads) == 3
 
 
-def test_threads_are_those_of_torchs_operators(monkeypatch):
+@pytest.mark.parametrize("run", ["torch's threads"], indirect=True)
+def test_threads_are_those_of_torchs_operators(run):
     """Started once by either, and taken by both: nothing new is started for the other."""
-    if compiled_loops._on_threads() is compiled_loops._on_pool:
-        pytest.skip("this torch does not compute by OpenMP")
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        torch.ones(2**22).add_(1)
-        known = threads_of_process()
-        in_pieces(lambda _, __: None, COUNT)
-        assert threads_of_process() == known
-    finally:
-        torch.set_num_threads(before)
+
+    def threads() -> set[int]:
+        return {thread.id for thread in psutil.Process().threads()}
+
+    torch.ones(2**22).add_(1)
+    known = threads()
+    in_pieces(lambda _, __: None, COUNT)
+    assert threads() == known
 
 
-def threads_of_process() -> set[int]:
-    psutil = pytest.importorskip("psutil")
-    return {thread.id for thread in psutil.Process().threads()}
-
-
-def test_an_error_of_a_piece_is_raised_when_all_have_ended(run):
+@pytest.mark.parametrize("error", [IndexError, SystemExit])  # that of a signal, too
+def test_an_error_of_a_piece_is_raised_when_all_have_ended(run, error):
     done: list[int] = []
 
     def work(start: int, _: int) -> None:
         if start:
-            raise IndexError(f"no {start}")
+            raise error(f"no {start}")
         done.append(start)
 
-    with pytest.raises(IndexError, match=r"no \d+"):
+    with pytest.raises(error, match=r"no \d+"):
         in_pieces(work, COUNT)
     assert done == [0]
-
-
-def test_what_a_signal_raises_ends_the_program(run):
-    def work(start: int, _: int) -> None:
-        if start:
-            sys.exit(1)
-
-    with pytest.raises(SystemExit):
-        in_pieces(work, COUNT)
 
 
 def test_a_signal_that_is_lost_in_c_ends_the_program(monkeypatch):

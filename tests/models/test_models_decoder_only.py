@@ -1,8 +1,11 @@
 """The decoder: what each option computes, masks of documents, initial weights."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
 
 from schemas.config.model import DecoderOnly
@@ -10,6 +13,7 @@ from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
+from transformer_core.techniques import liger
 
 V, SIZES = 37, {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
 OPTIONS = [
@@ -26,7 +30,7 @@ OPTIONS = [
 
 def build(seed=1, **fields):
     torch.manual_seed(seed)
-    return build_model(DecoderOnly(**SIZES, **fields), V)
+    return build_model(DecoderOnly(**SIZES | fields), V)
 
 
 def batch():
@@ -38,31 +42,24 @@ def batch():
 
 
 @pytest.mark.parametrize("fields", OPTIONS)
-def test_later_tokens_change_nothing(fields):
-    tokens, _, _ = batch()
+def test_a_token_sees_neither_later_ones_nor_another_document(fields):
+    tokens, targets, segments = batch()
     model = build(**fields)
     other = tokens.clone()
     other[:, 5:] = 4
-    first, second = model.logits(tokens), model.logits(other)
-    torch.testing.assert_close(first[:, :5], second[:, :5])
-    assert not torch.allclose(first[:, 5:], second[:, 5:])
+    joined, changed = model.logits(tokens), model.logits(other)
+    torch.testing.assert_close(changed[:, :5], joined[:, :5])
+    assert not torch.allclose(changed[:, 5:], joined[:, 5:])
 
-
-@pytest.mark.parametrize("fields", OPTIONS)
-def test_a_document_does_not_see_those_beside_it(fields):
-    tokens, targets, segments = batch()
-    model = build(**fields)
     logits, loss = model.logits(tokens, segments), model(tokens, targets, segments)
-    rows = [(0, slice(0, 10)), (1, slice(0, 3)), (1, slice(3, 10))]
-    rows += [(2, part) for part in (slice(0, 4), slice(4, 8), slice(8, 10))]
+    assert not torch.allclose(logits, joined)
     alone = torch.zeros(())
-    for row, part in rows:
-        torch.testing.assert_close(
-            logits[row, part], model.logits(tokens[None, row, part])[0], rtol=1e-4, atol=1e-5
-        )
-        alone = alone + model(tokens[None, row, part], targets[None, row, part])
+    for row, begin, end in [(0, 0, 10), (1, 0, 3), (1, 3, 10), (2, 0, 4), (2, 4, 8), (2, 8, 10)]:
+        document = tokens[row : row + 1, begin:end]
+        expected = model.logits(document)[0]
+        torch.testing.assert_close(logits[row, begin:end], expected, rtol=1e-4, atol=1e-5)
+        alone = alone + model(document, targets[row : row + 1, begin:end])
     torch.testing.assert_close(loss, alone)
-    assert not torch.allclose(logits, model.logits(tokens))
 
 
 @pytest.mark.parametrize("fields", [{}, {"kv_heads": 2, "bias": True}])
@@ -106,40 +103,55 @@ def test_texts_in_a_list_have_the_gradients_of_padded_rows(masked, head):
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["layers", "alternate", "products"])
-def test_checkpointing_changes_no_bit_of_loss_and_gradients(kind):
-    tokens, targets, segments = batch()
+def rope(q, k, cos, sin):
+    """As the transformers library turns Llama's heads; cos and sin [b, n, k]."""
+
+    def turned(x):
+        first, second = x.chunk(2, -1)
+        return x * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]
+
+    return turned(q), turned(k)
+
+
+LIGER = SimpleNamespace(
+    liger_rms_norm=lambda x, weight, eps, in_place: F.rms_norm(x, weight.shape, weight, eps),
+    liger_swiglu=lambda gate, value: F.silu(gate) * value,
+    liger_rope=rope,
+)
+"""The library's kernels, by torch."""
+
+
+def test_a_model_of_ligers_kernels_is_the_same_model(monkeypatch):
+    monkeypatch.setattr(liger, "library", lambda field, x: LIGER)
+    tokens, _, segments = batch()
+    ours, theirs = (build(kv_heads=1, kernels=kernels) for kernels in ("torch", "liger"))
+    for seen in (segments, None):
+        torch.testing.assert_close(theirs.logits(tokens, seen), ours.logits(tokens, seen))
+
+
+@pytest.mark.gpu
+def test_ligers_kernels_compute_what_torch_does():
+    pytest.importorskip("liger_kernel")
+    tokens = torch.randint(4, V, (3, 8), device="cuda")
     found = []
-    for checkpoint in ("none", kind):
-        model = build(checkpoint=checkpoint, dropout=0.2)
-        torch.manual_seed(7)
-        loss = model(tokens, targets, segments)
+    for kernels in ("torch", "liger"):
+        model = build(d_model=64, d_ff=128, heads=2, kernels=kernels).cuda()
+        loss = model(tokens, tokens.roll(-1))
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
 
 
-def test_drops_in_training_only():
-    tokens, _, _ = batch()
-    model = build(dropout=0.3)
-    assert not torch.equal(model.logits(tokens), model.logits(tokens))
-    model.eval()
-    assert torch.equal(model.logits(tokens), model.logits(tokens))
+FUSED = {"attention": {"kind": "fused_softmax"}, "dropout_method": {"kind": "fused"}}
 
 
-def test_fused_softmax_drops_attention_weights_and_nothing_without():
-    tokens, targets, segments = batch()
-    fused = {"attention": {"kind": "fused_softmax"}, "dropout_method": {"kind": "fused"}}
-    written = build(attention={"kind": "reference"})
-    torch.testing.assert_close(
-        build(**fused)(tokens, targets, segments), written(tokens, targets, segments)
-    )
-    dropping = build(**fused, dropout=0.5).train()
-    values = torch.stack([dropping(tokens, targets, segments).detach() for _ in range(400)])
-    assert values.std() > 0
-    mean, plain = values.mean(), written(tokens, targets, segments)
-    assert abs(mean - plain) < 0.1 * plain
+@pytest.mark.parametrize("kinds", [{}, FUSED])
+def test_drops_in_training_only(kinds):
+    tokens, _, segments = batch()
+    model = build(dropout=0.3, **kinds)
+    assert not torch.equal(model.logits(tokens, segments), model.logits(tokens, segments))
+    expected = build(attention={"kind": "reference"}).logits(tokens, segments)
+    torch.testing.assert_close(model.eval().logits(tokens, segments), expected)
 
 
 @pytest.mark.filterwarnings("error:Mismatch dtype")

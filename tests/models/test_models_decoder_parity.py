@@ -19,37 +19,27 @@ GPT2 = {
     "bias": True,
 }
 LLAMA = {"kv_heads": 2, "tied_embeddings": False}
-
-
-def ours(**fields):
-    torch.manual_seed(3)
-    return build_model(DecoderOnly(**SIZES, **fields), V)
-
-
-def theirs(architecture, tied, **options):
-    spec = HuggingFaceCausal(
-        kind="huggingface_causal",
-        architecture=architecture,
-        tied_embeddings=tied,
-        options=options,
-        **SIZES,
-    )
-    torch.manual_seed(4)
-    model = build_model(spec, V)
-    with torch.no_grad():
-        for p in model.parameters():  # biases that are zero would hide that they are mixed up
-            p.add_(torch.randn_like(p) * 0.05)
-    return model
+MODELS = {
+    "gpt2": (GPT2, {"tied_embeddings": True}, gpt2_weights),
+    "llama": (
+        LLAMA,
+        {"tied_embeddings": False, "options": {"num_key_value_heads": 2}},
+        llama_weights,
+    ),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
 
 
 def pair(name):
     """Our model, the library's with the same weights, and how names are translated."""
-    if name == "gpt2":
-        other, translate = theirs("gpt2", tied=True), gpt2_weights
-        own = ours(**GPT2)
-    else:
-        other, translate = theirs("llama", tied=False, num_key_value_heads=2), llama_weights
-        own = ours(**LLAMA)
+    ours, theirs, translate = MODELS[name]
+    own = build_model(DecoderOnly(**SIZES, **ours), V)
+    spec = HuggingFaceCausal(kind="huggingface_causal", architecture=name, **SIZES, **theirs)
+    torch.manual_seed(4)
+    other = build_model(spec, V)
+    with torch.no_grad():
+        for p in other.parameters():  # biases that are zero would hide that they are mixed up
+            p.add_(torch.randn_like(p) * 0.05)
     own.load_state_dict(translate(other.causal.state_dict(), SIZES["layers"]))
     return own.eval(), other.eval(), translate
 
@@ -62,7 +52,7 @@ def batch():
     return tokens, targets
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@every_model
 def test_logits_loss_and_gradients_are_those_of_the_library(name):
     own, other, translate = pair(name)
     tokens, targets = batch()
@@ -77,14 +67,15 @@ def test_logits_loss_and_gradients_are_those_of_the_library(name):
     loss.backward()
     expected.backward()
     gradients = {n: p.grad for n, p in other.causal.named_parameters()}
-    expected_gradients = translate(gradients, SIZES["layers"])
-    own_gradients = {n: p.grad for n, p in own.named_parameters()}
-    assert own_gradients.keys() == expected_gradients.keys()
-    for n, gradient in own_gradients.items():
-        torch.testing.assert_close(gradient, expected_gradients[n], rtol=1e-3, atol=1e-4, msg=n)
+    torch.testing.assert_close(
+        {n: p.grad for n, p in own.named_parameters()},
+        dict(translate(gradients, SIZES["layers"])),
+        rtol=1e-3,
+        atol=1e-4,
+    )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@every_model
 def test_documents_of_a_row_are_those_of_the_library(name):
     own, other, _ = pair(name)
     tokens, targets = batch()
@@ -98,15 +89,12 @@ def test_documents_of_a_row_are_those_of_the_library(name):
     torch.testing.assert_close(own.logits(tokens, segments)[2:, 2:6], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@every_model
 def test_the_generated_text_is_that_of_the_library(name):
     own, other, _ = pair(name)
     with torch.no_grad():
         (own.output or own.embedding).weight.mul_(5)
-        if name == "llama":
-            other.causal.lm_head.weight.mul_(5)
-        else:
-            other.causal.transformer.wte.weight.mul_(5)
+        other.causal.get_output_embeddings().weight.mul_(5)
     prompts = [[1, 5, 6, 7], [1], [1, 9]]
     found = own.generate(prompts, 8)
     assert found == other.generate(prompts, 8)

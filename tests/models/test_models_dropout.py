@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from schemas.config.model import FusedDropout, TorchDropout
+from schemas.config.model import FusedDropout, SharedDraws, TorchDropout
 from transformer_core.models.dropout import DROPOUTS, Dropout, dropout
 
 
@@ -41,50 +41,44 @@ def test_the_schema_chooses():
     assert torch.equal(ours, torch.nn.functional.dropout(torch.ones(100), 0.5))
 
 
-def test_nothing_happens_in_evaluation_or_without_probability():
-    x = torch.randn(100)
-    assert torch.equal(Dropout(0.5).eval()(x), x)
-    assert torch.equal(Dropout(0.0).train()(x), x)
-    assert (Dropout(0.5).train()(x) == 0).any()
-
-
 FUSED = FusedDropout(kind="fused")
 
 
-@pytest.fixture(params=[7, 3 * 2**16], ids=["one thread", "pieces"])
-def x(request):
-    """Small, and so large that threads share it; odd, so that the pieces are not equal."""
+@pytest.mark.parametrize("method", [SharedDraws(), FUSED], ids=lambda method: method.kind)
+def test_nothing_happens_in_evaluation_or_without_probability(method):
+    x = torch.tensor([-1.0, 2.0])
+    for layer in (Dropout(0.5, method).eval(), Dropout(0.0, method).train()):
+        assert torch.equal(layer(x), x)
+        assert layer.added(x, x).tolist() == [-2.0, 4.0]
+        assert layer.of_relu(x).tolist() == [0.0, 2.0]
+    assert (Dropout(0.5, method).train()(torch.randn(100)) == 0).any()
+
+
+# Small, and so large that threads share it; odd, so that the pieces are not equal.
+@pytest.mark.parametrize("size", [8, 3 * 2**16 + 1])
+@pytest.mark.parametrize("beside", ["residual", "relu"])
+def test_a_fused_loop_and_its_gradient_are_those_of_one_mask(size, beside):
     torch.manual_seed(0)
-    return (torch.randn(request.param + 1) + 3).requires_grad_()
-
-
-def test_the_sum_and_its_gradient_are_those_of_one_mask(x):
-    layer = Dropout(0.25, FUSED)
-    residual = torch.randn(len(x), requires_grad=True)
-    total = layer.added(residual, x)
-    passed = (total - residual).detach()
+    layer, p = Dropout(0.25, FUSED), 0.25
+    x = (torch.randn(size) + 3 * (beside == "residual")).requires_grad_()
+    residual = torch.randn(size, requires_grad=True)
+    gradient = torch.randn(size)
+    if beside == "relu":
+        result = layer.of_relu(x)
+        passed, may_pass = result.detach(), x.detach() > 0
+        assert not passed[~may_pass].any()
+    else:
+        result = layer.added(residual, x)
+        passed, may_pass = (result - residual).detach(), torch.ones(size, dtype=torch.bool)
     kept = passed != 0
-    torch.testing.assert_close(passed, torch.where(kept, x.detach() / 0.75, 0.0))
-    grad = torch.randn(len(x))
-    total.backward(grad)
-    torch.testing.assert_close(x.grad, torch.where(kept, grad / 0.75, 0.0))
-    torch.testing.assert_close(residual.grad, grad)
-    if len(x) > 100:
-        assert kept.float().mean().item() == pytest.approx(0.75, abs=0.005)
-
-
-def test_the_relu_and_its_gradient_are_those_of_one_mask(x):
-    layer, both = Dropout(0.25, FUSED), (x.detach() - 3).requires_grad_()
-    result = layer.of_relu(both)
-    positive = both.detach() > 0
-    assert not result[~positive].any()
-    kept = result.detach() > 0
-    torch.testing.assert_close(result.detach(), torch.where(kept, both.detach() / 0.75, 0.0))
-    grad = torch.randn(len(x))
-    result.backward(grad)
-    torch.testing.assert_close(both.grad, torch.where(kept, grad / 0.75, 0.0))
-    if len(x) > 100:
-        assert kept[positive].float().mean().item() == pytest.approx(0.75, abs=0.01)
+    expected = torch.where(kept, x.detach() / (1 - p), 0.0)
+    torch.testing.assert_close(passed, expected, rtol=1e-4, atol=1e-5)
+    result.backward(gradient)
+    torch.testing.assert_close(x.grad, torch.where(kept, gradient / (1 - p), 0.0))
+    if beside == "residual":
+        assert torch.equal(residual.grad, gradient)
+    if size > 100:
+        assert kept[may_pass].float().mean().item() == pytest.approx(1 - p, abs=0.01)
 
 
 def test_masks_of_two_calls_are_not_one_sequence_with_another_start():
@@ -111,12 +105,6 @@ def test_other_formats_are_dropped_in_small_operations(dtype):
     for result in (layer.added(torch.ones_like(x), x) - 1, layer.of_relu(x), layer(x)):
         assert result.dtype == dtype
         assert set(result.tolist()) == {0.0, 2.0}
-
-
-def test_evaluation_drops_nothing_and_adds():
-    layer, x = Dropout(0.5, FUSED).eval(), torch.tensor([-1.0, 2.0])
-    assert layer.added(x, x).tolist() == [-2.0, 4.0]
-    assert layer.of_relu(x).tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("residual", [torch.float32, torch.bfloat16])

@@ -38,7 +38,6 @@ def uncached(model, prompt, length):
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
         {"kv_heads": 2},
         {"positions": {"kind": "learned", "length": 32}},
         {"positions": {"kind": "sinusoidal"}},

@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,24 +22,31 @@ from transformer_core.models.loss import _loss_and_gradient
 from transformer_core.models.registry import build_model
 from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
 
+HERE = Path(__file__).parent
 cases: Any = None
 if importlib.util.find_spec("triton"):
     cases = importlib.import_module("tests.models.gpu_kernel_cases")
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
+    cases is None,
     reason="Triton is not installed (pip install triton==3.7.1; it comes with torch for CUDA)",
 )
+
+
+def run_script(name: str, *arguments: str, **variables: str) -> str:
+    """The output of a script of this folder, in a process of its own."""
+    paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(HERE / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
     """The results of the kernels by Triton's interpreter."""
     file = tmp_path_factory.mktemp("kernels") / "found.pt"
-    command = [sys.executable, cases.__file__, str(file)]
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_script("gpu_kernel_cases.py", str(file), TRITON_INTERPRET="1")
     return torch.load(file)
 
 
@@ -59,12 +65,8 @@ def test_normalization_with_its_residual_has_the_numbers_of_torch(interpreted, d
         *cases.norm_inputs(d, form),
         lambda residual, x, weight, bias: by_torch(residual, x, Norm(weight, bias), 0.0),
     )
-    for ours, reference in zip(interpreted["norm", d], expected, strict=True):
-        assert ours.dtype == reference.dtype
-        exact = form == torch.float32
-        torch.testing.assert_close(
-            ours, reference, rtol=1e-4 if exact else 0.02, atol=1e-5 if exact else 0.05
-        )
+    close = {"rtol": 1e-4, "atol": 1e-5} if form == torch.float32 else {"rtol": 0.02, "atol": 0.05}
+    torch.testing.assert_close(interpreted["norm", d], expected, **close)
 
 
 @needs_triton
@@ -72,8 +74,8 @@ def test_a_sum_that_nothing_uses_has_no_gradient_of_its_own(interpreted):
     inputs, _ = cases.norm_inputs(48, torch.float32)
     _, normed = by_torch(*inputs[:2], Norm(*inputs[2:]), 0.0)
     normed.square().sum().backward()
-    for ours, reference in zip(interpreted["only_normed"], inputs, strict=True):
-        torch.testing.assert_close(ours, reference.grad, rtol=1e-4, atol=1e-4)
+    expected = [t.grad for t in inputs]
+    torch.testing.assert_close(interpreted["only_normed"], expected, rtol=1e-4, atol=1e-4)
 
 
 @needs_triton
@@ -82,9 +84,8 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(interpreted):
     dropped = float((total == 0).float().mean())
     assert dropped == pytest.approx(cases.P, abs=0.03)
     assert torch.equal(total, gradient)
-    torch.testing.assert_close(
-        total[total != 0], torch.full((), 1 / (1 - cases.P)).expand(int((total != 0).sum()))
-    )
+    kept = total[total != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - cases.P)))
     assert not torch.equal(total[0], total[1]), "rows have masks of their own"
 
 
@@ -131,11 +132,12 @@ SIGNATURES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [86, 90])
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_kernels_become_machine_code_without_spills(name, architecture, tmp_path):
+def test_kernels_become_machine_code_without_spills(name, architecture):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from tests.models.inductor_for_gpus import registers_and_spills
     from transformer_core.techniques import gpu_kernels
 
     signature, constants = SIGNATURES[name]
@@ -146,28 +148,16 @@ def test_kernels_become_machine_code_without_spills(name, architecture, tmp_path
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=warps)
     code = made.asm["ptx"]
     assert f".target sm_{architecture}" in code
-    file = tmp_path / "kernel.ptx"
-    file.write_text(code)
-    (target,) = re.findall(r"\.target (\w+)", code)
-    ptxas = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", str(file)]
-    said = subprocess.run([*ptxas, "-o", os.devnull], capture_output=True, text=True, check=True)
-    assert "0 bytes spill stores, 0 bytes spill loads" in said.stderr
-    (registers,) = re.findall(r"Used (\d+) registers", said.stderr)
+    registers, spills = registers_and_spills(code)
+    assert spills == 0
     # Of 65,536 on a multiprocessor: at least half of the 64 warps that it can hold find room.
-    assert int(registers) * 32 * 32 <= 65_536
+    assert registers * 32 * 32 <= 65_536
 
 
 @needs_triton
 @pytest.mark.slow
 def test_what_the_compiler_makes_of_the_layers_becomes_machine_code():
-    script = Path(__file__).with_name("inductor_for_gpus.py")
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_script("inductor_for_gpus.py"))
     assert set(found) == {"86", "90"}
     for kernels in found.values():
         assert any("layer_norm_backward" in name for name in kernels)
@@ -196,8 +186,7 @@ def test_layers_with_it_train_as_those_without(norm, monkeypatch):
         model = build_model(Transformer(**sizes, **more), 50).train()
         model(source, target).square().sum().backward()
         found.append({name: p.grad for name, p in model.named_parameters()})
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     # Two layers of an encoder with one or two of them, two of a decoder with two or three.
     assert len(calls) == (6 if norm == "pre" else 10)
     build_model(Transformer(**sizes, **WITH_RESIDUAL), 50).eval()(source, target)

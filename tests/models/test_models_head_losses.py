@@ -63,9 +63,9 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(liger, "library", lambda field, x: library)
 
 
-def drawn(b=3, t=40, d=16, v=50):
+def drawn(b=3, t=40, d=16, v=50, scale=1.0):
     generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(b, t, d, generator=generator).requires_grad_()
+    hidden = (torch.randn(b, t, d, generator=generator) * scale).requires_grad_()
     output = torch.randn(v, d, generator=generator).requires_grad_()
     labels = torch.randint(1, v, (b, t), generator=generator)
     labels[torch.rand(b, t, generator=generator) < 0.3] = PAD
@@ -76,17 +76,24 @@ def whole(hidden, output, labels, smoothing):
     return token_loss_sum(F.linear(hidden, output), labels, smoothing)
 
 
+def value_and_gradients(loss, smoothing, scale=1.0, autocast=None):
+    hidden, output, labels = drawn(scale=scale)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        value = loss(hidden, output, labels, smoothing)
+    (-0.5 * value).backward()
+    return [value.detach(), hidden.grad, output.grad]
+
+
 @heads
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-def test_value_and_gradients_are_those_of_whole_logits(head, smoothing):
-    found = []
-    for loss in (head, whole):
-        hidden, output, labels = drawn()
-        value = loss(hidden, output, labels, smoothing)
-        (-0.5 * value).backward()
-        found.append([value.detach(), hidden.grad, output.grad])
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize(
+    ("smoothing", "scale", "close"),
+    [(0.0, 1.0, 1e-4), (0.1, 1.0, 1e-4), (1.0, 1.0, 1e-4), (0.1, 1e4, 1.0)],
+    ids=["plain", "smoothed", "all_smoothed", "large_logits"],
+)
+def test_value_and_gradients_are_those_of_whole_logits(head, smoothing, scale, close):
+    found, expected = (value_and_gradients(loss, smoothing, scale) for loss in (head, whole))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=close)
 
 
 @heads
@@ -133,10 +140,14 @@ def test_the_reason_is_said_where_a_library_cannot_work(monkeypatch):
         LINEAR(*drawn(), 0.1)
     with pytest.raises(Unsupported, match=r"cut_cross_entropy .* this run is on a cpu"):
         CUT(*drawn(), 0.0)
+    with pytest.raises(Unsupported, match=r"model.kernels: liger .* for GPUs; .* on a cpu"):
+        liger.swiglu(torch.ones(2, 4))
 
     monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match="pip install cut-cross-entropy"):
         cut_cross_entropy.library(SimpleNamespace(is_cuda=True))
+    with pytest.raises(Unsupported, match="pip install liger-kernel"):
+        liger.library("training.loss: liger", SimpleNamespace(is_cuda=True))
 
 
 @pytest.mark.gpu

@@ -1,15 +1,16 @@
-"""MarianMT of the transformers library behind the interface of a model."""
+"""Models of the transformers library behind the interfaces of this project's."""
 
 import builtins
 
 import pytest
 import torch
 
-from schemas.config.model import HuggingFace, Transformer
+from schemas.config.model import HuggingFace, HuggingFaceCausal, Transformer
 from schemas.errors import Unsupported
 from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.huggingface import POSITIONS
+from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_model
 
 pytest.importorskip("transformers")
@@ -22,6 +23,27 @@ def build(seed=1, vocabulary=V, **fields):
     torch.manual_seed(seed)
     spec = HuggingFace(kind="huggingface", **{**SIZES, "dropout": 0.0, **fields})
     return build_model(spec, vocabulary)
+
+
+def causal(architecture="gpt2", **fields):
+    torch.manual_seed(1)
+    sizes = {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
+    spec = HuggingFaceCausal(
+        kind="huggingface_causal", architecture=architecture, **(sizes | fields)
+    )
+    return build_model(spec, V)
+
+
+def texts():
+    """Tokens, targets that end with padding, and the document of each token."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = (torch.randint(4, V, (2, 8), generator=generator) for _ in range(2))
+    targets[0, 5:] = PAD
+    return tokens, targets, torch.tensor([[0] * 3 + [1] * 5, [0] * 8])
+
+
+def one_pass(hidden, output, targets):
+    return one_pass_loss_sum(hidden, output, targets, 0.0)
 
 
 def parameters(model):
@@ -76,3 +98,59 @@ def test_a_machine_without_the_library_is_unsupported(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Unsupported, match=r"pip install .*\[models\]"):
         build()
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen3", "gpt_neox"])
+def test_takes_sizes_and_computes_documents_apart(architecture):
+    model = causal(architecture, tied_embeddings=False).eval()
+    config = model.causal.config
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (24, 2, 4)
+    tokens, _, segments = texts()
+    apart = model.logits(tokens, segments)
+    for part in (slice(0, 3), slice(3, 8)):
+        alone = model.logits(tokens[:1, part])
+        torch.testing.assert_close(apart[:1, part], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_losses_without_all_logits_have_the_same_gradients(attention):
+    found = []
+    for options in ({}, {"loss": one_pass}):
+        model = causal(attention=attention)
+        loss = model(*texts(), **options)
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_sets_dropout_of_every_kind():
+    config = causal(dropout=0.25).causal.config
+    assert (config.attn_pdrop, config.embd_pdrop, config.resid_pdrop) == (0.25,) * 3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "more", "message"),
+    [
+        # Its logits are more than a product.
+        ("granite", {"options": {"logits_scaling": 4.0}}, (None, one_pass), r"training\.loss"),
+        ("bloom", {"attention": "eager"}, (torch.zeros(2, 8).long(),), "has no position_ids"),
+    ],
+)
+def test_models_that_cannot_take_a_loss_or_documents(architecture, fields, more, message):
+    model = causal(architecture, **fields)
+    tokens, targets, _ = texts()
+    assert model(tokens, targets).isfinite()
+    with pytest.raises(ValueError, match=f"{architecture}.*{message}"):
+        model(tokens, targets, *more)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architecture": "gpt22"}, "no causal language model.*gpt2"),
+        ({"options": {"n_ctxx": 3}}, r"model\.options\.n_ctxx.*gpt2"),
+    ],
+)
+def test_what_the_library_does_not_have_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        causal(**fields)

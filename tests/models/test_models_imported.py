@@ -16,20 +16,16 @@ EXAMPLE = "docs.examples.own_model:build"
 V = 31
 
 MODULE = """
-import torch
 from torch import nn
 
-def build(spec, vocabulary):
-    return nn.Bilinear(1, 1, vocabulary)
+number = 3
 
 def nothing(spec, vocabulary):
     return None
 
-number = 3
-
 class Bag(nn.Module):
     '''The next token depends on the last one and on the sum of the source.'''
-    def __init__(self, vocabulary, shift=0):
+    def __init__(self, spec, vocabulary, shift=0):
         super().__init__()
         self.table = nn.Embedding(vocabulary, vocabulary + shift)
         self.calls = []
@@ -39,11 +35,9 @@ class Bag(nn.Module):
 
 class Half(Bag):
     def encode(self, source):
-        return source
-
-class Full(Bag):
-    def encode(self, source):
         return self.table(source).sum(1, keepdim=True)
+
+class Full(Half):
     def new_cache(self):
         return NoCache()
     def decode(self, memory, source, target_input, cache=None):
@@ -53,19 +47,16 @@ class NoCache:
     def reorder(self, rows): pass
     def select(self, rows): pass
 
-def bag(spec, vocabulary): return Bag(vocabulary)
-def wide(spec, vocabulary): return Bag(vocabulary, shift=2)
-def half(spec, vocabulary): return Half(vocabulary)
-def full(spec, vocabulary): return Full(vocabulary)
+def wide(spec, vocabulary):
+    return Bag(spec, vocabulary, shift=2)
 
 class Pair(Bag):
     def forward(self, source, target_input):
         return super().forward(source, target_input), None
+
 class Ids(Bag):
     def forward(self, source, target_input):
         return super().forward(source, target_input).long()
-def pair(spec, vocabulary): return Pair(vocabulary)
-def ids(spec, vocabulary): return Ids(vocabulary)
 """
 
 
@@ -90,10 +81,10 @@ def build(factory, **fields):
     [
         ("no_such_module:build", "there is no module no_such_module; remedy: start snakemake in"),
         ("users_model.inner:build", "there is no module users_model.inner"),
-        ("users_model:biuld", "users_model has no function biuld; remedy: take one of build"),
+        ("users_model:bag", "users_model has no function bag; remedy: take one of Bag"),
         ("users_model:number", "users_model has no function number"),
         ("users_model:nothing", "gives a NoneType, not a torch.nn.Module"),
-        ("users_model:half", "has no decode and no new_cache; remedy: define all of encode, "),
+        ("users_model:Half", "has no decode and no new_cache; remedy: define all of encode, "),
     ],
 )
 def test_what_cannot_be_built_is_said(modules, factory, message):
@@ -112,8 +103,8 @@ def test_an_import_that_fails_inside_the_module_is_the_users_own_error(modules):
     ("factory", "message"),
     [
         ("wide", r"gives torch.float32 \[3, 4, 33\].*return logits \[3, 4, 31\]"),
-        ("pair", "gives a tuple, not a tensor"),
-        ("ids", r"gives torch.int64 \[3, 4, 31\]"),
+        ("Pair", "gives a tuple, not a tensor"),
+        ("Ids", r"gives torch.int64 \[3, 4, 31\]"),
     ],
 )
 def test_wrong_logits_are_said_at_the_first_batch(modules, factory, message):
@@ -125,7 +116,7 @@ def test_wrong_logits_are_said_at_the_first_batch(modules, factory, message):
 @torch.no_grad()
 def test_forward_alone_is_enough_for_both_searches(modules):
     source, _ = pairs(V, 6, 4)
-    alone, own = build("users_model:bag").eval(), build("users_model:full").eval()
+    alone, own = build("users_model:Bag").eval(), build("users_model:Full").eval()
     assert greedy(alone, source, 6) == greedy(own, source, 6)
     assert beam_search(alone, source, 3, 0.6, 6) == beam_search(own, source, 3, 0.6, 6)
     assert max(alone.own.calls) > 1  # the whole prefix

@@ -6,8 +6,6 @@ from pydantic import TypeAdapter
 
 from schemas.config.model import AnyModel
 from tests.models.token_batches import pairs
-from transformer_core.data.tokenizing.special_tokens import BOS, PAD
-from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 
 V = 41
@@ -70,22 +68,6 @@ def test_a_cache_continues_its_prefix_through_reorder_and_select(kind):
     cache.reorder(torch.tensor([1, 0]))
     step = model.decode(memory, source, target[[1, 0], 4:5], cache)
     torch.testing.assert_close(step[:, 0], model(source, target[[1, 0]])[:, 4], **CLOSE)
-
-
-@kinds
-@torch.no_grad()
-def test_searches_equal_uncached_greedy(kind):
-    source, _ = pairs(V)
-    model = build(kind)
-    tokens = torch.full((3, 1), BOS)
-    for _ in range(7):
-        logits = model(source, tokens)[:, -1]
-        logits[:, [PAD, BOS]] = -torch.inf
-        tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
-    expected = [row[: row.index(2)] if 2 in row else row for row in tokens[:, 1:].tolist()]
-    assert any(expected)
-    assert greedy(model, source, 7) == expected
-    assert beam_search(model, source, 1, 0.6, 7) == expected
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "import"])

@@ -1,19 +1,23 @@
 """Properties of the encoder-decoder; test_models_torch_nn.py compares it with torch's own."""
 
+import math
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
-from schemas.config.model import Transformer
+from schemas.config.model import AnyAttention, AnyLanguageModel, AnyModel, AnyQkv, Transformer
 from transformer_core.models.attention import ATTENTIONS
 from transformer_core.models.loss import token_loss_sum
-from transformer_core.models.positions import sinusoidal_positions
-from transformer_core.models.qkv_projection import Projection
-from transformer_core.models.registry import build_model
+from transformer_core.models.positions import Positions, sinusoidal_positions
+from transformer_core.models.qkv_projection import PROJECTIONS, Projection
+from transformer_core.models.registry import BUILDERS, build_model
 
 V = 20
 SOURCE = torch.tensor([[4, 5, 6, 7, 8], [9, 10, 11, 0, 0], [12, 0, 0, 0, 0]])
 TARGET = torch.tensor([[1, 13, 14, 15], [1, 16, 17, 0], [1, 18, 0, 0]])
+REAL = TARGET != 0
 
 
 def build(seed=0, **changes):
@@ -22,17 +26,60 @@ def build(seed=0, **changes):
     return build_model(Transformer.model_validate(spec), V)
 
 
+def kinds(schema):
+    """The ``kind`` of each member of a discriminated union."""
+    members = get_args(get_args(schema)[0])
+    return {get_args(m.model_fields["kind"].annotation)[0] for m in members}
+
+
+def test_registries_hold_what_the_schemas_know():
+    assert set(BUILDERS) == kinds(AnyModel) | kinds(AnyLanguageModel)
+    assert set(ATTENTIONS) == kinds(AnyAttention)
+    assert set(PROJECTIONS) == kinds(AnyQkv)
+
+
+@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
+@pytest.mark.parametrize(
+    "qkv",
+    [
+        {"kind": "separate"},
+        {"kind": "fused"},
+        {"kind": "layout", "outermost": "batch"},
+        {"kind": "layout", "outermost": "qkv"},
+    ],
+    ids=lambda qkv: "-".join(qkv.values()),
+)
+def test_every_combination_computes_the_same(attention, qkv):
+    expected = build(attention={"kind": "reference"}, qkv={"kind": "separate"})(SOURCE, TARGET)
+    found = build(attention={"kind": attention}, qkv=qkv)(SOURCE, TARGET)
+    torch.testing.assert_close(found[REAL], expected[REAL], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("position", "column"), [(0, 0), (0, 1), (3, 4), (7, 5), (299, 0), (50, 9)]
+)
+def test_positions_follow_the_formula(position, column):
+    angle = position / 10_000 ** (2 * (column // 2) / 10)
+    expected = math.cos(angle) if column % 2 else math.sin(angle)
+    found = sinusoidal_positions(300, 10)[position, column].item()
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_positions_grow_to_any_length_and_start_anywhere():
+    positions, table = Positions(8, length=4), sinusoidal_positions(100, 8)
+    for length in (3, 5, 40, 2):
+        assert torch.equal(positions(torch.zeros(1, length, 8))[0], table[:length])
+    assert torch.equal(positions(torch.zeros(2, 10, 8), start=75)[1], table[75:85])
+
+
 def test_embeddings_are_scaled_and_know_their_places():
-    model, seen = build(), {}
-    for side, stack in (("source", model.encoder), ("target", model.decoder)):
-        stack[0].register_forward_pre_hook(
-            lambda _, inputs, side=side: seen.update({side: inputs[0]})
-        )
+    model, seen = build(), []
+    for stack in (model.encoder, model.decoder):
+        stack[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     model(SOURCE, TARGET)
-    for side, tokens in (("source", SOURCE), ("target", TARGET)):
+    for tokens, found in zip((SOURCE, TARGET), seen, strict=True):
         embedded = model.source_embedding(tokens) * 16**0.5
-        expected = embedded + sinusoidal_positions(tokens.size(1), 16)
-        torch.testing.assert_close(seen[side], expected)
+        torch.testing.assert_close(found, embedded + sinusoidal_positions(tokens.size(1), 16))
 
 
 def test_several_tokens_after_a_cached_prefix_are_refused():
@@ -61,9 +108,11 @@ def test_initial_weights():
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all()
-        if isinstance(module, nn.Linear | nn.LayerNorm | Projection):
-            bias = getattr(module, "bias", None)
-            assert bias is None or not bias.any()
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            assert module.bias is None or not module.bias.any()
+        for _, weight, _ in module.blocks() if isinstance(module, Projection) else ():
+            # The bound of [64, 64]; for the fused [192, 64] it would be smaller.
+            assert weight.abs().max().item() == pytest.approx((6 / 128) ** 0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("attention", sorted(ATTENTIONS))
@@ -75,8 +124,7 @@ def test_autocast_stays_close_and_trains(attention, dtype):
         logits = model(SOURCE, TARGET)
         loss = token_loss_sum(logits, TARGET.roll(-1, 1), 0.1)
     loss.backward()
-    real = TARGET != 0
-    torch.testing.assert_close(logits.float()[real], expected[real], rtol=0.1, atol=0.1)
+    torch.testing.assert_close(logits.float()[REAL], expected[REAL], rtol=0.1, atol=0.1)
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
@@ -85,7 +133,6 @@ def test_autocast_stays_close_and_trains(attention, dtype):
 def test_a_sentence_of_padding_only_gives_no_nan(attention):
     model = build(attention={"kind": attention}, dropout=0.1)
     source, target = SOURCE.clone(), TARGET.clone()
-    source[2] = 0
-    target[2] = 0
+    source[2] = target[2] = 0
     token_loss_sum(model(source, target), target.roll(-1, 1), 0.1).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())

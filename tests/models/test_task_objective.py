@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from pydantic import TypeAdapter
 
 from schemas.config.model import DecoderOnly
@@ -16,7 +15,6 @@ from transformer_core.models.registry import build_model
 VOCABULARY = 20
 MASKED = LanguageModel(kind="language_model", context=16)
 JOINED = LanguageModel(kind="language_model", context=16, texts="joined")
-LOSSES = ["whole", "chunked", "one_pass"]
 
 
 def model():
@@ -36,17 +34,13 @@ def texts():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("kind", ["whole", "chunked", "one_pass"])
 def test_every_loss_is_that_of_the_logits(kind, smoothing):
     loss = TypeAdapter(AnyLoss).validate_python({"kind": kind})
     module = objective(MASKED, model(), smoothing, loss)
     source, inputs, labels = texts()
     expected = token_loss_sum(module.logits(source, inputs), labels, smoothing)
     torch.testing.assert_close(module(source, inputs, labels), expected)
-    if not smoothing:
-        logits = module.logits(source, inputs).flatten(0, 1)
-        plain = F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="sum")
-        torch.testing.assert_close(expected, plain)
 
 
 def test_a_text_in_a_row_is_as_if_it_were_alone_unless_they_are_joined():

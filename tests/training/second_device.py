@@ -5,6 +5,7 @@ how each ended. An operator that gets tensors of both devices raises, as on a GP
 import json
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,32 +16,16 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "second"
 
 
-class Amp:
-    """The module torch.second."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return 1
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
+MODULE = SimpleNamespace(
+    is_initialized=lambda: True,
+    is_available=lambda: True,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    _is_in_bad_fork=lambda: False,
+    manual_seed_all=lambda seed: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+)
+"""The module torch.second."""
 
 
 class There(Tensor):
@@ -123,7 +108,7 @@ def in_autocast(operator: Any) -> Any:
 
 
 def register() -> torch.device:
-    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=Amp())
+    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=MODULE)
     library = torch.library.Library("_", "IMPL")
     library.fallback(fallback, "PrivateUse1")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -199,21 +184,19 @@ def main() -> None:
     qkv_projection.concurrently = qkv_projection.between_synchronisations = in_turn
     sublayers.flash_over_sentences = sentences
     device, found = register(), {}
-    for name in sys.argv[1:] or OURS:
+
+    def step_of_variant(name: str, device: torch.device) -> str:
+        with laid_out_for("cuda"):
+            return step(with_one_layer(on_a_cpu(SPECS[name])), device)
+
+    work = {name: partial(step_of_variant, name) for name in sys.argv[1:] or OURS}
+    work["mixed"] = lambda device: torch.ones(3, device=device) + torch.ones(3)
+    work["certificate"] = certificate
+    for name, each in work.items():
         try:
-            with laid_out_for("cuda"):
-                found[name] = step(with_one_layer(on_a_cpu(SPECS[name])), device)
+            found[name] = str(each(device))
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    try:
-        torch.ones(3, device=device) + torch.ones(3)
-        found["mixed"] = "ok"
-    except Mixed as error:
-        found["mixed"] = str(error)
-    try:
-        found["certificate"] = certificate(device)
-    except Exception as error:
-        found["certificate"] = f"{type(error).__name__}: {error}"
     json.dump(found, sys.stdout)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ from transformer_core.training import checkpoint
 
 def main(folder: Path, spec: RunSpec, *options: str) -> int:
     """The program on a small corpus in memory."""
+    folder.mkdir(exist_ok=True)
     file = folder / "spec.json"
     file.write_text(spec.canonical_json())
     paths = ["--spec", str(file), "--data", str(folder), "--output", str(folder / "out")]
@@ -48,20 +50,18 @@ def test_it_trains_validates_and_saves(tmp_path):
 def test_the_same_line_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
     spec = small_spec(training={"steps": 5, "log_every": 1})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
-    cut.mkdir()
     assert main(whole, spec, "--checkpoint-every=2") == 0
     save = checkpoint.save
 
-    def killed(folder: Path, setup: object, step: int, state: object) -> None:
-        save(folder, setup, step, state)
+    def killed(*arguments: Any) -> None:
+        save(*arguments)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         main(cut, spec, "--checkpoint-every=2")
-    assert not (cut / "out/model.safetensors").exists()
     monkeypatch.setattr(checkpoint, "save", save)
+    assert not (cut / "out/model.safetensors").exists()
     assert main(cut, spec, "--checkpoint-every=2") == 0
     assert losses(cut) == losses(whole)
     assert not (cut / "out/checkpoint").exists()
@@ -69,15 +69,11 @@ def test_the_same_line_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_too_few_processes_are_told_with_the_command(tmp_path, capsys):
+def test_too_few_processes_and_a_missing_spec_are_told(tmp_path, capsys):
     spec = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     assert main(tmp_path, spec) == 1
-    assert "torchrun --standalone --nproc-per-node=2 -m transformer_core.training" in (
-        capsys.readouterr().err
-    )
-
-
-def test_a_missing_spec_is_told(tmp_path, capsys):
+    command = "torchrun --standalone --nproc-per-node=2 -m transformer_core.training"
+    assert command in capsys.readouterr().err
     options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
     assert program.main(options) == 1
     assert "no.json" in capsys.readouterr().err

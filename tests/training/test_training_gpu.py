@@ -1,5 +1,6 @@
 """Trainings on a GPU from end to end: formats, models, resumption, translation, one NCCL rank."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from schemas.base import merge
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
 from tests.training.small_training import VOCABULARY, Stopped, Watcher, small_setup, small_spec
+from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.measure.heaviest_batch import blank_batch
 from transformer_core.measure.largest_batch import limit_memory
 from transformer_core.measure.turns_worker import give_memory_back
@@ -39,6 +41,14 @@ def trained(spec: RunSpec, folder: Path) -> tuple[Setup, Watcher]:
     setup, watcher = setup_of(spec), Watcher()
     train(setup, watcher, folder)
     return setup, watcher
+
+
+def assert_trains(spec: RunSpec, folder: Path) -> None:
+    setup, watcher = trained(spec, folder)
+    assert all(torch.tensor(list(watcher.losses.values())).isfinite())
+    for parameter in setup.model.parameters():
+        assert parameter.isfinite().all()
+        assert parameter.device == DEVICE
 
 
 BF16: dict[str, Any] = {"training": {"precision": {"kind": "bf16"}}}
@@ -78,9 +88,7 @@ def test_a_training_follows_that_of_the_cpu(name, losses, tmp_path):
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_dropout_and_padding_from_end_to_end(name, tmp_path):
-    setup, watcher = trained(on_gpu(**TRAININGS[name]), tmp_path)
-    assert all(torch.tensor(list(watcher.losses.values())).isfinite())
-    assert all(bool(p.isfinite().all()) for p in setup.model.parameters())
+    assert_trains(on_gpu(**TRAININGS[name]), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
@@ -101,10 +109,7 @@ def test_a_resumed_training_is_the_whole_one(name, tmp_path):
 def test_models_of_other_libraries(kind, tmp_path):
     if kind == "huggingface":
         pytest.importorskip("transformers")
-    training = {"precision": {"kind": "bf16"}}
-    setup, watcher = trained(on_gpu(model={"kind": kind}, training=training), tmp_path)
-    assert all(torch.tensor(list(watcher.losses.values())).isfinite())
-    assert next(setup.model.parameters()).device == DEVICE
+    assert_trains(on_gpu(model={"kind": kind}, **BF16), tmp_path)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -169,22 +174,19 @@ def test_one_rank_over_nccl_trains_as_without(parallel):
     def steps(parallel: dict[str, Any]) -> list[float]:
         spec = on_gpu(parallel=parallel, model={"dropout": 0.0})
         setup = setup_of(spec)
-        batches = setup.strategy.batches(setup.feed, 0, 0)
-        found = [float(optimizer_step(setup, next(batches), 1e-3)[0]) for _ in range(3)]
-        batches.close()
-        return found
+        with closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
+            return [float(optimizer_step(setup, next(batches), 1e-3)[0]) for _ in range(3)]
 
     assert steps(parallel) == pytest.approx(steps({"kind": "single"}), rel=1e-4)
 
 
+def first_batch(setup: Setup) -> GlobalBatch:
+    with closing(setup.feed.batches()) as batches:
+        return next(batches)
+
+
 def test_batches_arrive_as_they_were_sent():
-    setup = setup_of(on_gpu())
-    batches = setup.feed.batches()
-    one = next(batches)
-    batches.close()
-    plain = small_setup(small_spec()).feed.batches()
-    expected = next(plain)
-    plain.close()
+    one, expected = first_batch(setup_of(on_gpu())), first_batch(small_setup(small_spec()))
     for ours, theirs in zip(one.micro_batches, expected.micro_batches, strict=True):
         assert torch.equal(ours.source.cpu(), theirs.source)
         assert torch.equal(ours.target_output.cpu(), theirs.target_output)

@@ -53,27 +53,16 @@ def trained(monkeypatch, tmp_path, **training):
     setup = small_setup(spec)
     with Reads(monkeypatch) as reads:
         watcher = CountingWatcher(reads)
-        history = train(setup, watcher, tmp_path)
-    return setup, watcher, history
+        train(setup, watcher, tmp_path)
+    return setup, watcher
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        float,
-        int,
-        bool,
-        "{:.1f}".format,
-        torch.Tensor.item,
-        lambda t: t.tolist(),
-        lambda t: t.numpy(),
-    ],
-)
-def test_the_counter_sees_every_way_to_read(monkeypatch, read):
+def test_the_counter_sees_every_way_to_read(monkeypatch):
+    one = torch.ones(())
     with Reads(monkeypatch) as reads:
-        one = torch.ones(())
-        read(one)
-    assert reads.count == 1
+        found = [float(one), int(one), bool(one), f"{one:.1f}", one.item(), one.tolist()]
+        found.append(one.numpy())
+    assert reads.count == len(found)
 
 
 @pytest.mark.parametrize(
@@ -81,31 +70,24 @@ def test_the_counter_sees_every_way_to_read(monkeypatch, read):
     [
         ("fp32", 1, list(range(1, 13))),
         ("fp32", 5, [1, 5, 10, 12]),
-        ("fp32", 100, [1, 12]),
-        ("bf16", 5, [1, 5, 10, 12]),
+        ("bf16", 100, [1, 12]),
         ("fp16", 1, list(range(1, 13))),
         ("fp16", 10, [1, 10, 12]),
     ],
 )
 def test_the_host_reads_at_logged_steps_only(monkeypatch, tmp_path, kind, log_every, logged):
-    _, watcher, history = trained(
-        monkeypatch, tmp_path, log_every=log_every, precision={"kind": kind}
-    )
+    settings = {"log_every": log_every, "precision": {"kind": kind}}
+    _, watcher = trained(monkeypatch, tmp_path, **settings)
     assert list(watcher.losses) == logged
     # Two numbers each, loss and norm, when the step is done: reading them is a part of it.
     read = [2 * sum(step <= now for step in logged) for now in range(1, STEPS + 1)]
     assert watcher.after_update == read
     assert watcher.before_validation == 2 * len(logged)
-    for row in history.steps:
-        assert (row["loss"] is not None) == (row["step"] in logged)
-        assert (row["grad_norm"] is not None) == (row["step"] in logged)
 
 
 def test_the_interval_changes_no_weight(monkeypatch, tmp_path):
     weights = []
-    for log_every in (1, 10, 100):
-        setup, _, _ = trained(monkeypatch, tmp_path / str(log_every), log_every=log_every)
+    for log_every in (1, 10):
+        setup, _ = trained(monkeypatch, tmp_path / str(log_every), log_every=log_every)
         weights.append(setup.model.state_dict())
-    for other in weights[1:]:
-        for name, tensor in weights[0].items():
-            assert torch.equal(tensor, other[name]), name
+    torch.testing.assert_close(*weights, rtol=0, atol=0)

@@ -1,13 +1,14 @@
 """The loop: what it computes, what it records, when it stops."""
 
+import gc
 import math
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
 
 from tests.training.small_training import Watcher, small_setup, small_spec, small_store
-from transformer_core.data.batching.collate import Batch
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.training.evaluation import validation_loss
@@ -15,16 +16,22 @@ from transformer_core.training.history import History
 from transformer_core.training.loop import Diverged, optimizer_step, train
 from transformer_core.training.optimizer import learning_rate
 
-NO_DROPOUT: dict[str, Any] = {"dropout": 0.0}
-
 
 def steps_of(history: History, column: str) -> list[Any]:
     return [step[column] for step in history.steps]
 
 
+def spoil(module: torch.nn.Module, at_call: int, value: float) -> None:
+    """Let the loss of the ``at_call``-th forward pass be ``value``."""
+    calls = count(1)
+    module.register_forward_hook(
+        lambda *given: given[2] * value if next(calls) == at_call else None
+    )
+
+
 def test_the_gradient_is_that_of_the_mean_over_all_target_tokens():
     spec = small_spec(
-        model=NO_DROPOUT, training={"clip_norm": 0.0, "accumulation": {"micro_batches": 3}}
+        model={"dropout": 0.0}, training={"clip_norm": 0.0, "accumulation": {"micro_batches": 3}}
     )
     setup = small_setup(spec)
     batch = next(setup.feed.batches())
@@ -57,16 +64,20 @@ def test_clipping(clip_norm, expected):
     assert 0.25 < float(before) < 100
 
 
-def test_the_rate_of_the_schedule_is_the_rate_of_the_step(tmp_path):
-    spec = small_spec(training={"schedule": {"kind": "linear", "peak": 1e-2, "warmup": 2}})
-    history = train(small_setup(spec), Watcher(), tmp_path)
-    schedule = spec.training.schedule
-    expected = [learning_rate(schedule, step, 6, spec.model.d_model) for step in range(1, 7)]
+@pytest.mark.parametrize(
+    ("optimizer", "factor"),
+    [({"kind": "adamw"}, 1.0), ({"kind": "sgd", "rate_factor": 25.0}, 25.0)],
+)
+def test_the_rate_of_the_schedule_is_the_rate_of_the_step(tmp_path, optimizer, factor):
+    schedule = {"kind": "linear", "peak": 1e-2, "warmup": 2}
+    spec = small_spec(training={"schedule": schedule, "optimizer": optimizer})
+    setup, rates = small_setup(spec), []
+    group = setup.optimizer.param_groups[0]
+    setup.optimizer.register_step_pre_hook(lambda *_: rates.append(group["lr"]))
+    history = train(setup, Watcher(), tmp_path)
+    expected = [learning_rate(spec.training.schedule, step, 6, 16) for step in range(1, 7)]
     assert steps_of(history, "learning_rate") == expected
-    setup = small_setup(spec)
-    before = [p.clone() for p in setup.model.parameters()]
-    optimizer_step(setup, next(setup.feed.batches()), rate=0.0)
-    assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))
+    assert rates == [factor * rate for rate in expected]
 
 
 def test_losses_are_read_and_validated_at_their_intervals(tmp_path):
@@ -74,8 +85,8 @@ def test_losses_are_read_and_validated_at_their_intervals(tmp_path):
     watcher = Watcher()
     history = train(small_setup(spec), watcher, tmp_path)
     assert list(watcher.losses) == [1, 3, 6, 8]
-    assert [step["step"] for step in history.steps if step["loss"] is not None] == [1, 3, 6, 8]
-    assert [step["step"] for step in history.steps if step["grad_norm"] is not None] == [1, 3, 6, 8]
+    for column in ("loss", "grad_norm"):
+        assert [s["step"] for s in history.steps if s[column] is not None] == [1, 3, 6, 8]
     assert list(watcher.validations) == [v.step for v in history.validations] == [4, 8]
     assert steps_of(history, "step") == list(range(1, 9))
     assert steps_of(history, "epoch") == [0] * 5 + [1] * 3  # 40 pairs, 8 a step
@@ -136,9 +147,7 @@ def test_pauses_enclose_what_is_not_training(tmp_path):
         def validated(self, step: int, loss: float) -> None:
             events.append(f"validated {step}")
 
-        def step_done(
-            self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
-        ) -> None:
+        def step_done(self, step: int, *counts: float) -> None:
             events.append(f"step {step}")
 
         def state(self) -> dict[str, Any]:
@@ -157,19 +166,14 @@ def test_pauses_enclose_what_is_not_training(tmp_path):
     ]
 
 
-def test_a_training_set_smaller_than_a_batch_wraps_around():
-    setup = small_setup(small_spec(batching={"pairs": 64}))
-    first: Batch = next(setup.feed.batches()).micro_batches[0]
-    assert first.pairs == 40
+def test_collections_of_garbage_wait_for_validations(tmp_path):
+    seen: list[bool] = []
 
+    class Looker(Watcher):
+        def step_done(self, step: int, *counts: float) -> None:
+            seen.append(gc.isenabled())
 
-def spoil(module: torch.nn.Module, at_call: int, value: float) -> None:
-    """Let the loss of the ``at_call``-th forward pass be ``value``."""
-    calls = 0
-
-    def hook(_: torch.nn.Module, __: Any, loss: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return loss * value if calls == at_call else loss
-
-    module.register_forward_hook(hook)
+    setup = small_setup(small_spec(machine={"garbage_collection": "off"}))
+    train(setup, Looker(), tmp_path)
+    assert seen == [False] * 6
+    assert gc.isenabled()

@@ -1,18 +1,19 @@
 """Weights in bfloat16 with masters of 32 bits."""
 
+from contextlib import closing
+
 import pytest
 import torch
 from torch import nn
 
 from schemas.config.training import AdamW, Sgd
 from schemas.errors import Unsupported
-from tests.distributed import run_ranks
-from tests.training.small_training import Watcher, small_setup, small_spec
+from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify.dropout import _moved
 from transformer_core.models.registry import build_model
 from transformer_core.study.checks import violations
-from transformer_core.training import checkpoint
-from transformer_core.training.loop import optimizer_step, train
+from transformer_core.training import optimizer as optimizers
+from transformer_core.training.loop import optimizer_step
 from transformer_core.training.optimizer import (
     MASTER,
     build_optimizer,
@@ -38,7 +39,9 @@ def optimizer_of(weight, wide, **changes):
     return build_optimizer(spec, [("w", weight)], CPU, {weight: wide.clone()})
 
 
-def test_the_update_is_that_of_torchs_adamw_on_weights_of_32_bits():
+@pytest.mark.parametrize("update", [in_one_loop, by_torch])
+def test_the_update_is_that_of_torchs_adamw_on_weights_of_32_bits(monkeypatch, update):
+    monkeypatch.setattr(optimizers, "in_one_loop", update)
     weight, wide, gradients = problem()
     optimizer = optimizer_of(weight, wide)
     plain = nn.Parameter(wide.clone())
@@ -50,26 +53,11 @@ def test_the_update_is_that_of_torchs_adamw_on_weights_of_32_bits():
         optimizer.param_groups[0]["lr"] = 1e-3
         optimizer.step()
         reference.step()
-        torch.testing.assert_close(
-            masters_of(optimizer)[weight], plain.detach(), rtol=2e-6, atol=1e-7
-        )
-        assert torch.equal(weight.detach(), masters_of(optimizer)[weight].to(torch.bfloat16))
-
-
-def test_the_loop_and_torchs_kernel_agree():
-    found = []
-    for update in (in_one_loop, by_torch):
-        weight, wide, gradients = problem()
-        optimizer = optimizer_of(weight, wide)
-        group = optimizer.param_groups[0] | {"lr": 1e-2}
-        for gradient in gradients:
-            state = optimizer.state[weight]
-            state["step"] += 1
-            with torch.no_grad():
-                update([weight], [gradient], [state], group)
-        found.append(optimizer.state[weight])
-    for key in (MASTER, "exp_avg", "exp_avg_sq"):
-        torch.testing.assert_close(found[0][key], found[1][key], rtol=2e-6, atol=1e-7)
+        found, expected = optimizer.state[weight], reference.state[plain]
+        torch.testing.assert_close(found[MASTER], plain.detach(), rtol=2e-6, atol=1e-7)
+        for key in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(found[key], expected[key], rtol=2e-6, atol=1e-7)
+        assert torch.equal(weight.detach(), found[MASTER].to(torch.bfloat16))
 
 
 def test_small_updates_are_not_lost():
@@ -131,13 +119,11 @@ def test_losses_are_those_of_32_bits_but_for_rounding(model, training):
     plain = small_setup(small_spec(training=training, model=model))
     low = small_setup(small_spec(training=FORMAT | training, model=model))
     assert all(p.dtype == torch.bfloat16 for p in low.model.parameters())
-    for setup in (plain, low):
-        setup.module.train()
     losses = []
     for setup in (plain, low):
-        batches = setup.feed.batches()
-        losses.append([float(optimizer_step(setup, next(batches), 3e-3)[0]) for _ in range(4)])
-        batches.close()
+        setup.module.train()
+        with closing(setup.feed.batches()) as batches:
+            losses.append([float(optimizer_step(setup, next(batches), 3e-3)[0]) for _ in range(4)])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
     assert losses[1] != losses[0]
 
@@ -150,9 +136,8 @@ def test_the_residual_stream_has_16_bits(method):
     for layer in (*setup.model.encoder, *setup.model.decoder):
         layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     setup.module.train()
-    batches = setup.feed.batches()
-    optimizer_step(setup, next(batches), 1e-3)
-    batches.close()
+    with closing(setup.feed.batches()) as batches:
+        optimizer_step(setup, next(batches), 1e-3)
     assert set(seen) == {torch.bfloat16}
     assert all(p.dtype == torch.float32 for p in setup.model.parameters())
 
@@ -161,36 +146,6 @@ def test_an_evaluation_takes_16_bit_weights_in_32_bits_whatever_the_residual_str
     model = build_model(small_spec(model={"residual": "bf16"}, training=FORMAT).model, 50)
     tokens = torch.randint(4, 50, (2, 5))
     assert model.decode(model.encode(tokens), tokens, tokens).dtype == torch.float32
-
-
-def resumed(kind, folder):
-    """A training without a stop, and one that goes on from a checkpoint: the same to the bit."""
-    changes = {"training": FORMAT | {"checkpoint_every": 3, "steps": 6}}
-    if kind == "ddp":
-        changes |= {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}}
-    spec = small_spec(**changes)
-    whole = small_setup(spec)
-    train(whole, Watcher(), folder / kind)
-    again = small_setup(spec)
-    path = checkpoint.latest(folder / kind, again)
-    done, _ = checkpoint.load(path, again)
-    assert done == 3
-    (first, *_) = masters_of(again.optimizer).items()
-    assert first[1].dtype == torch.float32
-    assert not torch.equal(first[1], first[0].detach().float())  # more than was rounded
-    again = small_setup(spec)
-    train(again, Watcher(), folder / kind)
-    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-        assert torch.equal(whole.optimizer.state[one][MASTER], again.optimizer.state[other][MASTER])
-
-
-def test_a_checkpoint_keeps_the_masters(tmp_path):
-    resumed("single", tmp_path)
-
-
-def test_a_checkpoint_of_replicas_keeps_the_masters(tmp_path):
-    run_ranks(resumed, 2, "ddp", tmp_path)
 
 
 def test_moves_of_the_weights_for_a_certificate_go_to_the_masters():

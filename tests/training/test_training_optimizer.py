@@ -8,29 +8,19 @@ from torch import nn
 
 from schemas.config.training import AdamW, AdamW8bit, Sgd
 from schemas.errors import Unsupported
-from tests.training.small_training import Watcher, small_setup, small_spec
-from transformer_core.training import checkpoint
-from transformer_core.training.loop import optimizer_step, train
+from tests.training.small_training import small_setup, small_spec
 from transformer_core.training.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 SPECS = {
     "adamw": AdamW(),
     "unfused": AdamW(fused=False),
-    "sgd": Sgd(kind="sgd"),
     "8bit": AdamW8bit(kind="adamw_8bit"),
 }
 
 
 def need_eight_bit():
     pytest.importorskip("bitsandbytes", reason="bitsandbytes, an optional dependency, is missing")
-
-
-@pytest.fixture(params=SPECS)
-def spec(request):
-    if request.param == "8bit":
-        need_eight_bit()
-    return SPECS[request.param]
 
 
 def problem(spec, width=128, rate=1e-2):
@@ -51,20 +41,6 @@ def problem(spec, width=128, rate=1e-2):
         return float(loss.detach())
 
     return SimpleNamespace(module=module, optimizer=optimizer, step=step)
-
-
-def test_every_optimizer_learns(spec):
-    it = problem(spec, rate=1e-3)
-    losses = [it.step() for _ in range(30)]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_no_step_without_a_learning_rate(spec):
-    it = problem(spec, rate=0.0)
-    before = it.module.weight.detach().clone()
-    assert it.optimizer.param_groups[0]["lr"] == 0.0
-    it.step()
-    assert torch.equal(before, it.module.weight)
 
 
 def test_adamw_is_that_of_the_paper():
@@ -132,39 +108,13 @@ def test_8_bit_adamw_follows_adamw():
     assert 0 < float(apart) < 0.1 * float(moved)
 
 
-WIDE = {"d_model": 128, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}
-"""Weights of more than 4,096 elements, whose moments have 8 bits."""
-
-
-def test_8_bit_state_survives_a_checkpoint(tmp_path):
-    need_eight_bit()
-    spec = small_spec(model=WIDE, training={"optimizer": {"kind": "adamw_8bit"}, "steps": 5})
-
-    def steps(setup, first):
-        batches = setup.feed.batches(0, first)
-        return [float(optimizer_step(setup, next(batches), 1e-3)[0]) for _ in range(first, 5)]
-
-    whole = steps(small_setup(spec), 0)
-    setup = small_setup(spec)
-    batches = setup.feed.batches()
-    for _ in range(2):
-        optimizer_step(setup, next(batches), 1e-3)
-    path = checkpoint.save(tmp_path, setup, 2, {})
-    states = setup.optimizer.state.values()
-    assert any(state["state1"].dtype == torch.uint8 for state in states)
-    torch.manual_seed(99)
-    resumed = small_setup(spec)
-    checkpoint.load(path, resumed)
-    assert steps(resumed, 2) == whole[2:]
-
-
 def test_missing_library_is_named_with_its_remedy(monkeypatch):
     monkeypatch.delitem(sys.modules, "transformer_core.training.eight_bit_adamw", raising=False)
     for name in ("bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(Unsupported, match=r"pip install 'bitsandbytes>=0\.50'") as caught:
+    message = r"8-bit AdamW needs bitsandbytes.*pip install 'bitsandbytes>=0\.50'"
+    with pytest.raises(Unsupported, match=message):
         problem(SPECS["8bit"])
-    assert "8-bit AdamW needs bitsandbytes" in str(caught.value)
 
 
 def test_library_without_a_kernel_for_the_device_is_found_out(monkeypatch):
@@ -184,13 +134,3 @@ def test_8_bit_state_of_shards_is_refused():
     training = {"optimizer": {"kind": "adamw_8bit"}}
     with pytest.raises(Unsupported, match="cannot work on shards"):
         small_setup(small_spec(parallel={"kind": "fsdp"}, training=training))
-
-
-@pytest.mark.parametrize(("kind", "factor"), [("adamw", 1.0), ("sgd", 25.0)])
-def test_the_loop_applies_the_factor_and_records_the_schedule(tmp_path, kind, factor):
-    optimizer = {"kind": kind} | ({"rate_factor": factor} if kind == "sgd" else {})
-    spec = small_spec(training={"optimizer": optimizer, "steps": 3})
-    setup = small_setup(spec)
-    history = train(setup, Watcher(), tmp_path)
-    assert [row["learning_rate"] for row in history.steps] == [3e-3] * 3
-    assert setup.optimizer.param_groups[0]["lr"] == pytest.approx(3e-3 * factor)

@@ -1,4 +1,3 @@
-import contextlib
 import itertools
 import json
 import math
@@ -6,7 +5,9 @@ import os
 import platform
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,8 +15,7 @@ from torch import nn
 
 from schemas.config.training import Bf16, Bf16Matmul, Fp16, Fp32, Tf32
 from schemas.errors import Unsupported
-from tests.distributed import run_ranks
-from tests.training.small_training import Stopped, Watcher, small_setup, small_spec
+from tests.training.small_training import Watcher, small_setup, small_spec
 from transformer_core.training import precision as matmul_mode
 from transformer_core.training.loop import train
 from transformer_core.training.precision import build_precision
@@ -39,17 +39,17 @@ def modes():
     return torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
 
 
+OPTIMIZERS = {
+    "adamw": partial(torch.optim.AdamW, lr=0.01, fused=True),
+    "unfused": partial(torch.optim.AdamW, lr=0.01),
+    "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9, fused=True),
+}
+
+
 def linear_and_optimizer(kind="adamw"):
     torch.manual_seed(3)
     module = nn.Linear(4, 3, bias=False)
-    parameters = module.parameters()
-    match kind:
-        case "adamw":
-            return module, torch.optim.AdamW(parameters, lr=0.01, fused=True)
-        case "unfused":
-            return module, torch.optim.AdamW(parameters, lr=0.01)
-        case "sgd":
-            return module, torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
+    return module, OPTIMIZERS[kind](module.parameters())
 
 
 def one_step(precision, module, optimizer, factor=1.0, clip_norm=0.0):
@@ -72,12 +72,11 @@ def test_norm_is_that_of_the_true_gradient_before_clipping(spec, clip_norm, appl
     before = module.weight.detach().clone()
     norm = one_step(build_precision(spec, CPU), module, optimizer, clip_norm=clip_norm)
     assert norm == pytest.approx(NORM, rel=1e-3)
-    assert torch.dist(before, module.weight.detach()).item() == pytest.approx(
-        0.01 * applied, rel=1e-3
-    )
+    moved = torch.dist(before, module.weight.detach()).item()
+    assert moved == pytest.approx(0.01 * applied, rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "unfused", "sgd"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("spec", [Fp32(), Bf16(kind="bf16"), fp16(initial_scale=8.0)])
 @pytest.mark.parametrize("clip_norm", [0.0, 0.5, 100.0])
 def test_clipping_in_the_optimizer_changes_nothing_but_where(kind, spec, clip_norm):
@@ -91,16 +90,15 @@ def test_clipping_in_the_optimizer_changes_nothing_but_where(kind, spec, clip_no
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_only_fused_kernels_take_the_factor(monkeypatch):
-    passes = []
-    clip = matmul_mode.scale_down
-    monkeypatch.setattr(matmul_mode, "scale_down", lambda *a: passes.append(a) or clip(*a))
-    for kind, clip_norm, expected in (
-        ("adamw", 0.5, 0), ("sgd", 0.5, 0), ("unfused", 0.5, 1), ("unfused", 0.0, 0)
-    ):  # fmt: skip
-        passes.clear()
-        one_step(build_precision(Fp32(), CPU, "folded"), *linear_and_optimizer(kind), 1, clip_norm)
-        assert len(passes) == expected, kind
+@pytest.mark.parametrize(
+    ("kind", "clip_norm", "passes"),
+    [("adamw", 0.5, 0), ("sgd", 0.5, 0), ("unfused", 0.5, 1), ("unfused", 0.0, 0)],
+)
+def test_only_fused_kernels_take_the_factor(monkeypatch, kind, clip_norm, passes):
+    scale_down = Mock(side_effect=matmul_mode.scale_down)
+    monkeypatch.setattr(matmul_mode, "scale_down", scale_down)
+    one_step(build_precision(Fp32(), CPU, "folded"), *linear_and_optimizer(kind), 1, clip_norm)
+    assert scale_down.call_count == passes
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_activations_have_the_format_and_gradients_32_bits(spec, dtype):
     assert (precision.report() is None) == (dtype != torch.float16)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "unfused", "sgd"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_fp16_skips_a_step_that_overflows_and_halves_the_scale(kind):
     module, optimizer = linear_and_optimizer(kind)
     precision = build_precision(fp16(initial_scale=1024.0), CPU)
@@ -171,82 +169,32 @@ def test_fp16_state_goes_on_where_it_was():
         assert torch.equal(its_weights, weights)
 
 
-def training(precision, **sections):
-    return small_spec(training={"precision": precision, "steps": 8} | sections)
+@pytest.mark.parametrize(
+    ("precision", "skips"),
+    [
+        ({"kind": "bf16"}, False),
+        ({"kind": "fp16"}, False),
+        ({"kind": "fp16", "initial_scale": 2.0**20}, True),
+    ],
+    ids=["bf16", "fp16", "fp16_that_overflows"],
+)
+def test_a_training_in_16_bits_follows_that_in_32_and_reports(tmp_path, precision, skips):
+    def trained(precision):
+        setup = small_setup(small_spec(training={"precision": precision, "steps": 8}))
+        watcher = Watcher()
+        history = train(setup, watcher, tmp_path, validate_last=False)
+        skipped = [row["step"] for row in history.steps if not math.isfinite(row["grad_norm"])]
+        return watcher.losses, skipped, setup.precision.report()
 
-
-def losses_of(setup, checkpoints, stop_at=0):
-    """The losses by step of a training, which ends early where ``stop_at`` says so."""
-    watcher = Watcher(stop_at)
-    with contextlib.suppress(Stopped):
-        train(setup, watcher, checkpoints, validate_last=False)
-    return watcher.losses
-
-
-@pytest.mark.parametrize("kind", ["fp16", "bf16"])
-def test_a_training_in_16_bits_follows_that_in_32(tmp_path, kind):
-    reference = losses_of(small_setup(training({"kind": "fp32"})), tmp_path / "32")
-    losses = losses_of(small_setup(training({"kind": kind})), tmp_path / "16")
-    for step, loss in reference.items():
-        assert losses[step] == pytest.approx(loss, rel=0.01)
-    assert losses != reference
-
-
-def test_a_training_in_fp16_skips_resumes_and_reports(tmp_path):
-    spec = training({"kind": "fp16", "initial_scale": 2.0**20}, checkpoint_every=2)
-    setup = small_setup(spec)
-    history = train(setup, watcher := Watcher(), tmp_path / "whole")
-    report = setup.precision.report()
-    skipped = [row["step"] for row in history.steps if not math.isfinite(row["grad_norm"])]
-    assert 0 < report["skipped_steps"] == len(skipped) < 8
-    assert report["loss_scale"] == 2.0 ** (20 - len(skipped))
-    assert skipped[0] == 1
-
-    losses_of(small_setup(spec), tmp_path / "parts", stop_at=2)
-    setup = small_setup(spec)
-    resumed = Watcher()
-    train(setup, resumed, tmp_path / "parts")
-    assert resumed.started_at == [2]
-    assert resumed.losses == watcher.losses
-    assert setup.precision.report() == report
-
-
-def overflow_in_one_rank(strategy):
-    """Three steps in fp16 where rank 1 alone overflows in the second; report, weights."""
-    spec = small_spec(
-        parallel={"kind": strategy},
-        machine={"devices_per_node": 2},
-        training={"precision": {"kind": "fp16", "initial_scale": 256.0}},
-    )
-    setup = small_setup(spec)
-    batches = setup.feed.batches()
-    norms = []
-    for step in range(1, 4):
-        micro = next(batches).micro_batches[0]
-        factor = 1e9 if (step, setup.process.rank) == (2, 1) else 1e-2
-        setup.optimizer.param_groups[0]["lr"] = 1e-3
-        setup.optimizer.zero_grad()
-        with setup.precision.autocast():
-            loss = setup.module(micro.source, micro.target_input, micro.target_output)
-        setup.precision.backward(loss * factor)
-        parameters = setup.module.parameters()
-        norms.append(float(setup.precision.step(setup.optimizer, parameters, 1.0)))
-    weights = [
-        getattr(p, "full_tensor", lambda p=p: p)().detach() for p in setup.model.parameters()
-    ]
-    finite = all(bool(weight.isfinite().all()) for weight in weights)
-    return norms, setup.precision.report(), sum(float(w.double().sum()) for w in weights), finite
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_ranks_skip_the_same_fp16_steps(strategy):
-    results = run_ranks(overflow_in_one_rank, 2, strategy)
-    for norms, report, _, finite in results:
-        assert [math.isfinite(norm) for norm in norms] == [True, False, True]
-        assert report == {"skipped_steps": 1, "loss_scale": 128.0}
-        assert finite
-    assert repr(results[0]) == repr(results[1])
+    (losses, skipped, report), (exact, *_) = trained(precision), trained({"kind": "fp32"})
+    assert losses != exact
+    if skips:
+        assert 0 < len(skipped) < 8
+        assert skipped[0] == 1
+        assert report == {"skipped_steps": len(skipped), "loss_scale": 2.0 ** (20 - len(skipped))}
+    else:
+        assert not skipped
+        assert losses == pytest.approx(exact, rel=0.01)
 
 
 def test_32_bit_products_are_switched_on_whatever_was_before():

@@ -17,14 +17,13 @@ def rates(spec: AnySchedule, steps: int) -> list[float]:
     return [learning_rate(spec, step, steps, D_MODEL) for step in range(1, steps + 1)]
 
 
-def test_noam_has_the_values_of_the_paper():
-    spec = Noam(factor=1.0, warmup=4_000)
-    assert learning_rate(spec, 4_000, 9, 512) == pytest.approx(1 / math.sqrt(512 * 4_000))
-    assert learning_rate(spec, 1_000, 9, 512) == pytest.approx(0.25 / math.sqrt(512 * 4_000))
-    assert learning_rate(spec, 16_000, 9, 512) == pytest.approx(0.5 / math.sqrt(512 * 4_000))
-    assert learning_rate(spec, 4_000, 9, 128) == pytest.approx(2 / math.sqrt(512 * 4_000))
-    twice = Noam(factor=2.0, warmup=4_000)
-    assert learning_rate(twice, 77, 9, 512) == 2 * learning_rate(spec, 77, 9, 512)
+@pytest.mark.parametrize(
+    ("factor", "step", "d_model", "times"),
+    [(1.0, 4_000, 512, 1), (1.0, 1_000, 512, 0.25), (1.0, 16_000, 512, 0.5), (2.0, 4_000, 128, 4)],
+)
+def test_noam_has_the_values_of_the_paper(factor, step, d_model, times):
+    rate = learning_rate(Noam(factor=factor, warmup=4_000), step, 9, d_model)
+    assert rate == pytest.approx(times / math.sqrt(512 * 4_000))
 
 
 @steady
@@ -37,22 +36,23 @@ def test_noam_peaks_at_the_end_of_its_warm_up(warmup, steps):
     assert values[-1] * math.sqrt(steps / warmup) == pytest.approx(values[warmup - 1])
 
 
-def test_linear():
-    assert rates(Linear(kind="linear", peak=8.0, warmup=4), 8) == [2, 4, 6, 8, 6, 4, 2, 0]
-    assert rates(Linear(kind="linear", peak=4.0), 4) == [3, 2, 1, 0]
+ROOT = math.sqrt(0.5)
 
 
-def test_constant():
-    assert rates(Constant(kind="constant", peak=3.0, warmup=3), 6) == [1, 2, 3, 3, 3, 3]
-    assert rates(Constant(kind="constant", peak=3.0), 3) == [3, 3, 3]
-
-
-def test_cosine():
-    root = math.sqrt(0.5)
-    expected = [1, 2, 1 + root, 1, 1 - root, 0]
-    assert rates(Cosine(kind="cosine", peak=2.0, warmup=2), 6) == pytest.approx(expected)
-    # Half-way the half cosine is at half its height.
-    assert learning_rate(Cosine(kind="cosine", peak=2.0), 50, 100, D_MODEL) == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("kind", "peak", "warmup", "expected"),
+    [
+        (Linear, 8.0, 4, [2, 4, 6, 8, 6, 4, 2, 0]),
+        (Linear, 4.0, 0, [3, 2, 1, 0]),
+        (Constant, 3.0, 3, [1, 2, 3, 3, 3, 3]),
+        (Constant, 3.0, 0, [3, 3, 3]),
+        (Cosine, 2.0, 2, [1, 2, 1 + ROOT, 1, 1 - ROOT, 0]),
+        (Cosine, 2.0, 0, [1 + ROOT, 1, 1 - ROOT, 0]),
+    ],
+)
+def test_other_schedules_have_their_values(kind, peak, warmup, expected):
+    spec = kind(kind=kind.__name__.lower(), peak=peak, warmup=warmup)
+    assert rates(spec, len(expected)) == pytest.approx(expected)
 
 
 @steady

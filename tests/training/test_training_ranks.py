@@ -1,0 +1,99 @@
+"""Two ranks: they resume to the last bit, skip the same steps, and divide the optimizer's state."""
+
+import math
+
+import pytest
+import torch
+
+from tests.distributed import run_ranks
+from tests.training.small_training import run_small, small_setup, small_spec
+from tests.training.test_training_checkpoint import everything
+
+pytestmark = pytest.mark.slow
+TRAININGS = {
+    "adamw": {"optimizer": {"kind": "adamw"}},
+    "adamw_zero": {"optimizer": {"kind": "adamw_zero"}, "checkpoint_writing": "behind"},
+    "masters": {"precision": {"kind": "bf16_weights"}},
+}
+TWO = {"devices_per_node": 2}
+
+
+def trained(kind, checkpoints, stop_at=0):
+    """The step at which it began, and all that is left of it."""
+    training = TRAININGS[kind] | {"checkpoint_every": 3, "validate_every": 4}
+    spec = small_spec(parallel={"kind": "ddp"}, machine=TWO, training=training)
+    watcher, end = run_small(spec, checkpoints, stop_at)
+    return watcher.started_at, everything(end)
+
+
+def overflow_in_one_rank(strategy):
+    """Three steps in fp16 where rank 1 alone overflows in the second; report, weights."""
+    spec = small_spec(
+        parallel={"kind": strategy},
+        machine=TWO,
+        training={"precision": {"kind": "fp16", "initial_scale": 256.0}},
+    )
+    setup = small_setup(spec)
+    batches = setup.feed.batches()
+    norms = []
+    for step in range(1, 4):
+        micro = next(batches).micro_batches[0]
+        factor = 1e9 if (step, setup.process.rank) == (2, 1) else 1e-2
+        setup.optimizer.param_groups[0]["lr"] = 1e-3
+        setup.optimizer.zero_grad()
+        with setup.precision.autocast():
+            loss = setup.module(micro.source, micro.target_input, micro.target_output)
+        setup.precision.backward(loss * factor)
+        parameters = setup.module.parameters()
+        norms.append(float(setup.precision.step(setup.optimizer, parameters, 1.0)))
+    weights = [
+        getattr(p, "full_tensor", lambda p=p: p)().detach() for p in setup.model.parameters()
+    ]
+    finite = all(bool(weight.isfinite().all()) for weight in weights)
+    return norms, setup.precision.report(), sum(float(w.double().sum()) for w in weights), finite
+
+
+def trainings(folder):
+    found = {}
+    for kind in TRAININGS:
+        whole = trained(kind, folder / kind / "whole")
+        trained(kind, folder / kind / "parts", stop_at=4)
+        torch.manual_seed(99)
+        found[kind] = whole, trained(kind, folder / kind / "parts")
+    return found | {strategy: overflow_in_one_rank(strategy) for strategy in ("ddp", "fsdp")}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """By rank, each of its trainings: one start of processes serves them all."""
+    return run_ranks(trainings, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(ranks, kind):
+    for rank in ranks:
+        (begun, whole), (begun_again, resumed) = rank[kind]
+        assert (begun, begun_again) == ([0], [3])
+        assert resumed == whole
+
+
+def test_a_divided_state_is_that_of_adamw(ranks):
+    moments = []
+    for rank in ranks:
+        (_, plain), (_, divided) = (rank[kind][0] for kind in ("adamw", "adamw_zero"))
+        for name in plain.keys() & divided.keys() - {"random", "precision"}:
+            torch.testing.assert_close(torch.tensor(divided[name]), torch.tensor(plain[name]))
+        moments.append({name for name in divided if name.endswith("/exp_avg")})
+    assert all(moments)
+    assert not moments[0] & moments[1]
+    assert moments[0] | moments[1] == {name for name in plain if name.endswith("/exp_avg")}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_skip_the_same_fp16_steps(ranks, strategy):
+    results = [rank[strategy] for rank in ranks]
+    for norms, report, _, finite in results:
+        assert [math.isfinite(norm) for norm in norms] == [True, False, True]
+        assert report == {"skipped_steps": 1, "loss_scale": 128.0}
+        assert finite
+    assert repr(results[0]) == repr(results[1])
