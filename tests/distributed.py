@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 def run_ranks(
     function: Callable[..., Any], world_size: int, *args: Any, backend: str = "gloo"
 ) -> list[Any]:
-    """What ``function(*args)`` returns in each of ``world_size`` processes, in order of rank.
+    """The results of ``function(*args)`` in each of ``world_size`` processes, in order of rank.
 
     The function is a module-level one and finds the process group made. An exception in one rank
     ends the others and is raised here, with its traceback, as ProcessRaisedException.
@@ -23,7 +23,7 @@ def run_ranks(
     # A server that has imported everything forks the processes: they start in no time, and
     # without the threads of this one.
     mp.get_context("forkserver").set_forkserver_preload(
-        ["torch._dynamo", "transformer_core.training.loop"]
+        ["pandas", "pyarrow.compute", "torch._dynamo", "transformer_core.training.loop"]
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""What the documents show of the code is what the code says."""
+"""The documents show the code as it is."""
 
 import re
 import tomllib
@@ -57,10 +57,7 @@ def test_modules_that_are_named_exist(page):
 def test_the_citation_is_of_this_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    said = {key: citation[key] for key in ("title", "abstract", "version", "license")}
-    assert said == {
-        "title": project["name"],
-        "abstract": project["description"],
-        "version": project["version"],
-        "license": project["license"],
-    }
+    for said, key in (("title", "name"), ("abstract", "description")):
+        assert citation[said] == project[key]
+    for key in ("version", "license"):
+        assert citation[key] == project[key]

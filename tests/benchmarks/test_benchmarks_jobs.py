@@ -1,4 +1,4 @@
-"""What is seen of the jobs of a command."""
+"""The jobs of a command are seen with all that they start."""
 
 import json
 import os

@@ -15,7 +15,6 @@ from tests.training.small_training import VOCABULARY, Watcher, small_setup
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.parallel import messages
 from transformer_core.parallel.topology import Process
-from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -24,55 +23,42 @@ KINDS = {
     "central": {"kind": "central"},
     "central_local_loss": {"kind": "central", "local_loss": True},
 }
-PRECISIONS = {"fp32": {"kind": "fp32"}, "bf16": {"kind": "bf16"}, "fp16": {"kind": "fp16"}}
+CASES = {name: (kind, "fp32") for name, kind in KINDS.items()} | {
+    precision: (KINDS["central"], precision) for precision in ("bf16", "fp16")
+}
 
 
-def trained(parallel: dict[str, Any], precision: dict[str, Any]) -> dict[str, Any]:
+def trained(parallel: dict[str, Any], precision: str = "fp32") -> dict[str, Any]:
     """Six steps and a validation: losses, weights, and what was held and sent on the way."""
-    setup = small_setup(spec_of(parallel=parallel, training={"precision": precision}))
-    watcher = Watcher()
-    saved = [0]
+    setup = small_setup(spec_of(parallel=parallel, training={"precision": {"kind": precision}}))
+    watcher, saved = Watcher(), []
 
     def save(tensor: Tensor) -> Tensor:
-        saved[0] += tensor.nbytes
+        saved.append(tensor.nbytes)
         return tensor
-
-    make = Feed._make
-    made: list[int] = []
-
-    def count(feed: Feed, epoch: int, batch: int) -> Any:
-        made.append(batch)
-        return make(feed, epoch, batch)
 
     with (
         tempfile.TemporaryDirectory() as folder,
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
-        patch.object(Feed, "_make", count),
+        patch.object(Feed, "_make", autospec=True, side_effect=Feed._make) as read,
     ):
-        exact = precision["kind"] == "fp32"  # a CPU validates slowly in 16 bits
+        exact = precision == "fp32"  # a CPU validates slowly in 16 bits
         history = train(setup, watcher, Path(folder), validate_last=exact)
+    states = [value for state in setup.optimizer.state.values() for value in state.values()]
     return {
         "losses": watcher.losses,
         "validations": watcher.validations,
         "steps": [(s["pairs"], s["tokens"], s["padded_tokens"]) for s in history.steps],
         "weights": [p.detach().clone() for p in setup.model.parameters()],
-        "reads_the_corpus": bool(made),
-        "saved_bytes": saved[0],
-        "state_elements": _state_elements(setup),
+        "reads_the_corpus": read.called,
+        "saved_bytes": sum(saved),
+        "state_elements": sum(s.numel() for s in states if isinstance(s, Tensor)),
         "told": setup.strategy.communication(),
     }
 
 
-def _state_elements(setup: Setup) -> int:
-    entries = (entry for state in setup.optimizer.state.values() for entry in state.values())
-    return sum(entry.numel() for entry in entries if isinstance(entry, Tensor))
-
-
 def trained_all() -> dict[str, Any]:
-    found = {name: trained(kind, PRECISIONS["fp32"]) for name, kind in KINDS.items()}
-    for name in ("bf16", "fp16"):
-        found[name] = trained(KINDS["central"], PRECISIONS[name])
-    return found
+    return {name: trained(*case) for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +66,13 @@ def ranks():
     return run_ranks(trained_all, 2)
 
 
+@pytest.fixture(scope="module")
+def single():
+    return trained({"kind": "single"})
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_it_trains_as_one_process(ranks, name):
-    single = trained({"kind": "single"}, PRECISIONS["fp32"])
+def test_it_trains_as_one_process(ranks, single, name):
     for rank in ranks:
         result = rank[name]
         assert result["losses"] == pytest.approx(single["losses"], rel=1e-5)

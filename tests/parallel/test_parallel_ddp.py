@@ -1,4 +1,4 @@
-"""What DistributedDataParallel and its hooks say of their traffic is what happens."""
+"""DistributedDataParallel and its hooks tell the traffic that there is."""
 
 from collections import Counter
 from itertools import islice
@@ -33,12 +33,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def observed(cases: dict[str, tuple[dict[str, Any], str]]) -> dict[str, Any]:
+def observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
     """Collectives that were seen in three steps, and what the strategy told of them."""
-    return {name: _observe(*case) for name, case in cases.items()}
-
-
-def _observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
     accumulation = {"micro_batches": MICRO_BATCHES, "synchronise": synchronise}
     setup = small_setup(spec_of(parallel=parallel, training={"accumulation": accumulation}))
     batches = list(islice(setup.strategy.batches(setup.feed, 0, 0), STEPS))
@@ -63,67 +59,6 @@ def _observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(observed, 2, CASES)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "ring"])
-def test_all_reduces_are_counted(ranks, name):
-    for rank in ranks:
-        case = rank[name]
-        assert case["all_reduces"] > 0
-        assert case["told"]["traffic"]["all_reduce"]["calls"] == case["all_reduces"]
-
-
-def test_the_ring_sends_and_never_all_reduces(ranks):
-    for rank in ranks:
-        case = rank["ring"]
-        steps = case["told"]["traffic"]["ring_step"]["calls"]
-        # Two ranks: two steps for each bucket.
-        assert case["exchanges"] == steps == 2 * case["told"]["all_reduces"]
-        assert case["all_reduces"] == 0
-
-
-def test_buckets_hold_the_gradients(ranks):
-    for name in ("default", "no_overlap", "one_bucket"):
-        case = ranks[0][name]
-        sizes = case["told"]["bucket_bytes"]
-        assert sum(sizes) == 4 * case["elements"]
-        assert (len(sizes) == 1) == (name == "one_bucket")
-
-
-def test_reductions_follow_the_accumulation(ranks):
-    counts = {
-        name: ranks[0][name]["told"]["synchronised_micro_batches"]
-        for name in ("default", "every", "no_overlap", "no_overlap_every")
-    }
-    every = STEPS * MICRO_BATCHES
-    assert ranks[0]["default"]["told"]["micro_batches"] == every
-    assert counts == {
-        "default": STEPS,
-        "every": every,
-        "no_overlap": STEPS,
-        "no_overlap_every": every,
-    }
-
-
-def test_bytes_of_the_hooks(ranks):
-    # Two ranks: each sends its gradients once, 2 (p - 1) / p = 1.
-    told = {name: case["told"]["traffic"] for name, case in ranks[0].items()}
-    whole = 4 * ranks[0]["default"]["elements"]
-    assert told["default"]["all_reduce"]["sent_bytes"] == [STEPS * whole] * 2
-    assert told["fp16"]["all_reduce"]["sent_bytes"] == [STEPS * whole // 2] * 2
-    assert sum(told["ring"]["ring_step"]["sent_bytes"]) == 2 * STEPS * whole
-    # Plain for two steps, which are four reductions; then two more of a fraction.
-    (sent, _) = told["powersgd"]["all_reduce"]["sent_bytes"]
-    assert 4 * whole < sent < 4.8 * whole
-
-
-def test_replicas_stay_equal(ranks):
-    assert all(case["difference"] == 0.0 for rank in ranks for case in rank.values())
-
-
 def drifted(changes: list[float]) -> list[float | None]:
     """Largest difference of replicas at first, and after each change of a weight of rank 1."""
     setup = small_setup(spec_of(parallel={"kind": "ddp"}))
@@ -136,11 +71,6 @@ def drifted(changes: list[float]) -> list[float | None]:
     return found
 
 
-def test_a_drifted_replica_is_seen():
-    for found in run_ranks(drifted, 2, [0.25, float("nan")]):
-        assert found == [0.0, pytest.approx(0.25), float("inf")]
-
-
 def powersgd_errors(steps: int) -> tuple[float, float]:
     """Relative error of a compressed gradient, and of the mean over ``steps`` of them.
 
@@ -148,7 +78,7 @@ def powersgd_errors(steps: int) -> tuple[float, float]:
     """
     hook = {"kind": "powersgd", "rank": 1, "start_step": 2}
     setup = small_setup(spec_of(parallel={"kind": "ddp", "hook": hook}))
-    (batch,) = islice(setup.strategy.batches(setup.feed, 0, 0), 1)
+    batch = next(setup.strategy.batches(setup.feed, 0, 0))
     gradients = []
     for _ in range(2 + steps):
         optimizer_step(setup, batch, 0.0)
@@ -161,9 +91,67 @@ def powersgd_errors(steps: int) -> tuple[float, float]:
     return first, mean
 
 
-def test_powersgd_feeds_its_error_back():
-    ((first, mean), other) = run_ranks(powersgd_errors, 2, 30)
-    assert other == (first, mean)
+def work_of_a_rank() -> dict[str, Any]:
+    """By case what is observed, and what the last two tests need."""
+    found: dict[str, Any] = {name: observe(*case) for name, case in CASES.items()}
+    return found | {"drifted": drifted([0.25, float("nan")]), "errors": powersgd_errors(30)}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks(work_of_a_rank, 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_reduces_and_exchanges_are_counted(ranks, name):
+    for rank in ranks:
+        case, told = rank[name], rank[name]["told"]
+        if name == "ring":
+            assert case["all_reduces"] == 0
+            # Two ranks: two steps for each bucket.
+            assert case["exchanges"] == told["traffic"]["ring_step"]["calls"]
+            assert case["exchanges"] == 2 * told["all_reduces"] > 0
+        else:
+            assert case["all_reduces"] == told["traffic"]["all_reduce"]["calls"] > 0
+        assert case["difference"] == 0.0
+
+
+def test_buckets_hold_the_gradients(ranks):
+    for name in ("default", "no_overlap", "one_bucket"):
+        case = ranks[0][name]
+        sizes = case["told"]["bucket_bytes"]
+        assert sum(sizes) == 4 * case["elements"]
+        assert (len(sizes) == 1) == (name == "one_bucket")
+
+
+def test_reductions_follow_the_accumulation(ranks):
+    every = STEPS * MICRO_BATCHES
+    assert ranks[0]["default"]["told"]["micro_batches"] == every
+    for name in ("default", "every", "no_overlap", "no_overlap_every"):
+        reductions = every if CASES[name][1] == "every" else STEPS
+        assert ranks[0][name]["told"]["synchronised_micro_batches"] == reductions
+
+
+def test_bytes_of_the_hooks(ranks):
+    # Two ranks: each sends its gradients once, 2 (p - 1) / p = 1.
+    told = {name: ranks[0][name]["told"]["traffic"] for name in CASES}
+    whole = 4 * ranks[0]["default"]["elements"]
+    assert told["default"]["all_reduce"]["sent_bytes"] == [STEPS * whole] * 2
+    assert told["fp16"]["all_reduce"]["sent_bytes"] == [STEPS * whole // 2] * 2
+    assert sum(told["ring"]["ring_step"]["sent_bytes"]) == 2 * STEPS * whole
+    # Plain for two steps, which are four reductions; then two more of a fraction.
+    (sent, _) = told["powersgd"]["all_reduce"]["sent_bytes"]
+    assert 4 * whole < sent < 4.8 * whole
+
+
+def test_a_drifted_replica_is_seen(ranks):
+    for rank in ranks:
+        assert rank["drifted"] == [0.0, pytest.approx(0.25), float("inf")]
+
+
+def test_powersgd_feeds_its_error_back(ranks):
+    first, mean = ranks[0]["errors"]
+    assert ranks[1]["errors"] == (first, mean)
     assert first > 0.05  # it does compress
     assert mean < first / 3
 

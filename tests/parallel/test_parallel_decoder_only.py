@@ -41,24 +41,20 @@ class Case:
     rows: int = 9
 
 
-def fsdp() -> Fsdp:
-    return Fsdp(kind="fsdp")
-
-
 def tensor(**fields: Any) -> TensorParallel:
     return TensorParallel(kind="tensor", **fields)
 
 
+FSDP = Fsdp(kind="fsdp")
+ONE_PASS = OnePassLoss(kind="one_pass")
 SEPARATE = {"qkv": {"kind": "separate"}, "kv_heads": 2, "bias": True}
 GELU = {"feed_forward": {"kind": "gelu"}, "tied_embeddings": False, "norm": {"kind": "layer"}}
 CASES = {
-    "fsdp": Case(fsdp()),
-    "fsdp_one_pass_recomputed": Case(
-        fsdp(), {"checkpoint": "layers"}, OnePassLoss(kind="one_pass")
-    ),
+    "fsdp": Case(FSDP),
+    "fsdp_one_pass_recomputed": Case(FSDP, {"checkpoint": "layers"}, ONE_PASS),
     "tensor": Case(tensor()),
     "tensor_separate": Case(tensor(), SEPARATE),
-    "tensor_gelu_one_pass": Case(tensor(), GELU, OnePassLoss(kind="one_pass")),
+    "tensor_gelu_one_pass": Case(tensor(), GELU, ONE_PASS),
     "tensor_recomputed": Case(tensor(), {"checkpoint": "products"}),
     "tensor_texts_in_a_list": Case(tensor(), {"tokens": {"kind": "unpadded"}}),
     "sequence": Case(tensor(**SEQUENCE)),
@@ -115,9 +111,44 @@ def on_ranks(cases: dict[str, Case]) -> dict[str, Any]:
     }
 
 
+REFUSED = [
+    (tensor(), {"dropout": 0.1}, "model.dropout: 0"),
+    (tensor(), {"kv_heads": 1, "qkv": {"kind": "separate"}}, "kv_heads"),
+    (tensor(), {"kv_heads": 2}, "separate"),
+    (tensor(**SEQUENCE), {"tokens": {"kind": "unpadded"}}, "rows, not lists"),
+    (tensor(ranks=3), {}, "do not divide a run"),
+]
+
+
+def refusals() -> list[str]:
+    reasons = []
+    for spec, model, _ in REFUSED:
+        try:
+            train(Case(model=model), TensorParallelStrategy(spec, process(), Machine(), False))
+            reasons.append("accepted")
+        except Unsupported as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def meetings(every: int, rate: float) -> tuple[dict[str, Tensor], int]:
+    """Weights of this rank at the end, and how often the replicas met."""
+    spec = LocalSteps(kind="local_steps", every=every, outer_rate=rate, outer_momentum=0.0)
+    strategy = build_strategy(spec, process(), Machine(), Accumulation())
+    _, weights, _ = train(Case(), strategy)
+    told = strategy.communication()
+    assert told is not None
+    return weights, told["meetings"]
+
+
+def work_of_two() -> dict[str, Any]:
+    met = {"met": meetings(2, 1.0), "half": meetings(2, 0.5), "apart": meetings(3, 1.0)}
+    return on_ranks(CASES) | met | {"refused": refusals()}
+
+
 @pytest.fixture(scope="module")
 def two():
-    return run_ranks(on_ranks, 2, CASES)
+    return run_ranks(work_of_two, 2)
 
 
 @pytest.fixture(scope="module")
@@ -140,56 +171,21 @@ def test_ranks_find_what_one_process_finds(name, request):
         assert not apart
 
 
-def refused() -> list[str]:
-    reasons = []
-    for fields, model in (
-        ({}, {"dropout": 0.1}),
-        ({}, {"kv_heads": 1, "qkv": {"kind": "separate"}}),
-        ({}, {"kv_heads": 2}),
-        (SEQUENCE, {"tokens": {"kind": "unpadded"}}),
-    ):
-        strategy = TensorParallelStrategy(tensor(**fields), process(), Machine(), False)
-        try:
-            train(Case(model=model), strategy)
-        except Unsupported as error:
-            reasons.append(str(error))
-    try:
-        TensorParallelStrategy(tensor(ranks=3), process(), Machine(), False)
-    except Unsupported as error:
-        reasons.append(str(error))
-    return reasons
+def test_what_cannot_be_divided_is_refused(two):
+    for rank in two:
+        for reason, (_, _, words) in zip(rank["refused"], REFUSED, strict=True):
+            assert words in reason
 
 
-def test_what_cannot_be_divided_is_refused():
-    words = ("model.dropout: 0", "kv_heads", "separate", "rows, not lists", "do not divide a run")
-    for reasons in run_ranks(refused, 2):
-        assert len(reasons) == len(words)
-        for reason, word in zip(reasons, words, strict=True):
-            assert word in reason
-
-
-def meetings(every: int, rate: float) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    spec = LocalSteps(kind="local_steps", every=every, outer_rate=rate, outer_momentum=0.0)
-    strategy = build_strategy(spec, process(), Machine(), Accumulation())
-    _, weights, _ = train(Case(), strategy)
-    return weights, strategy.communication()
-
-
-def local_steps() -> list[Any]:
-    return [meetings(2, 1.0), meetings(2, 0.5), meetings(3, 1.0)]
-
-
-def test_replicas_meet_at_the_average_of_their_changes():
-    ranks = run_ranks(local_steps, 2)
-    (apart, other) = ranks[0][2][0], ranks[1][2][0]
+def test_replicas_meet_at_the_average_of_their_changes(two):
+    mine, other = (rank["apart"][0] for rank in two)
     torch.manual_seed(1)
     model = build_model(DecoderOnly(layers=2, d_model=24, d_ff=40, heads=4), V)
-    begin = whole_weights(model, True)
-    for name in begin:
-        mean = (apart[name] + other[name]) / 2
-        for rank in ranks:
-            torch.testing.assert_close(rank[0][0][name], mean, rtol=1e-5, atol=1e-6)
-            half = begin[name] + 0.5 * (mean - begin[name])
-            torch.testing.assert_close(rank[1][0][name], half, rtol=1e-5, atol=1e-6)
-    assert any(not torch.equal(apart[name], other[name]) for name in begin)
-    assert [rank[1]["meetings"] for rank in ranks[0]] == [1, 1, 0]
+    for name, begin in whole_weights(model, True).items():
+        mean = (mine[name] + other[name]) / 2
+        half = begin + 0.5 * (mean - begin)
+        for rank in two:
+            torch.testing.assert_close(rank["met"][0][name], mean, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(rank["half"][0][name], half, rtol=1e-5, atol=1e-6)
+    assert any(not torch.equal(mine[name], other[name]) for name in mine)
+    assert [two[0][name][1] for name in ("met", "half", "apart")] == [1, 1, 0]

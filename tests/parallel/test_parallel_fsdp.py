@@ -4,6 +4,7 @@ import os
 import socket
 import tempfile
 from collections import Counter
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def spec_of(parallel: dict[str, Any], model: Any = None, **training: Any) -> Run
 
 
 def course(spec: RunSpec, process: Process | None = None) -> dict[str, Any]:
-    """What a training gives, and what this rank holds at its end."""
+    """The numbers of a training, and what this rank holds at its end."""
     setup, watcher = small_setup(spec, process), Watcher()
     with tempfile.TemporaryDirectory() as nowhere:
         history = train(setup, watcher, Path(nowhere))
@@ -61,10 +62,6 @@ def course(spec: RunSpec, process: Process | None = None) -> dict[str, Any]:
         "parameters": setup.parameters,
         "communication": setup.strategy.communication(),
     }
-
-
-def courses(specs: dict[str, RunSpec]) -> dict[str, dict[str, Any]]:
-    return {name: course(spec) for name, spec in specs.items()}
 
 
 def assert_same_training(found: dict[str, Any], expected: dict[str, Any], rel: float) -> None:
@@ -85,20 +82,49 @@ CASES = {
 }
 
 
+MESSAGES = [
+    spec_of(parallel, accumulation={"micro_batches": 2, "synchronise": synchronise})
+    for parallel in (FSDP, NO_RESHARD)
+    for synchronise in ("last", "every")
+]
+
+
+def messages_of_a_step(spec: RunSpec) -> tuple[list[int], list[int]]:
+    """All-gathers and reduce-scatters as the strategy tells them, and as the profiler sees them."""
+    setup = small_setup(spec)
+    batch = next(setup.feed.batches())
+    with profile() as profiler:
+        optimizer_step(setup, batch, 1e-3)
+    # As they were recorded: torch takes seconds to make a tree of them.
+    seen = Counter(event.name() for event in profiler.profiler.kineto_results.events())
+    told = setup.strategy.communication()["traffic"]
+    return (
+        [told[kind]["calls"] for kind in ("all_gather", "reduce_scatter")],
+        [seen["c10d::_allgather_base_"], seen["c10d::_reduce_scatter_base_"]],
+    )
+
+
+def trainings_and_messages() -> dict[str, Any]:
+    found: dict[str, Any] = {name: course(spec) for name, spec in CASES.items()}
+    return found | {"messages": [messages_of_a_step(spec) for spec in MESSAGES]}
+
+
 @pytest.fixture(scope="module")
-def trained():
-    by_rank = run_ranks(courses, RANKS, CASES)
-    return {name: [rank[name] for rank in by_rank] for name in by_rank[0]}
+def ranks():
+    return run_ranks(trainings_and_messages, RANKS)
 
 
+@cache
 def single(name: str) -> dict[str, Any]:
+    """The training of a case by one process."""
     return course(CASES[name].model_copy(update={"parallel": spec_of({"kind": "single"}).parallel}))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "bf16"])
-def test_fsdp_trains_the_model_of_one_process(trained, name):
+def test_fsdp_trains_the_model_of_one_process(ranks, name):
     expected = single(name)
-    for found in trained[name]:
+    for rank in ranks:
+        found = rank[name]
         assert_same_training(found, expected, rel=1e-5)
         assert found["weights"].keys() == expected["weights"].keys()
         if name == "sgd":  # Adam makes full-sized updates of rounding where there is no gradient
@@ -106,68 +132,36 @@ def test_fsdp_trains_the_model_of_one_process(trained, name):
         assert found["parameters"] == expected["parameters"]
 
 
-def test_bf16_follows_the_same_course_and_is_not_the_same(trained):
+def test_bf16_follows_the_same_course_in_messages_half_as_long(ranks):
     expected = single("fsdp")
-    for found in trained["bf16"]:
+    for rank in ranks:
+        found = rank["bf16"]
         assert_same_training(found, expected, rel=0.02)
         assert found["losses"] != pytest.approx(expected["losses"], rel=1e-5)
         assert {w.dtype for w in found["weights"].values()} == {torch.float32}
+        wide, narrow = (
+            rank[name]["communication"]["traffic"]["all_gather"]["sent_bytes"]
+            for name in ("fsdp", "bf16")
+        )
+        assert wide == [2 * bytes_sent for bytes_sent in narrow]
 
 
-def test_ranks_share_parameters_and_optimizer_state(trained):
-    shares = [found["state_elements"] for found in trained["fsdp"]]
-    parameters = trained["fsdp"][0]["parameters"]
-    assert sum(shares) == 2 * parameters
-    assert max(shares) < 1.1 * parameters
-    assert trained["fsdp"][0]["communication"]["parameters_by_rank"] == [s // 2 for s in shares]
+def test_ranks_share_parameters_and_optimizer_state(ranks):
+    shares = [rank["fsdp"]["state_elements"] for rank in ranks]
+    found = ranks[0]["fsdp"]
+    assert sum(shares) == 2 * found["parameters"]
+    assert max(shares) < 1.1 * found["parameters"]
+    assert found["communication"]["parameters_by_rank"] == [share // 2 for share in shares]
 
 
-def test_traffic_of_the_cases(trained):
-    def calls(name: str) -> tuple[int, int]:
-        traffic = trained[name][1]["communication"]["traffic"]
-        return traffic["all_gather"]["calls"], traffic["reduce_scatter"]["calls"]
-
-    # Two layers in each stack and the rest are five groups; six steps.
-    assert calls("fsdp") == (6 * (5 + 4), 6 * 5)
-    assert calls("no_reshard") == (6 * 5, 6 * 5)
-    assert calls("accumulated") == (18 * (5 + 4), 6 * 5)
-    assert calls("synchronised") == (18 * (5 + 4), 18 * 5)
-    wide, narrow = (
-        trained[name][0]["communication"]["traffic"]["all_gather"]["sent_bytes"]
-        for name in ("fsdp", "bf16")
-    )
-    assert wide == [2 * bytes_sent for bytes_sent in narrow]
-
-
-def messages_of_a_step(specs: list[RunSpec]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """All-gathers and reduce-scatters as the strategy tells them, and as the profiler sees them."""
-    found = []
-    for spec in specs:
-        setup = small_setup(spec)
-        batch = next(setup.feed.batches())
-        with profile() as profiler:
-            optimizer_step(setup, batch, 1e-3)
-        # As they were recorded: torch takes seconds to make a tree of them.
-        events = profiler.profiler.kineto_results.events()
-        counts = Counter(event.name() for event in events)
-        seen = counts["c10d::_allgather_base_"], counts["c10d::_reduce_scatter_base_"]
-        told = setup.strategy.communication()
-        traffic = told["traffic"]
-        calls = traffic["all_gather"]["calls"], traffic["reduce_scatter"]["calls"]
-        found.append((calls, seen))
-    return found
-
-
-def test_the_messages_told_are_those_sent():
-    specs = [
-        spec_of(parallel, accumulation={"micro_batches": 2, "synchronise": synchronise})
-        for parallel in (FSDP, NO_RESHARD)
-        for synchronise in ("last", "every")
-    ]
-    for found in run_ranks(messages_of_a_step, RANKS, specs):
-        told, seen = zip(*found, strict=True)
-        assert told == seen
-        assert len(set(told)) == 4
+def test_the_messages_told_are_those_sent(ranks):
+    for rank in ranks:
+        assert all(told == seen for told, seen in rank["messages"])
+        # Two layers in each stack and the rest are five groups; backward finds the rest as forward
+        # left it.
+        assert [told for told, _ in rank["messages"]] == [
+            [2 * (5 + 4), 5], [2 * (5 + 4), 2 * 5], [2 * 5, 5], [2 * 5, 2 * 5]
+        ]  # fmt: skip
 
 
 def test_layers_are_found_in_any_model():
@@ -206,32 +200,20 @@ class Tied(nn.Module):
 def tied_and_sharded(folder: Path) -> tuple[list[str], float, float]:
     """Names, and the output of a sharded tied model before and after a way through a file."""
     torch.manual_seed(0)
-    model = Tied()
-    spec = spec_of(FSDP)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model, spec = Tied(), spec_of(FSDP)
     process = small_setup(spec).process
     strategy = FsdpStrategy(spec.parallel, process, spec.machine, synchronise_every=False)
     strategy.wrap(nn.ModuleList([model]))
-    assert world_size == RANKS
     tokens = torch.arange(7)
     before = model(tokens)
     before.backward()
-    weights = whole_weights(model, keep=rank == 0)
-    if rank == 0:
+    weights = whole_weights(model, keep=process.is_main)
+    if process.is_main:
         save_file(weights, folder / "model.safetensors")
     dist.barrier()
     fresh = Tied()
     load_model(fresh, folder / "model.safetensors")
     return list(weights), before.item(), fresh(tokens).item()
-
-
-def test_a_tied_matrix_is_written_once_and_read_under_both_names(tmp_path):
-    (names, before, after), (others, *_) = run_ranks(tied_and_sharded, RANKS, tmp_path)
-    assert names == list(named_tensors(Tied()))
-    assert "output.weight" not in names
-    assert "scale" in names
-    assert others == []  # only the main rank keeps them
-    assert after == pytest.approx(before, rel=1e-6)
 
 
 def snapshot(setup: Setup) -> dict[str, Tensor]:
@@ -254,7 +236,7 @@ def save_at_3(spec: RunSpec, folder: Path) -> tuple[dict[str, Tensor], Watcher]:
 
 
 def go_on_from(spec: RunSpec, path: Path) -> tuple[dict[str, Tensor], float, dict[int, float]]:
-    """What a checkpoint of any strategy gives: state, validation loss, losses of later steps."""
+    """From a checkpoint of any strategy: state, validation loss, losses of later steps."""
     setup = small_setup(spec)
     done, state = checkpoint.load(path, setup)
     loaded, validation = snapshot(setup), validation_loss(setup)
@@ -267,56 +249,87 @@ def go_on_from(spec: RunSpec, path: Path) -> tuple[dict[str, Tensor], float, dic
     return loaded, validation, losses
 
 
-def run_with(parallel: dict[str, Any], function: Any, *arguments: Any) -> list[Any]:
-    """``function`` in as many processes as the strategy takes."""
-    spec = spec_of(parallel, validate_every=3, checkpoint_every=3)
-    if parallel["kind"] == "single":
-        return [function(spec, *arguments)]
-    return run_ranks(function, RANKS, spec, *arguments)
+STORING = {
+    name: spec_of({"kind": name}, validate_every=3, checkpoint_every=3)
+    for name in ("single", "ddp", "fsdp")
+}
+DIVIDED = ("ddp", "fsdp")
 
 
-STRATEGIES = {"single": {"kind": "single"}, "ddp": {"kind": "ddp"}, "fsdp": FSDP}
+def step_3(folder: Path, writer: str) -> Path:
+    return folder / writer / "step-00000003"
 
 
-@pytest.mark.parametrize("writer", ["ddp", "fsdp"])
-def test_a_checkpoint_goes_on_under_every_strategy(tmp_path, writer):
-    (saved, course_of_writer), *_ = run_with(STRATEGIES[writer], save_at_3, tmp_path)
-    path = tmp_path / "step-00000003"
-    for reader, parallel in STRATEGIES.items():
-        for loaded, validation, losses in run_with(parallel, go_on_from, path):
-            assert loaded.keys() == saved.keys()
-            for name, tensor in saved.items():
-                assert torch.equal(loaded[name], tensor), f"{name} from {writer} to {reader}"
-            assert validation == pytest.approx(course_of_writer.validations[3], rel=1e-6)
-            assert losses == pytest.approx(
-                {step: course_of_writer.losses[step] for step in (4, 5, 6)}, rel=1e-5
-            )
-    sizes = [file.stat().st_size for file in sorted(path.glob("rank-*"))]
-    if writer == "fsdp":  # each rank writes its share
-        assert len(sizes) == RANKS
-        assert max(sizes) < 1.2 * min(sizes)
-    else:  # replicas are written once
-        assert sum(sizes) < 1.2 * max(sizes)
-
-
-def stop_and_resume(spec: RunSpec, folder: Path) -> list[Any]:
-    """Losses and final state of an uninterrupted run, and of one that was stopped."""
-    results = []
-    for parts in (False, True):
-        place = folder / str(parts)
-        if parts:
-            run_small(spec, place, stop_at=4)
-        watcher, setup = run_small(spec, place)
-        results.append((watcher.losses, watcher.validations[6], snapshot(setup)))
-    return results
-
-
-def test_two_ranks_resume_to_the_last_bit(tmp_path):
+def stop_and_resume(folder: Path) -> list[Any]:
+    """Losses and final state of an uninterrupted run with dropout, and of one that was stopped."""
     spec = small_spec(parallel=FSDP, training={"checkpoint_every": 2, "validate_every": 2})
     assert spec.model.dropout > 0
-    for whole_run, resumed in run_ranks(stop_and_resume, RANKS, spec, tmp_path):
-        assert resumed[:2] == whole_run[:2]
-        assert all(torch.equal(resumed[2][name], whole_run[2][name]) for name in whole_run[2])
+    run_small(spec, folder / "stopped", stop_at=4)
+    runs = [run_small(spec, folder / name) for name in ("whole", "stopped")]
+    return [(watcher.losses, watcher.validations[6], snapshot(setup)) for watcher, setup in runs]
+
+
+def all_checkpoints(folder: Path) -> dict[str, Any]:
+    saved = {name: save_at_3(STORING[name], folder / name) for name in DIVIDED}
+    read = {
+        (writer, reader): go_on_from(STORING[reader], step_3(folder, writer))
+        for writer in DIVIDED
+        for reader in DIVIDED
+    }
+    tied, resumed = tied_and_sharded(folder), stop_and_resume(folder)
+    return {"saved": saved, "read": read, "tied": tied, "resumed": resumed}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def stored(folder):
+    return run_ranks(all_checkpoints, RANKS, folder)
+
+
+def test_a_tied_matrix_is_written_once_and_read_under_both_names(stored):
+    (names, before, after), (others, *_) = (rank["tied"] for rank in stored)
+    assert names == list(named_tensors(Tied()))
+    assert "output.weight" not in names
+    assert "scale" in names
+    assert others == []  # only the main rank keeps them
+    assert after == pytest.approx(before, rel=1e-6)
+
+
+@pytest.mark.parametrize("reader", STORING)
+@pytest.mark.parametrize("writer", DIVIDED)
+def test_a_checkpoint_goes_on_under_every_strategy(stored, folder, writer, reader):
+    saved, course_of_writer = stored[0]["saved"][writer]
+    if reader == "single":
+        found = [go_on_from(STORING[reader], step_3(folder, writer))]
+    else:
+        found = [rank["read"][writer, reader] for rank in stored]
+    for loaded, validation, losses in found:
+        assert loaded.keys() == saved.keys()
+        assert [name for name in saved if not torch.equal(loaded[name], saved[name])] == []
+        assert validation == pytest.approx(course_of_writer.validations[3], rel=1e-6)
+        later = {step: course_of_writer.losses[step] for step in (4, 5, 6)}
+        assert losses == pytest.approx(later, rel=1e-5)
+
+
+def test_shares_are_written_by_each_rank_and_replicas_once(stored, folder):
+    shares, replicas = (
+        [file.stat().st_size for file in step_3(folder, writer).glob("rank-*")]
+        for writer in ("fsdp", "ddp")
+    )
+    assert len(shares) == RANKS
+    assert max(shares) < 1.2 * min(shares)
+    assert sum(replicas) < 1.2 * max(replicas)
+
+
+def test_two_ranks_resume_to_the_last_bit(stored):
+    for rank in stored:
+        (*numbers, tensors), (*resumed_numbers, resumed) = rank["resumed"]
+        assert resumed_numbers == numbers
+        assert all(torch.equal(resumed[name], tensors[name]) for name in tensors)
 
 
 def on_gpu(spec: RunSpec, port: int) -> dict[str, Any]:
@@ -331,13 +344,13 @@ def on_gpu(spec: RunSpec, port: int) -> dict[str, Any]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("parallel", [FSDP, NO_RESHARD, BF16], ids=["reshard", "keep", "bf16"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_fsdp_on_gpus(parallel, ranks):
-    if torch.cuda.device_count() < ranks:
-        pytest.skip(f"needs {ranks} CUDA devices")
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_fsdp_on_gpus(parallel, gpus):
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} CUDA devices")
     expected = course(spec_of({"kind": "single"}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for found in run_ranks(on_gpu, ranks, spec_of(parallel), port):
+    for found in run_ranks(on_gpu, gpus, spec_of(parallel), port):
         assert_same_training(found, expected, rel=0.02 if parallel == BF16 else 1e-3)

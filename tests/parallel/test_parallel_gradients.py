@@ -1,6 +1,7 @@
 """Every strategy finds the gradient of the global batch, in every way of computing it, and a broken
 one is caught."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -14,10 +15,9 @@ from tests.parallel.gradient_cases import (
     FULL,
     LAST,
     Case,
-    ForgottenScale,
     Found,
-    NeverSynchronises,
     assert_same,
+    distance,
     find,
     find_on_ranks,
     reference,
@@ -78,6 +78,21 @@ OTHER_CASES = [
 ]
 
 
+class ForgottenScale(DdpStrategy):
+    """The average over ranks is taken for the sum."""
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0
+
+
+class NeverSynchronises(DdpStrategy):
+    """no_sync is also around the last micro-batch."""
+
+    def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        return self.module.no_sync()
+
+
 class DroppedBucket(Hook):
     """The second bucket is given back as it came."""
 
@@ -99,10 +114,7 @@ def never_synchronise(setup: Setup) -> None:
 
 
 def drop_bucket(setup: Setup) -> None:
-    strategy = setup.strategy
-    assert isinstance(strategy, DdpStrategy)
-    assert strategy.module is not None
-    DroppedBucket(strategy.traffic).register(strategy.module)
+    DroppedBucket(setup.strategy.traffic).register(setup.strategy.module)
 
 
 FAULTS = {
@@ -119,26 +131,18 @@ def in_another_way(way: str, parallel: dict[str, Any]) -> Case:
 
 
 def all_cases() -> dict[str, Case]:
-    ways = {
+    """Of two steps: DDP rebuilds its buckets after the first."""
+    cases = {
         f"{strategy}-{way}": in_another_way(way, IN_OTHER_WAYS[strategy])
         for strategy, way in OTHER_CASES
     }
+    for strategy, (parallel, _) in STRATEGIES.items():
+        for accumulation, batch in DIVISIONS:
+            training = {"accumulation": ACCUMULATIONS[accumulation]}
+            spec = spec_of(parallel=parallel, training=training)
+            cases[f"{strategy}-{accumulation}-{batch}"] = Case(spec, BATCHES[batch], steps=2)
     spec = spec_of(parallel={"kind": "ddp", "bucket_mb": SMALL})
-    faulty = {name: Case(spec, steps=2, change=fault) for name, fault in FAULTS.items()}
-    return (
-        ways
-        | faulty
-        | {
-            f"{strategy}-{accumulation}-{batch}": Case(
-                # Two steps: DDP rebuilds its buckets after the first.
-                spec_of(parallel=parallel, training={"accumulation": ACCUMULATIONS[accumulation]}),
-                BATCHES[batch],
-                steps=2,
-            )
-            for strategy, (parallel, _) in STRATEGIES.items()
-            for accumulation, batch in DIVISIONS
-        }
-    )
+    return cases | {name: Case(spec, steps=2, change=fault) for name, fault in FAULTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +154,6 @@ def found():
 @pytest.fixture(scope="module")
 def expected():
     return {name: reference(number) for name, number in BATCHES.items()}
-
-
-def assert_all_same(ranks: list[Found], expected: Found, tolerance: float) -> None:
-    for rank in ranks:
-        assert_same(rank, expected, tolerance)
 
 
 @pytest.mark.parametrize(("strategy", "way"), OTHER_CASES)
@@ -171,19 +170,24 @@ def test_other_ways_find_the_same(found, expected, strategy, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_process_finds_the_same_in_other_ways(expected, way):
-    case = in_another_way(way, {"kind": "single"})
     wanted = expected["empty" if way == "packed_last" else "unequal"]
-    assert_same(find(case.spec, case.batch), wanted, EXACT)
+    assert_same(find(in_another_way(way, {"kind": "single"})), wanted, EXACT)
+
+
+def having_gradients(ranks: list[Found], strategy: str) -> list[Found]:
+    """All but those of the central scheme, of which only the first has them."""
+    if STRATEGIES[strategy][0]["kind"] != "central":
+        return ranks
+    assert not any(rank.gradients for rank in ranks[1:])
+    return ranks[:1]
 
 
 @pytest.mark.parametrize(("accumulation", "batch"), DIVISIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_gradients_are_those_of_one_process(found, expected, strategy, accumulation, batch):
-    parallel, tolerance = STRATEGIES[strategy]
     ranks = found[f"{strategy}-{accumulation}-{batch}"]
-    # Only the first rank of the central scheme has gradients.
-    having = ranks[:1] if parallel["kind"] == "central" else ranks
-    assert_all_same(having, expected[batch], tolerance)
+    for rank in having_gradients(ranks, strategy):
+        assert_same(rank, expected[batch], STRATEGIES[strategy][1])
     for rank in ranks:
         assert rank.loss == ranks[0].loss
         assert rank.difference == 0.0
@@ -191,7 +195,20 @@ def test_gradients_are_those_of_one_process(found, expected, strategy, accumulat
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_caught(found, expected, fault):
-    # The widest of the tolerances above.
-    tolerance = max(tolerance for _, tolerance in STRATEGIES.values())
+    widest = max(tolerance for _, tolerance in STRATEGIES.values())
     with pytest.raises(AssertionError):
-        assert_all_same(found[fault], expected["unequal"], tolerance)
+        assert_same(found[fault][0], expected["unequal"], widest)
+
+
+@pytest.mark.gpu(2)
+def test_gradients_over_nccl(expected):
+    machine = {"device": "cuda", "devices_per_node": 2}
+    cases = {
+        name: Case(spec_of(parallel=parallel, machine=machine), steps=2)
+        for name, (parallel, _) in STRATEGIES.items()
+    }
+    for name, ranks in find_on_ranks(cases, 2, gpus=True).items():
+        assert all(rank.difference == 0.0 for rank in ranks)
+        for rank in having_gradients(ranks, name):
+            widest = max(1e-5, 2.5 * STRATEGIES[name][1])
+            assert distance(rank, expected["unequal"]) <= widest, name

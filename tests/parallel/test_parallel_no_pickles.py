@@ -1,6 +1,5 @@
 """Nothing that another process sends is unpickled: whoever reaches a port can send."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +31,5 @@ def unpickled(folder: Path) -> list[str]:
     return found
 
 
-def test_no_strategy_unpickles_messages():
-    with tempfile.TemporaryDirectory() as folder:
-        assert run_ranks(unpickled, 2, Path(folder)) == [[], []]
+def test_no_strategy_unpickles_messages(tmp_path):
+    assert run_ranks(unpickled, 2, tmp_path) == [[], []]

@@ -63,63 +63,71 @@ def folder_of(package: str) -> list[str]:
     return []
 
 
+PROGRAM = """
+import json, os, pathlib, sys
+from transformer_core.parallel import nvml
+
+host = pathlib.Path(os.environ["FAKE_NVML"])
+
+def tell(**changes):  # with __ for a dot
+    lines = "".join(f"{k.replace('__', '.')}={v}\\n" for k, v in changes.items())
+    host.write_text(host.read_text() + lines)
+
+def plain(x):
+    return x.model_dump() if hasattr(x, "model_dump") else vars(x)
+
+for expression in sys.stdin:
+    print(json.dumps(eval(expression), default=plain), flush=True)
+"""
+
+
 class Asked:
-    """Asks ``transformer_core.parallel.nvml`` in a process that has the library."""
+    """A process with the library, in which expressions are evaluated that say ``nvml``."""
 
-    def __init__(self, library: Path, package: str, folder: Path) -> None:
-        self.file = folder / "host"
-        paths = [*folder_of(package), str(ROOT)]
-        self.environment = os.environ | {
+    def __init__(self, library: Path, package: str) -> None:
+        self.host = library / f"host of {package}"
+        environment = os.environ | {
             "LD_LIBRARY_PATH": str(library),
-            "FAKE_NVML": str(self.file),
-            "PYTHONPATH": os.pathsep.join(paths),
+            "FAKE_NVML": str(self.host),
+            "PYTHONPATH": os.pathsep.join([*folder_of(package), str(ROOT)]),
         }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
-    def __call__(self, code: str, **changes: Any) -> Any:
-        """The value of an expression, as JSON; ``changes`` of the host with _ for a dot."""
+    def __call__(self, expression: str, **changes: Any) -> Any:
+        """Its value, as JSON; ``changes`` of the host with __ for a dot."""
         said = HOST | {key.replace("__", "."): value for key, value in changes.items()}
-        self.file.write_text("".join(f"{key}={value}\n" for key, value in said.items()))
-        program = (
-            "import json, os, pathlib\nfrom transformer_core.parallel import nvml\n"
-            "def tell(**changes):\n"
-            "    lines = ''.join(f'{k.replace(\"__\", \".\")}={v}\\n' for k, v in changes.items())\n"
-            "    file = pathlib.Path(os.environ['FAKE_NVML'])\n"
-            "    file.write_text(file.read_text() + lines)\n"
-            "def plain(x): return x.model_dump() if hasattr(x, 'model_dump') else vars(x)\n"
-            f"print(json.dumps({code}, default=plain))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=self.environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        self.host.write_text("".join(f"{key}={value}\n" for key, value in said.items()))
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.communicate()
 
 
-@pytest.fixture(params=["nvidia-ml-py3", "nvidia-ml-py"])
-def ask(request, libraries, tmp_path):
-    return Asked(libraries["new"], request.param, tmp_path)
-
-
-@pytest.fixture
-def ask_old(libraries, tmp_path):
-    return Asked(libraries["old"], "nvidia-ml-py3", tmp_path)
+@pytest.fixture(scope="module", params=["nvidia-ml-py3", "nvidia-ml-py"])
+def ask(request, libraries):
+    asked = Asked(libraries["new"], request.param)
+    yield asked
+    asked.close()
 
 
 @needs_gcc
-def test_gpus_are_listed(ask):
+def test_gpus_are_listed_with_what_they_tell(ask):
     found, note = ask("nvml.gpus()")
     assert note is None
-    assert [gpu["index"] for gpu in found] == [0, 1]
-    assert [gpu["name"] for gpu in found] == ["NVIDIA H200"] * 2
-    assert [gpu["memory_bytes"] for gpu in found] == [1000, 1001]
-    assert [gpu["driver"] for gpu in found] == ["580.82"] * 2
-    assert [gpu["compute_capability"] for gpu in found] == ["9.0", "8.6"]
-    assert [gpu["power_limit_watts"] for gpu in found] == [700.5, None]
+    usual = {"name": "NVIDIA H200", "driver": "580.82"}
+    first = {"index": 0, "memory_bytes": 1000, "compute_capability": "9.0"}
+    second = {"index": 1, "memory_bytes": 1001, "compute_capability": "8.6"}
+    assert found[0] == usual | first | {"power_limit_watts": 700.5}
+    assert found[1] == usual | second | {"power_limit_watts": None}
     assert ask("[nvml.uuids(), nvml.exclusive_gpus()]") == [UUIDS, [1]]
-
-
-@needs_gcc
-def test_states_have_null_for_what_a_gpu_does_not_tell(ask):
     full, mig = ask("nvml.states()")
     assert full == {
         "index": 0,
@@ -140,20 +148,20 @@ def test_a_process_whose_memory_is_not_available_is_null(ask):
 
 
 @needs_gcc
-def test_cpus_near_a_gpu_are_those_of_its_mask(ask):
-    def near(uuid: str) -> Any:
-        return ask(f"setattr(nvml, 'cuda_uuid', lambda index: '{uuid}') or nvml.cpus_near(0)")
-
-    assert near(IDS[0]) == [0, 2, 3, 64, 66, 67]
-    assert near(IDS[1]) == near("a MIG slice") == []
+@pytest.mark.parametrize(
+    ("uuid", "cpus"),
+    [(IDS[0], [0, 2, 3, 64, 66, 67]), (IDS[1], []), ("a MIG slice", [])],
+)
+def test_cpus_near_a_gpu_are_those_of_its_mask(ask, uuid, cpus):
+    assert ask(f"setattr(nvml, 'cuda_uuid', lambda i: '{uuid}') or nvml.cpus_near(0)") == cpus
 
 
 @needs_gcc
 def test_energy_and_violations_are_counted_from_one_reading_to_the_next(ask):
     found = ask(
-        "[nvml.counters(), (before := nvml.counters()) and "
-        "tell(energy__0=9500, power_held__0=3250000000) or nvml.work_since(before)]"
-    )[1]
+        "(before := nvml.counters()) and "
+        "tell(energy__0=9500, power_held__0=3250000000) or nvml.work_since(before)"
+    )
     assert found == [
         {"index": 0, "joules": 4.5, "power_held_seconds": 1.25, "heat_held_seconds": 0.0},
         {"index": 1, "joules": None, "power_held_seconds": None, "heat_held_seconds": None},
@@ -165,11 +173,13 @@ def test_energy_and_violations_are_counted_from_one_reading_to_the_next(ask):
 
 
 @needs_gcc
-def test_an_old_driver_lacks_functions(ask_old):
-    (gpu, _), note = ask_old("nvml.gpus()")
+def test_an_old_driver_lacks_functions(libraries):
+    ask = Asked(libraries["old"], "nvidia-ml-py3")
+    (gpu, _), note = ask("nvml.gpus()")
     assert (note, gpu["compute_capability"], gpu["power_limit_watts"]) == (None, None, 700.5)
-    assert set(ask_old("nvml.counters()")["0"].values()) == {None}
-    assert ask_old(f"nvml.process_memory('{IDS[0]}')") == {"41": 1000, "42": None}
+    assert set(ask("nvml.counters()")["0"].values()) == {None}
+    assert ask(f"nvml.process_memory('{IDS[0]}')") == {"41": 1000, "42": None}
+    ask.close()
 
 
 @needs_gcc
@@ -196,19 +206,13 @@ def test_no_module(monkeypatch):
     assert "pynvml is not installed" in note
 
 
-def see(monkeypatch: pytest.MonkeyPatch, uuids: list[str]) -> None:
-    """Let torch have these devices, in this order."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuids[index])
-    )
-
-
 def test_memory_is_found_by_uuid_not_by_index(monkeypatch):
     monkeypatch.setattr(nvml, "memory_by_uuid", lambda: {IDS[0]: 10, IDS[1]: 11})
     # As with CUDA_VISIBLE_DEVICES=1,0; torch leaves the prefix out and writes lower case.
-    see(monkeypatch, [IDS[1], IDS[0], "a device that NVML does not list"])
+    seen = [SimpleNamespace(uuid=uuid) for uuid in (IDS[1], IDS[0], "one that NVML does not list")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: seen[index])
     assert [nvml.device_memory_used(index) for index in range(4)] == [11, 10, None, None]
 
 

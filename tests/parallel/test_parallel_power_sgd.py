@@ -1,6 +1,5 @@
 """PowerSGD goes on from a checkpoint as if it had never stopped, with random numbers of its own."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch.distributed as dist
 from tests.distributed import run_ranks
 from tests.training.small_training import run_small, small_spec
 from transformer_core.parallel import hooks
-from transformer_core.parallel.ddp import DdpStrategy
-from transformer_core.training.assemble import Setup
 
 pytestmark = pytest.mark.slow
 
@@ -23,46 +20,37 @@ STOPS = (3, 4)
 """Steps after which a run stops; from the third on gradients are compressed."""
 
 
-def ends(folder: str) -> dict[str, Any]:
-    """Weights, errors and losses of a training, by the step at which it went on from a checkpoint
-    (0: never), and in a dictionary with the number of buckets of its first step and of the others.
-    """
+def ends(folder: Path) -> dict[int, dict[str, Any]]:
+    """The end of a training by the step at which it went on from a checkpoint (0: never), and how
+    many buckets its first step and the others had."""
     training = {"steps": 6, "checkpoint_every": 1}
     spec = small_spec(parallel=PARALLEL, training=training, machine={"devices_per_node": 2})
-    found: dict[str, Any] = {"rank": dist.get_rank()}
+    found = {}
     for stop_at in (0, *STOPS):
-        path = Path(folder, str(stop_at))
+        path = folder / str(stop_at)
         if stop_at:
             run_small(spec, path, stop_at)
             torch.manual_seed(99 + dist.get_rank())
         watcher, setup = run_small(spec, path)
-        found[str(stop_at)] = {
+        found[stop_at] = {
             "weights": [p.detach().clone() for p in setup.model.parameters()],
             "errors": list((setup.strategy.held_back() or {}).values()),
             "losses": watcher.losses,
             "began": watcher.started_at,
-            "buckets": buckets(setup),
+            "buckets": [len(sizes) for sizes in setup.strategy._buckets()],
         }
     return found
 
 
-def buckets(setup: Setup) -> tuple[int, int]:
-    strategy = setup.strategy
-    assert isinstance(strategy, DdpStrategy)
-    first, rebuilt = strategy._buckets()
-    return len(first), len(rebuilt)
-
-
 @pytest.fixture(scope="module")
-def ranks():
-    with tempfile.TemporaryDirectory() as folder:
-        return run_ranks(ends, 2, folder)
+def ranks(tmp_path_factory):
+    return run_ranks(ends, 2, tmp_path_factory.mktemp("ends"))
 
 
 @pytest.mark.parametrize("stop_at", STOPS)
 def test_a_resumed_run_is_the_whole_one_to_the_last_bit(ranks, stop_at):
     for rank in ranks:
-        whole, resumed = rank["0"], rank[str(stop_at)]
+        whole, resumed = rank[0], rank[stop_at]
         assert resumed["began"] == [stop_at]
         assert resumed["losses"] == whole["losses"]
         assert len(whole["errors"]) == len(resumed["errors"]) > 0
@@ -71,7 +59,7 @@ def test_a_resumed_run_is_the_whole_one_to_the_last_bit(ranks, stop_at):
 
 
 def test_there_are_several_buckets_and_something_left_out(ranks):
-    whole = ranks[0]["0"]
+    whole = ranks[0][0]
     first, rebuilt = whole["buckets"]
     assert rebuilt > first, "a resumed run begins with other buckets than it goes on with"
     assert any(error.abs().max() > 0 for error in whole["errors"])

@@ -10,51 +10,46 @@ from tests.distributed import run_ranks
 from transformer_core.parallel.hooks import ring_all_reduce
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 7, 63, 64, 1_000, 4_099]
+GROUPS = {1: [2], 2: [1, 2], 3: [0, 1, 2]}
+"""Ranks of a group by its size."""
 
 
-def both_sums(lengths: list[int]) -> list[dict[str, Any]]:
-    """Ring and native sum of the same random values, and the bytes of every step of the ring."""
+def both_sums() -> dict[int, list[dict[str, Any]]]:
+    """In each group of this rank, by its size: ring and native sum of the same random values of
+    every length, and the bytes of every step of the ring."""
     generator = torch.Generator().manual_seed(dist.get_rank())
-    group = dist.group.WORLD
-    assert group is not None
-    results = []
-    for length in lengths:
-        values = torch.randn(length, generator=generator)
-        native, steps = values.clone(), []
-        dist.all_reduce(native)
-        ring_all_reduce(values, group, lambda *sizes, steps=steps: steps.append(sizes))
-        results.append({"length": length, "ring": values, "native": native, "steps": steps})
-    return results
+    found: dict[int, list[dict[str, Any]]] = {}
+    for size, ranks in GROUPS.items():
+        group = dist.new_group(ranks)
+        if dist.get_rank() not in ranks:
+            continue
+        found[size] = []
+        for length in LENGTHS:
+            values = torch.randn(length, generator=generator)
+            native, steps = values.clone(), []
+            dist.all_reduce(native, group=group)
+            ring_all_reduce(values, group, lambda *sizes, steps=steps: steps.append(sizes))
+            found[size].append({"ring": values, "native": native, "steps": steps})
+    return found
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def ranks(request):
-    return run_ranks(both_sums, request.param, LENGTHS)
+@pytest.fixture(scope="module")
+def found():
+    return run_ranks(both_sums, 3)
 
 
-def test_the_sum_is_the_native_one(ranks):
-    for rank in ranks:
-        for result in rank:
+@pytest.mark.parametrize("p", GROUPS)
+def test_sums_bits_steps_and_bytes(found, p):
+    ranks = [found[rank][p] for rank in GROUPS[p]]
+    for length, *results in zip(LENGTHS, *ranks, strict=True):
+        for result in results:
             torch.testing.assert_close(result["ring"], result["native"], rtol=1e-6, atol=1e-6)
-
-
-def test_all_ranks_have_the_same_bits(ranks):
-    for of_ranks in zip(*ranks, strict=True):
-        assert all(torch.equal(result["ring"], of_ranks[0]["ring"]) for result in of_ranks)
-
-
-def test_steps_and_bytes(ranks):
-    p = len(ranks)
-    for of_ranks in zip(*ranks, strict=True):
-        length = of_ranks[0]["length"]
-        for result in of_ranks:
+            assert torch.equal(result["ring"], results[0]["ring"])
             assert len(result["steps"]) == 2 * (p - 1)
             # A chunk is the p-th part, rounded up or down, of 4 bytes each.
-            assert all(
-                length // p * 4 <= sent <= -(-length // p) * 4 for sent, _ in result["steps"]
-            )
+            least, most = 4 * (length // p), 4 * -(-length // p)
+            assert all(least <= sent <= most for sent, _ in result["steps"])
         # Every chunk but a rank's own passes it once in each half; what is sent arrives.
-        sent, received = (
-            sum(sizes[i] for result in of_ranks for sizes in result["steps"]) for i in (0, 1)
-        )
+        steps = [sizes for result in results for sizes in result["steps"]]
+        sent, received = (sum(sizes) for sizes in zip(*steps, strict=True)) if steps else (0, 0)
         assert sent == received == 2 * (p - 1) * length * 4

@@ -1,13 +1,18 @@
+import csv
 import shutil
+from functools import cache
 
 import pytest
 from matplotlib.figure import Figure
+from page_reader import Page
 from report_builders import build, mixed, unsupported
 
+from tests.orders import run_job
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report import page
 from transformer_core.report.contents import FIGURES
 from transformer_core.report.kit import svg
+from transformer_core.report.page import draw, write_page
+from transformer_core.report.tables import write_tables
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +24,25 @@ def study_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def results(study_folder):
     return StudyResults(study_folder)
+
+
+@pytest.fixture(scope="session")
+def drawing(results):
+    """A figure of this study by its name; each is drawn once."""
+    return cache(lambda name: draw(name, results))
+
+
+@pytest.fixture(scope="session")
+def table(results, tmp_path_factory):
+    """The rows of a table of this study, as its file has them, by its name."""
+    folder = tmp_path_factory.mktemp("tables")
+    write_tables(results, folder)
+
+    def rows(name: str) -> list[dict[str, str]]:
+        with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    return rows
 
 
 @pytest.fixture
@@ -36,7 +60,7 @@ def quick_folder(study_folder, tmp_path_factory):
     for name in FIGURES:
         empty = svg.render(Figure(figsize=(1, 1)), name, name, f"The figure {name}.")
         (folder / "figures" / f"{name}.svg").write_text(empty)
-    page.write_page(StudyResults(folder))
+    write_page(StudyResults(folder))
     return folder
 
 
@@ -53,6 +77,21 @@ def html(quick_folder):
 
 
 @pytest.fixture(scope="session")
+def page(html):
+    """The same as a reader finds it."""
+    return Page(html)
+
+
+@pytest.fixture(scope="session")
 def empty_folder(tmp_path_factory):
     """StudyResults of a study in which no variant could run."""
     return build(tmp_path_factory.mktemp("empty") / "results", unsupported)
+
+
+@pytest.fixture(scope="session")
+def empty_report(empty_folder, tmp_path_factory):
+    """The same with its report."""
+    folder = tmp_path_factory.mktemp("none") / "results"
+    shutil.copytree(empty_folder, folder)
+    assert run_job("report", results=folder) == 0
+    return folder

@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 from report_builders import EVIL, SPEED
@@ -43,24 +41,19 @@ def text(quick_folder):
 
 
 def test_summary_says_what_was_found(answer):
-    assert answer.status == "found"
-    assert answer.recommended == ["amp_bf16"]
+    assert (answer.status, answer.recommended) == ("found", ["amp_bf16"])
     assert (answer.verdict, answer.certificate) == ("FASTER", "equivalent")
     by_name = {variant.variant: variant for variant in answer.variants}
     assert next(iter(by_name)) == answer.baseline == "single"
-    fast = by_name["amp_bf16"]
+    fast, ddp = by_name["amp_bf16"], by_name["ddp"]
     assert fast.speedup.median == pytest.approx(SPEED["amp_bf16"] / SPEED["single"], rel=1e-2)
-    assert fast.counts
-    assert not by_name["forgetful"].counts
-    assert by_name["ddp"].status == "unsupported"
-    assert by_name["ddp"].speedup is None
-    assert answer.undecided == []
-    assert answer.undecided_claims == ["open"]
+    assert (fast.counts, by_name["forgetful"].counts) == (True, False)
+    assert (ddp.status, ddp.speedup) == ("unsupported", None)
+    assert (answer.undecided, answer.undecided_claims) == ([], ["open"])
     assert (answer.commit, answer.time) == ("abc1234", None)
 
 
-def test_numbers_of_the_page_and_of_the_summary_are_the_same(answer, quick_folder):
-    html = (quick_folder / "report.html").read_text(encoding="utf-8")
+def test_numbers_of_the_page_and_of_the_summary_are_the_same(answer, html):
     shown = set(re.findall(r'<data value="([^"]+)"', html))
     assert exact(answer.speedup.median) in shown
     for variant in answer.variants:
@@ -114,8 +107,7 @@ def test_a_cell_has_no_markup():
     assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
 
 
-def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(study_folder):
-    results = StudyResults(study_folder)
+def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(results):
     specs = resolve_all(results.study, results.definitions)
     found = changed_settings(specs["single"], specs["amp_bf16"])
     assert found == {"training": {"precision": {"kind": "bf16"}}}
@@ -123,12 +115,19 @@ def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(study_folder):
     assert training_command(specs["ddp"]).startswith("torchrun --standalone --nproc-per-node=2 -m")
 
 
-def searched(source: Path, folder: Path, **found: object) -> Answer:
+@pytest.fixture
+def searched(results, copied):
     """The answer of the study after a search that found something else."""
-    shutil.copytree(source, folder)
-    result = StudyResults(source).search.model_copy(update=found)
-    (folder / "search.json").write_text(result.model_dump_json())
-    return read_answer(StudyResults(folder))
+
+    def answer_with(**found: object) -> Answer:
+        result = results.search.model_copy(update=found)
+        (copied / "search.json").write_text(result.model_dump_json())
+        return read_answer(StudyResults(copied))
+
+    return answer_with
+
+
+NOTHING_FOUND = {"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
 
 
 def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
@@ -140,13 +139,13 @@ def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
 @pytest.mark.parametrize(
     "found",
     [
-        {"status": "not_searched", "parts": [], "certificate": None, "waterfall": []},
-        {"status": "baseline", "parts": [], "certificate": None, "waterfall": []},
+        NOTHING_FOUND,
+        NOTHING_FOUND | {"status": "not_searched"},
         {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]},
     ],
 )
-def test_no_certified_row_is_faster_than_the_answer(study_folder, tmp_path, found):
-    answer = searched(study_folder, tmp_path / "results", **found)
+def test_no_certified_row_is_faster_than_the_answer(searched, found):
+    answer = searched(**found)
     row = next(v for v in answer.variants if v.variant == "amp_bf16")
     assert (answer.status, answer.recommended, answer.searched) == ("found", ["amp_bf16"], False)
     assert (answer.speedup, answer.certificate) == (row.speedup, "equivalent")
@@ -155,12 +154,9 @@ def test_no_certified_row_is_faster_than_the_answer(study_folder, tmp_path, foun
     assert "step by step" not in brief(answer)
 
 
-def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison(
-    study_folder, tmp_path
-):
+def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison(searched):
     beside = stage("amp_bf16", 1.02, "SAME")
-    found = {"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
-    answer = searched(study_folder, tmp_path / "results", beyond=[beside], **found)
+    answer = searched(beyond=[beside], **NOTHING_FOUND)
     assert (answer.status, answer.recommended) == ("baseline", [])
     (rival,) = answer.rivals
     assert (rival.variant, rival.against) == ("amp_bf16", "single")
@@ -169,14 +165,12 @@ def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison
     assert "in the same turns as the recommendation it ran at 1.02×" in brief(answer)
 
 
-def test_each_technique_is_one_change_beside_the_baseline_and_one_less_beside_the_recommendation(
-    study_folder, tmp_path
-):
+def test_each_technique_is_one_change_beside_the_baseline_and_one_less_beside_the_best(searched):
     without = {
         name: Interval(median=ratio, low=ratio - 0.02, high=ratio + 0.02, samples=4)
         for name, ratio in {"amp_bf16": 0.7, "qkv_separate": 1.0, "accum4_sync": 0.9}.items()
     }
-    answer = searched(study_folder, tmp_path / "results", beside=without)
+    answer = searched(beside=without)
     found = {one.technique: one for one in answer.techniques}
     assert [*found] == ["amp_bf16", "qkv_separate", "accum4_sync"]
     assert [one.taken for one in found.values()] == [True, False, False]
@@ -188,8 +182,7 @@ def test_each_technique_is_one_change_beside_the_baseline_and_one_less_beside_th
     assert "| not taken: `accum4_sync` | – | 0.90× [0.88, 0.92] |" in brief(answer)
 
 
-def test_the_fastest_change_is_a_single_one(answer, study_folder):
-    results = StudyResults(study_folder)
+def test_the_fastest_change_is_a_single_one(answer, results):
     assert answer.fastest_change.variant == "amp_bf16"
     assert answer.fastest_change.changes == ["training.precision"]
     assert changes(results, "accum4_sync", "single") == ["parallel", "training.accumulation"]
@@ -198,11 +191,10 @@ def test_the_fastest_change_is_a_single_one(answer, study_folder):
     assert "The fastest bundle of changes is `amp_bf16`" in text
 
 
-def test_a_bundle_is_called_a_bundle(study_folder, tmp_path):
+def test_a_bundle_is_called_a_bundle(searched):
     """A recommended variant stands for all that it inherits, and is no technique."""
     won = stage("accum4_sync", 9.0, "FASTER").model_copy(update={"bundle": True})
-    found = {"parts": ["accum4_sync"], "bundle": True, "waterfall": [won]}
-    answer = searched(study_folder, tmp_path / "results", **found)
+    answer = searched(parts=["accum4_sync"], bundle=True, waterfall=[won])
     assert answer.bundle == ["parallel", "training.accumulation"]
     assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
     assert answer.fastest_change.variant != "accum4_sync"
@@ -216,35 +208,28 @@ def test_a_study_without_numbers_has_an_answer(empty_folder):
     assert json.loads(found.model_dump_json())["format"] == 1
 
 
-@pytest.fixture(scope="module")
-def timed_folder(study_folder, quick_folder, tmp_path_factory):
-    """The same study with a time of its own, which left two comparisons undecided."""
-    folder = tmp_path_factory.mktemp("timed") / "results"
-    shutil.copytree(quick_folder, folder)
-    study = StudyResults(folder).study.model_copy(update={"time": "10 min"})
-    write_result(folder / "study.json", study.canonical_json() + "\n")
+def test_a_study_with_a_time_says_where_it_went(written):
+    """Its time left two comparisons undecided."""
+    study = StudyResults(written).study.model_copy(update={"time": "10 min"})
+    write_result(written / "study.json", study.canonical_json() + "\n")
     found = refinement(
         Unsettled(variant="amp_bf16", reference="single", seconds=200.0),
         Unsettled(variant="ddp", reference="single", seconds=None, reason="<no> memory"),
     )
-    write_result(folder / "refinement.json", found.model_dump_json() + "\n")
+    write_result(written / "refinement.json", found.model_dump_json() + "\n")
     jobs = {"train": JobTimes(count=4, seconds=30.0), "page": JobTimes(count=1, seconds=10.0)}
     clock = Clock(began=1000.0, seen=1590.0, jobs=jobs)
-    (folder / ".clock.json").write_text(clock.model_dump_json())
-    page.write_page(StudyResults(folder))
-    return folder
-
-
-def test_a_study_with_a_time_says_where_it_went(timed_folder):
-    answer = Answer.model_validate_json((timed_folder / "summary.json").read_text())
+    (written / ".clock.json").write_text(clock.model_dump_json())
+    page.write_page(StudyResults(written))
+    answer = Answer.model_validate_json((written / "summary.json").read_text())
     assert (answer.time.asked_seconds, answer.time.taken_seconds) == (600.0, 590.0)
     # 590 s and 30 s kept and 200 s more, in whole minutes.
     assert answer.time.next_seconds == 840.0
-    text = (timed_folder / "report.md").read_text()
+    text = (written / "report.md").read_text()
     assert "The study had 10.0 min and took 9.8 min." in text
     assert "| `amp_bf16` | `single` | 3.3 min |" in text
     assert "| `ddp` | `single` | \\<no\\> memory |" in text
-    html = (timed_folder / "report.html").read_text()
+    html = (written / "report.html").read_text()
     assert "--config time=14min" in html
     assert "이 연구에 주어진 시간은" in html
     assert "&lt;no&gt; memory" in html

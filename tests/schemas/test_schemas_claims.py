@@ -27,6 +27,8 @@ VARIANTS = {
 COMPARISON = {"kind": "comparison", "variant": "ddp", "reference": "single", "direction": "more"}
 NUMBER = {"file": "results/memory/{variant}.json", "variant": "ddp", "value": "ranks[0].bytes"}
 MEASUREMENT = {"kind": "measurement", "what": "Bytes", "number": NUMBER, "at_least": 1}
+RATIO = {"kind": "ratio", "what": "r", "numerator": NUMBER, "denominator": NUMBER}
+TREND = {"kind": "trend", "direction": "rises"}
 FAMILY = {
     "title": "Bucket",
     "summary": "How large?",
@@ -37,6 +39,10 @@ FAMILY = {
         {"value": 5, "variant": "ddp_bucket_5mb"},
     ],
 }
+
+
+def in_file(path: str) -> dict[str, Any]:
+    return MEASUREMENT | {"number": NUMBER | {"file": path}}
 
 
 def claims(tmp_path: Path, *tests: Any, **more: Any) -> dict[str, Any]:
@@ -66,25 +72,11 @@ def claims(tmp_path: Path, *tests: Any, **more: Any) -> dict[str, Any]:
         (MEASUREMENT | {"number": NUMBER | {"value": "a["}}, "number.value", "JMESPath"),
         (MEASUREMENT | {"number": NUMBER | {"variant": "dpp"}}, "number.variant", "ddp"),
         (MEASUREMENT | {"number": NUMBER | {"variant": None}}, "number", "add variant"),
-        (
-            MEASUREMENT | {"number": NUMBER | {"file": "results/x.json"}},
-            "number",
-            "write {variant} in the file",
-        ),
-        *(
-            (MEASUREMENT | {"number": NUMBER | {"file": file}}, "number.file", "results")
-            for file in ("/etc/{variant}.json", "results/../{variant}.json")
-        ),
-        (
-            {"kind": "ratio", "what": "r", "numerator": NUMBER, "denominator": NUMBER},
-            "",
-            "nothing could refute it",
-        ),
-        (
-            {"kind": "trend", "family": "bucket", "direction": "rises"},
-            "family",
-            "did you mean buckets",
-        ),
+        (in_file("results/x.json"), "number", "write {variant} in the file"),
+        (in_file("/etc/{variant}.json"), "number.file", "results"),
+        (in_file("results/../{variant}.json"), "number.file", "results"),
+        (RATIO, "", "nothing could refute it"),
+        (TREND | {"family": "bucket"}, "family", "did you mean buckets"),
         ({"kind": "certificate", "variant": "dpp"}, "variant", "did you mean ddp"),
     ],
 )

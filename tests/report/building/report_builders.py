@@ -58,43 +58,44 @@ SPEED = {
     "sgd": 11_000.0,
     "forgetful": 21_000.0,
 }
+
+
+def variant(summary: str, change: Any = None, **fields: Any) -> Variant:
+    """A change of the baseline; ``fields`` say otherwise."""
+    usual = {"parent": "single", "change": change or {}, "equivalence": "tolerance"}
+    return Variant(**(usual | {"summary": summary} | fields))
+
+
+MANY = {"micro_batches": 4, "synchronise": "every"}
 VARIANTS = {
-    "single": Variant(equivalence="tolerance", summary="One process on one device. The reference."),
-    "amp_bf16": Variant(
-        parent="single",
-        change={"training": {"precision": {"kind": "bf16"}}},
+    "single": variant("One process on one device. The reference.", parent=None),
+    "amp_bf16": variant(
+        f"bfloat16 autocast over 32-bit weights. {EVIL}",
+        {"training": {"precision": {"kind": "bf16"}}},
         equivalence="statistical",
         tests=["A6", "C1"],
-        summary=f"bfloat16 autocast over 32-bit weights. {EVIL}",
     ),
-    "qkv_separate": Variant(
-        parent="single",
-        change={"model": {"qkv": {"kind": "separate"}}},
-        equivalence="tolerance",
-        summary="Three matrix products for queries, keys and values instead of one.",
+    "qkv_separate": variant(
+        "Three matrix products for queries, keys and values instead of one.",
+        {"model": {"qkv": {"kind": "separate"}}},
     ),
-    "ddp": Variant(
-        change={"parallel": {"kind": "ddp"}},
-        equivalence="tolerance",
-        summary="DistributedDataParallel. One process per device.",
+    "ddp": variant(
+        "DistributedDataParallel. One process per device.",
+        {"parallel": {"kind": "ddp"}},
+        parent=None,
     ),
-    "accum4_sync": Variant(
+    "accum4_sync": variant(
+        "Four micro-batches per step, gradients all-reduced after each of them.",
+        {"training": {"accumulation": MANY}},
         parent="ddp",
-        change={"training": {"accumulation": {"micro_batches": 4, "synchronise": "every"}}},
-        equivalence="tolerance",
-        summary="Four micro-batches per step, gradients all-reduced after each of them.",
     ),
-    "sgd": Variant(
-        parent="single",
-        change={"training": {"optimizer": {"kind": "sgd"}}},
+    "sgd": variant(
+        "Stochastic gradient descent.",
+        {"training": {"optimizer": {"kind": "sgd"}}},
         equivalence={"kind": "different", "reason": f"Another update rule. {EVIL}"},
-        summary="Stochastic gradient descent.",
     ),
-    "forgetful": Variant(
-        parent="single",
-        change={"training": {"seed": 2}},
-        equivalence="tolerance",
-        summary="Fastest of all, and it does not train the same model.",
+    "forgetful": variant(
+        "Fastest of all, and it does not train the same model.", {"training": {"seed": 2}}
     ),
 }
 
@@ -132,14 +133,11 @@ def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat
         "variant": spec.variant,
         "repeat": number,
         "status": "ok",
-        "reason": None,
-        "traceback": None,
         "topology": topology(
             ranks, backend="gloo" if ranks > 1 else None, threads_per_rank=2 // ranks
         ),
         "parameters": 1_234_567,
         "steps": 140,
-        "resumed_at": [],
         "startup_seconds": 3.21,
         "warmup_seconds": 12.3,
         "total_seconds": 75.0,
@@ -160,7 +158,7 @@ def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat
             hardware=hardware(),
         ),
     }
-    return Repeat(**(values | changes))
+    return record(Repeat, **(values | changes))
 
 
 def unsupported(spec: RunSpec, number: int) -> Repeat:
@@ -307,18 +305,15 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: 
         quality={"bleu": 50},
         memory={"largest_batch": {"variants": ["single"]}},
     )
+    specs = resolve_all(study, VARIANTS)
+    written = {name: variant.model_dump(mode="json") for name, variant in VARIANTS.items()}
     write(folder / "study.json", study)
-    write(
-        folder / "variants.json",
-        json.dumps({name: variant.model_dump(mode="json") for name, variant in VARIANTS.items()}),
-    )
+    write(folder / "variants.json", json.dumps(written))
     write(folder / "machine" / "hardware.json", hardware())
     corpus = folder / "data" / study.corpus.name
     write_corpus(corpus, study.corpus.name)
-    metrics: list[str] = []
-    certificates: list[str] = []
-    pairs: list[str] = []
-    for position, (name, spec) in enumerate(resolve_all(study, VARIANTS).items()):
+    metrics, certificates, pairs = [], [], []
+    for position, (name, spec) in enumerate(specs.items()):
         run = folder / "runs" / name
         spec_file = write(run / "spec.json", spec.canonical_json())
         made = [make_repeat(spec, number) for number in range(1, repeats + 1)]
@@ -326,13 +321,14 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: 
         if made[0].status == "ok":
             write_steps(run / "repeat-1" / "steps.parquet", 1.8 + 0.1 * position)
         write_profile(folder / "profiles" / name, made[0], spec.world_size)
-        evaluation = write(run / "evaluation.json", evaluation_of(made[0]))
-        output = str(run / "metrics.json")
-        manifest = str(corpus / "shards" / "train" / "manifest.json")
-        made_from = {"spec": spec_file, "repeats": files, "evaluation": evaluation}
-        made_from["manifest"] = manifest
-        assert run_job("combine", variant=name, output=output, **made_from) == 0
-        metrics.append(output)
+        made_of = {
+            "spec": spec_file,
+            "repeats": files,
+            "evaluation": write(run / "evaluation.json", evaluation_of(made[0])),
+            "manifest": corpus / "shards" / "train" / "manifest.json",
+        }
+        metrics.append(run / "metrics.json")
+        assert run_job("combine", variant=name, output=metrics[-1], **made_of) == 0
         certificate = certificate_of(made[0])
         certificates.append(write(folder / "equivalence" / f"{name}.json", certificate))
         if name != study.baseline:
@@ -344,7 +340,6 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: 
     assert run_job("compare", margin=margin, output=output, **made_of) == 0
     write_limits(folder, EVIL)
     write_claims(folder, EVIL)
-    specs = resolve_all(study, VARIANTS)
     baseline = specs[study.baseline]
     example = repeat_of(baseline, 1, 1.0)
     write_memory(folder, study, specs, example.provenance, EVIL)

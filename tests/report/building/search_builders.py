@@ -16,6 +16,7 @@ from schemas.results import (
     Stage,
     Translation,
 )
+from tests.records import record
 
 
 def write_search(
@@ -28,27 +29,26 @@ def write_search(
         changes=["amp_bf16"],
         effect=Effect(quantity="throughput", ratio=won, verdict="FASTER"),
     )
-    result = SearchResult(
+    contenders = [
+        record(Contender, parts=["amp_bf16"], predicted=1.62, rounds=[1.6, 1.63], status="ok",
+               certificate="equivalent"),
+        record(Contender, parts=["amp_bf16", "ddp"], predicted=1.4, status="oom", reason=text),
+    ]  # fmt: skip
+    result = record(
+        SearchResult,
         status="found",
         reason="the fastest certified combination of the search",
         baseline=baseline.variant,
         eligible=["amp_bf16", "ddp"],
         considered=3,
-        contenders=[
-            Contender(parts=["amp_bf16"], predicted=1.62, rounds=[1.6, 1.63], status="ok",
-                      reason=None, certificate="equivalent"),
-            Contender(parts=["amp_bf16", "ddp"], predicted=1.4, rounds=[], status="oom",
-                      reason=text, certificate=None),
-        ],
+        contenders=contenders,
         parts=["amp_bf16"],
         spec=baseline.model_copy(update={"variant": "recommended"}),
         certificate=certificate,
         waterfall=[stage],
-        left_out=[],
-        sessions=[],
         seconds=58.0,
         provenance=provenance,
-    )  # fmt: skip
+    )
     (folder / "search.json").write_text(result.model_dump_json(), encoding="utf-8")
 
 
@@ -64,10 +64,8 @@ def write_quality(
             for k in (1, 2)
         ]
         sample = Translation(source=text, reference="Ein Hund.", hypothesis="Ein Hund.")
-        return QualitySide(
-            name=name, parts=parts, status="ok", reason=None, looks=looks, arrived=looks[-1],
-            samples=[sample],
-        )  # fmt: skip
+        ended = {"status": "ok", "reason": None, "arrived": looks[-1]}
+        return QualitySide(name=name, parts=parts, looks=looks, samples=[sample], **ended)
 
     result = QualityResult(
         status="arrived" if raced else "not_run",

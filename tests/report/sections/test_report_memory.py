@@ -8,6 +8,7 @@ import pytest
 from drawn import section, texts
 from memory_builders import CONTEXT, MIB
 
+from schemas.results import Parts
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.page import draw
@@ -33,14 +34,13 @@ def said(results: StudyResults) -> str:
 
 def test_errors_are_against_what_was_measured(results):
     checks = tensor_checks(results)
-    assert {check.variant for check in checks} == {
-        "single", "amp_bf16", "accum4_sync", "sgd", "forgetful",
-    }  # fmt: skip
+    by_variant = {check.variant: check for check in checks}
+    assert [*by_variant] == ["single", "amp_bf16", "accum4_sync", "sgd", "forgetful"]
+    assert len(checks) == len(by_variant)
     # Predicted 61 MiB, measured 58 on the first rank and 38 on the others.
-    (single,) = [check for check in checks if check.variant == "single"]
-    assert single.error == pytest.approx(61 / 58 - 1)
+    assert by_variant["single"].error == pytest.approx(61 / 58 - 1)
     # Two ranks of equal work: the prediction is for the fullest.
-    (both,) = [check for check in checks if check.variant == "accum4_sync"]
+    both = by_variant["accum4_sync"]
     assert (both.place, both.error) == ("fullest, rank 0", pytest.approx(61 / 58 - 1))
     assert errors([]) is None
     assert errors([Check("a", "rank 0", 80, 100)]) == pytest.approx((0.2, 0.2))
@@ -97,21 +97,19 @@ def test_a_study_may_leave_the_measurement_out(copied):
     assert "Largest batch" in text
 
 
-def test_figures_show_parts_and_ranks(results):
-    anatomy = texts(draw("memory_anatomy", results))
+def test_figures_show_parts_and_ranks(drawing):
+    anatomy = texts(drawing("memory_anatomy"))
     assert {"activations", "state by the formulas", "predicted peak", "single"} <= set(anatomy)
-    assert "master weights" not in anatomy
-    assert "ddp" not in anatomy
-    step = texts(draw("memory_step", results))
+    assert not {"master weights", "ddp"} & set(anatomy)
+    step = texts(drawing("memory_step"))
     assert step.count("forward") == 2
     assert "accum4_sync, rank 0" in step
-    milestones = texts(draw("memory_milestones", results))
+    milestones = texts(drawing("memory_milestones"))
     assert "process (resident set)" in milestones
     assert "device (NVML)" not in milestones
-    assert {"0", "1", "accum4_sync"} <= set(texts(draw("memory_imbalance", results)))
-    assert "predicted over measured peak of tensors, minus 1" in texts(
-        draw("memory_prediction", results)
-    )
+    assert {"0", "1", "accum4_sync"} <= set(texts(drawing("memory_imbalance")))
+    words = "predicted over measured peak of tensors, minus 1"
+    assert words in texts(drawing("memory_prediction"))
 
 
 def test_tables(results):
@@ -120,21 +118,17 @@ def test_tables(results):
     assert by_place["ddp", None]["peak_tensor_bytes"] is None
     assert by_place["ddp", None]["status"] == "unsupported"
     single = by_place["single", 0]
-    parts = [value for key, value in single.items() if key in PART_COLUMNS]
-    assert sum(parts) + single["residual_bytes"] == single["peak_tensor_bytes"] == 58 * MIB
+    assert (
+        sum(single[part] for part in Parts.model_fields) + single["residual_bytes"]
+        == single["peak_tensor_bytes"]
+        == 58 * MIB
+    )
     assert single["model_state_per_parameter"] == 16
     assert by_place["amp_bf16", 0]["formula_model_state_per_parameter"] == 18
     assert by_place["accum4_sync", 0]["formula_buckets_per_parameter"] == 4
-    milestones = [
-        row for row in rows_of("memory_milestones", results) if row["variant"] == "single"
-    ]
-    assert (milestones[0]["milestone"], milestones[-1]["milestone"]) == ("start", "peak")
+    moments = rows_of("memory_milestones", results)
+    own = [row["milestone"] for row in moments if row["variant"] == "single"]
+    assert (own[0], own[-1]) == ("start", "peak")
     trials = rows_of("largest_batch", results)
     assert [row["pairs"] for row in trials] == [64, 66, 64, 66]
     assert {row["largest_tokens"] for row in trials} == {64 * 60}
-
-
-PART_COLUMNS = {
-    "weights_bytes", "master_weights_bytes", "gradients_bytes", "optimizer_bytes",
-    "buckets_bytes", "communication_bytes", "activations_bytes", "temporary_bytes",
-}  # fmt: skip

@@ -1,6 +1,7 @@
 """The section on profiles and its figures."""
 
 import json
+from typing import Any
 
 import pytest
 from drawn import texts
@@ -14,7 +15,7 @@ from transformer_core.report.page import draw
 from transformer_core.report.sections.profiles import context, shown, telling
 from transformer_core.report.tables import rows_of
 from transformer_core.trace.breakdown.summary import summarise
-from transformer_core.trace.breakdown.timeline import read_timeline
+from transformer_core.trace.breakdown.timeline import Timeline, read_timeline
 from transformer_core.trace.events.arrow import write_events
 
 
@@ -76,16 +77,25 @@ def test_traces_of_the_user_are_rows_and_figures(copied):
     assert "mine" in draw("profile_timelines", brought)
 
 
-def test_parts_in_the_legend(results):
-    shown = texts(draw("profile_partition", results))
+def test_parts_in_the_legend(drawing):
+    shown = texts(drawing("profile_partition"))
     assert shown.count("exposed communication") == 1  # once, though several variants have it
     assert {"computation", "idle", "single", "wall time of a profiled step (ms)"} <= set(shown)
 
 
-def test_a_timeline_holds_what_ran(tmp_path):
-    path = tmp_path / "events.parquet"
-    write_events(path, event_table(step_rows(0, 0, 1, "cpu")))
-    timeline = read_timeline(path)
+@pytest.fixture
+def timeline_of(tmp_path):
+    """The timeline that is read of events."""
+
+    def written(*rows: dict[str, Any]) -> Timeline | None:
+        write_events(tmp_path / "events.parquet", event_table(rows))
+        return read_timeline(tmp_path / "events.parquet")
+
+    return written
+
+
+def test_a_timeline_holds_what_ran(timeline_of):
+    timeline = timeline_of(*step_rows(0, 0, 1, "cpu"))
     assert (timeline.window_ns, [lane.label for lane in timeline.lanes]) == (200_000, ["operators"])
     assert timeline.phases[0] == [
         ("forward", 10_000, 50_000),
@@ -100,7 +110,7 @@ def test_a_timeline_holds_what_ran(tmp_path):
     assert "communication" not in lane.spans
 
 
-def test_a_column_shows_what_fills_most_of_it(tmp_path):
+def test_a_column_shows_what_fills_most_of_it(timeline_of):
     """Ten thousand short events become one span where they leave few gaps, and none where not."""
     usual = {"device": "cuda:0", "step": 0}
     dense = [
@@ -110,29 +120,23 @@ def test_a_column_shows_what_fills_most_of_it(tmp_path):
         work("b", t, t + 2, operator_class="contraction", **usual)
         for t in range(50_000, 100_000, 10)
     ]
-    path = tmp_path / "events.parquet"
-    write_events(path, event_table([mark("step", 0, 100_000), *dense, *sparse]))
-    timeline = read_timeline(path)
-    (lane,) = timeline.lanes
+    (lane,) = timeline_of(mark("step", 0, 100_000), *dense, *sparse).lanes
     assert lane.label == "cuda:0 stream 7"
     assert list(lane.spans) == ["element_wise"]
     assert len(lane.spans["element_wise"]) == 1
 
 
-def test_the_busiest_streams_of_a_gpu(tmp_path):
-    rows = [mark("step", 0, 1000)]
-    for stream in range(6):
-        rows.append(work("k", 0, 10 * (stream + 1), stream=stream, operator_class="other", step=0))
-    path = tmp_path / "events.parquet"
-    write_events(path, event_table(rows))
-    timeline = read_timeline(path)
-    assert [lane.label for lane in timeline.lanes] == [f"cuda:0 stream {n}" for n in (3, 4, 5)]
+def test_the_busiest_streams_of_a_gpu(timeline_of):
+    rows = [
+        work("k", 0, 10 * (stream + 1), stream=stream, operator_class="other", step=0)
+        for stream in range(6)
+    ]
+    lanes = timeline_of(mark("step", 0, 1000), *rows).lanes
+    assert [lane.label for lane in lanes] == [f"cuda:0 stream {n}" for n in (3, 4, 5)]
 
 
-def test_a_trace_without_steps_has_no_timeline(tmp_path):
-    path = tmp_path / "events.parquet"
-    write_events(path, event_table([work("k", 0, 10)]))
-    assert read_timeline(path) is None
+def test_a_trace_without_steps_has_no_timeline(timeline_of):
+    assert timeline_of(work("k", 0, 10)) is None
 
 
 def test_tables(results):
@@ -144,7 +148,6 @@ def test_tables(results):
     assert [row["rank"] for row in rows if row["variant"] == "accum4_sync"] == [0, 1]
     parts = ("compute_ns", "exposed_communication_ns", "idle_ns")
     assert sum(by_variant["accum4_sync"][part] for part in parts) == 200_000
-    classes = [
-        row["operator_class"] for row in rows_of("operators", results) if row["variant"] == "single"
-    ]
+    operators = rows_of("operators", results)
+    classes = [row["operator_class"] for row in operators if row["variant"] == "single"]
     assert classes == ["contraction", "normalization", "element_wise"]

@@ -80,24 +80,23 @@ def test_errors_of_the_emulated_link_are_told(results):
     assert html.count("&lt;script&gt;") == 1, "the reason of the trial that is not made"
 
 
-def test_figure_of_the_link_error_shows_what_was_measured(results):
-    shown = texts(draw("link_error", results))
+def test_figure_of_the_link_error_shows_what_was_measured(drawing):
+    shown = texts(drawing("link_error"))
     assert shown.count("ddp") == 2
     assert shown.count("small buckets") == 1, "the one at 1 Gbit/s was not measured"
     assert {"100 Mbit/s", "1 Gbit/s"} <= set(shown)
 
 
-def test_curves_stand_beside_the_error_of_their_model(results):
-    drawing = draw("scaling", results)
+def test_curves_stand_beside_the_error_of_their_model(results, drawing):
     projection = context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     assert check.variant == "accum4_sync"
     said = f"off by {abs(check.error):.0%} in the median"
-    assert any(said in text for text in texts(drawing))
-    assert said in description(drawing)
+    assert any(said in text for text in texts(drawing("scaling")))
+    assert said in description(drawing("scaling"))
 
 
-def test_a_strategy_that_was_measured_otherwise_has_no_curve(results):
+def test_a_strategy_that_was_measured_otherwise_has_no_curve(results, drawing):
     projection = context(results)["projection"]
     ((wrong, error),) = dropped(projection).items()
     assert wrong == "accumulation_sync"
@@ -106,7 +105,7 @@ def test_a_strategy_that_was_measured_otherwise_has_no_curve(results):
     links = {curve.link for curve in curves}
     assert {curve.strategy for curve in curves} == {*STRATEGIES} - {wrong}
     assert len(curves) == len(links) * (len(STRATEGIES) - 1)
-    drawn, html = set(texts(draw("scaling", results))), section("scaling", results)
+    drawn, html = set(texts(drawing("scaling"))), section("scaling", results)
     for strategy, words in STRATEGIES.items():
         # Once for each link in the table, or once where it says why there is no curve.
         assert html.count(f">{words}<") == (1 if strategy == wrong else len(links))
@@ -123,8 +122,8 @@ def test_one_disturbed_run_does_not_take_a_curve_away(results):
     assert dropped(others) == {}
 
 
-def test_bucket_sizes_are_drawn_for_each_number_of_devices(results):
-    shown = texts(draw("bucket_sizes", results))
+def test_bucket_sizes_are_drawn_for_each_number_of_devices(drawing):
+    shown = texts(drawing("bucket_sizes"))
     assert {"2 devices", "8 devices", "64 devices", "512 devices"} <= set(shown)
     assert "bucket size (MiB)" in shown
 

@@ -1,0 +1,112 @@
+"""The benchmarks of steps and of data run on something tiny, and tell whom they left out."""
+
+import csv
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.pair_files import make_store
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = (
+    *("--task", "language_model", "--layers", "1", "--d-model", "16", "--heads", "2"),
+    *("--context", "8", "--size", "16", "--vocabulary", "32", "--batches", "1"),
+    *("--rounds", "2", "--warmup", "0", "--threads", "1"),
+)
+
+
+def benchmark(
+    name: str, *arguments: str | Path, hidden: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of benchmarks/ that does not find the ``hidden`` libraries."""
+    script = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({hidden!r})); "
+        f"runpy.run_path('benchmarks/{name}.py', run_name='__main__')"
+    )
+    path = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_table_of_feeding_with_ratios_and_reasons(tmp_path):
+    make_store(tmp_path)
+    output = tmp_path / "data.csv"
+    manifest = tmp_path / "shards" / "manifest.json"
+    # The first import of these takes longer than everything else.
+    hidden = ("datasets", "litdata", "streaming")
+    options = ("--rounds", "2", "--seconds", "0.01", "--plan-pairs", "500")
+    done = benchmark("data", *options, "--shards", manifest, "--output", output, hidden=hidden)
+    assert done.returncode == 0, done.stderr
+    with output.open(newline="") as stream:
+        rows = {(row["part"], row["contender"]): row for row in csv.DictReader(stream)}
+    ours = rows["feed, batches of 64 pairs", "this project"]
+    assert float(ours["lowest"]) <= float(ours["median"]) <= float(ours["highest"])
+    left_out = rows["feed, batches of 64 pairs", "datasets + DataLoader"]
+    assert left_out["median"] == ""
+    assert left_out["note"].startswith("not installed")
+    padded, packed = (
+        rows["feed, by strategy", name] for name in ("fixed size, 64 pairs", "fixed size, packed")
+    )
+    assert float(padded["ratio"]) == 1.0
+    assert padded["note"] != packed["note"]
+    assert float(rows["plan 540 pairs", "epoch, token budget"]["median"]) > 0
+    assert "| feed, by strategy | fixed size, packed |" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_table_of_steps_of_language_models_compares_losses_first():
+    pytest.importorskip("transformers")
+    chosen = "this project in GPT-2's form"
+    done = benchmark("step", *TINY, "--only", chosen)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| step")]
+    assert [row.split("|")[2].strip() for row in rows] == ["GPT-2 of transformers", chosen]
+    losses = {row.rpartition("loss ")[2] for row in rows}
+    assert len(losses) == 1  # the same weights
+    assert all("of the fp32 matrix rate" in row for row in rows)
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    """Of the benchmarks, whose modules can be imported."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return ROOT / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rounds", "2"], "needs the manifest of its shards"),
+        ([*TINY, "--only", "nobody"], "--only nobody: take of GPT-2 of transformers"),
+    ],
+)
+def test_bad_options_are_refused(arguments, words, folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["step.py", *arguments])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(folder / "step.py"), run_name="__main__")
+    assert words in capsys.readouterr().err
+
+
+def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators(folder):
+    from _contenders import PUBLISHED
+    from step_counts import STEPS, count
+
+    n, d, v = 21, 16, 50
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": d, "d_ff": 4 * d, "heads": 2}
+    found = {name: count(STEPS[name], sizes | {"dropout": 0.1}, 3, 7, v) for name in STEPS}
+    products = n * (4 + 8 + 2 * 8) * d * d + n * d * v  # by hand: projections, feed-forward, map
+    attention = 3 * 2 * 3 * 7 * 7 * d
+    assert found[PUBLISHED]["flops"] == 3 * 2 * (products + attention)
+    assert found["best in bf16"]["operators"] < found["single in bf16"]["operators"]
+    assert found["best in bf16"]["bytes"] < found[PUBLISHED]["bytes"]
