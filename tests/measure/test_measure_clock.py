@@ -1,7 +1,6 @@
 """The clock: exact borders, pauses left out, no synchronisation elsewhere."""
 
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -31,21 +30,6 @@ class World:
         self.time += seconds
         clock.step_done(step, pairs=step, tokens=10 * step, padded_tokens=12 * step,
                         input_wait_seconds=wait)  # fmt: skip
-
-
-def test_windows_hold_exactly_their_steps():
-    world = World()
-    clock = world.clock(warmup_steps=2, window_steps=3)
-    clock.start(0)
-    for step in range(1, 11):
-        world.step(clock, step, seconds=100.0 if step <= 2 else float(step), wait=step / 2)
-    assert clock.warmup_seconds == 200.0
-    assert [(w.first_step, w.last_step) for w in clock.windows] == [(3, 5), (6, 8)]
-    assert [w.seconds for w in clock.windows] == [3 + 4 + 5, 6 + 7 + 8]
-    assert [w.pairs for w in clock.windows] == [12, 21]
-    assert [w.tokens for w in clock.windows] == [120, 210]
-    assert [w.padded_tokens for w in clock.windows] == [144, 252]
-    assert [w.input_wait_seconds for w in clock.windows] == [6.0, 10.5]
 
 
 def test_synchronises_at_borders_only_and_before_reading():
@@ -100,35 +84,32 @@ def test_state_survives_a_restart():
         st.tuples(st.integers(0, 100), st.none() | st.integers(0, 1000)), min_size=1, max_size=40
     ),
 )
-def test_every_second_is_counted_once(start, warmup, window, steps):
-    """Warm-up and windows tile the steps, and add up to the elapsed time without the pauses."""
+def test_windows_hold_exactly_their_steps(start, warmup, window, steps):
+    """Warm-up and windows follow one another without a gap; pauses belong to none of them."""
     world = World()
     clock = world.clock(warmup, window)
     clock.start(start)
-    durations = [float(seconds) for seconds, _ in steps]
     pauses = 0
     for number, (seconds, pause) in enumerate(steps, start + 1):
-        world.step(clock, number, seconds=float(seconds), wait=float(seconds))
+        world.step(clock, number, seconds=float(seconds), wait=seconds / 2)
         if pause is not None:
             pauses += 1
             clock.pause()
             world.time += pause
             clock.resume()
 
+    durations = [seconds for seconds, _ in steps]
+    warm = len(steps) >= warmup
+    assert clock.warmup_seconds == (sum(durations[:warmup]) if warm else None)
     complete = max(0, (len(steps) - warmup) // window)
     assert len(clock.windows) == complete
-    if len(steps) >= warmup:
-        assert clock.warmup_seconds == sum(durations[:warmup])
-        counted = warmup + complete * window
-        assert sum(w.seconds for w in clock.windows) == sum(durations[warmup:counted])
-        numbers = range(start + warmup + 1, start + counted + 1)
-        assert sum(w.pairs for w in clock.windows) == sum(numbers)
-    else:
-        assert clock.warmup_seconds is None
-    for one, two in pairwise(clock.windows):
-        assert two.first_step == one.last_step + 1
-    assert all(w.last_step - w.first_step + 1 == window for w in clock.windows)
-    assert all(w.input_wait_seconds == w.seconds for w in clock.windows)
+    for index, found in enumerate(clock.windows):
+        begin = warmup + index * window
+        numbers = range(start + begin + 1, start + begin + window + 1)
+        seconds, pairs = sum(durations[begin : begin + window]), sum(numbers)
+        assert (found.first_step, found.last_step) == (numbers[0], numbers[-1])
+        assert (found.seconds, found.input_wait_seconds) == (seconds, seconds / 2)
+        assert (found.pairs, found.tokens, found.padded_tokens) == (pairs, 10 * pairs, 12 * pairs)
     borders = 1 + complete + (1 if 0 < warmup <= len(steps) else 0)
     assert world.synchronised == borders + 2 * pauses
 
@@ -140,38 +121,26 @@ class Moved:
         self.time = 0.0
 
     def now(self) -> float:
-        self.time += 1e-6
+        self.time += 1e-5
         return self.time
 
 
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.5])
-def test_a_step_is_longer_by_the_share(share):
+@pytest.mark.parametrize(
+    ("share", "device_seconds", "expected"),
+    [(0.0, 0.0, 1.0), (0.03, 0.0, 1.03), (0.5, 0.0, 1.5), (0.1, 3.0, 4.4)],
+)
+def test_a_planted_delay_is_a_share_of_the_step(share, device_seconds, expected):
+    """The work of the device belongs to the step, and waiting for a turn does not."""
     clock = Moved()
-    delay = PlantedDelay(share, lambda: None, clock.now)
+
+    def synchronise() -> None:
+        clock.time += device_seconds
+
+    delay = PlantedDelay(share, synchronise, clock.now)
+    clock.time += 100.0
+    delay.begin()
     for _ in range(3):
         began = clock.time
         clock.time += 1.0
         delay.step_done()
-        assert clock.time - began == pytest.approx(1 + share, abs=1e-4)
-
-
-def test_the_work_of_the_device_belongs_to_the_step():
-    clock = Moved()
-
-    def device() -> None:
-        clock.time += 3.0
-
-    delay = PlantedDelay(0.1, device, clock.now)
-    clock.time += 1.0
-    delay.step_done()
-    assert clock.time == pytest.approx(4.4, abs=1e-4)
-
-
-def test_waiting_for_a_turn_is_no_part_of_a_step():
-    clock = Moved()
-    delay = PlantedDelay(0.5, lambda: None, clock.now)
-    clock.time += 100.0
-    delay.begin()
-    clock.time += 1.0
-    delay.step_done()
-    assert clock.time == pytest.approx(101.5, abs=1e-4)
+        assert clock.time - began == pytest.approx(expected, abs=1e-4)

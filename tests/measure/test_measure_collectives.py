@@ -1,6 +1,5 @@
 """Collective operations: right results, sizes and bandwidths as nccl-tests defines them."""
 
-import subprocess
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -12,7 +11,7 @@ from schemas.config.measurement import Limits
 from schemas.config.parallel import Machine
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from tests.distributed import run_ranks
-from tests.orders import job_command
+from tests.orders import run_job
 from tests.records import collective_run
 from transformer_core.common.digests import NAME
 from transformer_core.measure import collectives_worker as worker
@@ -53,10 +52,8 @@ def measured(device: str, limits: str, spoil: bool = False) -> list[tuple[Any, .
 
 
 def check(rows: list[tuple[Any, ...]], ranks: int) -> None:
-    names = list(dict.fromkeys(row[0] for row in rows))
-    assert names == list(COLLECTIVES)
-    for row in rows:
-        name, size, calls, seconds, algorithm, bus, error = row
+    assert list(dict.fromkeys(row[0] for row in rows)) == list(COLLECTIVES)
+    for name, size, calls, seconds, algorithm, bus, error in rows:
         assert error == 0.0, name
         assert calls >= 1
         assert algorithm == pytest.approx(size / seconds)
@@ -93,8 +90,7 @@ def test_sizes_grow_by_four_and_can_be_divided():
 def test_one_process_has_nobody_to_talk_to(tmp_path):
     file = tmp_path / "collectives.parquet"
     machine = {"device": "cpu", "devices_per_node": 1}
-    command = job_command("collectives", machine=machine, output=file)
-    subprocess.run(command, check=True, timeout=200)
+    assert run_job("collectives", machine=machine, output=file) == 0
     table = pq.read_table(file)
     run = CollectiveRun.model_validate_json(table.schema.metadata[b"study"])
     assert run.status == "unsupported"
@@ -115,10 +111,7 @@ def test_the_table_keeps_rows_and_origin(tmp_path):
     assert CollectiveRun.model_validate_json(table.schema.metadata[b"study"]) == run
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs 2 CUDA devices"
-)
+@pytest.mark.gpu(2)
 def test_every_operation_gives_the_right_result_over_nccl():
     rows, _ = run_ranks(measured, 2, "cuda", LIMITS.canonical_json(), backend="nccl")
     check(rows, 2)

@@ -1,9 +1,6 @@
 """What one device does in a step, timed while its neighbours work and nobody talks."""
 
 import math
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +9,7 @@ from small_training import small_setup, small_spec
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord
-from tests.orders import job_command
+from tests.orders import run_job
 from transformer_core.measure.compute import different_work
 from transformer_core.measure.compute_worker import StepTimes, Times, slowest, undisturbed
 from transformer_core.study.reservations import work_of_a_device
@@ -30,20 +27,26 @@ def ddp(**sections: Any) -> RunSpec:
     return small_spec(**(base | sections))
 
 
-def accumulated(synchronise: str, **sections: Any) -> RunSpec:
+def far(**sections: Any) -> RunSpec:
+    """The same on two hosts."""
+    link = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
+    return ddp(machine={"device": "cpu", "threads": 1} | link, **sections)
+
+
+def accumulated(synchronise: str) -> RunSpec:
     accumulation = {"micro_batches": MICRO_BATCHES, "synchronise": synchronise}
-    return ddp(training={"accumulation": accumulation}, **sections)
+    return ddp(training={"accumulation": accumulation})
 
 
 def test_work_that_differs_in_talking_only_is_timed_once():
-    link = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Gbit/s"}}
     same = [
         ddp(),
         ddp(variant="late", parallel={"kind": "ddp", "overlap": False}),
         ddp(variant="sharded", parallel={"kind": "fsdp"}),
-        ddp(variant="far", machine={"device": "cpu", "threads": 1} | link),
+        far(variant="far"),
     ]
     assert [spec.variant for spec in different_work(same)] == ["small"]
+    assert work_of_a_device(accumulated("every")) == work_of_a_device(accumulated("last"))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +61,7 @@ def test_work_that_differs_in_talking_only_is_timed_once():
     ],
 )
 def test_other_work_is_timed_by_itself(other):
-    assert work_of_a_device(other) != work_of_a_device(ddp())
     assert len(list(different_work([ddp(), other]))) == 2
-
-
-def test_when_micro_batches_are_reduced_is_no_other_work():
-    assert work_of_a_device(accumulated("every")) == work_of_a_device(accumulated("last"))
 
 
 def test_parts_of_a_step_are_within_it():
@@ -105,26 +103,16 @@ def test_a_moment_is_that_of_the_last_rank():
     assert slowest([early]) == early
 
 
-def run(folder: Path, *specs: RunSpec) -> ComputeRecord:
-    data = write_shards(folder / "data")
-    files = []
-    for spec in specs:
-        files.append(folder / f"{spec.variant}.json")
-        files[-1].write_text(spec.canonical_json())
-    output = folder / "compute.json"
-    settings = {"steps": 2, "warmup_steps": 1}
-    command = job_command("compute_times", specs=files, data=data, output=output, settings=settings)
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=250, env=os.environ | {"PYTHONPATH": "."}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return ComputeRecord.model_validate_json(output.read_text())
-
-
 def test_the_job_times_the_share_of_one_of_all_devices(tmp_path):
-    link = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
-    spec = ddp(machine={"device": "cpu", "threads": 1} | link)
-    (times,) = run(tmp_path, spec, ddp(variant="near")).times
+    data = write_shards(tmp_path / "data")
+    files = []
+    for spec in (far(), ddp(variant="near")):
+        files.append(tmp_path / f"{spec.variant}.json")
+        files[-1].write_text(spec.canonical_json())
+    output = tmp_path / "compute.json"
+    settings = {"steps": 2, "warmup_steps": 1}
+    assert run_job("compute_times", specs=files, data=data, output=output, settings=settings) == 0
+    (times,) = ComputeRecord.model_validate_json(output.read_text()).times
     assert (times.variant, times.status, times.micro_batches) == ("small", "ok", 1)
     assert times.topology.world_size == 2, "both devices work"
     assert times.topology.nodes == 1, "and nobody talks over the link"

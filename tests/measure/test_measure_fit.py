@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,14 +38,11 @@ def test_what_fits_or_is_not_known_is_not_warned_of():
     assert doubt(predicted(500 * MIB, context=None), 499 * MIB) is not None
 
 
-def test_processes_of_a_host_share_what_is_free(monkeypatch):
+def test_processes_of_a_host_share_what_is_free_and_of_gpus_the_fullest_counts(monkeypatch):
     monkeypatch.setattr(memory_fit, "free_bytes", lambda: 1000)
     ddp = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     assert available_bytes(small_spec(), "cpu") == 1000
     assert available_bytes(ddp, "cpu") == 500
-
-
-def test_of_gpus_the_fullest_that_can_be_seen_counts(monkeypatch):
     monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
     monkeypatch.setattr(memory_fit, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
     assert available_bytes(small_spec(), "cuda") == 50
@@ -54,17 +50,12 @@ def test_of_gpus_the_fullest_that_can_be_seen_counts(monkeypatch):
     assert available_bytes(small_spec(), "cuda") is None
 
 
-def write(folder: Path, found: Prediction) -> Path:
-    path = folder / "predicted.json"
-    path.write_text(PredictedMemory(predictions=[found]).model_dump_json())
-    return path
-
-
 @pytest.mark.slow
 def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path):
     """Through the command of the job, with a corpus that is not there: the run fails, and the
     warning has come before."""
-    file = write(tmp_path, predicted(2**60))
+    file = tmp_path / "predicted.json"
+    file.write_text(PredictedMemory(predictions=[predicted(2**60)]).model_dump_json())
     (tmp_path / "spec.json").write_text(small_spec().canonical_json())
     log = tmp_path / "run.log"
     command = job_command(

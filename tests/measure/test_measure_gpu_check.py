@@ -69,13 +69,26 @@ def test_hidden_rows_that_are_no_numbers_are_found_out():
 
 
 @needs_no_gpu
-def test_without_a_gpu_both_are_unsupported_with_the_reason():
+def test_without_a_gpu_everything_is_unsupported_with_the_reason():
     told: list[GpuTests] = []
     device_tests.run(1.0, told.append)
     (tests,) = told
-    assert (tests.status, tests.passed) == ("unsupported", 0)
-    assert tests.reason == measure().reason == device_facts.no_device()
-    assert "there is no CUDA device that torch can use: " in str(tests.reason)
+    reason = no_device()
+    assert "there is no CUDA device that torch can use: " in str(reason)
+    assert (tests.status, tests.reason, tests.passed) == ("unsupported", reason, 0)
+    assert measure().reason == reason
+    found = device_facts.measure()
+    assert [one.name for one in found.facts] == [
+        "NVML by nvidia-ml-py",
+        "NVML by nvidia-ml-py3",
+        "NCCL, one rank",
+        "NCCL, two ranks on one GPU",
+        "Triton",
+    ]
+    ends = {(one.status, one.holds, one.reason) for one in found.facts}
+    assert ends == {("unsupported", None, reason)}
+    assert {"platform", "torch build", "architectures"} <= found.versions.keys()
+    assert any(name.startswith("package ") for name in found.versions)
 
 
 REPORT = """<testsuites><testsuite name="pytest" tests="3">
@@ -139,28 +152,11 @@ def test_a_file_that_breaks_or_hangs_leaves_the_others(monkeypatch, tmp_path):
     assert [len(state.failed) for state in told] == [0, 1, 2, 3, 4, 4]
 
 
-def test_all_files_with_a_test_for_a_gpu_are_found():
+def test_all_files_with_a_test_for_a_gpu_are_found_and_compiling_ones_come_last():
     names = [path.name for path in device_tests.files()]
-    assert "test_training_gpu.py" in names
-    assert "test_models_attention_backends.py" in names
-    assert names.index("test_training_gpu.py") < names.index("test_models_compiled_layers.py")
-
-
-@needs_no_gpu
-def test_without_a_gpu_every_line_on_its_surroundings_has_its_reason():
-    found = device_facts.measure()
-    assert [one.name for one in found.facts] == [
-        "NVML by nvidia-ml-py",
-        "NVML by nvidia-ml-py3",
-        "NCCL, one rank",
-        "NCCL, two ranks on one GPU",
-        "Triton",
-    ]
-    for one in found.facts:
-        assert (one.status, one.holds) == ("unsupported", None)
-        assert one.reason == device_facts.no_device()
-    assert {"platform", "torch build", "architectures"} <= found.versions.keys()
-    assert any(name.startswith("package ") for name in found.versions)
+    assert "test_measure_memory_gpu.py" in names
+    assert "test_measure_fit.py" not in names
+    assert names.index("test_measure_memory_gpu.py") < names.index("test_models_compiled_layers.py")
 
 
 def test_a_driver_that_is_too_old_is_the_reason_of_every_line(monkeypatch):
@@ -237,26 +233,22 @@ def test_a_line_that_breaks_does_not_break_the_others(monkeypatch):
 ROOT = Path(__file__).parents[2]
 
 
-def say(module: str, *arguments: str) -> list[dict[str, Any]]:
+@pytest.mark.slow
+@needs_no_gpu
+def test_first_contact_tells_a_line_of_every_item_however_it_ends(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    probes = "items,hanging,driver,nvml,attention"
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "tests.measure.probing", "--output", str(file), "--only", probes],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.slow
-@needs_no_gpu
-def test_an_item_that_fails_ends_or_hangs_its_process_is_a_line(tmp_path):
-    file = tmp_path / "lines.jsonl"
-    lines = say("tests.measure.probing", "--output", str(file))
-    assert lines == [json.loads(line) for line in file.read_text().splitlines()]
-    told = [(line["probe"], line["item"], line["status"]) for line in lines]
-    assert told == [
+    assert done.stdout == file.read_text()
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["probe"], line["item"], line["status"]) for line in lines] == [
         ("items", "one", "ok"),
         ("items", "dies", "failed"),
         ("items", "fails", "oom"),
@@ -264,32 +256,25 @@ def test_an_item_that_fails_ends_or_hangs_its_process_is_a_line(tmp_path):
         ("hanging", "first", "ok"),
         ("hanging", "hangs", "timeout"),
         ("hanging", "never", "timeout"),
-        ("device", "one", "unsupported"),
+        ("driver", "", "unsupported"),
+        ("nvml", "", "unsupported"),
+        ("attention", next(iter(first_contact.ATTENTIONS)), "unsupported"),
     ]
     assert lines[0]["found"] == {"value": "one"}
     assert "ended with 7" in lines[1]["reason"]
     assert "out of memory" in lines[2]["reason"]
-    assert lines[-1]["reason"] == no_device()
-
-
-@pytest.mark.slow
-@needs_no_gpu
-def test_without_a_gpu_every_probe_says_why_not():
-    lines = say(first_contact.__name__, "--only", "driver,nvml,nccl")
-    assert [line["probe"] for line in lines] == ["driver", "nvml", "nccl"]
-    for line in lines:
-        assert line["status"] == "unsupported", line
-        assert line["reason"], line
-    assert lines[0]["found"]["torch"] == torch.__version__
+    driver, nvml, attention = lines[-3:]
+    assert driver["found"]["torch"] == torch.__version__
+    assert driver["reason"]
+    assert nvml["reason"]
+    assert attention["reason"] == no_device(), "said once for all items"
 
 
 def test_no_time_is_a_line():
     lines = list(first_contact.lines([*first_contact.PROBES], seconds=0.0))
     assert {line["status"] for line in lines} == {"timeout"}
-    assert (
-        "no time left for 20 items"
-        in {line["probe"]: line for line in lines}["attention"]["reason"]
-    )
+    (attention,) = (line for line in lines if line["probe"] == "attention")
+    assert "no time left for 20 items" in attention["reason"]
 
 
 def test_variants_that_compile_come_last():
@@ -298,11 +283,12 @@ def test_variants_that_compile_come_last():
     assert set(names[-2:]) == {"layers_compiled", "layers_graphed"}
 
 
-def small(**sections: Any) -> RunSpec:
+def three_steps(monkeypatch: pytest.MonkeyPatch, **sections: Any) -> dict[str, Any]:
+    monkeypatch.setattr(random_steps, "VOCABULARY", 50)
     model = {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2}
-    sections["model"] = model | sections.get("model", {})
     machine = {"device": "cpu", "devices_per_node": 1}
-    return RunSpec.model_validate({"variant": "small", "machine": machine} | sections)
+    sections = {"variant": "small", "model": model, "machine": machine} | sections
+    return random_steps.three_steps(RunSpec.model_validate(sections), CPU, rows=4, width=6)
 
 
 @pytest.mark.parametrize(
@@ -315,18 +301,16 @@ def small(**sections: Any) -> RunSpec:
     ids=["single", "ddp, accumulation", "fsdp"],
 )
 def test_three_steps_on_random_tokens(sections, monkeypatch):
-    monkeypatch.setattr(random_steps, "VOCABULARY", 50)
-    found = random_steps.three_steps(small(**sections), CPU, rows=4, width=6)
+    found = three_steps(monkeypatch, **sections)
     assert (found["status"], found["graph_breaks"], found["replayed"]) == ("ok", 0, None)
     assert len(found["losses"]) == len(found["seconds"]) == 3
     assert found["losses"][2] < found["losses"][0], "it trains on the same batch"
 
 
 def test_a_loss_that_is_no_number_is_told(monkeypatch):
-    monkeypatch.setattr(random_steps, "VOCABULARY", 50)
     nan = torch.tensor(torch.nan)
     monkeypatch.setattr(random_steps, "optimizer_step", lambda *_: (nan, nan))
-    found = random_steps.three_steps(small(), CPU, rows=4, width=6)
+    found = three_steps(monkeypatch)
     assert found["status"] == "diverged"
     assert "nan" in found["reason"]
 

@@ -8,7 +8,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
@@ -66,52 +65,46 @@ def test_more_than_there_are_is_refused(tmp_path):
         lease(ALL, 4, tmp_path)
 
 
-COMMAND = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+SEEN = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
 
 
 def leased(count: int, command: str) -> str:
     return f"from {gpu_leases.__name__} import lease_here\nlease_here({count})\n{command}"
 
 
-def run(count: int, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def run(count: int, command: str, **environment: str) -> str:
+    """What a process says that has leased so many GPUs."""
+    return subprocess.check_output(
         [sys.executable, "-c", leased(count, command)],
         env=os.environ | {"XDG_RUNTIME_DIR": ""} | environment,
-        capture_output=True,
         text=True,
-        check=False,
-    )
+    ).strip()
 
 
-def test_a_job_sees_its_own_gpus_by_uuid(tmp_path):
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(ALL), "XDG_CACHE_HOME": str(tmp_path)}
-    assert run(2, COMMAND, **visible).stdout.strip() == "GPU-a,GPU-b"
-    nested = f"""import os, subprocess, sys
-environment = os.environ | {{"CUDA_VISIBLE_DEVICES": "{",".join(ALL)}"}}
-inner = [sys.executable, "-c", {leased(1, COMMAND)!r}]
-print(subprocess.run(inner, env=environment, text=True, capture_output=True).stdout)
+def test_a_job_sees_its_own_gpus_by_uuid_as_long_as_it_runs(tmp_path):
+    everything = ",".join(ALL)
+    nested = f"""{SEEN}
+import subprocess, sys
+print(os.environ["CUDA_DEVICE_ORDER"], flush=True)  # before the other one prints
+environment = os.environ | {{"CUDA_VISIBLE_DEVICES": "{everything}"}}
+subprocess.run([sys.executable, "-c", {leased(1, SEEN)!r}], env=environment)
 """
-    order = run(1, "import os; print(os.environ['CUDA_DEVICE_ORDER'])", **visible)
-    assert order.stdout.strip() == "PCI_BUS_ID", "CUDA numbers the GPUs otherwise than NVML"
-    assert run(2, nested, **visible).stdout.strip() == "GPU-c", "the job let go of its lease"
+    visible = {"CUDA_VISIBLE_DEVICES": everything, "XDG_CACHE_HOME": str(tmp_path)}
+    # CUDA numbers GPUs otherwise than NVML unless it is told to.
+    assert run(2, nested, **visible).split() == ["GPU-a,GPU-b", "PCI_BUS_ID", "GPU-c"]
+    assert run(3, SEEN, **visible) == everything, "both have let go of theirs"
 
 
-def test_without_a_gpu_there_is_no_lease():
-    done = run(1, COMMAND, CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout.strip()) == (0, "")
-
-
-def test_with_too_few_gpus_a_job_sees_what_there_is(tmp_path):
-    done = run(2, COMMAND, CUDA_VISIBLE_DEVICES="GPU-a", XDG_CACHE_HOME=str(tmp_path))
-    assert (done.returncode, done.stdout.strip()) == (0, "GPU-a")
+@pytest.mark.parametrize(("visible", "count"), [("", 1), ("GPU-a", 2)])
+def test_with_too_few_gpus_a_job_sees_what_there_is(tmp_path, visible, count):
+    assert run(count, SEEN, CUDA_VISIBLE_DEVICES=visible, XDG_CACHE_HOME=str(tmp_path)) == visible
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_uuid_makes_torch_see_that_device():
     uuid = visible_gpus()[0]
-    done = run(1, "import torch; print(torch.cuda.get_device_properties(0).uuid)")
-    assert done.stdout.strip() == uuid.removeprefix("GPU-")
+    said = run(1, "import torch; print(torch.cuda.get_device_properties(0).uuid)")
+    assert said == uuid.removeprefix("GPU-")
 
 
 @pytest.fixture

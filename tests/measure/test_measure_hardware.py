@@ -3,11 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,16 +15,8 @@ from tests.orders import run_job
 from tests.records import write_tree
 from transformer_core.common.digests import NAME
 from transformer_core.machine import hardware
-from transformer_core.machine.hardware import affinity, cuda_allocator, read_hardware
+from transformer_core.machine.hardware import affinity, cuda_allocator
 from transformer_core.run.launcher import worker_environment
-
-Tree = Callable[[dict[str, str]], Path]
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """Writes files below a folder that stands for /."""
-    return partial(write_tree, tmp_path)
 
 
 @pytest.fixture
@@ -39,126 +28,126 @@ def _big_host(monkeypatch):
 
 
 CONTROL_GROUPS = {
-    "none": ({}, 64, 1_000_000),
+    "none": (None, {}, 64, 1_000_000),
     "version 2, no limit": (
-        {
-            "proc/self/cgroup": "0::/job\n",
-            "sys/fs/cgroup/job/cpu.max": "max 100000\n",
-            "sys/fs/cgroup/job/memory.max": "max\n",
-        },
-        64,
-        1_000_000,
+        "0::/job",
+        {"job/cpu.max": "max 100000", "job/memory.max": "max"},
+        *(64, 1_000_000),
     ),
     "version 2": (
-        {
-            "proc/self/cgroup": "0::/slice/job\n",
-            "sys/fs/cgroup/slice/job/cpu.max": "350000 100000\n",
-            "sys/fs/cgroup/slice/job/memory.max": "5000\n",
-        },
-        3,
-        5000,
+        "0::/slice/job",
+        {"slice/job/cpu.max": "350000 100000", "slice/job/memory.max": "5000"},
+        *(3, 5000),
     ),
     "version 2, a tighter parent": (
+        "0::/slice/job",
         {
-            "proc/self/cgroup": "0::/slice/job\n",
-            "sys/fs/cgroup/slice/cpu.max": "200000 100000\n",
-            "sys/fs/cgroup/slice/memory.max": "4000\n",
-            "sys/fs/cgroup/slice/job/cpu.max": "400000 100000\n",
-            "sys/fs/cgroup/slice/job/memory.max": "max\n",
+            "slice/cpu.max": "200000 100000",
+            "slice/memory.max": "4000",
+            "slice/job/cpu.max": "400000 100000",
+            "slice/job/memory.max": "max",
         },
-        2,
-        4000,
+        *(2, 4000),
     ),
     "version 2, the path of the host inside a container": (
-        {
-            "proc/self/cgroup": "0::/docker/0123\n",
-            "sys/fs/cgroup/cpu.max": "50000 100000\n",
-            "sys/fs/cgroup/memory.max": "3000\n",
-        },
-        1,
-        3000,
+        "0::/docker/0123",
+        {"cpu.max": "50000 100000", "memory.max": "3000"},
+        *(1, 3000),
     ),
     "version 1": (
+        "5:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/",
         {
-            "proc/self/cgroup": "5:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/\n",
-            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "800000\n",
-            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "2000\n",
+            "cpu,cpuacct/job/cpu.cfs_quota_us": "800000",
+            "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+            "memory/job/memory.limit_in_bytes": "2000",
         },
-        8,
-        2000,
+        *(8, 2000),
     ),
     "version 1, no limit": (
+        "5:memory:/\n3:cpu:/",
         {
-            "proc/self/cgroup": "5:memory:/\n3:cpu:/\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "cpu/cpu.cfs_quota_us": "-1",
+            "cpu/cpu.cfs_period_us": "100000",
+            "memory/memory.limit_in_bytes": "9223372036854771712",
         },
-        64,
-        1_000_000,
+        *(64, 1_000_000),
     ),
 }
+"""The control groups of a process and their files; the cores and bytes that it may use."""
+
+
+def write_groups(root: Path, groups: str | None, files: dict[str, str]) -> None:
+    """The groups of a process on the host whose / is ``root``."""
+    below = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    below |= {} if groups is None else {"proc/self/cgroup": groups}
+    write_tree(root, {name: f"{text}\n" for name, text in below.items()})
 
 
 @pytest.mark.usefixtures("_big_host")
-@pytest.mark.parametrize(("files", "cores", "memory"), CONTROL_GROUPS.values(), ids=CONTROL_GROUPS)
-def test_control_groups(tree, files, cores, memory):
-    root = tree(files)
-    assert hardware.usable_cores(root) == cores
-    assert hardware.usable_memory_bytes(root) == memory
+@pytest.mark.parametrize("case", CONTROL_GROUPS)
+def test_control_groups(tmp_path, case):
+    groups, files, cores, memory = CONTROL_GROUPS[case]
+    write_groups(tmp_path, groups, files)
+    assert hardware.usable_cores(tmp_path) == cores
+    assert hardware.usable_memory_bytes(tmp_path) == memory
 
 
 @pytest.mark.usefixtures("_big_host")
-def test_affinity_bounds_cores(tree, monkeypatch):
+def test_affinity_bounds_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
-    files, _, _ = CONTROL_GROUPS["version 2"]
-    assert hardware.usable_cores(tree(files)) == 2
+    write_groups(tmp_path, "0::/job", {"job/cpu.max": "350000 100000"})
+    assert hardware.usable_cores(tmp_path) == 2
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert hardware.usable_cores(Path("/nonexistent")) == 7
 
 
-def test_cpu_of_x86(tree):
-    root = tree(
-        {
-            "proc/cpuinfo": "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\n"
-            "flags\t\t: fpu sse2 avx2 amx_bf16 avx512f\n\nprocessor\t: 1\nmodel name\t: Other\n"
-        }
+@pytest.fixture
+def said(monkeypatch):
+    """The outputs of tools that tell about the CPU."""
+    outputs: dict[str, str] = {}
+    monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: outputs.get(tool))
+    return outputs
+
+
+def test_cpu_of_x86(tmp_path):
+    text = (
+        "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\n"
+        "flags\t\t: fpu sse2 avx2 amx_bf16 avx512f\n\nprocessor\t: 1\nmodel name\t: Other\n"
     )
-    assert hardware.cpu_name(root) == "Some CPU @ 2.0GHz"
-    assert hardware.cpu_features(root) == ["amx_bf16", "avx2", "avx512f"]
+    write_tree(tmp_path, {"proc/cpuinfo": text})
+    assert hardware.cpu_name(tmp_path) == "Some CPU @ 2.0GHz"
+    assert hardware.cpu_features(tmp_path) == ["amx_bf16", "avx2", "avx512f"]
 
 
-def test_cpu_of_arm(tree, monkeypatch):
-    root = tree({"proc/cpuinfo": "processor : 0\nFeatures : fp asimd bf16 i8mm sve\n"})
-    said = {"lscpu": "Architecture: aarch64\nModel name:          Neoverse-V2\n"}
-    monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: said.get(tool))
-    assert hardware.cpu_name(root) == "Neoverse-V2"
-    assert hardware.cpu_features(root) == ["asimd", "bf16", "i8mm", "sve"]
+def test_cpu_of_arm(tmp_path, said):
+    text = "processor : 0\nFeatures : fp asimd bf16 i8mm sve\n"
+    write_tree(tmp_path, {"proc/cpuinfo": text})
+    said["lscpu"] = "Architecture: aarch64\nModel name:          Neoverse-V2\n"
+    assert hardware.cpu_name(tmp_path) == "Neoverse-V2"
+    assert hardware.cpu_features(tmp_path) == ["asimd", "bf16", "i8mm", "sve"]
     said["lscpu"] = "Model name: -\n"
-    assert hardware.cpu_name(root) not in ("-", "")
+    assert hardware.cpu_name(tmp_path) not in ("-", "")
 
 
-def test_without_proc(tmp_path, monkeypatch):
-    said = {"sysctl": "Apple M9\n"}
-    monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: said.get(tool))
+def test_without_proc(tmp_path, said):
+    said["sysctl"] = "Apple M9\n"
     assert hardware.cpu_name(tmp_path) == "Apple M9"
     assert hardware.cpu_features(tmp_path) == []
     said.clear()
     assert hardware.cpu_name(tmp_path)
 
 
-def test_allocator_and_its_settings(tree, monkeypatch):
+def test_allocator_and_its_settings(tmp_path, monkeypatch):
     for name in hardware._ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    root = tree({"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n"})
+    pages = "sys/kernel/mm/transparent_hugepage/enabled"
+    write_tree(tmp_path, {pages: "always [madvise] never\n"})
     monkeypatch.setattr(hardware, "_malloc_library", lambda: "glibc 2.36")
-    assert hardware.allocator(root) == "glibc 2.36, transparent huge pages: madvise"
+    assert hardware.allocator(tmp_path) == "glibc 2.36, transparent huge pages: madvise"
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    assert hardware.allocator(root / "nowhere") == (
-        "glibc 2.36, GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
-    )
+    found = hardware.allocator(tmp_path / "nowhere")
+    assert found == "glibc 2.36, GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
 
 
 @pytest.mark.parametrize(
@@ -185,21 +174,19 @@ def test_the_library_that_owns_malloc(monkeypatch, file, name):
     assert hardware._malloc_library() == name
 
 
-def test_this_machine():
-    found = hardware.read_hardware()
+def test_the_job_describes_this_machine_in_a_whole_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    output = tmp_path / "machine" / "hardware.json"
+    assert run_job("hardware", output=output) == 0
+    assert {path.name for path in output.parent.iterdir()} == {"hardware.json", NAME}
+    found = Hardware.model_validate_json(output.read_text())
+    assert found == hardware.read_hardware()
     assert 1 <= found.cores <= found.logical_cpus
     assert found.memory_bytes > 2**28
     assert found.cpu
     assert found.allocator != "unknown"
     assert found.gpus or found.gpu_note
-
-
-def test_job_writes_a_whole_file(tmp_path):
-    output = tmp_path / "machine" / "hardware.json"
-    assert run_job("hardware", output=output) == 0
-    assert Hardware.model_validate_json(output.read_text()) == hardware.read_hardware()
-    left = {path.name for path in output.parent.iterdir()}
-    assert left == {"hardware.json", NAME}
+    assert (found.cuda_allocator, found.affinity) == (None, affinity())
 
 
 def test_job_says_why_it_cannot_write(tmp_path, capsys):
@@ -218,23 +205,13 @@ def test_cores_are_told_in_runs(cores, text, monkeypatch):
     assert affinity() == text
 
 
-def test_threads_with_a_core_of_their_own_are_counted(monkeypatch):
+def test_threads_with_a_core_of_their_own_are_counted(tmp_path, monkeypatch):
     own = os.getpid()
     masks = {own: {0, 1}}
     monkeypatch.setattr(os, "sched_getaffinity", lambda t: masks.get(t, {1}), raising=False)
-    folder = SimpleNamespace(iterdir=lambda: [SimpleNamespace(name=str(own + i)) for i in range(3)])
-    monkeypatch.setattr(hardware, "_ROOT", _Root(folder))
+    write_tree(tmp_path, {f"proc/self/task/{own + thread}/comm": "" for thread in range(3)})
+    monkeypatch.setattr(hardware, "_ROOT", tmp_path)
     assert affinity() == "cores 0-1, 2 threads on one core each"
-
-
-class _Root:
-    """Stands for / where any path leads to one folder."""
-
-    def __init__(self, folder: Any) -> None:
-        self.folder = folder
-
-    def __truediv__(self, _: str) -> Any:
-        return self.folder
 
 
 @pytest.mark.parametrize(
@@ -257,13 +234,6 @@ def test_the_allocator_of_cuda_memory_is_told_by_its_segments(backend, segments,
     assert cuda_allocator() == f"{text}, PYTORCH_ALLOC_CONF=a:b"
 
 
-def test_without_cuda_there_is_none(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert cuda_allocator() is None
-    found = read_hardware()
-    assert (found.cuda_allocator, found.affinity) == (None, affinity())
-
-
 SEGMENTS = """
 import torch
 from transformer_core.machine.hardware import cuda_allocator
@@ -277,8 +247,6 @@ print(cuda_allocator())
     ("chosen", "segments"), [("default", "of fixed size"), ("expandable_segments", "that grow")]
 )
 def test_segments_are_as_the_run_spec_says(chosen, segments):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     content = {"variant": "v", "machine": {"cuda_allocator": chosen}}
     given = {k: v for k, v in os.environ.items() if k not in hardware.CUDA_VARIABLES}
     environment = worker_environment(RunSpec.model_validate(content), given)

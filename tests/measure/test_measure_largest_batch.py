@@ -24,6 +24,7 @@ from transformer_core.measure.largest_batch import (
 )
 
 MIB = 2**20
+TWO_DEVICES = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
 
 
 @pytest.mark.parametrize("start", [1, 3, 64, 100, 1000])
@@ -67,10 +68,12 @@ def order_of(spec: RunSpec, folder: Path) -> BatchTrialOrder:
 
 
 class Pretended(Trials):
-    """Trials whose ends are made up: ``border`` pairs fit, and a list says what comes otherwise."""
+    """Trials on two devices whose ends are made up: ``border`` pairs fit, except where a trial of
+    that number is a surprise."""
 
-    border = 40
-    surprises: dict[int, str]
+    def __init__(self, surprises: dict[int, str] | None = None, border: int = 40) -> None:
+        super().__init__(order_of(TWO_DEVICES, Path("nowhere")), LargestBatch(), [])
+        self.surprises, self.border = surprises or {}, border
 
     def _attempt(self, pairs: int) -> dict[str, Any]:
         status = "ok" if pairs <= self.border else "oom"
@@ -80,72 +83,52 @@ class Pretended(Trials):
         return {"status": status, "reason": reason, "peak_bytes": pairs if ok else None}
 
 
-def pretended(tmp_path: Path, surprises: dict[int, str] | None = None, border: int = 40) -> Trials:
-    spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
-    trials = Pretended(order_of(spec, tmp_path), LargestBatch(), [])
-    trials.border, trials.surprises = border, surprises or {}
-    return trials
-
-
-def test_the_answer_is_confirmed_and_a_step_more_fails_again(tmp_path):
-    trials = pretended(tmp_path)
+def test_the_answer_is_confirmed_and_a_step_more_fails_again():
+    trials = Pretended()
     found = find(trials, 4)
     assert (found["status"], found["largest_pairs"], found["confirmed"]) == ("ok", 40, True)
+    assert found["step_pairs"] == 2, "a pair for each device"
     last = [(trial.pairs, trial.purpose, trial.status) for trial in trials.trials[-2:]]
-    assert last == [(40, "confirmation", "ok"), (40 + found["step_pairs"], "one_step_more", "oom")]
-    # A pair for each of two devices.
-    assert found["step_pairs"] == 2
+    assert last == [(40, "confirmation", "ok"), (42, "one_step_more", "oom")]
 
-
-def test_a_size_that_does_not_fit_again_is_no_answer(tmp_path):
-    trials = pretended(tmp_path)
-    find(trials, 4)
-    confirmation = len(trials.trials) - 2
-    found = find(pretended(tmp_path, {confirmation: "oom"}), 4)
+    confirmation, one_more = len(trials.trials) - 2, len(trials.trials) - 1
+    found = find(Pretended({confirmation: "oom"}), 4)
     # The size that failed once fits again: the next one is the first that fails.
     assert (found["largest_pairs"], found["step_pairs"]) == (38, 4)
 
-
-def test_a_step_more_that_fits_after_all_is_followed_by_another(tmp_path):
-    trials = pretended(tmp_path)
-    find(trials, 4)
-    last = len(trials.trials) - 1
-    again = pretended(tmp_path, {last: "ok"})
+    again = Pretended({one_more: "ok"})
     found = find(again, 4)
     assert (found["largest_pairs"], found["confirmed"], found["reason"]) == (40, True, None)
     assert again.trials[-1].status == "oom"
     assert again.trials[-1].pairs == 40 + found["step_pairs"] > 42
-    always = find(pretended(tmp_path, dict.fromkeys(range(last, last + 9), "ok")), 4)
+    always = find(Pretended(dict.fromkeys(range(one_more, one_more + 9), "ok")), 4)
     assert always["confirmed"] is False
     assert "fitted after all" in always["reason"]
 
 
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
-def test_another_end_is_no_answer(tmp_path, status):
-    found = find(pretended(tmp_path, {2: status}), 4)
+def test_another_end_is_no_answer(status):
+    found = find(Pretended({2: status}), 4)
     assert (found["status"], found["largest_pairs"]) == (status, None)
     assert found["reason"].startswith(f"{status} at")
 
 
-def test_not_even_the_smallest(tmp_path):
-    found = find(pretended(tmp_path, border=1), 4)
+def test_not_even_the_smallest():
+    found = find(Pretended(border=1), 4)
     assert found["status"] == "oom"
     assert found["reason"].startswith("Not even the smallest batch fits. oom at 2")
 
 
 def test_sizes_start_at_those_of_the_study():
-    ddp = {"parallel": {"kind": "ddp"}, "machine": {"devices_per_node": 2}}
-    assert first_size(small_spec(**ddp), 10) == 4  # 8 pairs for two devices
-    budget = small_spec(**ddp).model_copy(update={"batching": TokenBudget(tokens=700)})
+    assert first_size(TWO_DEVICES, 10) == 4  # 8 pairs for two devices
+    budget = TWO_DEVICES.model_copy(update={"batching": TokenBudget(tokens=700)})
     assert first_size(budget, 70) == 5
 
 
 def test_without_a_limit_ranks_share_the_host():
-    spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
-    kind, limit = memory_limit(spec, LargestBatch())
-    assert kind == "data_segment"
-    assert limit == job.read_hardware().memory_bytes // 2
-    assert memory_limit(spec, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
+    own_share = job.read_hardware().memory_bytes // 2
+    assert memory_limit(TWO_DEVICES, LargestBatch()) == ("data_segment", own_share)
+    assert memory_limit(TWO_DEVICES, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
 
 
 @pytest.mark.slow

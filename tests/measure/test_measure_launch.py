@@ -5,6 +5,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ from schemas.errors import Unsupported
 from transformer_core.machine.hardware import CUDA_VARIABLES
 from transformer_core.run import host_processes as one_host
 from transformer_core.run import launcher as launch
-from transformer_core.run.host_processes import AGENT
+from transformer_core.run.host_processes import AGENT, QUICK_START
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
@@ -25,8 +26,6 @@ from transformer_core.run.linked_hosts import Linked
 
 CLUSTER = ("NODE_RANK", "RENDEZVOUS", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES")
 LINK = {"bandwidth": "100Mbit/s"}
-
-
 WORKER = "transformer_core.run.worker"
 
 
@@ -60,8 +59,7 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_run_is_plain_python():
-    quick = [sys.executable, "-m", "transformer_core.run.quick_start", WORKER]
-    assert launcher(spec("single"), WORKER) == quick
+    assert launcher(spec("single"), WORKER) == [sys.executable, "-m", QUICK_START, WORKER]
     assert launcher(spec("single"), WORKER, anew=True) == [sys.executable, "-m", WORKER]
 
 
@@ -71,14 +69,13 @@ def test_one_process_per_device_through_torchrun(gpus, anew, monkeypatch):
     command = launcher(spec("ddp", devices_per_node=3), WORKER, anew=anew)
     assert AGENT in command
     assert {"--nproc-per-node=3", "--rdzv-endpoint=127.0.0.1:0"} <= set(command)
-    quick = [] if anew else ["transformer_core.run.quick_start"]
-    assert command[command.index("-m", 3) :] == ["-m", *quick, WORKER]
+    assert command[command.index("-m", 3) + 1 :] == ([WORKER] if anew else [QUICK_START, WORKER])
 
 
 def test_without_gpus_processes_are_forked(monkeypatch):
     monkeypatch.setattr(launch, "visible_gpus", list)
     command = launcher(spec("ddp", devices_per_node=3), WORKER)
-    assert command[1:] == ["-m", "transformer_core.run.quick_start", "--fork=3", WORKER]
+    assert command[1:] == ["-m", QUICK_START, "--fork=3", WORKER]
     asked = launcher(spec("ddp", device="cuda"), WORKER)
     assert AGENT in asked, "the run itself says that there is no GPU"
 
@@ -167,40 +164,37 @@ def test_one_host_becomes_its_torchrun(monkeypatch):
         host, interface = os.environ["RUN_HOST"], os.environ["GLOO_SOCKET_IFNAME"]
     python, _, agent, *options = became[0]
     assert (python, agent) == (sys.executable, AGENT)
-    assert options == [
-        "--nproc-per-node=4",
-        "--rdzv-backend=one_address",
-        "--rdzv-endpoint=127.0.0.1:29502",
-        "--nnodes=2",
-        "--rdzv-conf=rank=1,timeout=7",
-        "-m",
-        "transformer_core.run.quick_start",
-        WORKER,
-        "--option",
-        "value",
-    ]
+    assert " ".join(options) == (
+        "--nproc-per-node=4 --rdzv-backend=one_address --rdzv-endpoint=127.0.0.1:29502 --nnodes=2 "
+        f"--rdzv-conf=rank=1,timeout=7 -m {QUICK_START} {WORKER} --option value"
+    )
     assert host == "n8"
     assert interface == one_host.interface_of("127.0.0.1")
 
 
-def linked(**parallel: object) -> RunSpec:
-    machine = {"nodes": 2, "devices_per_node": 1, "link": LINK, "device": "cpu"}
+def linked(*, devices: int = 1, device: str = "cpu", **parallel: object) -> RunSpec:
+    machine = {"nodes": 2, "devices_per_node": devices, "link": LINK, "device": device}
+    parallel = {"kind": "ddp"} | parallel
     return RunSpec.model_validate({"variant": "v", "parallel": parallel, "machine": machine})
+
+
+def told_of_hosts(spec: RunSpec) -> dict[str, Any]:
+    """What the program is told that makes the hosts."""
+    return json.loads(launcher(spec, WORKER)[3])
 
 
 def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch):
     monkeypatch.setattr(launch, "refusal", lambda: None)
-    run = linked(kind="ddp")
-    command = launcher(run, WORKER)
+    command = launcher(linked(), WORKER)
     assert command == [*Linked(1, 600.0, "namespaces", 1e8, []).command, WORKER]
-    assert not spans_machines(run)
+    assert not spans_machines(linked())
     assert spans_machines(spec("ddp", nodes=2))
 
 
 def test_where_no_namespace_is_allowed_the_link_is_emulated(monkeypatch):
     monkeypatch.setattr(launch, "refusal", lambda: "not here")
     for hook in (None, {"kind": "compress", "dtype": "fp16"}):
-        assert json.loads(launcher(linked(kind="ddp", hook=hook), WORKER)[3])["link"] == "emulated"
+        assert told_of_hosts(linked(hook=hook))["link"] == "emulated"
 
 
 @pytest.mark.parametrize(
@@ -222,15 +216,15 @@ def test_what_cannot_be_emulated_is_refused_with_the_reason(monkeypatch, paralle
 
 def test_hosts_on_one_machine_share_its_gpus(monkeypatch):
     monkeypatch.setattr(launch, "refusal", lambda: None)
-    machine = {"nodes": 2, "devices_per_node": 2, "link": LINK, "device": "auto"}
-    run = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
-    monkeypatch.setattr(launch, "visible_gpus", lambda: [f"GPU-{n}" for n in range(4)])
-    assert json.loads(launcher(run, WORKER)[3])["gpus"] == [f"GPU-{n}" for n in range(4)]
+    run = linked(devices=2, device="auto")
+    four = [f"GPU-{n}" for n in range(4)]
+    monkeypatch.setattr(launch, "visible_gpus", lambda: four)
+    assert told_of_hosts(run)["gpus"] == four
     monkeypatch.setattr(launch, "visible_gpus", lambda: ["GPU-0"])
     with pytest.raises(Unsupported, match="needs 4 CUDA devices for two hosts on one machine"):
         launcher(run, WORKER)
     monkeypatch.setattr(launch, "visible_gpus", list)
-    assert json.loads(launcher(run, WORKER)[3])["gpus"] == []
+    assert told_of_hosts(run)["gpus"] == []
 
 
 def test_cores_are_shared_evenly(monkeypatch):
@@ -241,7 +235,7 @@ def test_cores_are_shared_evenly(monkeypatch):
     assert threads_per_process(spec("ddp", devices_per_node=16)) == 1
     assert threads_per_process(spec("ddp", devices_per_node=2, threads=3)) == 3
     assert threads_per_process(spec("ddp", devices_per_node=4, nodes=2)) == 2
-    assert threads_per_process(spec("ddp", devices_per_node=2, nodes=2, link=LINK)) == 2
+    assert threads_per_process(linked(devices=2)) == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert threads_per_process(spec("single")) == 4
     assert threads_per_process(spec("ddp", devices_per_node=2)) == 2
@@ -265,10 +259,9 @@ def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise():
     assert made(spec("single"), {})[name] == "expandable_segments:True"
     assert name not in made(spec("single", cuda_allocator="default"), {})
     for own in CUDA_VARIABLES:
-        theirs = made(spec("single"), {own: "backend:cudaMallocAsync"})
-        assert {key: theirs[key] for key in CUDA_VARIABLES if key in theirs} == {
-            own: "backend:cudaMallocAsync"
-        }
+        given = {own: "backend:cudaMallocAsync"}
+        theirs = made(spec("single"), given)
+        assert {key: theirs[key] for key in CUDA_VARIABLES if key in theirs} == given
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])

@@ -13,8 +13,8 @@ from worker_builders import NAME, told, write_worker
 from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE
 from schemas.config.run_spec import RunSpec
 from transformer_core.measure.timed_run import TimedRunOrder
-from transformer_core.run import launcher, linked_hosts
-from transformer_core.run.statuses import Outcome, read_outcomes
+from transformer_core.run import linked_hosts
+from transformer_core.run.statuses import read_outcomes
 from transformer_core.run.supervisor import run_workers
 
 REFUSAL = linked_hosts.refusal()
@@ -73,12 +73,8 @@ def test_nothing_is_left_of_it():
 @linked
 @pytest.mark.skipif(os.getuid() != 0, reason="takes rights away from the superuser")
 def test_a_user_without_rights_gets_them_in_a_user_namespace():
-    done = subprocess.run(
-        ["setpriv", "--bounding-set=-sys_admin,-net_admin", *TRIAL],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["setpriv", "--bounding-set=-sys_admin,-net_admin", *TRIAL]
+    done = subprocess.run(command, capture_output=True, text=True)
     if "not allowed" in done.stderr:
         pytest.skip(f"no user namespaces: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
@@ -99,22 +95,14 @@ def test_a_refusal_is_what_the_trial_says(monkeypatch):
     assert linked_hosts.refusal() == "it failed without a word"
 
 
-def run(folder: Path, kind: str) -> int:
-    """Start a worker on two hosts of two processes; the exit code."""
-    command = linked_hosts.Linked(2, 60.0, kind, 1e9).command
-    done = subprocess.run(
-        [*command, NAME, str(folder), "end"],
-        env=write_worker(folder),
-        capture_output=True,
-        timeout=200,
-    )
-    return done.returncode
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["emulated", pytest.param("namespaces", marks=linked)])
 def test_hosts_have_their_ranks_and_say_who_they_are(kind, tmp_path):
-    assert run(tmp_path, kind) == 0
+    command = linked_hosts.Linked(2, 60.0, kind, 1e9).command
+    environment = write_worker(tmp_path)
+    subprocess.run(
+        [*command, NAME, str(tmp_path)], env=environment, check=True, capture_output=True
+    )
     ranks = told(tmp_path)
     assert [rank["RANK"] for rank in ranks] == ["0", "1", "2", "3"]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
@@ -166,42 +154,24 @@ if __name__ == "__main__":
 """
 
 
-def end_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int
-) -> tuple[int, Outcome]:
-    """Exit code and explaining outcome of a run whose rank 1 ends like ``end``."""
-    # Side by side on the loopback: what is tested needs no network namespace.
-    monkeypatch.setattr(launcher, "refusal", lambda: "not in this test")
-    link = {"bandwidth": "1Gbit/s"} if nodes == 2 else None
-    machine = {"nodes": nodes, "devices_per_node": 2 // nodes, "link": link}
-    spec = RunSpec.model_validate(
-        {
-            "variant": "v",
-            "parallel": {"kind": "ddp"},
-            "machine": machine | {"device": "cpu", "timeout": TIMEOUT},
-        }
-    )
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("killed", r"^rank 1 on host \S+ does not answer$"),
+        ("asleep", r"^rank 1 on host \S+ stands still, behind the others$"),
+    ],
+)
+def test_the_lost_rank_and_its_host_are_named(tmp_path, monkeypatch, end, reason):
+    machine = {"device": "cpu", "devices_per_node": 2, "timeout": TIMEOUT}
+    spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
     (tmp_path / "losing_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     monkeypatch.setattr(TimedRunOrder, "worker", "losing_worker")
     order = TimedRunOrder(spec=spec, data=tmp_path, output=tmp_path, command=end, repeat=1)
-    code = run_workers(order)
+    assert run_workers(order) > 0
     outcome = read_outcomes(tmp_path)
     assert outcome is not None, "nobody said why"
-    return code, outcome
-
-
-@pytest.mark.slow
-@linux
-@pytest.mark.parametrize(
-    ("end", "nodes", "reason"),
-    [
-        ("killed", 1, r"^rank 1 on host \S+ does not answer$"),
-        ("asleep", 1, r"^rank 1 on host \S+ stands still, behind the others$"),
-    ],
-)
-def test_the_lost_rank_and_its_host_are_named(tmp_path, monkeypatch, end, nodes, reason):
-    code, outcome = end_of(tmp_path, monkeypatch, end, nodes)
-    assert code > 0
     assert outcome.status == "failed"
     assert re.search(reason, outcome.reason or ""), outcome

@@ -17,8 +17,6 @@ from transformer_core.machine import machine_state, peak_memory
 from transformer_core.machine.machine_state import CpuTime, cpu_time
 from transformer_core.parallel import nvml
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
 
 def test_probe_of_the_cpu():
     found = machine_state.probe_cpu()
@@ -34,7 +32,6 @@ def test_the_shortest_call_counts():
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_probe_of_a_gpu_leaves_no_memory_behind():
     device = torch.device("cuda", 0)
     before = torch.cuda.memory_allocated(device)
@@ -61,7 +58,7 @@ def test_own_processes_are_not_foreign():
     child.join()
 
 
-def test_foreign_time_is_what_is_left():
+def test_foreign_time_is_what_is_left_and_not_negative():
     assert CpuTime(10.0, 4.0).foreign_until(CpuTime(20.0, 9.0)) == 5.0
     assert CpuTime(10.0, 4.0).foreign_until(CpuTime(11.0, 5.02)) == 0.0
 
@@ -121,12 +118,17 @@ def test_without_proc(monkeypatch, platform, factor):
     assert peak_memory.peak_rss_bytes() == 7 * factor
 
 
+def peaks(rank: int, device: str) -> tuple[int | str | None, ...]:
+    """What a rank tells of its device."""
+    found = peak_memory.rank_memory(rank, torch.device(device))
+    assert found.rss_bytes > 0
+    device_bytes = found.allocated_bytes, found.reserved_bytes, found.nvml_bytes
+    return found.rank, found.device, *device_bytes
+
+
 def test_cpu_has_no_device_peaks():
     peak_memory.reset_peak(torch.device("cpu"))
-    found = peak_memory.rank_memory(3, torch.device("cpu"))
-    assert (found.rank, found.device) == (3, "cpu")
-    assert found.rss_bytes > 0
-    assert (found.allocated_bytes, found.reserved_bytes, found.nvml_bytes) == (None, None, None)
+    assert peaks(3, "cpu") == (3, "cpu", None, None, None)
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda:1", 1), ("cuda:0", 0), ("cuda", 2)])
@@ -139,15 +141,10 @@ def test_cuda_peaks_are_those_of_the_device(monkeypatch, device, index):
     monkeypatch.setattr(nvml, "device_memory_used", lambda at: 300 + at)
     peak_memory.reset_peak(torch.device(device))
     assert reset == [torch.device(device)]
-    found = peak_memory.rank_memory(0, torch.device(device))
-    assert found.device == f"cuda:{index}"
-    assert found.allocated_bytes == 100 + index
-    assert found.reserved_bytes == 200 + index
-    assert found.nvml_bytes == 300 + index
+    assert peaks(0, device) == (0, f"cuda:{index}", 100 + index, 200 + index, 300 + index)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_peaks_of_a_real_device():
     device = torch.device("cuda:0")
     peak_memory.reset_peak(device)

@@ -13,10 +13,7 @@ from tests.orders import job_command
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.measure.memory_prediction import predict_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 VOCABULARY = 30_000
 MODEL = {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8}

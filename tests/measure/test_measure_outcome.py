@@ -4,8 +4,8 @@ import errno
 import resource
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from worker_builders import gone
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Diverged, PeerLost, Unsupported
+from tests.records import write_tree
 from transformer_core.common.endings import count_failure, failures
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.run import oom, supervisor
@@ -28,6 +29,17 @@ from transformer_core.run.statuses import (
 )
 from transformer_core.run.supervisor import no_loopback, obstacle
 
+SEGMENT = (
+    "Error while creating shared memory segment /dev/shm/nccl-x (size 33030528), error: No space "
+    "left on device (28)"
+)
+NO_SEGMENT = (
+    "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error\nncclSystemError: System call "
+    f"failed.\nLast error:\n{SEGMENT}"
+)
+SAME_GPU = "NCCL error\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device"
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+
 
 @pytest.mark.parametrize(
     ("error", "status", "words"),
@@ -37,22 +49,12 @@ from transformer_core.run.supervisor import no_loopback, obstacle
         (ValueError("no such head"), "failed", "ValueError: no such head"),
         (KeyError(), "failed", "KeyError"),
         (
-            RuntimeError(
-                "NCCL error in: ProcessGroupNCCL.cpp:77, unhandled system error\nncclSystemError: "
-                "System call failed.\nLast error:\nError while creating shared memory segment "
-                "/dev/shm/nccl-x (size 33030528), error: No space left on device (28)"
-            ),
+            RuntimeError(NO_SEGMENT),
             "failed",
-            "Last error: Error while creating shared memory segment /dev/shm/nccl-x (size 33030528), "
-            "error: No space left on device (28). Remedy: make room in /dev/shm",
+            f"Last error: {SEGMENT}. Remedy: make room in /dev/shm",
         ),
-        (
-            RuntimeError(
-                "NCCL error\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device"
-            ),
-            "unsupported",
-            "machine.devices_per_node",
-        ),
+        (RuntimeError(SAME_GPU), "unsupported", "machine.devices_per_node"),
+        (RuntimeError(BUSY), "unsupported", ""),
     ],
 )
 def test_classify(error, status, words):
@@ -62,21 +64,19 @@ def test_classify(error, status, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "status"),
+    "text",
     [
-        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "unsupported"),
-        ("CUDA error: an illegal memory access was encountered", "failed"),
-        ("CUDA error: device-side assert triggered", "failed"),
-        ("CUDA error: unspecified launch failure", "failed"),
-        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", "failed"),
-        ("CUDA error: no kernel image is available for execution on the device", "failed"),
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: device-side assert triggered",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
+        "CUDA error: no kernel image is available for execution on the device",
     ],
 )
-def test_words_of_cuda_and_its_libraries(text, status):
-    found, reason = classify(RuntimeError(text))
-    assert found == status
-    if status == "failed":
-        assert text in reason, "the cause stands in the reason"
+def test_faults_of_cuda_and_its_libraries_stand_in_the_reason(text):
+    status, reason = classify(RuntimeError(text))
+    assert status == "failed"
+    assert text in reason
 
 
 def test_a_real_allocation_that_does_not_fit_is_out_of_memory():
@@ -85,51 +85,41 @@ def test_a_real_allocation_that_does_not_fit_is_out_of_memory():
     assert classify(caught.value)[0] == "oom"
 
 
-def test_the_cause_is_told_and_not_its_consequences(tmp_path):
-    write_outcome(tmp_path, 1, RuntimeError("Connection closed by peer"))
-    write_outcome(tmp_path, 0, torch.OutOfMemoryError("Tried to allocate 1 GiB"))
-    outcome = read_outcomes(tmp_path)
-    assert (outcome.status, outcome.rank) == ("oom", 0)
-
-
-def test_of_equal_ends_the_first_is_told(tmp_path):
+def test_the_first_end_is_told_and_the_cause_before_its_consequences(tmp_path):
     write_outcome(tmp_path, 1, RuntimeError("first"))
     write_outcome(tmp_path, 0, RuntimeError("second"))
     outcome = read_outcomes(tmp_path)
     assert "first" in (outcome.reason or "")
     assert "RuntimeError: first" in (outcome.traceback or "")
+    write_outcome(tmp_path, 2, torch.OutOfMemoryError("Tried to allocate 1 GiB"))
+    outcome = read_outcomes(tmp_path)
+    assert (outcome.status, outcome.rank) == ("oom", 2)
     clear_outcomes(tmp_path)
     assert read_outcomes(tmp_path) is None
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_a_worker_ends_with_its_supervisor(tmp_path):
-    pid_file = tmp_path / "pid"
+def test_a_worker_ends_with_its_supervisor():
     worker = (
-        "import os, pathlib, sys, time\n"
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
         "from transformer_core.run.statuses import supervised\n"
-        "with supervised(pathlib.Path('.')):\n"
-        "    pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\n"
+        "with supervised(Path('.')):\n"
+        "    print(os.getpid(), flush=True)\n"
         "    time.sleep(120)\n"
     )
     supervisor = (
         "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]])\n"
+        "subprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
         "time.sleep(120)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", supervisor, worker, str(pid_file)])
-    for _ in range(600):
-        if pid_file.exists() and pid_file.read_text():
-            break
-        try:
-            process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    child = int(pid_file.read_text())
-    process.kill()
-    process.wait()
-    assert gone(child), "it outlived its supervisor"
+    command = [sys.executable, "-c", supervisor, worker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        child = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        assert gone(child), "it outlived its supervisor"
 
 
 @pytest.mark.parametrize(
@@ -169,22 +159,30 @@ def test_the_count_of_failures_grows(tmp_path):
     assert failures(tmp_path / "another.json") == 0
 
 
+@pytest.fixture
+def attempt_that_ends(tmp_path, monkeypatch):
+    """An attempt whose workers end with an exit code, and say nothing."""
+
+    def attempt(code: int) -> Outcome | None:
+        monkeypatch.setattr(supervisor, "run_workers", lambda *_: code)
+        order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+        return supervisor.attempt(order, tmp_path / "metrics.json")
+
+    return attempt
+
+
 @pytest.mark.parametrize(
     ("code", "words"), [(1, "exit code 1"), (-9, "signal SIGKILL"), (134, "exit code 134")]
 )
-def test_workers_without_words_have_a_status(code, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "run_workers", lambda *_: code)
-    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
-    outcome = supervisor.attempt(order, tmp_path / "metrics.json")
+def test_workers_without_words_have_a_status(code, words, attempt_that_ends):
+    outcome = attempt_that_ends(code)
     assert (outcome.status, outcome.again) == ("failed", True)
     assert words in (outcome.reason or "")
 
 
-def test_workers_that_were_asked_to_stop_leave_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "run_workers", lambda *_: -15)
-    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+def test_workers_that_were_asked_to_stop_leave_nothing(attempt_that_ends):
     with pytest.raises(SystemExit):
-        supervisor.attempt(order, tmp_path / "metrics.json")
+        attempt_that_ends(-15)
 
 
 MIB = 2**20
@@ -192,17 +190,6 @@ CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 23.68 GiB of "
     "which 1.25 GiB is free. Including non-PyTorch memory, this process has 22.42 GiB in use."
 )
-
-
-def test_a_host_tells_what_was_asked_for_and_what_was_free(monkeypatch):
-    monkeypatch.setattr(oom, "free_bytes", lambda: 3 * MIB)
-    error = RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
-        "you tried to allocate 10485760 bytes. Error code 12 (Cannot allocate memory)"
-    )
-    status, reason = classify(error)
-    assert status == "oom"
-    assert reason.startswith("The host ran out of memory: 10.00 MiB asked for, 3.00 MiB free.")
 
 
 @pytest.mark.parametrize("error", [ValueError("no memory of it"), RuntimeError("shape"), OSError()])
@@ -230,26 +217,22 @@ def test_a_limit_of_a_process_bounds_what_is_free():
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] != 64 * MIB
 
 
+GROUP = "sys/fs/cgroup/job"
+
+
 def test_control_groups_bound_what_is_free(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
-    group = tmp_path / "sys/fs/cgroup/job"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text(f"{100 * MIB}\n")
-    (group / "memory.current").write_text(f"{99 * MIB}\n")
+    memory = {f"{GROUP}/memory.max": f"{100 * MIB}\n", f"{GROUP}/memory.current": f"{99 * MIB}\n"}
+    write_tree(tmp_path, {"proc/self/cgroup": "0::/job\n"} | memory)
     assert free_bytes(tmp_path) == MIB
-    (group / "memory.max").write_text("max\n")
+    write_tree(tmp_path, {f"{GROUP}/memory.max": "max\n"})
     assert free_bytes(tmp_path) > MIB
 
 
 def test_processes_ended_by_the_kernel_are_counted(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
-    (tmp_path / "proc/vmstat").write_text("nr_free_pages 12\noom_kill 3\n")
+    counted = {"proc/vmstat": "nr_free_pages 12\noom_kill 3\n"}
+    write_tree(tmp_path, {"proc/self/cgroup": "0::/job\n"} | counted)
     assert kernel_kills(tmp_path) == 3
-    group = tmp_path / "sys/fs/cgroup/job"
-    group.mkdir(parents=True)
-    (group / "memory.events").write_text("oom 9\noom_kill 5\n")
+    write_tree(tmp_path, {f"{GROUP}/memory.events": "oom 9\noom_kill 5\n"})
     assert kernel_kills(tmp_path) == 5
     assert kernel_kills(tmp_path / "nothing") == 0
 
@@ -262,7 +245,7 @@ GPU = "The GPU ran out of memory. Try a smaller batch"
     [
         (
             torch.OutOfMemoryError(CUDA),
-            "GPU 3 ran out of memory: 2.50 GiB asked for, 1.25 GiB free. Try a",
+            "GPU 3 ran out of memory: 2.50 GiB asked for, 1.25 GiB free.",
         ),
         (torch.OutOfMemoryError("CUDA error: out of memory"), GPU),
         (RuntimeError("CUDA error: out of memory\nkernel errors might be asynchronous"), GPU),
@@ -276,9 +259,17 @@ GPU = "The GPU ran out of memory. Try a smaller batch"
         (RuntimeError("ncclUnhandledCudaError\nCuda failure 2 'out of memory'"), GPU),
         (MemoryError(), "The host ran out of memory: "),
         (RuntimeError("std::bad_alloc"), "The host ran out of memory: "),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate "
+                "memory: you tried to allocate 10485760 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            "The host ran out of memory: 10.00 MiB asked for, 3.00 MiB free.",
+        ),
     ],
 )
-def test_ways_to_say_it(error, said):
+def test_ways_to_say_that_memory_ran_out(error, said, monkeypatch):
+    monkeypatch.setattr(oom, "free_bytes", lambda: 3 * MIB)
     status, reason = classify(error)
     assert status == "oom"
     assert reason.startswith(said)
@@ -295,9 +286,6 @@ def test_cublas_that_does_not_start_had_no_room_where_little_is_free(monkeypatch
     assert (reason is not None) == ran_out
     if ran_out:
         assert str(reason).startswith("The GPU ran out of memory: 20.00 MiB free.")
-
-
-Usage = namedtuple("Usage", "total used free")
 
 
 def test_a_host_that_has_it_all(tmp_path):
@@ -335,8 +323,8 @@ def test_too_few_threads(tmp_path, monkeypatch):
 def test_a_full_disk(full, tmp_path, monkeypatch):
     folder = tmp_path / "results"
 
-    def usage(path: Path) -> Usage:
-        return Usage(9, 9, 4096 if str(path).endswith(full) else 1 << 40)
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=4096 if str(path).endswith(full) else 1 << 40)
 
     monkeypatch.setattr(supervisor.shutil, "disk_usage", usage)
     found = obstacle(folder, threads=1)

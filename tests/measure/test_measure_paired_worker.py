@@ -43,25 +43,6 @@ class FakeTurns:
         self.answers.append(value)
 
 
-class Steps:
-    """A clock that counts the steps of a training."""
-
-    def __init__(self, taker: TurnTaker) -> None:
-        self.done = 0
-        self.readings: list[int] = []
-        step_done = taker.step_done
-
-        def counted(step: int, *counts: Any) -> None:
-            self.done = step
-            step_done(step, *counts)
-
-        taker.step_done = counted
-
-    def now(self) -> float:
-        self.readings.append(self.done)
-        return float(self.done)
-
-
 class InTurns:
     """A small training that does these tasks."""
 
@@ -79,13 +60,25 @@ class InTurns:
         return self.turns.answers
 
 
-def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any], Steps]:
-    """The answers of a small training, timed by a clock that counts its steps."""
+def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any], list[float]]:
+    """The answers of a small training, and the readings of a clock that counts its steps."""
     made = InTurns(*tasks, spec=spec)
-    taker = made.taker()
-    steps = Steps(taker)
-    taker._now = steps.now
-    return made.answers(taker), steps
+    done, readings = 0.0, []
+
+    def now() -> float:
+        readings.append(done)
+        return done
+
+    taker = made.taker(now=now)
+    step_done = taker.step_done
+
+    def counted(step: int, *counts: Any) -> None:
+        nonlocal done
+        done = float(step)
+        step_done(step, *counts)
+
+    taker.step_done = counted
+    return made.answers(taker), readings
 
 
 def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study():
@@ -93,22 +86,27 @@ def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study():
     assert of_session(spec, 1) == spec
     seeds = [of_session(spec, session).training.seed for session in (1, 2, 5)]
     assert seeds == [spec.training.seed, spec.training.seed + 1, spec.training.seed + 4]
-    last = spec.training.model_copy(update={"seed": SEEDS - 1})
-    assert of_session(spec.model_copy(update={"training": last}), 2).training.seed == 0
+    assert of_session(small_spec(training={"seed": SEEDS - 1}), 2).training.seed == 0
 
 
-def test_steps_are_timed_turn_by_turn():
-    answers, steps = train_in_turns(Turn(0, 3), Turn(1, 2), Turn(2, 5))
+def test_steps_are_timed_turn_by_turn_beyond_those_of_the_spec():
+    spec = small_spec(training={"steps": 2, "validate_every": 1, "checkpoint_every": 1})
+    answers, readings = train_in_turns(Turn(0, 3), Turn(1, 2), Turn(2, 5), spec=spec)
     assert [report.seconds for report in answers] == [3.0, 2.0, 5.0]
     # Read where a turn's timed part begins and ends, and nowhere else.
-    assert steps.readings == [0, 3, 4, 6, 8, 13]
+    assert readings == [0, 3, 4, 6, 8, 13]
+    assert not NOWHERE.exists(), "no checkpoint is written"
 
 
-def test_a_side_prepares_itself_once_and_not_before_its_first_turn():
-    made = InTurns(TellMemory(), Turn(0, 1), Turn(1, 1))
-    answered: list[int] = []
-    made.answers(made.taker(prepare=lambda: answered.append(len(made.turns.answers))))
-    assert answered == [1]
+def test_a_side_prepares_itself_once_and_rests_before_the_next_one_is_asked():
+    """It has read its clock by then: giving memory back belongs to no window."""
+    made = InTurns(TellMemory(), Turn(0, 2), Turn(1, 1))
+    done: list[str] = []
+    answer = made.turns.answer
+    made.turns.answer = lambda value: (done.append("answer"), answer(value))
+    prepare, rest = (lambda: done.append("prepare")), (lambda: done.append("rest"))
+    made.answers(made.taker(prepare=prepare, rest=rest))
+    assert done == ["answer", "prepare", "rest", "answer", "rest", "answer"]
 
 
 def test_it_tells_what_computed_its_first_step_and_looks_at_no_other():
@@ -134,14 +132,6 @@ def test_counts_are_those_of_the_timed_steps():
     assert second.tokens + third.tokens < skipped.tokens
     assert whole.padded_tokens >= whole.tokens > 0
     assert whole.input_wait_seconds > 0
-
-
-def test_it_trains_on_beyond_the_steps_of_its_spec():
-    spec = small_spec(training={"steps": 2, "validate_every": 1, "checkpoint_every": 1})
-    (report,), steps = train_in_turns(Turn(0, 9), spec=spec)
-    assert report.seconds == 9.0
-    assert steps.done == 9
-    assert not NOWHERE.exists(), "no checkpoint is written"
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
@@ -172,11 +162,9 @@ def test_all_ranks_of_a_side_stop_at_the_same_step():
 
 
 CUDA = Process(0, 1, 0, 1, torch.device("cuda", 0))
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_turns_on_a_gpu_with_memory_and_probe():
     tasks = ProbeDevices(), Turn(2, 5), Turn(1, 5), TellMemory()
     made = InTurns(*tasks, spec=small_spec(machine={"device": "cuda"}), on=CUDA)
@@ -188,7 +176,6 @@ def test_turns_on_a_gpu_with_memory_and_probe():
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step():
     seconds = []
     for share in (0.0, 1.0):

@@ -1,7 +1,9 @@
 """The memory of a run: predicted without it, and measured."""
 
 import subprocess
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +13,15 @@ from schemas.config.data import FixedSize
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Accumulation, Fp32
 from schemas.errors import Unsupported
-from schemas.results import PARTS, Parts, PredictedMemory, Prediction
+from schemas.results import PARTS, Parts, PredictedMemory, PredictedRank, Prediction
 from tests.distributed import run_ranks
-from tests.measure.memory_cases import measure_all, memory_spec, parameters, predict
+from tests.measure.short_runs import this_rank
 from tests.orders import run_job
 from tests.records import prediction
-from tests.training.small_training import VOCABULARY
+from tests.training.small_training import VOCABULARY, small_spec, small_store
 from transformer_core.measure import predicted_memory as job
+from transformer_core.measure.memory_anatomy import steps_of
+from transformer_core.measure.memory_anatomy_worker import Training, followed
 from transformer_core.measure.memory_prediction import _on_a_cpu, predict_ranks
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.fsdp import repeated_layers
@@ -27,51 +31,76 @@ from transformer_core.training.precision import set_matmul
 
 pytestmark = pytest.mark.slow
 
+STORES = small_store(200), small_store(60, seed=1)
+Measured = tuple[int, Parts, Parts, int]
+"""The allocator's peak, the parts at the peak and at their largest, and what autograd saved."""
+
+
+def memory_spec(**sections: Any) -> RunSpec:
+    """A model of some 50,000 parameters on batches of 32 pairs."""
+    sections["model"] = {"d_model": 32, "d_ff": 64} | sections.get("model", {})
+    return small_spec(batching={"pairs": 32}, **sections)
+
+
+def measure(spec: RunSpec) -> Measured:
+    """What this rank, of the process group if there is one, finds with every tensor followed."""
+    training = Training(spec, this_rank(), VOCABULARY, STORES, steps_of(spec))
+    found = followed(training, translate=False)
+    return found.peak_bytes, found.step.at_peak, found.step.largest, found.step.saved_bytes
+
+
+def measure_all(specs: dict[str, RunSpec]) -> dict[str, Measured]:
+    return {name: measure(spec) for name, spec in specs.items()}
+
+
+@cache
+def predicted_and_parameters(text: str) -> tuple[list[PredictedRank], int]:
+    spec = RunSpec.model_validate_json(text)
+    return predict_ranks(spec, VOCABULARY, torch.device("cpu"), STORES)
+
+
+def predict(spec: RunSpec) -> list[PredictedRank]:
+    """The prediction for the same batches."""
+    return predicted_and_parameters(spec.canonical_json())[0]
+
+
 ROOT = Path(__file__).parents[2]
 VARIANTS_FILE = ROOT / "config/variants.yaml"
 ORIGINAL = ROOT / "config/studies/original.yaml"
 
 ALONE = {
-    "single": {},
-    "reference_attention": {"model": {"attention": {"kind": "reference"}}},
-    "torch_nn": {"model": {"kind": "torch_nn"}},
-    "amp_bf16": {"training": {"precision": {"kind": "bf16"}}},
-    "sgd": {"training": {"optimizer": {"kind": "sgd"}}},
-    "accumulation": {"training": {"accumulation": {"micro_batches": 3}}},
-    "checkpoint": {"model": {"checkpoint": "layers"}},
-    "chunks": {"training": {"loss": {"kind": "chunked", "rows": 16}}},
-    "unpadded_one_pass": {
-        "model": {"tokens": {"kind": "unpadded"}},
-        "training": {"loss": {"kind": "one_pass"}},
-    },
+    "single": memory_spec(),
+    "reference_attention": memory_spec(model={"attention": {"kind": "reference"}}),
+    "torch_nn": memory_spec(model={"kind": "torch_nn"}),
+    "amp_bf16": memory_spec(training={"precision": {"kind": "bf16"}}),
+    "sgd": memory_spec(training={"optimizer": {"kind": "sgd"}}),
+    "accumulation": memory_spec(training={"accumulation": {"micro_batches": 3}}),
+    "checkpoint": memory_spec(model={"checkpoint": "layers"}),
+    "chunks": memory_spec(training={"loss": {"kind": "chunked", "rows": 16}}),
+    "unpadded_one_pass": memory_spec(
+        model={"tokens": {"kind": "unpadded"}}, training={"loss": {"kind": "one_pass"}}
+    ),
 }
 TOGETHER = {
-    "ddp": {"kind": "ddp", "bucket_mb": 0.05},
-    "ddp_view": {"kind": "ddp", "bucket_view": True},
-    "ddp_fp16": {"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}},
-    "fsdp": {"kind": "fsdp"},
-    "central": {"kind": "central"},
-    "central_local": {"kind": "central", "local_loss": True},
+    "ddp": memory_spec(parallel={"kind": "ddp", "bucket_mb": 0.05}),
+    "ddp_view": memory_spec(parallel={"kind": "ddp", "bucket_view": True}),
+    "ddp_fp16": memory_spec(
+        parallel={"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}
+    ),
+    "fsdp": memory_spec(parallel={"kind": "fsdp"}),
+    "central": memory_spec(parallel={"kind": "central"}),
+    "central_local": memory_spec(parallel={"kind": "central", "local_loss": True}),
 }
-Measured = tuple[int, Parts, Parts, int]
-
-
-def alone() -> dict[str, RunSpec]:
-    return {name: memory_spec(**sections) for name, sections in ALONE.items()}
-
-
-def together() -> dict[str, RunSpec]:
-    return {name: memory_spec(parallel=parallel) for name, parallel in TOGETHER.items()}
 
 
 @pytest.fixture(scope="module")
 def measured_alone():
-    return measure_all(alone())
+    return measure_all(ALONE)
 
 
 @pytest.fixture(scope="module")
 def measured_together():
-    return run_ranks(measure_all, 2, together())
+    return run_ranks(measure_all, 2, TOGETHER)
 
 
 def assert_adds_up(found: Measured, copied: int = 0) -> None:
@@ -108,7 +137,7 @@ def assert_predicted(spec: RunSpec, found: Measured, rank: int = 0, copied: int 
 @pytest.mark.parametrize("name", ALONE)
 def test_one_process(measured_alone, name):
     assert_adds_up(measured_alone[name])
-    assert_predicted(alone()[name], measured_alone[name])
+    assert_predicted(ALONE[name], measured_alone[name])
 
 
 def test_products_in_bfloat16_take_the_same_memory():
@@ -125,8 +154,8 @@ def test_products_in_bfloat16_take_the_same_memory():
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_two_ranks(measured_together, name):
+    spec = TOGETHER[name]
     for rank, found in enumerate(measured_together):
-        spec = together()[name]
         assert_adds_up(found[name], layer_bytes(spec) if spec.parallel.kind == "fsdp" else 0)
         if name.startswith("central"):
             assert_predicted(spec, found[name], rank, copied=found[name][2].weights_bytes)
@@ -136,7 +165,8 @@ def test_two_ranks(measured_together, name):
 
 def per_parameter(parts: Parts) -> dict[str, float]:
     """Bytes per parameter of the model of all cases."""
-    return {part: getattr(parts, part) / parameters() for part in PARTS}
+    _, parameters = predicted_and_parameters(memory_spec().canonical_json())
+    return {part: getattr(parts, part) / parameters for part in PARTS}
 
 
 def test_the_formulas_of_the_study(measured_alone):
@@ -189,15 +219,8 @@ def test_what_autograd_saves_are_the_activations(measured_alone):
 
 
 def test_a_model_of_a_billion_parameters_takes_no_memory():
-    spec = memory_spec(
-        model={
-            "d_model": 4096,
-            "d_ff": 16384,
-            "heads": 16,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-        }
-    )
+    sizes = {"d_model": 4096, "d_ff": 16384, "heads": 16}
+    spec = memory_spec(model=sizes | {"encoder_layers": 2, "decoder_layers": 2})
     (rank,), parameters = predict_ranks(spec, VOCABULARY, torch.device("cpu"))
     assert parameters > 900e6
     assert rank.anatomy.optimizer_bytes == pytest.approx(8 * parameters, rel=0.01)
@@ -208,19 +231,18 @@ def test_memory_on_a_gpu_is_predicted_where_there_is_none():
     """By the memory that CUDA's kernels keep: no attention weights, masks of a byte."""
     if torch.cuda.is_available():
         pytest.skip("this host has a GPU")
-    model = {"encoder_layers": 1, "decoder_layers": 1}
-    plain = memory_spec(model=model, filter={"max_tokens": 200})
-    half = memory_spec(
-        model=model, filter={"max_tokens": 200}, training={"precision": {"kind": "bf16"}}
-    )
-    cuda, cpu = (
-        predict_ranks(plain, VOCABULARY, torch.device(kind))[0][0] for kind in ("cuda", "cpu")
-    )
+
+    def predicted(device: str, **sections: Any) -> PredictedRank:
+        model = {"encoder_layers": 1, "decoder_layers": 1}
+        spec = memory_spec(model=model, filter={"max_tokens": 200}, **sections)
+        return predict_ranks(spec, VOCABULARY, torch.device(device))[0][0]
+
+    cuda, cpu = predicted("cuda"), predicted("cpu")
     assert cuda.anatomy.activations_bytes < 0.6 * cpu.anatomy.activations_bytes
     assert cuda.training_bytes < 0.6 * cpu.training_bytes
     state = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
     assert all(getattr(cuda.anatomy, s) == getattr(cpu.anatomy, s) for s in state)
-    (less,), _ = predict_ranks(half, VOCABULARY, torch.device("cuda"))
+    less = predicted("cuda", training={"precision": {"kind": "bf16"}})
     assert less.anatomy.activations_bytes < 0.85 * cuda.anatomy.activations_bytes
 
 
@@ -238,56 +260,40 @@ def test_the_original_study_has_a_baseline_that_fits_its_machine():
     # Two micro-batches are as large as eight: the second finds gradients there already.
     of_all = baseline.training.accumulation.micro_batches
     pairs = 2 * baseline.batching.scaled_pairs // of_all
-    two = baseline.model_copy(
-        update={
-            "batching": baseline.batching.model_copy(update={"pairs": pairs}),
-            "training": baseline.training.model_copy(
-                update={"accumulation": Accumulation(micro_batches=2)}
-            ),
-        }
-    )
+    batching = baseline.batching.model_copy(update={"pairs": pairs})
+    accumulation = {"accumulation": Accumulation(micro_batches=2)}
+    training = baseline.training.model_copy(update=accumulation)
+    two = baseline.model_copy(update={"batching": batching, "training": training})
     (rank,), _ = predict_ranks(two, study.tokenizer.vocabulary, torch.device("cuda"))
     assert 4e9 < rank.peak_bytes < 0.9 * 24e9
 
 
-def unpredicted(spec: RunSpec, *_: object) -> Prediction:
-    return prediction(0, variant=spec.variant, status="failed", reason="not tried", ranks=[])
-
-
-def test_a_failed_probe_of_the_context_ends_no_prediction(monkeypatch, tmp_path):
-    def fails(command: list[str], **_: object) -> None:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(subprocess, "run", fails)
-    monkeypatch.setattr(job, "predict", unpredicted)
-    spec = tmp_path / "spec.json"
-    spec.write_text(memory_spec().canonical_json())
-    output = tmp_path / "predicted.json"
-    assert run_job("predict_memory", specs=[str(spec)], output=output) == 0
-    (found,) = PredictedMemory.model_validate_json(output.read_text()).predictions
-    assert (found.reason, found.context_bytes) == ("not tried", None)
-
-
-def test_runs_of_the_same_memory_are_predicted_once(monkeypatch, tmp_path):
+def test_the_job_predicts_runs_of_the_same_memory_once_and_without_a_probe_of_the_context(
+    monkeypatch, tmp_path
+):
     asked: list[str] = []
 
     def predict_one(spec: RunSpec, *_: object) -> Prediction:
         asked.append(spec.variant)
-        return unpredicted(spec)
+        return prediction(0, variant=spec.variant, status="failed", reason="not tried", ranks=[])
+
+    def fails(command: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, command)
 
     monkeypatch.setattr(job, "predict", predict_one)
-    specs = {
-        "often": memory_spec(variant="often"),
-        "seldom": memory_spec(variant="seldom", training={"log_every": 100, "steps": 50}),
-        "more": memory_spec(variant="more", training={"log_every": 100, "seed": 2}),
-        "other": memory_spec(variant="other", machine={"allocator": "default"}),
-    }
-    files = [tmp_path / f"{name}.json" for name in specs]
-    for file, spec in zip(files, specs.values(), strict=True):
+    monkeypatch.setattr(subprocess, "run", fails)
+    specs = [
+        memory_spec(variant="often"),
+        memory_spec(variant="seldom", training={"log_every": 100, "steps": 50}),
+        memory_spec(variant="more", training={"log_every": 100, "seed": 2}),
+        memory_spec(variant="other", machine={"allocator": "default"}),
+    ]
+    files = [tmp_path / f"{spec.variant}.json" for spec in specs]
+    for file, spec in zip(files, specs, strict=True):
         file.write_text(spec.canonical_json())
     output = tmp_path / "predicted.json"
-    specs_files = [*map(str, files)]
-    assert run_job("predict_memory", specs=specs_files, output=output, context=False) == 0
+    assert run_job("predict_memory", specs=files, output=output) == 0
     found = PredictedMemory.model_validate_json(output.read_text()).predictions
-    assert [one.variant for one in found] == list(specs)
+    assert [one.variant for one in found] == ["often", "seldom", "more", "other"]
+    assert {(one.reason, one.context_bytes) for one in found} == {("not tried", None)}
     assert asked == ["often", "seldom"], "steps bound the batches that are looked at"

@@ -13,6 +13,7 @@ import torch
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Provenance
+from tests.records import write_tree
 from transformer_core.machine import provenance
 
 
@@ -27,44 +28,30 @@ def repository(tmp_path, monkeypatch):
     """A repository with two committed files."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     git(tmp_path, "init", "--quiet")
-    for name in ("one.py", "two.py"):
-        (tmp_path / name).write_text("pass\n")
+    write_tree(tmp_path, {"one.py": "pass\n", "two.py": "pass\n"})
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "--message", "Two files")
     return tmp_path
 
 
-def test_commit_of_a_clean_tree(repository):
-    head = git(repository, "rev-parse", "HEAD")
+def test_the_commit_says_whether_tracked_files_have_changed(repository, monkeypatch):
+    head, file = git(repository, "rev-parse", "HEAD"), repository / "one.py"
     assert re.fullmatch(r"[0-9a-f]{40}", head)
-    assert provenance.git_commit(repository / "one.py") == head
-    (repository / "results").mkdir()
-    (repository / "results" / "metrics.json").write_text("{}")
-    assert provenance.git_commit(repository / "one.py") == head, "untracked files are no change"
-
-
-def test_commit_of_a_changed_tree(repository):
-    head = git(repository, "rev-parse", "HEAD")
+    assert provenance.git_commit(file) == head
+    write_tree(repository, {"results/metrics.json": "{}"})
+    assert provenance.git_commit(file) == head, "untracked files are no change"
     (repository / "two.py").write_text("changed\n")
-    assert provenance.git_commit(repository / "one.py") == f"{head}-dirty"
+    assert provenance.git_commit(file) == f"{head}-dirty"
     git(repository, "add", "two.py")
-    assert provenance.git_commit(repository / "one.py") == f"{head}-dirty"
+    assert provenance.git_commit(file) == f"{head}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert provenance.git_commit(file) is None, "no git"
 
 
 def test_no_commit(repository, tmp_path_factory):
-    installed = repository / "site-packages"
-    installed.mkdir()
-    (installed / "module.py").write_text("pass\n")
-    assert provenance.git_commit(installed / "module.py") is None, "not tracked"
-
-    outside = tmp_path_factory.mktemp("outside")
-    (outside / "module.py").write_text("pass\n")
-    assert provenance.git_commit(outside / "module.py") is None, "no repository"
-
-
-def test_no_git(repository, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert provenance.git_commit(repository / "one.py") is None
+    for folder in (repository / "site-packages", tmp_path_factory.mktemp("outside")):
+        write_tree(folder, {"module.py": "pass\n"})
+        assert provenance.git_commit(folder / "module.py") is None, "not tracked, or no repository"
 
 
 def test_versions(monkeypatch):

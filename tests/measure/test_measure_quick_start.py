@@ -32,9 +32,10 @@ def main():
     if what == "raise":
         raise ValueError("a mistake")
     if what == "fail" and told["RANK"] == "1":
+        while not (folder / "rank-0.json").exists():
+            time.sleep(0.02)
         sys.exit(3)
-    if what != "end":
-        time.sleep(100)
+    time.sleep(100)
 """
 
 
@@ -49,22 +50,17 @@ def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen
     )
 
 
-def test_ranks_are_forked_from_what_imported_their_module(tmp_path):
-    child = start(tmp_path, "end", "--more")
-    assert child.wait(60) == 0
+def test_ranks_are_forked_from_what_imported_their_module_and_one_that_fails_ends_all(tmp_path):
+    child = start(tmp_path, "fail", "--more")
+    assert child.wait(60) == 1
     first, second = told(tmp_path)
     assert [first["RANK"], second["RANK"]] == ["0", "1"]
     assert first["imported_by"] == second["imported_by"] == child.pid
     assert len({child.pid, first["pid"], second["pid"]}) == 3
-    assert first["options"] == ["end", "--more"]
+    assert first["options"] == ["fail", "--more"]
     assert first["WORLD_SIZE"] == second["LOCAL_WORLD_SIZE"] == "2"
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
-
-
-def test_one_that_fails_takes_the_others_with_it(tmp_path):
-    child = start(tmp_path, "fail")
-    assert child.wait(60) == 1
-    assert not any(psutil.pid_exists(rank["pid"]) for rank in told(tmp_path))
+    assert not any(psutil.pid_exists(rank["pid"]) for rank in (first, second))
 
 
 def test_a_request_to_stop_reaches_all(tmp_path):

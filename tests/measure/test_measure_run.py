@@ -75,14 +75,9 @@ def test_an_order_is_read_as_it_was_written(tmp_path):
         read = TimedRunOrder.read(file)
         assert read == order
         assert read.spec.digest() == order.spec.digest()
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"seeds": 1}))
     with pytest.raises(ConfigError, match="seeds"):
-        TimedRunOrder.read(write_json(tmp_path / "other.json", first, seeds=1))
-
-
-def write_json(file: Path, other: Path, **more: object) -> Path:
-    """What ``other`` holds, and ``more``."""
-    file.write_text(json.dumps(json.loads(other.read_text()) | more))
-    return file
+        TimedRunOrder.read(first)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
@@ -102,9 +97,8 @@ def test_the_launcher_ends_with_the_run(tmp_path):
         "order = Order(spec=RunSpec(variant='v'), output=Path(sys.argv[1]), command='')\n"
         "supervisor.run_workers(order)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", run, str(tmp_path)], stdout=subprocess.PIPE
-    ) as parent:
+    command = [sys.executable, "-c", run, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         child = int(parent.stdout.readline())
         assert psutil.pid_exists(child)
         parent.send_signal(signal.SIGKILL)
@@ -119,7 +113,7 @@ torch.set_num_threads(1)
 layer = torch.nn.Linear(256, 256).bfloat16()
 for _ in range(2):
     print("AGAIN", flush=True)
-    for rows in range(100, 130):
+    for rows in range(100, 110):
         layer(torch.ones(rows, 256, dtype=torch.bfloat16)).sum().backward()
 """
 
@@ -139,4 +133,4 @@ def made_again(kept: int) -> int:
 )
 def test_no_more_kernels_are_kept_than_may_be():
     assert made_again(1_000) == 0
-    assert made_again(8) >= 30, "one for each shape at least"
+    assert made_again(8) >= 10, "one for each shape at least"

@@ -5,6 +5,7 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import AuthenticationError
 from typing import Any
 
@@ -40,6 +41,7 @@ def coordinator(request, tmp_path):
         patch.setenv("RENDEZVOUS", "127.0.0.1:1")
         with Coordinator(tmp_path / "coordinator.json", several_hosts=request.param) as made:
             yield made
+        assert not made.file.exists(), "it goes with the coordinator"
 
 
 def join(
@@ -62,37 +64,27 @@ def test_who_comes_is_told_which_session_it_is(coordinator):
     assert announced_session(coordinator.file) == 1
     coordinator.announce(3)
     assert announced_session(coordinator.file) == 3
-    assert coordinator.file.stat().st_mode & 0o077 == 0
-    lone = join(coordinator, "a", 0, lambda task: report(1))
-    coordinator.gather({"a": 1}, alive, timeout=10)
-    assert coordinator.ask("a", Turn(0, 1), alive, timeout=10) == [report(1)]
-    coordinator.dismiss()
-    lone.join(10)
 
 
-def test_answers_come_in_the_order_of_ranks(coordinator):
-    for rank in (2, 0, 1):
-        join(coordinator, "a", rank, lambda task, rank=rank: report(rank, task.steps))
-    lone = join(coordinator, "b", 0, lambda task: report(9))
+def test_only_the_side_that_is_asked_works_and_its_ranks_answer_in_order(coordinator):
+    asked: list[str] = []
+
+    def act(side: str, rank: int, task: Turn) -> Report:
+        asked.append(side)
+        return report(rank, task.steps)
+
+    ranks = [("a", 2), ("a", 0), ("b", 0), ("a", 1)]
+    threads = [join(coordinator, *who, partial(act, *who)) for who in ranks]
     found = coordinator.gather({"a": 3, "b": 1}, alive, timeout=10)
     assert found["a"][0] == TOPOLOGY
-    assert coordinator.ask("a", Turn(1, 5), alive, timeout=10) == [
-        report(rank, 5) for rank in range(3)
-    ]
-    assert coordinator.ask("b", Turn(1, 5), alive, timeout=10) == [report(9)]
+    for side, count in (("a", 3), ("b", 1), ("b", 1), ("a", 3)):
+        answers = coordinator.ask(side, Turn(1, 5), alive, timeout=10)
+        assert answers == [report(rank, 5) for rank in range(count)]
+    assert asked == [*"aaabbaaa"]
     coordinator.dismiss()
-    lone.join(10)
-    assert not lone.is_alive()
-
-
-def test_only_the_side_that_is_asked_works(coordinator):
-    asked: list[str] = []
-    for side in ("a", "b"):
-        join(coordinator, side, 0, lambda task, side=side: asked.append(side) or report(0))
-    coordinator.gather({"a": 1, "b": 1}, alive, timeout=10)
-    for side in ("a", "b", "b", "a"):
-        coordinator.ask(side, Turn(0, 1), alive, timeout=10)
-    assert asked == ["a", "b", "b", "a"]
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_a_side_that_hangs_up_has_ended(coordinator):
@@ -146,9 +138,3 @@ def test_a_stranger_has_no_key(coordinator, tmp_path):
     join(coordinator, "a", 0, lambda task: Report(1.0, 2, 3, 0.0))
     coordinator.gather({"a": 1}, alive, timeout=10)
     assert coordinator.ask("a", Turn(0, 1), alive, timeout=10) == [Report(1.0, 2, 3, 0.0)]
-
-
-def test_the_file_goes_with_the_coordinator(tmp_path):
-    with Coordinator(tmp_path / "coordinator.json", several_hosts=False):
-        assert (tmp_path / "coordinator.json").exists()
-    assert not (tmp_path / "coordinator.json").exists()

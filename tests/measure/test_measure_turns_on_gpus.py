@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_measure_paired_worker import InTurns
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -156,13 +155,3 @@ def test_without_gpus_nothing_is_predicted(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_fit, "_predicted", lambda *_: pytest.fail("not needed"))
     specs = {"single": spec("cpu"), "other": spec("cpu")}
     assert keeping_here(specs, tmp_path, tmp_path) == "all"
-
-
-def test_a_side_rests_before_the_next_one_is_asked():
-    """It has told its time by then: giving memory back belongs to no window."""
-    made = InTurns(Turn(0, 2), Turn(1, 1))
-    said: list[Any] = []
-    answer = made.turns.answer
-    made.turns.answer = lambda value: (said.append("answer"), answer(value))
-    made.answers(made.taker(rest=lambda: said.append("rest")))
-    assert said == ["rest", "answer"] * 2

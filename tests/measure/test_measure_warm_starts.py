@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,22 +78,24 @@ class Starts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        self.environment = write_worker(folder, WORKER) | {"OMP_NUM_THREADS": "1"}
-        self.offer = f"{self.owner.pid}:{places.this_place()}"
+        offer = f"{self.owner.pid}:{places.this_place()}"
+        more = {"OMP_NUM_THREADS": "1", places.WARM_STARTS: offer}
+        self.environment = write_worker(folder, WORKER) | more
 
     def start(
-        self, name: str, what: str, *more: str, offer: str | None = None, deaf: bool = False
+        self, name: str, what: str, *more: str, warm: bool = True, deaf: bool = False
     ) -> subprocess.Popen[bytes]:
         """``deaf``: as nohup and a shell's background start it."""
         module = "transformer_core.run.quick_start"
         command = [sys.executable, "-m", module, *more, NAME]
         return subprocess.Popen(
             [*command, str(self.folder / name), what],
-            env=self.environment | {places.WARM_STARTS: self.offer if offer is None else offer},
+            env=self.environment | ({} if warm else {places.WARM_STARTS: "off"}),
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=hear_no_end if deaf else hear_the_end,
+            # Whatever a shell's background has done to these tests.
+            preexec_fn=partial(hear, signal.SIG_IGN if deaf else signal.SIG_DFL),
         )
 
     def told(self, name: str, rank: int = 0) -> dict[str, Any]:
@@ -106,15 +109,10 @@ class Starts:
         return told
 
 
-def hear_the_end() -> None:
-    """Undoes what a shell's background has done to these tests."""
+def hear(action: signal.Handlers) -> None:
+    """What this process does when it hears that it should end."""
     for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def hear_no_end() -> None:
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, action)
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +121,6 @@ def starts(tmp_path_factory):
     yield made
     made.owner.kill()
     made.owner.wait()
-
-
-@pytest.fixture(scope="module")
-def trained(starts):
-    """What a new process tells, and two warm ones after one another."""
-    for name, offer in (("new", "off"), ("warm", None), ("again", None)):
-        child = starts.start(name, "train", offer=offer)
-        assert (child.communicate(timeout=120), child.returncode) == ((b"told", b""), 0)
-    return [starts.told(name) for name in ("new", "warm", "again")]
 
 
 def test_what_nobody_may_end_goes_on(starts):
@@ -147,25 +136,23 @@ def test_what_nobody_may_end_goes_on(starts):
     assert gone(pid)
 
 
-def test_a_warm_start_is_one(trained):
-    new, warm, again = trained
+def test_a_fork_is_what_a_new_process_is(starts):
+    names = ("new", "warm", "again")
+    for name in names:
+        child = starts.start(name, "train", warm=name != "new")
+        assert (child.communicate(timeout=120), child.returncode) == ((b"told", b""), 0)
+    new, warm, again = map(starts.told, names)
     assert warm["parent"] == again["parent"] != new["parent"] == os.getpid()
     assert len({new["pid"], warm["pid"], again["pid"]}) == 3
-
-
-def test_a_fork_is_what_a_new_process_is(trained):
-    new, *warm = trained
     for name in (
         *("losses", "threads", "parallel", "folder", "path", "blocked", "caught"),
         *("nice", "cores", "cuda", "files", "buffered"),
     ):
-        assert [told[name] for told in warm] == [new[name]] * 2, name
-    for told in warm:
+        assert warm[name] == again[name] == new[name], name
+    for told in (warm, again):
         assert told["environment"].keys() == new["environment"].keys()
-
-
-def test_what_nobody_seeded_is_random_in_every_fork(trained):
-    for values in zip(*(told["unseeded"] for told in trained), strict=True):
+    # Nobody has seeded these.
+    for values in zip(new["unseeded"], warm["unseeded"], again["unseeded"], strict=True):
         assert len(set(values)) == 3
 
 
@@ -209,10 +196,12 @@ def fork_of(starts: Starts, name: str, what: str) -> places.Fork:
 def test_a_fork_is_waited_for_without_a_process_that_stands_for_it(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(places.WARM_STARTS, starts.offer)
-    ended, asked, killed = (fork_of(starts, n, w) for n, w in FORKS.items())
+    monkeypatch.setenv(places.WARM_STARTS, starts.environment[places.WARM_STARTS])
+    monkeypatch.chdir(starts.folder)  # where the server is that there is already
+    forks = {"fork-end": "end", "fork-asked": "wait", "fork-killed": "wait"}
+    ended, asked, killed = (fork_of(starts, name, what) for name, what in forks.items())
     assert ended.wait(120) == ended.poll() == 7
-    pids = [starts.told(name)["pid"] for name in FORKS]
+    pids = [starts.told(name)["pid"] for name in forks]
     parents = {psutil.Process(pid).ppid() for pid in pids[1:]}
     assert asked.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -226,9 +215,6 @@ def test_a_fork_is_waited_for_without_a_process_that_stands_for_it(
     assert parents != {os.getpid()}
 
 
-FORKS = {"fork-end": "end", "fork-asked": "wait", "fork-killed": "wait"}
-
-
 def test_a_fork_ends_with_whoever_asked_for_it(starts: Starts) -> None:
     program = f"""
 import os, time
@@ -237,8 +223,8 @@ program = warm_start.Program({NAME!r}, [{str(starts.folder / "left")!r}, "wait"]
 fork = warm_start.start_fork(program, os.environ, None)
 time.sleep(100)
 """
-    environment = starts.environment | {places.WARM_STARTS: starts.offer}
-    asking = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    command = [sys.executable, "-c", program]
+    asking = subprocess.Popen(command, env=starts.environment, cwd=starts.folder)
     pid = starts.told("left")["pid"]
     assert psutil.pid_exists(pid)
     asking.kill()
