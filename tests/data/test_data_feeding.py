@@ -67,14 +67,6 @@ def test_collate(store):
     assert batch.padded_tokens == batch.source.numel() + batch.target_output.numel()
 
 
-def test_a_cycle_repeats_the_first_batches(store):
-    some = feed(store)
-    some.cycle = 3
-    found = [as_lists(batch) for batch in islice(some.batches(1, 2), 8)]
-    first = [as_lists(batch) for batch in islice(feed(store).batches(1, 2), 3)]
-    assert found == [*first, *first, *first[:2]]
-
-
 @steady
 @given(batching=batchings, world=st.integers(1, 5), micro=st.integers(1, 4))
 def test_ranks_share_each_global_batch_and_agree_on_its_counts(store, batching, world, micro):
