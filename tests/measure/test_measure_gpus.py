@@ -73,7 +73,7 @@ def leased(count: int, command: str) -> str:
 
 
 def run(count: int, command: str, **environment: str) -> str:
-    """What a process says that has leased so many GPUs."""
+    """The output of a process that has leased so many GPUs."""
     return subprocess.check_output(
         [sys.executable, "-c", leased(count, command)],
         env=os.environ | {"XDG_RUNTIME_DIR": ""} | environment,
@@ -90,7 +90,7 @@ environment = os.environ | {{"CUDA_VISIBLE_DEVICES": "{everything}"}}
 subprocess.run([sys.executable, "-c", {leased(1, SEEN)!r}], env=environment)
 """
     visible = {"CUDA_VISIBLE_DEVICES": everything, "XDG_CACHE_HOME": str(tmp_path)}
-    # CUDA numbers GPUs otherwise than NVML unless it is told to.
+    # CUDA numbers GPUs differently from NVML unless CUDA_DEVICE_ORDER says PCI_BUS_ID.
     assert run(2, nested, **visible).split() == ["GPU-a,GPU-b", "PCI_BUS_ID", "GPU-c"]
     assert run(3, SEEN, **visible) == everything, "both have let go of theirs"
 

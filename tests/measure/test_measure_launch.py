@@ -179,7 +179,7 @@ def linked(*, devices: int = 1, device: str = "cpu", **parallel: object) -> RunS
 
 
 def told_of_hosts(spec: RunSpec) -> dict[str, Any]:
-    """What the program is told that makes the hosts."""
+    """The arguments of the program that makes the hosts."""
     return json.loads(launcher(spec, WORKER)[3])
 
 

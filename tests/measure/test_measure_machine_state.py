@@ -119,7 +119,7 @@ def test_without_proc(monkeypatch, platform, factor):
 
 
 def peaks(rank: int, device: str) -> tuple[int | str | None, ...]:
-    """What a rank tells of its device."""
+    """The report of a rank on its device."""
     found = peak_memory.rank_memory(rank, torch.device(device))
     assert found.rss_bytes > 0
     device_bytes = found.allocated_bytes, found.reserved_bytes, found.nvml_bytes

@@ -43,7 +43,7 @@ def memory_spec(**sections: Any) -> RunSpec:
 
 
 def measure(spec: RunSpec) -> Measured:
-    """What this rank, of the process group if there is one, finds with every tensor followed."""
+    """The findings of this rank, alone or in its process group."""
     training = Training(spec, this_rank(), VOCABULARY, STORES, steps_of(spec))
     found = followed(training, translate=False)
     return found.peak_bytes, found.step.at_peak, found.step.largest, found.step.saved_bytes

@@ -110,7 +110,7 @@ class Starts:
 
 
 def hear(action: signal.Handlers) -> None:
-    """What this process does when it hears that it should end."""
+    """Sets the action of this process on signals that ask it to end."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, action)
 

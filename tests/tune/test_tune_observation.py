@@ -124,7 +124,7 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """What is recorded of the plain step, and of all others and techniques that leave it the same
+    """The records of the plain step, and of all others and techniques that leave it the same
     training; of one with weights of 64 bits, too."""
     texts = {name: LOOP.replace("STEP", step) for name, step in STEPS.items()}
     default = "torch.set_default_dtype(torch.float64)\ntorch.manual_seed(1)"

@@ -110,7 +110,7 @@ def few_bits_of_moments(w: Tensor, state: Any, before: Tensor) -> None:
 masters("masters never move", after_update(master_stays))
 masters("one master stays behind its weights", after_update(master_stays, only=7))
 masters("weights are those of the masters a step before", after_update(weight_stays))
-masters("one tensor is not rounded anew", after_update(weight_stays, only=7))
+masters("one tensor is not rounded again", after_update(weight_stays, only=7))
 masters("masters keep 8 bits", after_update(lambda w, state, before: state[MASTER].copy_(w)))
 masters("weights are rounded toward zero", after_update(toward_zero))
 masters("second moments of masters keep 8 bits", after_update(few_bits_of_moments))
@@ -179,7 +179,7 @@ def added_less(share: float) -> Patch:
 
 
 def overwritten(real: Any, *given: Any, **factors: Any) -> Any:
-    """What is added to a tensor overwrites it."""
+    """An addition to a tensor overwrites it instead."""
     return real(*given, **factors | {"beta": 0})
 
 
@@ -310,7 +310,7 @@ in_hooks("messages in bf16 in the place of fp16", compressed, **COMPRESSED)
     "PowerSGD with the error of another step", hooks.PowerSgd, "average", **BY_POWER, made=True
 )
 def stale_error(real):
-    """What a step left out is forgotten every other time."""
+    """Every other time, the remainder of a step is forgotten."""
     calls = itertools.count()
 
     def average(self: Any, bucket: Any) -> Any:
