@@ -3,11 +3,13 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from transformer_core.common.digests import forget_all
+from transformer_core.run import warm_start
 
 # Tests run side by side, one process per core: threads of each would fight for the cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -60,6 +62,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def nothing_was_read() -> None:
     """A process remembers the digests of what it has read: those of another test's are forgotten."""
     forget_all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_server_for_scripts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All scripts that a room observes are forked from one process: hundreds would import torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in ("tune", "audit"):
+            patch.setenv(warm_start.WARM_STARTS, warm_start.offer_warm_starts())
+            patch.setenv(warm_start.GROUP, "tests")
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -145,11 +145,13 @@ class SelfTest(Schema):
     """How the comparison protocol is tested on this machine: results/self_test/report.json."""
 
     comparisons: Annotated[int, Field(ge=2, le=100_000)] = 40
-    """Comparisons of each kind: equal sides, and each planted slow-down."""
+    """Comparisons of each side with the reference."""
     planted: Annotated[
-        tuple[Annotated[float, Field(ge=1e-4, lt=1.0)], ...], Field(max_length=100)
-    ] = (0.03, 0.05, 0.10)
-    """Fractions by which the steps of a side are deliberately slowed down."""
+        tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...], Field(min_length=1, max_length=100)
+    ] = (0.0, 0.03, 0.05, 0.10)
+    """Sides of a session beside the reference: fractions by which their steps are deliberately
+    slowed down. 0 is an equal side. A fraction may occur several times: more comparisons for
+    the same sessions."""
 
 
 class Quality(Schema):

@@ -13,7 +13,7 @@ from tests.orders import run_job
 from tests.records import provenance
 from transformer_core.decide import self_test_report
 
-PLANTED = {"equal": 0.0, "slowed_30": 0.03, "slowed_50": 0.05, "slowed_100": 0.10}
+PLANTED = {"equal": 0.0, "equal_too": 0.0, "by_30": 0.03, "by_50": 0.05, "by_100": 0.10}
 
 
 def run(
@@ -25,8 +25,8 @@ def run(
 ) -> SelfTestRun:
     """Sessions whose windows scatter by ``noise``, and whose sides by ``between``.
 
-    The machine shows the share ``found`` of what is planted, and of side ``equal`` besides how much
-    slower it is without that.
+    The machine shows the share ``found`` of what is planted, and of equal sides besides how much
+    slower they are without that.
     """
     random = np.random.default_rng(3)
     sessions = []
@@ -37,7 +37,7 @@ def run(
             drift = np.exp(0.2 * random.normal())
             rates = {"reference": drift * np.exp(noise * random.normal())}
             for name, share in PLANTED.items():
-                slow = 1 + found * share + (unequal if name == "equal" else 0.0)
+                slow = 1 + found * share + (0.0 if share else unequal)
                 rates[name] = drift * own[name] / slow * np.exp(noise * random.normal())
             rounds.append(Round(windows=[window(name, float(r)) for name, r in rates.items()]))
         sides = [side("reference"), *(side(n, planted=share) for n, share in PLANTED.items())]
@@ -59,18 +59,18 @@ def reported(sessions: SelfTestRun) -> tuple[SelfTestReport, dict[float, SelfTes
 
 
 def test_a_quiet_machine_passes():
-    report, kinds = reported(run(noise=0.01))
+    report, kinds = reported(run(noise=0.008))
     assert report.holds, report.reason
     assert list(kinds) == [0.0, 0.03, 0.05, 0.1]
-    assert [kind.called_different.total for kind in report.kinds] == [40] * 4
+    assert [kind.called_different.total for kind in report.kinds] == [80, 40, 40, 40]
     assert kinds[0.0].called_different.count == 0
     assert kinds[0.05].verdicts == {"SLOWER": 40}
     assert kinds[0.1].called_different.low > 0.9
     assert kinds[0.1].ratio == pytest.approx(1 / 1.1, abs=0.01)
     assert kinds[0.03].required == ""
     assert all(kind.wrong == 0 and kind.covered.count >= 38 for kind in report.kinds)
-    assert report.comparisons_together == 12
-    assert report.error_within == pytest.approx(0.01 * np.sqrt(2 / 8), rel=0.5)
+    assert report.comparisons_together == 15
+    assert report.error_within == pytest.approx(0.008 * np.sqrt(2 / 8), rel=0.5)
 
 
 def test_a_noisy_machine_is_undecided_and_not_wrong():
@@ -98,7 +98,7 @@ def test_a_slow_down_that_is_not_found_fails():
 def test_false_alarms_fail():
     report, kinds = reported(run(noise=0.001, unequal=0.05))
     equal = kinds[0.0]
-    assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 40, 40)
+    assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 80, 80)
     assert "at most 5% of equal sides" in report.reason
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,13 +18,13 @@ import pytest
 from worker_builders import NAME, gone, write_worker
 
 from transformer_core.run import warm_start as places
-from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, is_job
+from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, kind_of
 
 pytestmark = pytest.mark.slow
 
 WORKER = f"""
 import importlib, json, os, random, signal, sys, time
-for name in {IMPORTS!r}:
+for name in {IMPORTS["workers"]!r}:
     importlib.import_module(name)
 import numpy, torch
 
@@ -244,8 +245,8 @@ def test_what_a_server_does_not_start_is_started_otherwise() -> None:
 def test_a_server_that_is_gone_has_taken_its_forks_with_it() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fork = places.Fork(ours, never)
-    theirs.send(b"+")
-    assert fork.poll() is None
+    theirs.send(b"+" + struct.pack("!i", 7))
+    assert (fork.poll(), fork.pid) == (None, 7)
     theirs.close()
     assert fork.poll() == -signal.SIGKILL
 
@@ -253,7 +254,7 @@ def test_a_server_that_is_gone_has_taken_its_forks_with_it() -> None:
 @pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])
 def test_without_an_offer_for_this_place_the_start_is_a_new_process(monkeypatch, offer):
     monkeypatch.setenv(places.WARM_STARTS, offer)
-    assert places.server_owner() is None
+    assert places.server_owner(os.environ) is None
 
 
 def test_what_differs_from_the_start_has_another_server(monkeypatch):
@@ -266,10 +267,10 @@ def test_what_differs_from_the_start_has_another_server(monkeypatch):
         monkeypatch.setenv(name, "7")
         keys.add(places.server_key())
     assert len(keys) == 5
-    assert places.server_key(jobs=True) not in keys
+    assert places.server_key("jobs") not in keys
     assert places.this_place() == places.this_place()
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert places.server_owner() is None
+    assert places.server_owner(os.environ) is None
 
 
 def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch):
@@ -277,10 +278,24 @@ def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch):
     for threads in "12":
         for name in THREADS:
             monkeypatch.setenv(name, threads)
-        keys.add(places.server_key(jobs=True))
-        assert {places.environment_of(jobs=True)[name] for name in THREADS} == {"1"}
-        assert {places.environment_of(jobs=False)[name] for name in THREADS} == {threads}
+        keys.add(places.server_key("jobs"))
+        assert {places.environment_of("jobs")[name] for name in THREADS} == {"1"}
+        assert {places.environment_of("workers")[name] for name in THREADS} == {threads}
     assert len(keys) == 1
+
+
+def test_servers_import_without_asking_for_gpus():
+    """CUDA cannot be used in a fork of a process that has counted its devices."""
+    program = f"""
+import importlib, torch
+def asked(*_):
+    raise AssertionError("asked for GPUs")
+for name in ("device_count", "is_available", "init", "current_device", "get_device_properties"):
+    setattr(torch.cuda, name, asked)
+for name in {sorted({name for kind in ("workers", "turns", "sides") for name in IMPORTS[kind]})!r}:
+    importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
 
 
 def test_the_server_for_jobs_imports_no_torch_and_has_what_rules_start():
@@ -295,7 +310,7 @@ assert "torch" not in sys.modules
     started = set(re.findall(r'quick_start[" \n]+(transformer_core[\w.]+)', rules))
     assert started
     started.add("transformer_core.run.job")  # by QUICK_JOB
-    assert {module for module in started if not is_job(module)} == set()
+    assert {kind_of(module, {}) for module in started} == {"jobs"}
 
 
 def test_a_process_of_another_user_is_not_heard(monkeypatch):

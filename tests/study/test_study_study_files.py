@@ -93,7 +93,6 @@ WRONG: list[tuple[str, str, str]] = [
     ("model={kind: transformer, d_model: 65536, encoder_layers: 1000}", "model.d_model", "1e+12"),
     ("tokenizer={kind: file, path: nowhere.json, vocabulary: 300}", "tokenizer.path", "check the"),
     ("traces={mine: [/dev/zero]}", "traces.mine[0]", "check the path"),
-    ("self_test={planted: [0.1, 0.2, 0.1]}", "self_test.planted[2]", "once"),
     ("link_check={bandwidths: [1000000000, 1Gbit/s]}", "link_check.bandwidths[1]", "once"),
     ("link_check={bandwidths: [100000000, 5, 100Mbit/s]}", "link_check.bandwidths[2]", "once"),
     ("memory={largest_batch: {limit: " + "9" * 400 + "GiB}}", "memory.largest_batch.limit", "512"),

@@ -220,6 +220,49 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path):
         assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
 
 
+ITSELF = """
+import gc, os, pathlib, random, sys
+import numpy, torch
+
+pathlib.Path("written").write_text(os.environ["TUNE_TRAINING_SIDE"])
+print(sys.argv, sys.path, os.getcwd(), os.getuid(), sorted(os.listdir()))
+print(torch.get_num_threads(), torch.rand(1), random.random(), numpy.random.rand(), gc.get_freeze_count())
+print(sys.stdin.read(), __name__, [name for name in sys.modules if name.startswith("schemas")])
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+print({name: os.environ[name] for name in sorted(os.environ) if "SIDE" not in name})
+while True:
+    loss = model(torch.rand(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+"""
+
+
+def test_a_forked_side_is_what_a_new_process_is(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "itself.py").write_text(ITSELF)
+    said, parents = {}, {}
+    monkeypatch.delenv("WARM_STARTS")
+    for offer in ("", "off"):
+        if offer:
+            monkeypatch.setenv("WARM_STARTS", offer)
+        logs = tmp_path / f"logs-{offer}"
+        with session(Program(("itself.py", "-x"), home), [Side(OWN), Side("copy")], logs) as run:
+            for name in (OWN, "copy"):
+                run.steps(name, 3)
+                said[offer, name] = (logs / name / "output.txt").read_text()
+            running = [child for child in run.processes.values() if child.poll() is None]
+            parents[offer] = {psutil.Process(child.pid).ppid() for child in running}
+    assert len(set(said.values())) == 1
+    assert "0x1." in said["", OWN]
+    # Both were forked by one server, or started by this process.
+    assert parents["off"] == {os.getpid()} != parents[""]
+    assert [path.name for path in home.iterdir()] == ["itself.py"]
+
+
 # Starts when the other side has ended.
 LATE = """
 import pathlib, runpy, time

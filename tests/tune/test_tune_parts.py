@@ -17,7 +17,7 @@ from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.flow import Answer
-from transformer_core.tune.isolation import isolated
+from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.records import Record
 from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
 from transformer_core.tune.source import Source
@@ -301,9 +301,9 @@ def test_a_folder_stays_as_it_was(tmp_path):
     scratch.mkdir()
     (folder / "model.pt").write_text("old", encoding="utf-8")
     write = "cat model.pt && echo new > model.pt && echo more > other && cat model.pt"
-    command, place = isolated(["sh", "-c", f"cd {folder} 2>/dev/null; {write}"], folder, scratch)
-    if place != folder:
-        command = ["sh", "-c", write]
+    place, overlay = isolated(folder, scratch)
+    # The folder is another one once the process is in the overlay.
+    command = inside(overlay, ["sh", "-c", f"cd {place}; {write}"])
     ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
     assert ended.stdout == "oldnew\n"
     assert [path.name for path in folder.iterdir()] == ["model.pt"]
@@ -319,10 +319,10 @@ def test_a_copy_leaves_out_results_and_their_size(tmp_path, monkeypatch):
     (folder / "results/large").write_bytes(bytes(1000))
     # A folder of that name may be the user's own.
     with pytest.raises(isolation.TooLarge, match="start in a folder that has the script"):
-        isolated(["python", "train.py"], folder, scratch)
+        isolated(folder, scratch)
     (folder / "results/.study").write_text("mine\n")
-    command, place = isolated(["python", "train.py"], folder, scratch)
-    assert command == ["python", "train.py"]
+    place, overlay = isolated(folder, scratch)
+    assert inside(overlay, ["python", "train.py"]) == ["python", "train.py"]
     assert [path.name for path in place.iterdir()] == ["train.py"]
 
 

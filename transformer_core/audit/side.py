@@ -4,10 +4,8 @@ Started by :mod:`transformer_core.tune.coordinator`, as the process of a side.
 """
 
 import os
-import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.utils.checkpoint
@@ -18,7 +16,8 @@ from transformer_core.audit.relations import EAGER, KEPT, OF_CALLS, TWIN, Notes,
 from transformer_core.audit.replay import Call, State, mapped, refused, tensors
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.order import Order
-from transformer_core.tune.side import Side, run
+from transformer_core.tune.side import Side
+from transformer_core.tune.side import main as run_as
 
 Kept = tuple[Any, Any, str, dict[int, Tensor]]
 """A function, its arguments, its line, and which numbers of each result had a gradient."""
@@ -270,5 +269,9 @@ class Audited(Side):
         return {"facts": self._facts()}
 
 
+def main() -> NoReturn:
+    run_as(Audited)
+
+
 if __name__ == "__main__":
-    run(Order.read(Path(sys.argv[1])), Audited)
+    main()

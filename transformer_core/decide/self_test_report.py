@@ -37,16 +37,13 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
     names = [name for name in planted if name != run.reference]
     ratios = [{name: _ratios(group, run.reference, name) for name in names} for group in groups]
     size = max(1, round(together / len(names)))
-    intervals: dict[str, list[Interval]] = {name: [] for name in names}
+    intervals: dict[float, list[Interval]] = {planted[name]: [] for name in names}
     for part in _parts(ratios, size):
         flat = [(name, group[name]) for group in part for name in names]
         found = simultaneous_ratios([sessions for _, sessions in flat])
         for (name, _), interval in zip(flat, found, strict=True):
-            intervals[name].append(interval)
-    kinds = sorted(
-        (_kind(planted[name], intervals[name], margin) for name in names),
-        key=lambda kind: kind.planted,
-    )
+            intervals[planted[name]].append(interval)
+    kinds = [_kind(share, found, margin) for share, found in sorted(intervals.items())]
     everything = [group[name] for group in ratios for name in names]
     cpus = run.provenance.hardware.logical_cpus
     shares = [share for one in run.sessions if (share := one.foreign_share(cpus)) is not None]

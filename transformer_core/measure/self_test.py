@@ -33,13 +33,15 @@ from transformer_core.run.order import TrainingJob
 from transformer_core.run.supervisor import end_on_request
 
 REFERENCE = "reference"
-EQUAL = "equal"
 
 
 def sides_of(spec: RunSpec, planted: Sequence[float]) -> list[Side]:
-    """The reference, an identical side, and the slowed ones."""
-    slowed = [Side(f"slowed_{round(1000 * share)}", spec, share) for share in planted]
-    return [Side(REFERENCE, spec, 0.0), Side(EQUAL, spec, 0.0), *slowed]
+    """The reference, and a side for each planted slow-down."""
+    sides = [
+        Side(f"side_{number}_slowed_by_{share:g}", spec, share)
+        for number, share in enumerate(planted, 1)
+    ]
+    return [Side(REFERENCE, spec, 0.0), *sides]
 
 
 def measure(

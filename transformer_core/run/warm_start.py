@@ -8,10 +8,11 @@ has happened. A supervisor asks for its workers itself (:class:`Fork`).
 A server belongs to one Snakemake on one host, and serves processes that would be started just as it
 was itself: with the same environment, limits, priority and cores, in the same folder. What a
 process reads only after it has begun (its rank, the GPUs that it may see) may differ. There is one
-server for workers, with all that trainings import, and one for jobs, which wait for their workers.
-It has computed nothing, so that a fork is what a new process is after its imports. It ends with
-Snakemake, or when nobody has asked it for a while; a fork ends with it, and with whoever asked for
-it. Its socket is a name in the kernel, not a file, and hears this user alone.
+server for workers, with all that trainings import, one for jobs, which wait for their workers, and
+one for users' scripts, which imports what observes them. It has computed nothing, so that a fork is
+what a new process is after its imports. It ends with its owner (Snakemake, or the command that
+observes scripts), or when nobody has asked it for a while; a fork ends with it, and with whoever
+asked for it. Its socket is a name in the kernel, not a file, and hears this user alone.
 
 A fork has its parent's data, but finds the pages of files that its parent has mapped, most of them
 code of libraries, one by one: it would seem smaller than a new process, which read them while it
@@ -34,7 +35,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 CHANGES_NO_RESULT = True  # a program imports and does the same, forked or not
 
@@ -46,8 +47,8 @@ THREADS = (
 torch reads MKL's before OpenMP's."""
 
 WARM_STARTS = "WARM_STARTS"
-"""Environment variable that offers warm starts: process id of Snakemake and :func:`this_place`. Any
-other value, like ``off``, disables them."""
+"""Environment variable that offers warm starts: process id of the owner of the servers and
+:func:`this_place`. Any other value, like ``off``, disables them."""
 GROUP = "WARM_STARTS_GROUP"
 """Environment variable: processes with different values have different servers."""
 
@@ -57,16 +58,17 @@ _READ_LATE = frozenset(
         *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"),
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        "TUNE_TRAINING_SIDE",  # order.SIDE of tune
     ]
 )
 _READ_LATE_OF = ("TORCHELASTIC_",)
 
-IMPORTS = (
-    "torch",
-    # The optimizers of torch import it when they are first used.
-    "torch._dynamo",
-    "torch.distributed.elastic.multiprocessing.errors",
-    "torch.distributed.launcher",
+# The optimizers of torch import the second when they are first used.
+_TORCH = ("torch", "torch._dynamo")
+_TORCHRUN = ("torch.distributed.elastic.multiprocessing.errors", "torch.distributed.launcher")
+WORKERS = (
+    *_TORCH,
+    *_TORCHRUN,
     "transformer_core.run.worker",
     "transformer_core.measure.timed_run",
     "transformer_core.observe.clock",
@@ -78,11 +80,10 @@ IMPORTS = (
     "transformer_core.training.translate",
 )
 """Imported by the server for workers."""
-OF_GROUP = (
-    *("torch", "torch._dynamo", "torch.distributed.elastic.multiprocessing.errors"),
-    *("torch.distributed.launcher", "transformer_core.measure.turns_worker"),
-)
+TURNS = (*_TORCH, *_TORCHRUN, "transformer_core.measure.turns_worker")
 """Imported by a server of a group: such workers take turns, and each group has to import anew."""
+SIDES = ("transformer_core.tune.side", "transformer_core.audit.side")
+"""Programs that run a user's script and observe it."""
 JOBS = (
     "transformer_core.run.job",
     "transformer_core.measure.timed_run",
@@ -99,10 +100,18 @@ JOBS = (
     "transformer_core.decide.combine",
 )
 """Imported by the server for jobs. None of them imports torch, and none is measured."""
+Kind = Literal["workers", "turns", "sides", "jobs"]
+IMPORTS: dict[Kind, Sequence[str]] = {
+    "workers": WORKERS,
+    "turns": TURNS,
+    "jobs": JOBS,
+    "sides": (*_TORCH, SIDES[0]),
+}
+"""Modules that a server of each kind imports."""
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a program by default."""
-_BEGUN = b"+"  # a server's word that it has forked
+_BEGUN = b"+"  # a server's word that it has forked; the process id follows
 _START_SECONDS = 120.0
 """Seconds that a server may take to start, with all of its imports on a busy machine."""
 _REQUEST_SECONDS = 5.0
@@ -152,7 +161,8 @@ class Fork:
         self._server = server
         self._otherwise = otherwise
         self._instead: subprocess.Popen[bytes] | None = None
-        self._began = False
+        self.pid: int | None = None
+        """Its process, once it has begun."""
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -169,7 +179,7 @@ class Fork:
                 return self._instead.wait(timeout)
             self._server.settimeout(timeout)
             try:
-                self._hear(self._server.recv(4))
+                self._hear(self._server.recv(5))
             except (BlockingIOError, TimeoutError):
                 raise subprocess.TimeoutExpired("fork", timeout or 0.0) from None
             except OSError:
@@ -192,9 +202,9 @@ class Fork:
             self._code = -signal.SIGKILL
 
     def _hear(self, told: bytes) -> None:
-        if told == _BEGUN:
-            self._began = True
-        elif self._began:
+        if told[:1] == _BEGUN and len(told) == 5:
+            self.pid = _code_of(told[1:])
+        elif self.pid is not None:
             self._code = _code_of(told)
             self._server.close()
         else:
@@ -206,34 +216,38 @@ def start_fork(
     program: Program,
     environment: Mapping[str, str],
     otherwise: Callable[[], subprocess.Popen[bytes]],
+    streams: Sequence[int] = (0, 1, 2),
 ) -> Fork | None:
-    """``program`` in a fork of this host's server; None where there is none to be had. No process
-    stands for it: those of many sides would take a second to start."""
+    """``program`` in a fork of this host's server, with these standard ``streams``; None where there
+    is none to be had. No process stands for it: those of many sides would take a second to start."""
     with contextlib.suppress(OSError, ValueError):
-        server = _asked(program, environment)
+        server = _asked(program, environment, streams)
         return None if server is None else Fork(server, otherwise)
     return None
 
 
-def _asked(program: Program, environment: Mapping[str, str]) -> socket.socket | None:
+def _asked(
+    program: Program, environment: Mapping[str, str], streams: Sequence[int] = (0, 1, 2)
+) -> socket.socket | None:
     """A connection to a server that was asked to run ``program``, which it then confirms; None
     where none may be asked."""
-    owner = server_owner()
+    owner = server_owner(environment)
     if owner is None:
         return None
-    server = _connected(owner, is_job(program.module), environment)
+    server = _connected(owner, kind_of(program.module, environment), environment)
     try:
         text = json.dumps(vars(program) | {"environment": dict(environment)}).encode()
-        socket.send_fds(server, [text], [0, 1, 2])
+        socket.send_fds(server, [text], list(streams))
     except OSError:
         server.close()
         raise
     return server
 
 
-def server_owner() -> int | None:
-    """The process that offers warm starts to this one; None if none does, or it runs elsewhere."""
-    pid, _, place = os.environ.get(WARM_STARTS, "").partition(":")
+def server_owner(environment: Mapping[str, str]) -> int | None:
+    """The process that offers warm starts to processes with this ``environment``; None if none does,
+    or it runs elsewhere."""
+    pid, _, place = environment.get(WARM_STARTS, "").partition(":")
     return int(pid) if pid.isdigit() and place == this_place() else None
 
 
@@ -252,26 +266,30 @@ def this_place() -> str:
     return _digest([boot, spaces, os.environ.get("SLURM_JOB_ID")])
 
 
-def is_job(module: str) -> bool:
-    """Whether the server for jobs has this module, or package with a program."""
-    return module in JOBS or f"{module}.__main__" in JOBS
+def kind_of(module: str, environment: Mapping[str, str]) -> Kind:
+    """The kind of server that starts this module, or package with a program."""
+    if module in JOBS or f"{module}.__main__" in JOBS:
+        return "jobs"
+    if module in SIDES:
+        return "sides"
+    return "turns" if GROUP in environment else "workers"
 
 
-def _connected(owner: int, jobs: bool, environment: Mapping[str, str]) -> socket.socket:
-    """A connection to the server for workers or ``jobs`` that start as this process did, with this
+def _connected(owner: int, kind: Kind, environment: Mapping[str, str]) -> socket.socket:
+    """A connection to the server of this ``kind`` for processes that start as this one did, with this
     ``environment``; it is started if there is none."""
-    address = f"\0{server_key(jobs, environment)}"
+    address = f"\0{server_key(kind, environment)}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         server.connect(address)
     except ConnectionRefusedError:
-        _start_server(address, owner, jobs, environment)
+        _start_server(address, owner, kind, environment)
         server.connect(address)
     _check_user(server)
     return server
 
 
-def _start_server(address: str, owner: int, jobs: bool, environment: Mapping[str, str]) -> None:
+def _start_server(address: str, owner: int, kind: Kind, environment: Mapping[str, str]) -> None:
     """Starts a server that listens at ``address``, unless somebody else is just doing so; early
     clients wait until it is ready."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -281,8 +299,10 @@ def _start_server(address: str, owner: int, jobs: bool, environment: Mapping[str
         number = listening.fileno()
         command = [sys.executable, "-m", __spec__.name, str(number), str(owner)]
         subprocess.Popen(
-            [*command, *["jobs"] * jobs],
-            env=environment_of(jobs, environment),
+            [*command, kind],
+            # Python looks for modules where it starts: a user's own may have any name.
+            cwd="/" if kind == "sides" else None,
+            env=environment_of(kind, environment),
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -326,13 +346,12 @@ def _code_of(told: bytes) -> int:
     return code
 
 
-def server_key(jobs: bool = False, environment: Mapping[str, str] | None = None) -> str:
+def server_key(kind: Kind = "workers", environment: Mapping[str, str] | None = None) -> str:
     """A digest of all that a process has from its start, before it runs any code of ours, with this
-    ``environment`` or that of this process; of one that serves ``jobs``, see
-    :func:`environment_of`."""
+    ``environment`` or that of this process; of one that serves jobs, see :func:`environment_of`."""
     environment = {
         name: value
-        for name, value in environment_of(jobs, environment).items()
+        for name, value in environment_of(kind, environment).items()
         if name not in _READ_LATE and not name.startswith(_READ_LATE_OF)
     }
     limits = {
@@ -344,19 +363,19 @@ def server_key(jobs: bool = False, environment: Mapping[str, str] | None = None)
     os.umask(mask)
     return _digest(
         [
-            *(jobs, environment, limits, mask, str(Path.cwd()), sys.executable, sys.flags),
+            *(kind, environment, limits, mask, str(Path.cwd()), sys.executable, sys.flags),
             *(sorted(os.sched_getaffinity(0)), os.nice(0)),
             Path("/proc/self/cgroup").read_text(),
         ]
     )
 
 
-def environment_of(jobs: bool, given: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_of(kind: Kind, given: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment that a server for processes with that ``given``, or this process's own, begins
     with: for workers the same. Jobs wait, or compute for moments: however many cores they have
     reserved for their workers, one server with one thread will do for all of them."""
     given = os.environ if given is None else given
-    return dict(given) | (dict.fromkeys(THREADS, "1") if jobs else {})
+    return dict(given) | (dict.fromkeys(THREADS, "1") if kind == "jobs" else {})
 
 
 def _digest(found: object) -> str:
@@ -435,7 +454,7 @@ class Server:
         _close(request.streams)
         self._watch(connection, pid)
         with contextlib.suppress(OSError):
-            connection.send(_BEGUN)
+            connection.send(_BEGUN + struct.pack("!i", pid))
         return None
 
     def _up_to_date(self) -> bool:
@@ -578,12 +597,12 @@ def map_pages(pages: Pages) -> None:
 def main() -> None:
     from transformer_core.run.quick_start import imported
 
-    number, owner, *jobs = sys.argv[1:]
+    number, owner, kind = sys.argv[1:]
     listening = socket.socket(fileno=int(number))
     listening.set_inheritable(False)
     server = Server(listening, int(owner))
     before = dict(os.environ)
-    imported("numpy", *(JOBS if jobs else OF_GROUP if GROUP in os.environ else IMPORTS))
+    imported("numpy", *IMPORTS[cast(Kind, kind)])
     set_by_imports = dict(os.environ.items() - before.items())
     pages = file_pages()
     request = server.serve()

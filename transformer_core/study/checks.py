@@ -405,7 +405,7 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         message = "asks for BLEU, and task.kind is language_model"
         remedy = "leave quality out"
         yield ConfigProblem(file, "quality", study.quality.bleu, message, remedy)
-    lists: dict[str, Iterable[object]] = {"self_test.planted": study.self_test.planted}
+    lists: dict[str, Iterable[object]] = {}
     if study.link_check is not None:
         lists["link_check.bandwidths"] = study.link_check.bandwidths
     if study.memory is not None:

@@ -18,12 +18,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
+from uuid import uuid4
 
 import psutil
 from pydantic import AfterValidator
 
+from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
-from transformer_core.tune.isolation import isolated
+from transformer_core.run.supervisor import Child
+from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.order import SIDE, Boundary, Order
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
@@ -191,7 +194,7 @@ class Session:
     ) -> None:
         self.sides, self.folder, self.say = sides, folder, say
         self._coordinator = coordinator
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Child] = {}
         self.failed: dict[str, SideEnded] = {}
         """Sides that ended early, by name."""
 
@@ -323,60 +326,96 @@ def session(
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
         made = Session(sides, logs, coordinator, say)
         stack.callback(_stop, made)
-        for side in sides:
-            made.processes[side.name] = _start(program, side, exchange, logs, seed, facts or {})
+        given = os.environ.get(warm_start.GROUP)
+        start = _Start(program, exchange, logs, seed, facts or {}, given or uuid4().hex)
+        environments = [start.environment(side) for side in sides]
+        for side, environment in zip(sides, environments, strict=True):
+            forked = environments.count(environment) > 1 or given is not None
+            made.processes[side.name] = start(side, environment, forked)
         made.welcome({side.name: ranks_of(program, side) for side in sides})
         yield made
 
 
-def _start(
-    program: Program, side: Side, exchange: Path, logs: Path, seed: int, facts: Mapping[str, Any]
-) -> subprocess.Popen[bytes]:
-    techniques = (*program.applied, *side.techniques)
-    program = (side.program or program).started(techniques, seed)
-    home = exchange / side.name
-    home.mkdir()
-    order = Order(
-        side=side.name,
-        command=program.command,
-        directory=str(program.directory),
-        coordinator=str(exchange / COORDINATOR),
-        record=str(home / "record"),
-        techniques=techniques,
-        seed=seed,
-        facts=dict(facts),
-        boundary=program.boundary,
-        noise=side.noise,
-        dropout=side.dropout,
-        held=side.held,
-        profiled=side.profiled,
-        whole=program.factory is not None,
-    )
-    module = side.module
-    start = (
-        [*program.launcher, "-m", module] if program.launcher else [sys.executable, "-m", module]
-    )
-    if program.launcher[:1] == ("torchrun",):
-        options = program.launcher[1:]
-        start = [sys.executable, "-m", "torch.distributed.run", *_own_port(options), "-m", module]
-    command, directory = isolated([*start, str(home / "order.json")], program.directory, home)
-    if files := _edited(techniques, facts) | dict(side.files):
-        base = home / "upper" if (home / "upper").exists() else directory
-        for name, text in files.items():
-            (base / name).parent.mkdir(parents=True, exist_ok=True)
-            (base / name).write_text(text, encoding="utf-8")
-    replace(order, directory=str(directory)).write(home / "order.json")
-    output = logs / side.name / "output.txt"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("wb") as file:
-        return subprocess.Popen(
-            command,
-            cwd=home,
-            env=_environment(techniques, facts) | {SIDE: side.name},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+@dataclass(frozen=True)
+class _Start:
+    """The way in which the sides of a session start."""
+
+    program: Program
+    exchange: Path
+    logs: Path
+    seed: int
+    facts: Mapping[str, Any]
+    group: str
+    """Sides of different groups are not forked from the same process. Each session is a group,
+    unless the environment names one: only tests do, which measure no time."""
+
+    def environment(self, side: Side) -> dict[str, str]:
+        return _environment(self._techniques(side), self.facts)
+
+    def _techniques(self, side: Side) -> tuple[str, ...]:
+        return (*self.program.applied, *side.techniques)
+
+    def __call__(self, side: Side, environment: dict[str, str], forked: bool) -> Child:
+        """Starts the processes of a side; ``forked`` if others have the same environment, so that
+        importing torch once for all of them is worth it."""
+        program = (side.program or self.program).started(self._techniques(side), self.seed)
+        home = self.exchange / side.name
+        home.mkdir()
+        directory, overlay = isolated(program.directory, home)
+        order = self._order(side, program, home, directory)
+        for name, text in (_edited(order.techniques, self.facts) | dict(side.files)).items():
+            place = (home / "upper" if overlay else directory) / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+        order.write(home / "order.json")
+        arguments = ["-m", side.module, str(home / "order.json")]
+        start = (
+            [*program.launcher, *arguments] if program.launcher else [sys.executable, *arguments]
+        )
+        if program.launcher[:1] == ("torchrun",):
+            options = _own_port(program.launcher[1:])
+            start = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
+        environment |= {SIDE: side.name}
+        output = self.logs / side.name / "output.txt"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_bytes(b"")
+
+        def alone() -> subprocess.Popen[bytes]:
+            with output.open("ab") as file:
+                return subprocess.Popen(
+                    inside(overlay, start),
+                    cwd=home,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+
+        if program.launcher or not forked or side.module not in warm_start.SIDES:
+            return alone()
+        wanted = warm_start.Program(side.module, [arguments[-1], *overlay], None)
+        with output.open("ab") as file, Path(os.devnull).open() as nothing:
+            streams = nothing.fileno(), file.fileno(), file.fileno()
+            grouped = environment | {warm_start.GROUP: self.group}
+            return warm_start.start_fork(wanted, grouped, alone, streams) or alone()
+
+    def _order(self, side: Side, program: Program, home: Path, directory: Path) -> Order:
+        return Order(
+            side=side.name,
+            command=program.command,
+            directory=str(directory),
+            coordinator=str(self.exchange / COORDINATOR),
+            record=str(home / "record"),
+            techniques=self._techniques(side),
+            seed=self.seed,
+            facts=dict(self.facts),
+            boundary=program.boundary,
+            noise=side.noise,
+            dropout=side.dropout,
+            held=side.held,
+            profiled=side.profiled,
+            whole=program.factory is not None,
         )
 
 
@@ -406,6 +445,7 @@ def _environment(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[
     if "site-packages" not in ours:
         found["PYTHONPATH"] = f"{paths}{os.pathsep}{ours}" if paths else ours
     offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+    offline |= {warm_start.WARM_STARTS: warm_start.offer_warm_starts()}  # unless there is an offer
     return offline | dict(os.environ) | found | environment_of(techniques, facts)
 
 
@@ -427,12 +467,15 @@ def _stop(made: Session) -> None:
         kill(process)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: Child) -> None:
     """Kill a side with all that it started, the ranks of torchrun too, whose sessions are their own."""
-    with suppress(psutil.Error):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                child.kill()
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    process.poll()
+    if process.pid is not None:
+        with suppress(psutil.Error):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    child.kill()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()

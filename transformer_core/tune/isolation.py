@@ -4,9 +4,11 @@ Where Linux allows it, the script sees its folder under an overlay: it reads and
 the same paths, and what it wrote disappears with its process. Elsewhere it runs in a copy.
 """
 
+import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,7 +16,8 @@ from pathlib import Path
 LARGEST_COPY = 2 << 30
 """Bytes of a folder that is copied where overlays are not allowed."""
 
-_MOUNT = 'mount -t overlay overlay -o "$1" "$2" && cd / && shift 2 && exec "$@"'
+_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
+_PRIVATE = 0x4000 | 0x40000  # MS_REC and MS_PRIVATE of mount(2)
 _IGNORED = {".git", "__pycache__", "node_modules", ".venv", "venv", "wandb", "lightning_logs"}
 
 
@@ -22,24 +25,16 @@ class TooLarge(Exception):
     """A folder that would have to be copied is too large."""
 
 
-def isolated(command: Sequence[str], folder: Path, scratch: Path) -> tuple[list[str], Path]:
-    """``command`` changed so that it leaves ``folder`` untouched, and its working directory.
+def isolated(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
+    """A working directory for a process that must leave ``folder`` untouched, and the arguments of
+    :func:`enter` if it has to enter an overlay there first; none if it is a copy.
 
-    What it writes lies below ``scratch``, which is not inside ``folder``. Raises TooLarge.
+    What the process writes lies below ``scratch``, which is not inside ``folder``. Raises TooLarge.
     """
     if overlay_works(scratch.parent) and not scratch.is_relative_to(folder):
         for name in ("upper", "work"):
             (scratch / name).mkdir(parents=True, exist_ok=True)
-        return [
-            *_namespace(),
-            "sh",
-            "-c",
-            _MOUNT,
-            "sh",
-            _options(folder, scratch),
-            str(folder),
-            *command,
-        ], folder
+        return folder, [str(folder), str(scratch)]
     copy = scratch / "copy"
     size = _size(folder)
     if size > LARGEST_COPY:
@@ -48,7 +43,35 @@ def isolated(command: Sequence[str], folder: Path, scratch: Path) -> tuple[list[
             "run in a copy of it; remedy: start in a folder that has the script and little else"
         )
     shutil.copytree(folder, copy, symlinks=True, ignore=_left_out)
-    return list(command), copy
+    return copy, []
+
+
+def inside(overlay: Sequence[str], command: Sequence[str]) -> list[str]:
+    """``command`` in the overlay of :func:`isolated`, or as it is if there is none."""
+    return [sys.executable, "-I", __file__, *overlay, *command] if overlay else list(command)
+
+
+def enter(folder: str, scratch: str) -> None:
+    """Gives this process a view of its own of ``folder``: an overlay whose changes lie below
+    ``scratch``. The process must have one thread. Raises OSError where Linux does not allow it.
+
+    Where the user is not root, this takes a user namespace, in which they have the same number
+    (user_namespaces(7), overlay filesystem of the Linux documentation).
+    """
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", _NEW_MOUNTS | (_NEW_USER if user else 0))
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _call("mount", None, b"/", None, ctypes.c_ulong(_PRIVATE), None)
+    options = _options(scratch, folder, user)
+    _call("mount", b"overlay", os.fsencode(folder), b"overlay", ctypes.c_ulong(0), options)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
 def _left_out(place: str, names: Sequence[str]) -> set[str]:
@@ -70,12 +93,12 @@ def _size(folder: Path) -> int:
 @cache
 def overlay_works(parent: Path) -> bool:
     """Whether this user can mount an overlay whose changes lie below ``parent``."""
-    if shutil.which("unshare") is None:
+    if sys.platform != "linux":
         return False
     lower, scratch = parent / "overlay-test", parent / "overlay-scratch"
     for folder in (lower, scratch / "upper", scratch / "work"):
         folder.mkdir(parents=True, exist_ok=True)
-    test = [*_namespace(), "sh", "-c", _MOUNT, "sh", _options(lower, scratch), str(lower), "true"]
+    test = inside([str(lower), str(scratch)], ["true"])
     try:
         ended = subprocess.run(test, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -86,14 +109,15 @@ def overlay_works(parent: Path) -> bool:
     return ended.returncode == 0
 
 
-def _namespace() -> list[str]:
-    return ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+def _options(scratch: str, lower: str, user: int) -> bytes:
+    upper, lower = (
+        p.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for p in (scratch, lower)
+    )
+    extra = ",userxattr" if user else ""
+    return os.fsencode(f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work{extra}")
 
 
-def _options(lower: Path, scratch: Path) -> str:
-    quoted = [
-        str(p).replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
-        for p in (lower, scratch)
-    ]
-    extra = "" if os.geteuid() == 0 else ",userxattr"
-    return f"lowerdir={quoted[0]},upperdir={quoted[1]}/upper,workdir={quoted[1]}/work{extra}"
+if __name__ == "__main__":
+    enter(*sys.argv[1:3])
+    os.chdir("/")
+    os.execvp(sys.argv[3], sys.argv[3:])

@@ -1,6 +1,7 @@
 """One process of a side: runs the user's script as it is, and waits at boundaries for its turn.
 
-Started by :mod:`transformer_core.tune.coordinator`: ``python -m transformer_core.tune.side ORDER``.
+Started by :mod:`transformer_core.tune.coordinator`: ``python -m transformer_core.tune.side ORDER``,
+or in a fork of a process that has imported torch, which enters its overlay first.
 """
 
 import gc
@@ -25,9 +26,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transformer_core.run.connection import connect, send
+from transformer_core.run.warm_start import GROUP, WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import PACKAGES, Watch
+from transformer_core.tune.isolation import enter
 from transformer_core.tune.no_dropout import without_dropout
 from transformer_core.tune.observers import Memory, Profile
 from transformer_core.tune.order import UNOBSERVED, Order
@@ -386,6 +389,8 @@ def as_the_user_has_it() -> None:
         if here in sys.path and here not in given:
             sys.path.remove(here)
         os.environ["PYTHONPATH"] = os.pathsep.join(given)
+    for name in (WARM_STARTS, GROUP):
+        os.environ.pop(name, None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "schemas"]:
         del sys.modules[name]
 
@@ -400,14 +405,18 @@ def place_of(error: BaseException) -> str:
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
-def run(order: Order, kind: type[Side] = Side) -> None:
+def run(order: Order, kind: type[Side] = Side) -> NoReturn:
     """Run the script of ``order`` to its end, or until the coordinator ends it."""
     os.chdir(order.directory)
     side = kind(order)
     side.prepare()
     as_the_user_has_it()
     script, *arguments = order.command
-    gc.collect()
+    # All objects so far are old ones. A collection would copy those that a fork shares.
+    if gc.get_freeze_count():
+        gc.unfreeze()
+    else:
+        gc.collect()
     try:
         if script == "-m":
             sys.argv = arguments
@@ -431,5 +440,12 @@ def run(order: Order, kind: type[Side] = Side) -> None:
     leave()
 
 
+def main(kind: type[Side] = Side) -> NoReturn:
+    order, *overlay = sys.argv[1:]
+    if overlay:
+        enter(*overlay)
+    run(Order.read(Path(order)), kind)
+
+
 if __name__ == "__main__":
-    run(Order.read(Path(sys.argv[1])))
+    main()
