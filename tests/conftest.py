@@ -70,7 +70,6 @@ def one_server_for_scripts(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.path.parent.name in ("tune", "audit"):
             patch.setenv(warm_start.WARM_STARTS, warm_start.offer_warm_starts())
-            patch.setenv(warm_start.GROUP, "tests")
         yield
 
 

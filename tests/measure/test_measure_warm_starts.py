@@ -263,10 +263,10 @@ def test_what_differs_from_the_start_has_another_server(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert places.server_key() == key
     keys = {key}
-    for name in ("LD_PRELOAD", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", places.GROUP):
+    for name in ("LD_PRELOAD", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "7")
         keys.add(places.server_key())
-    assert len(keys) == 5
+    assert len(keys) == 4
     assert places.server_key("jobs") not in keys
     assert places.this_place() == places.this_place()
     monkeypatch.setenv("SLURM_JOB_ID", "12")
@@ -292,7 +292,7 @@ def asked(*_):
     raise AssertionError("asked for GPUs")
 for name in ("device_count", "is_available", "init", "current_device", "get_device_properties"):
     setattr(torch.cuda, name, asked)
-for name in {sorted({name for kind in ("workers", "turns", "sides") for name in IMPORTS[kind]})!r}:
+for name in {sorted({name for kind in ("workers", "sides") for name in IMPORTS[kind]})!r}:
     importlib.import_module(name)
 """
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
@@ -310,7 +310,7 @@ assert "torch" not in sys.modules
     started = set(re.findall(r'quick_start[" \n]+(transformer_core[\w.]+)', rules))
     assert started
     started.add("transformer_core.run.job")  # by QUICK_JOB
-    assert {kind_of(module, {}) for module in started} == {"jobs"}
+    assert {kind_of(module) for module in started} == {"jobs"}
 
 
 def test_a_process_of_another_user_is_not_heard(monkeypatch):

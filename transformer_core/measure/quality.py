@@ -77,7 +77,6 @@ def time_to_quality(
             command,
             datetime.now(UTC),
             lambda text: log.info("quality: %s", text),
-            anew=False,  # the only session
         )
         race(sessions, runners, goal)
     status, reason = _outcome(runners, goal)

@@ -22,7 +22,6 @@ from math import ceil, sqrt
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Literal
-from uuid import uuid4
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -132,9 +131,6 @@ class Sessions:
     keeps: Keeping | None = None
     """The memory that sides keep on GPUs between their turns; null until the first session
     begins."""
-    anew: bool = True
-    """Whether each session has processes of its own origin: forks of one process have their code
-    and data at the same addresses, which is among what differs between sessions."""
 
     @property
     def players(self) -> list[Side]:
@@ -265,11 +261,9 @@ class Sessions:
     def _start(self) -> dict[str, Child]:
         """Start the processes of all sides; SessionEndedError where this host cannot."""
         children: dict[str, Child] = {}
-        session = uuid4().hex if self.anew else None
         if self.keeps is None:
             self.keeps = self._keeping()
-        where = self.data, self.folder, self.coordinator.file, self.command
-        shared = *where, session, self.keeps
+        shared = self.data, self.folder, self.coordinator.file, self.command, self.keeps
         for side in self.players:
             clear_outcomes(self.folder / side.name)
             # Before any starts: a side waiting for a session that never came would take turns in
@@ -393,14 +387,12 @@ def start_side(
     folder: Path,
     coordinator: Path,
     command: str,
-    session: str | None,
     keeps: Keeping = "all",
 ) -> Child:
     """Starts this host's processes of a side. They connect to the coordinator named in the file
     ``coordinator``, and record below ``folder`` how they ended.
 
-    ``place`` is the number of the side; Unsupported where this host cannot. Processes of different
-    sessions have not been forked from the same process.
+    ``place`` is the number of the side; Unsupported where this host cannot.
     """
     order = side.order(
         spec=side.spec,
@@ -412,7 +404,7 @@ def start_side(
         keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, place, session)
+    return start_workers(order, place)
 
 
 def stop_sides(children: dict[str, Child]) -> None:

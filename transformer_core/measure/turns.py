@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 from pydantic import Field
 
@@ -44,9 +43,7 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
 
     while not recorded():
         children = {
-            side.name: start_side(
-                side, place, data, folder, folder / COORDINATOR, command, uuid4().hex
-            )
+            side.name: start_side(side, place, data, folder, folder / COORDINATOR, command)
             for place, side in enumerate(sides)
             if spans_machines(side.spec)
         }

@@ -38,7 +38,7 @@ from transformer_core.run.statuses import (
     end_with_parent,
     read_outcomes,
 )
-from transformer_core.run.warm_start import GROUP, Fork, start_fork
+from transformer_core.run.warm_start import Fork, start_fork
 
 
 def end_on_request() -> None:
@@ -113,15 +113,13 @@ Child = subprocess.Popen[bytes] | Fork
 """This host's workers of an order."""
 
 
-def start_workers(order: Order, place: int = 0, group: str | None = None) -> Child:
-    """Start the workers of this host; for ``place`` see :func:`launcher`. Where starts are warm,
-    workers of different groups have not been forked from the same process.
+def start_workers(order: Order, place: int = 0) -> Child:
+    """Start the workers of this host; for ``place`` see :func:`launcher`.
 
     Raises Unsupported where they cannot be started here.
     """
     command = [*launcher(order.spec, order.worker, place), str(write_order(order))]
     environment = worker_environment(order.spec, os.environ, order.shares_cores)
-    environment |= {GROUP: group} if group else {}
 
     def anew() -> subprocess.Popen[bytes]:
         # Its end is this one's: torchrun would keep training with nothing recording it.

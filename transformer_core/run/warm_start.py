@@ -49,9 +49,6 @@ torch reads MKL's before OpenMP's."""
 WARM_STARTS = "WARM_STARTS"
 """Environment variable that offers warm starts: process id of the owner of the servers and
 :func:`this_place`. Any other value, like ``off``, disables them."""
-GROUP = "WARM_STARTS_GROUP"
-"""Environment variable: processes with different values have different servers."""
-
 _READ_LATE = frozenset(
     [
         *("CUDA_VISIBLE_DEVICES", "STUDY_OPTIONS", "LOCAL_SHARDS", "NSYS_PROFILING_SESSION_ID"),
@@ -80,8 +77,6 @@ WORKERS = (
     "transformer_core.training.translate",
 )
 """Imported by the server for workers."""
-TURNS = (*_TORCH, *_TORCHRUN, "transformer_core.measure.turns_worker")
-"""Imported by a server of a group: such workers take turns, and each group has to import anew."""
 SIDES = ("transformer_core.tune.side", "transformer_core.audit.side")
 """Programs that run a user's script and observe it."""
 JOBS = (
@@ -100,12 +95,11 @@ JOBS = (
     "transformer_core.decide.combine",
 )
 """Imported by the server for jobs. None of them imports torch, and none is measured."""
-Kind = Literal["workers", "turns", "sides", "jobs"]
+Kind = Literal["workers", "sides", "jobs"]
 IMPORTS: dict[Kind, Sequence[str]] = {
     "workers": WORKERS,
-    "turns": TURNS,
-    "jobs": JOBS,
     "sides": (*_TORCH, SIDES[0]),
+    "jobs": JOBS,
 }
 """Modules that a server of each kind imports."""
 
@@ -119,7 +113,6 @@ _REQUEST_BYTES = 1 << 20
 IDLE_SECONDS = 300.0
 """Idle seconds after which the memory is worth more than a fast next start: longer than the turns
 of a small study, in which nobody asks."""
-_IDLE_SECONDS_OF_GROUP = 5.0  # the same for a group, which starts once and then ends
 
 
 # The side that starts a program
@@ -234,7 +227,7 @@ def _asked(
     owner = server_owner(environment)
     if owner is None:
         return None
-    server = _connected(owner, kind_of(program.module, environment), environment)
+    server = _connected(owner, kind_of(program.module), environment)
     try:
         text = json.dumps(vars(program) | {"environment": dict(environment)}).encode()
         socket.send_fds(server, [text], list(streams))
@@ -266,13 +259,11 @@ def this_place() -> str:
     return _digest([boot, spaces, os.environ.get("SLURM_JOB_ID")])
 
 
-def kind_of(module: str, environment: Mapping[str, str]) -> Kind:
+def kind_of(module: str) -> Kind:
     """The kind of server that starts this module, or package with a program."""
     if module in JOBS or f"{module}.__main__" in JOBS:
         return "jobs"
-    if module in SIDES:
-        return "sides"
-    return "turns" if GROUP in environment else "workers"
+    return "sides" if module in SIDES else "workers"
 
 
 def _connected(owner: int, kind: Kind, environment: Mapping[str, str]) -> socket.socket:
@@ -414,7 +405,6 @@ class Server:
         self.forks: set[int] = set()
         self.open = True
         self.began = time.time()
-        self.idle = _IDLE_SECONDS_OF_GROUP if GROUP in os.environ else IDLE_SECONDS
         self._on(listening, self._accept)
         self._on(os.pidfd_open(owner), self._stop)
 
@@ -422,7 +412,7 @@ class Server:
         """Returns a request in the fork that must carry it out, and None in the server when it is
         done."""
         while self.open or self.forks:
-            ready = self.selector.select(self.idle)
+            ready = self.selector.select(IDLE_SECONDS)
             if not ready and not self.forks:
                 self._stop()
             for entry, _ in ready:

@@ -111,8 +111,7 @@ def guesses(
         turn = asked.lead_steps + max(asked.window_steps, asked.window_seconds / step)
         # First steps take twice as long.
         steps = 2 * max(2, asked.warmup_steps) + asked.pairs * turn
-        # Every session imports torch again.
-        return 3 * start + players * (0.2 * start + steps * step)
+        return players * (0.2 * start + steps * step)
 
     # The sessions that every comparison has, whatever its budget.
     least = study.comparison.sessions_least

@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
-from uuid import uuid4
 
 import psutil
 from pydantic import AfterValidator
@@ -326,12 +325,9 @@ def session(
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
         made = Session(sides, logs, coordinator, say)
         stack.callback(_stop, made)
-        given = os.environ.get(warm_start.GROUP)
-        start = _Start(program, exchange, logs, seed, facts or {}, given or uuid4().hex)
-        environments = [start.environment(side) for side in sides]
-        for side, environment in zip(sides, environments, strict=True):
-            forked = environments.count(environment) > 1 or given is not None
-            made.processes[side.name] = start(side, environment, forked)
+        start = _Start(program, exchange, logs, seed, facts or {})
+        for side in sides:
+            made.processes[side.name] = start(side)
         made.welcome({side.name: ranks_of(program, side) for side in sides})
         yield made
 
@@ -345,25 +341,17 @@ class _Start:
     logs: Path
     seed: int
     facts: Mapping[str, Any]
-    group: str
-    """Sides of different groups are not forked from the same process. Each session is a group,
-    unless the environment names one: only tests do, which measure no time."""
 
-    def environment(self, side: Side) -> dict[str, str]:
-        return _environment(self._techniques(side), self.facts)
-
-    def _techniques(self, side: Side) -> tuple[str, ...]:
-        return (*self.program.applied, *side.techniques)
-
-    def __call__(self, side: Side, environment: dict[str, str], forked: bool) -> Child:
-        """Starts the processes of a side; ``forked`` if others have the same environment, so that
-        importing torch once for all of them is worth it."""
-        program = (side.program or self.program).started(self._techniques(side), self.seed)
+    def __call__(self, side: Side) -> Child:
+        """Starts the processes of a side: a fork of the server, which has imported torch, unless
+        its environment is one that no other side has."""
+        techniques = (*self.program.applied, *side.techniques)
+        program = (side.program or self.program).started(techniques, self.seed)
         home = self.exchange / side.name
         home.mkdir()
         directory, overlay = isolated(program.directory, home)
-        order = self._order(side, program, home, directory)
-        for name, text in (_edited(order.techniques, self.facts) | dict(side.files)).items():
+        order = self._order(side, techniques, program, home, directory)
+        for name, text in (_edited(techniques, self.facts) | dict(side.files)).items():
             place = (home / "upper" if overlay else directory) / name
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
@@ -375,7 +363,7 @@ class _Start:
         if program.launcher[:1] == ("torchrun",):
             options = _own_port(program.launcher[1:])
             start = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
-        environment |= {SIDE: side.name}
+        environment = _environment(techniques, self.facts) | {SIDE: side.name}
         output = self.logs / side.name / "output.txt"
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_bytes(b"")
@@ -392,22 +380,29 @@ class _Start:
                     start_new_session=True,
                 )
 
-        if program.launcher or not forked or side.module not in warm_start.SIDES:
+        unique = bool(environment_of(side.techniques, self.facts))
+        if program.launcher or unique or side.module not in warm_start.SIDES:
             return alone()
         wanted = warm_start.Program(side.module, [arguments[-1], *overlay], None)
         with output.open("ab") as file, Path(os.devnull).open() as nothing:
             streams = nothing.fileno(), file.fileno(), file.fileno()
-            grouped = environment | {warm_start.GROUP: self.group}
-            return warm_start.start_fork(wanted, grouped, alone, streams) or alone()
+            return warm_start.start_fork(wanted, environment, alone, streams) or alone()
 
-    def _order(self, side: Side, program: Program, home: Path, directory: Path) -> Order:
+    def _order(
+        self,
+        side: Side,
+        techniques: tuple[str, ...],
+        program: Program,
+        home: Path,
+        directory: Path,
+    ) -> Order:
         return Order(
             side=side.name,
             command=program.command,
             directory=str(directory),
             coordinator=str(self.exchange / COORDINATOR),
             record=str(home / "record"),
-            techniques=self._techniques(side),
+            techniques=techniques,
             seed=self.seed,
             facts=dict(self.facts),
             boundary=program.boundary,

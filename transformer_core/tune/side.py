@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transformer_core.run.connection import connect, send
-from transformer_core.run.warm_start import GROUP, WARM_STARTS
+from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import PACKAGES, Watch
@@ -389,8 +389,7 @@ def as_the_user_has_it() -> None:
         if here in sys.path and here not in given:
             sys.path.remove(here)
         os.environ["PYTHONPATH"] = os.pathsep.join(given)
-    for name in (WARM_STARTS, GROUP):
-        os.environ.pop(name, None)
+    os.environ.pop(WARM_STARTS, None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "schemas"]:
         del sys.modules[name]
 
