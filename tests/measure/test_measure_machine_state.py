@@ -1,7 +1,9 @@
 """Probes of the machine, and what other processes take of it."""
 
 import multiprocessing
+import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +58,28 @@ def test_own_processes_are_not_foreign():
         assert child.is_alive()
     child.kill()
     child.join()
+
+
+_ORPHAN = """
+import os, subprocess, sys
+quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+print(subprocess.Popen([sys.executable, "-c", "while True: pass"], **quiet).pid)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_are_named_are_not_foreign_whoever_started_them():
+    shell = [sys.executable, "-c", _ORPHAN]
+    orphan = int(subprocess.run(shell, check=True, capture_output=True, text=True).stdout)
+    try:
+        while psutil.Process(orphan).cpu_times().user < 0.3:
+            time.sleep(0.02)
+        unnamed, named = cpu_time(), cpu_time([orphan])
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+    assert unnamed is not None
+    assert named is not None
+    assert named.own - unnamed.own >= 0.3
 
 
 def test_foreign_time_is_what_is_left_and_not_negative():

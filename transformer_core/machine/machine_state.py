@@ -3,7 +3,8 @@ take."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,7 @@ def cpu_celsius() -> float | None:
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds so far, of the whole host and of this process with all below it."""
+    """CPU seconds so far: of the whole host, and of this process with all that belong to it."""
 
     host: float
     own: float
@@ -65,22 +66,31 @@ class CpuTime:
         return max(0.0, (later.host - self.host) - (later.own - self.own))
 
 
-def cpu_time() -> CpuTime | None:
+def cpu_time(others: Iterable[int] = ()) -> CpuTime | None:
     """The counts now; None where the kernel does not tell.
 
-    Those of the host hold what a virtual machine's own host took away (steal).
+    Those of the host include what a virtual machine's own host took away (steal). This process's
+    own include its descendants, and the processes ``others`` with theirs: one that a server forked
+    is no descendant.
     """
     try:
         times = psutil.cpu_times()
-        own = psutil.Process()
-        processes = [own, *own.children(recursive=True)]
+        processes = set(_with_descendants(os.getpid()))
     except (OSError, psutil.Error):
         return None
+    for pid in others:
+        with suppress(psutil.Error):  # it has just ended
+            processes.update(_with_descendants(pid))
     busy = sum(
         getattr(times, field, 0.0)
         for field in ("user", "nice", "system", "irq", "softirq", "steal")
     )
     return CpuTime(host=busy, own=sum(map(_seconds, processes)))
+
+
+def _with_descendants(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 def _seconds(process: psutil.Process) -> float:

@@ -29,7 +29,7 @@ from schemas.errors import Unsupported
 from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
 from schemas.results.runs import StepKernels
-from transformer_core.machine.machine_state import cpu_time, machine_state, probe_cpu
+from transformer_core.machine.machine_state import CpuTime, cpu_time, machine_state, probe_cpu
 from transformer_core.measure.memory_fit import DoesNotFit, Keeping, keeping_here
 from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.parallel import nvml
@@ -131,6 +131,8 @@ class Sessions:
     keeps: Keeping | None = None
     """The memory that sides keep on GPUs between their turns; null until the first session
     begins."""
+    _children: dict[str, Child] = field(default_factory=dict)
+    """The processes of the session that runs, by side."""
 
     @property
     def players(self) -> list[Side]:
@@ -162,7 +164,7 @@ class Sessions:
     def gathered(self) -> Iterator[tuple[Ask, Members]]:
         """Starts fresh processes of all sides, which wait for tasks; they end with the block.
         SessionEndedError if a side ends earlier."""
-        children = self._start()
+        children = self._children = self._start()
 
         def check() -> None:
             for name, child in children.items():
@@ -240,7 +242,7 @@ class Sessions:
         """Runs all rounds, and measures how much of the processor other processes used
         meanwhile, and the work of GPUs in each."""
         order = self.players
-        before, rounds_began = cpu_time(), time.monotonic()
+        before, rounds_began = self._cpu_time(), time.monotonic()
         rounds: list[Round] = []
         while not enough(rounds, time.monotonic() - began):
             gpus = nvml.counters() if on_gpu else {}
@@ -252,11 +254,15 @@ class Sessions:
                 windows.append(_window(side, at, steps, report))
             rounds.append(Round(windows=_of_copies(windows), gpus=nvml.work_since(gpus)))
             self.progress(f"round {len(rounds)}")
-        rounds_seconds, after = time.monotonic() - rounds_began, cpu_time()
+        rounds_seconds, after = time.monotonic() - rounds_began, self._cpu_time()
         foreign = None
         if before is not None and after is not None:
             foreign = before.foreign_until(after)
         return {"rounds": rounds, "foreign_cpu_seconds": foreign, "rounds_seconds": rounds_seconds}
+
+    def _cpu_time(self) -> CpuTime | None:
+        """CPU seconds so far. A server that an earlier job started may have forked the sides."""
+        return cpu_time(child.pid for child in self._children.values() if child.pid is not None)
 
     def _start(self) -> dict[str, Child]:
         """Start the processes of all sides; SessionEndedError where this host cannot."""
