@@ -52,7 +52,7 @@ def test_tsv_takes_the_columns_asked_for(tmp_path):
     assert swapped[0] == Pair(1, "de", "en")
     found = rows("tsv", line_file(tmp_path, b"a\tb", b"only", b"\xff\tb", b"c\td"))
     assert [type(row) for row in found] == [Pair, Invalid, Invalid, Pair]
-    assert found[1] == Invalid(2, path, "only", "has 1 columns, column 2 is asked for")
+    assert found[1] == Invalid(2, path, "only", "has 1 columns, so there is no column 2")
 
 
 def test_jsonl_reads_nested_fields(tmp_path):
@@ -116,7 +116,7 @@ def test_parquet_mistakes_name_the_remedy(tmp_path):
     for name, field, message in (
         (path, "source", r"has no column source\n.*did you mean sauce"),
         (path, "sauce", "column target is int64, not text"),
-        (str(tmp_path / "no.parquet"), "source", "is no Parquet file"),
+        (str(tmp_path / "no.parquet"), "source", "is not a valid Parquet file"),
         (str(tmp_path / "nowhere.parquet"), "source", "cannot be read"),
     ):
         with pytest.raises(CorpusError, match=message):
@@ -173,7 +173,7 @@ def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path):
     invalid = rows("datasets", folder=folder)[1]
     assert invalid == Invalid(2, f"{folder}, split train", "", "column source is null")
     path.write_bytes(b"nothing of the kind at all, though long enough")
-    with pytest.raises(CorpusError, match=r"data-0\.arrow: is no Arrow file"):
+    with pytest.raises(CorpusError, match=r"data-0\.arrow: is not a valid Arrow file"):
         rows("datasets", folder=folder)
 
 
@@ -322,7 +322,7 @@ def test_an_end_of_line_between_two_pieces(tmp_path):
 @pytest.mark.parametrize("ending", COMPRESSORS)
 def test_a_file_beyond_its_size_is_refused(tmp_path, ending):
     path = written(tmp_path, b"words of a sentence\n" * 110_000, ending)
-    with pytest.raises(CorpusError, match=rf"{path.name}: .*goes on after byte 2,097,152"):
+    with pytest.raises(CorpusError, match=rf"{path.name}: .*has more than 2,097,152 bytes"):
         list(read_lines(path, SMALL))
 
 

@@ -382,7 +382,7 @@ def test_a_full_disk_leaves_no_manifest(tmp_path, tokenizer, capsys):
     for words in (
         "File too large",
         "shard-00000.arrow: cannot be written",
-        "remedy: make room",
+        "remedy: free disk space",
     ):
         assert words in said
     assert "Traceback" not in said

@@ -116,7 +116,7 @@ def test_tables_that_would_end_the_process(tmp_path):
         for kind, column in (("source", source), ("struct", inside)):
             path = tmp_path / f"data-{name} of {kind}.arrow"
             write_table(path, table(column, kind))
-            expected[path] = "is no Arrow file, or damaged after row 0"
+            expected[path] = "is not a valid Arrow file after row 0"
     told = subprocess.check_output([sys.executable, "-c", READ, *expected], text=True)
     for path, words in expected.items():
         assert f"{path}: {words}" in told
@@ -149,7 +149,7 @@ def test_a_text_without_a_blank_line(tmp_path):
     refused(
         lambda: rows("documents", str(path), ends="blank_line"),
         str(path),
-        "a text of more than 1,048,576 bytes from line 1 on",
+        "a text of more than 1,048,576 bytes from line 1",
         "corpus.limits.line",
     )
 
@@ -223,12 +223,12 @@ LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
     "more text than the file may hold": (
         lambda: repeated("x" * 5_000, 20_000),
         SMALL,
-        ("goes on after row", "byte 67,108,864", "limits.ratio"),
+        ("exceeds 67,108,864 bytes of text after row", "limits.ratio"),
     ),
     "rows that hold nothing": (
         lambda: pa.nulls(60_000, pa.string()),
         ReadingLimits(file=2**16),
-        ("goes on after row", "limits.file"),
+        ("bytes of text after row", "limits.file"),
     ),
 }
 

@@ -112,7 +112,7 @@ def test_job_refuses_wrong_settings(tmp_path, capsys):
 def test_job_refuses_empty_missing_and_damaged_pairs(tmp_path, capsys):
     pairs = write_pairs(tmp_path / "p.arrow", [], []).path
     assert run(tmp_path, {}) == 1
-    assert "holds no pair" in capsys.readouterr().err
+    assert "contains no pair" in capsys.readouterr().err
     pairs.write_bytes(b"ARROW1 is not all of it")
     assert run(tmp_path, {}) == 1
     assert f"snakemake --cores all {pairs} --forcerun" in capsys.readouterr().err

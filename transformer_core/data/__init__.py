@@ -1,4 +1,2 @@
-"""Data: corpora become sentence pairs, tokens, shards and global batches.
-
-In the order of the work: ``corpus`` (with ``grammar``), ``tokenizing``, ``sharding``, ``batching``.
-"""
+"""From corpora to global batches, in this order: ``corpus`` (with ``grammar``) gives sentence pairs,
+``tokenizing`` and ``sharding`` store their tokens, and ``batching`` forms batches."""

@@ -1,4 +1,4 @@
-"""Computations with whole arrays that replace loops over pairs, and the results of many workers in order."""
+"""Array operations that replace loops over pairs, and an ordered map over workers."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,24 +16,24 @@ class Ragged:
     """Rows of different lengths in one array."""
 
     values: NDArray[Any]
-    """The values of all rows; after the last of them come at least as many more as the longest row
-    has, and one, so that every row may be read at the length of the longest plus one."""
-    starts: NDArray[np.int64]  # [rows] where each row begins in ``values``
-    lengths: NDArray[np.int32]  # [rows] values of each row
+    """The values of all rows, followed by at least as many further values as the longest row has,
+    plus one: every row can be read at the length of the longest plus one."""
+    starts: NDArray[np.int64]  # [rows] index in ``values`` where each row begins
+    lengths: NDArray[np.int32]  # [rows] number of values in each row
 
     @classmethod
     def join(cls, chunks: Sequence[NDArray[Any]], lengths: NDArray[np.int32]) -> "Ragged":
-        """Rows of these ``lengths`` whose values lie in ``chunks``, one after the other."""
+        """Joins ``chunks``, which hold the values of rows of these ``lengths`` in order."""
         slack = np.zeros(int(lengths.max(initial=0)) + 1, chunks[0].dtype if chunks else np.uint8)
         starts = np.cumsum(lengths, dtype=np.int64) - lengths
         return cls(np.concatenate([*chunks, slack]), starts, lengths)
 
     def take(self, rows: slice | NDArray[np.int64]) -> "Ragged":
-        """Some of the rows, over the same values."""
+        """Selects rows without copying their values."""
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
     def flat(self) -> NDArray[Any]:
-        """[sum(lengths)] the values of the rows alone, in order."""
+        """[sum(lengths)] the values of all rows in order, without gaps."""
         return self.values[ranges(self.starts, self.lengths)]
 
     def __len__(self) -> int:
@@ -41,8 +41,8 @@ class Ragged:
 
 
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """[sum(lengths)] the numbers of n ranges in a row, which begin at ``starts`` [n] and have
-    ``lengths`` [n], some of which may be 0."""
+    """[sum(lengths)] the numbers of n consecutive ranges, which begin at ``starts`` [n] and have
+    ``lengths`` [n]; a range may be empty."""
     ends = np.cumsum(lengths, dtype=np.int64)
     if not len(ends):
         return np.empty(0, np.int64)
@@ -50,7 +50,7 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> NDArray[n
 
 
 def group_sums(values: NDArray[np.integer], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[n] sum of each group ``values[starts[i]:starts[i + 1]]``; groups may be empty."""
+    """[n] sum of each group ``values[starts[i]:starts[i + 1]]``; a group may be empty."""
     before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
     return before[starts[1:]] - before[starts[:-1]]
 
@@ -71,10 +71,10 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 
 
 def arrow_array(values: NDArray[Any]) -> pa.Array:
-    """[n] numbers or truths as an Arrow array; numbers are not copied.
+    """[n] numbers or booleans as an Arrow array; numbers are not copied.
 
-    ``pa.array`` gives the same, but imports pandas first, to see whether it was given a pandas
-    object: a third of a second, as long as a small corpus takes.
+    ``pa.array`` gives the same result, but first imports pandas to recognise its objects, which
+    takes a third of a second: as long as a small corpus.
     """
     count, kind = len(values), pa.from_numpy_dtype(values.dtype)
     if values.dtype == np.bool_:
@@ -84,11 +84,11 @@ def arrow_array(values: NDArray[Any]) -> pa.Array:
 
 
 def utf8(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of n texts, and [n + 1] where each begins and ends; both as views."""
+    """The bytes of n texts, and [n + 1] their limits in these bytes; both are views."""
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer or b"", np.uint8)
-    # Code is compiled for arrays that can be written and for others: ask for one kind only.
+    # Compilers treat writable and read-only arrays as different types, so we always give the latter.
     for array in (data, offsets):
         array.flags.writeable = False
     return data, offsets
@@ -104,7 +104,7 @@ def count_lengths(lengths: NDArray[np.integer]) -> Counts:
 
 
 def add_counts(parts: Iterable[Counts]) -> Counts:
-    """The counts of several parts together."""
+    """Adds up the counts of several parts."""
     return dict(sorted(sum(map(Counter, parts), Counter[int]()).items()))
 
 
@@ -115,9 +115,9 @@ R = TypeVar("R")
 def in_order(
     workers: Executor, function: Callable[[T], R], items: Iterable[T], ahead: int
 ) -> Iterator[R]:
-    """``map(function, items)`` with at most ``ahead`` items taken and not yet given back.
+    """``map(function, items)`` with at most ``ahead`` items in progress at a time.
 
-    Unlike ``Executor.map``, which takes all items at once.
+    ``Executor.map`` would consume all items at once.
     """
     waiting: deque[Future[R]] = deque()
     try:

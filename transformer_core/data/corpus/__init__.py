@@ -1,1 +1,1 @@
-"""Corpora become sentence pairs: reading, downloading, filtering."""
+"""From corpora to sentence pairs: downloading, reading, filtering."""

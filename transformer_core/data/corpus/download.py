@@ -1,4 +1,4 @@
-"""Remote files: downloaded once, resumed after a break, and checked against their SHA-256."""
+"""Downloads remote files once, resumes broken transfers, and checks SHA-256 sums."""
 
 import fcntl
 import logging
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 _BLOCK = 1 << 16
 _LONGEST_PAUSE = 60.0
 _LONGEST = 86_400.0
-"""Seconds for all attempts at a file: a server that sends a byte now and then is not waited for."""
+"""Limit in seconds for all attempts at a file, even if the server keeps sending a few bytes."""
 _LONGEST_NAME = 200
 _MOST_REDIRECTS = 5
 _TEMPORARY = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
@@ -46,14 +46,15 @@ def fetch(
     most: int = ReadingLimits().download,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """The path of ``file`` in the cache ``folder``, downloaded if it is not there.
+    """Returns the path of ``file`` in the cache ``folder``, and downloads the file if necessary.
 
-    The name starts with the checksum, since files of different addresses may share a base name.
-    A broken transfer is resumed ``retries`` times where it broke, after 1, 2, 4, ... seconds;
-    ``timeout`` is in seconds without a byte, and the whole takes a day at most. Two jobs that want
-    one file wait for each other. A redirect to another host is logged.
+    The name starts with the checksum, since files from different addresses may share a base name.
+    A broken transfer is resumed up to ``retries`` times, after 1, 2, 4, ... seconds. ``timeout`` is
+    the longest silence in seconds; the whole download may take a day. Jobs that want the same file
+    wait for each other. A redirect to another host is logged.
 
-    Raises CorpusError if the file cannot be had, has more than ``most`` bytes or another checksum.
+    Raises CorpusError if the download fails, or if the file has more than ``most`` bytes or a
+    different checksum.
     """
     final = folder / f"{file.sha256[:12]}-{base_name(file.url)}"
     part = final.with_name(final.name + ".part")
@@ -63,12 +64,12 @@ def fetch(
         if final.exists():
             if sha256_of(final) == file.sha256:
                 return final
-            LOG.warning("%s does not have its checksum any more: it is downloaded again", final)
+            LOG.warning("%s no longer matches its checksum; downloading it again", final)
         end = time.monotonic() + _LONGEST
         receive = partial(
             _within, end, file.url, partial(_receive, file.url, part, timeout, most, end)
         )
-        # A part may be the beginning of an older version of the file: once more without it.
+        # The partial file may come from an older version: on a mismatch, start once from scratch.
         for _ in range(1 + part.exists()):
             _transfer(file.url, receive, retries, sleep)
             found = sha256_of(part)
@@ -76,12 +77,12 @@ def fetch(
                 os.replace(part, final)
                 return final
             part.unlink()
-    remedy = "if the file was changed on purpose, write the new sum into the study; "
-    raise _other_sum(file, found, shown(file.url), f"{remedy}else get it from another address")
+    remedy = "if the file was changed on purpose, write the new checksum into the study; "
+    raise _other_sum(file, found, shown(file.url), f"{remedy}otherwise use another address")
 
 
 def find(file: RemoteFile, folder: Path) -> Path:
-    """The local copy of ``file`` in ``folder``, checked; CorpusError if it is not there."""
+    """Returns the local copy of ``file`` in ``folder``; CorpusError if it is missing or changed."""
     path = folder / base_name(file.url)
     check_regular(path)
     if not path.exists():
@@ -102,26 +103,26 @@ def _other_sum(file: RemoteFile, found: str, path: str | Path, remedy: str) -> C
 
 
 def base_name(url: str) -> str:
-    """The file name at the end of the path of ``url``; CorpusError if there is none that a file can
-    have."""
+    """Returns the last part of the path of ``url``; CorpusError if it cannot be a file name."""
     try:
         name = PurePosixPath(unquote(urlsplit(url).path)).name
     except ValueError as error:  # a host that is no IPv6 address
         raise _refused(url, f"is not an address ({error})") from error
     if name in ("", "..") or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
-        message = f"names no file, or one of more than {_LONGEST_NAME} bytes or with odd characters"
-        remedy = "give the address of a file, or another kind of corpus with files of your own"
+        message = "does not end in a usable file name: it is empty, has unprintable characters, or "
+        message += f"is longer than {_LONGEST_NAME} bytes"
+        remedy = "give the address of a file, or use a kind of corpus that reads local files"
         raise CorpusError(message, file=snippet(shown(url), 200), remedy=remedy)
     return name
 
 
 def shown(url: str) -> str:
-    """An address for people: without the user and the password that it may hold."""
+    """Removes user and password from an address, for messages."""
     return re.sub(r"(?<=://)[^/?#\s]*@", "", url)
 
 
 def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file; CorpusError for one that cannot be read, a pipe or a device."""
+    """Hexadecimal SHA-256 of a file; CorpusError if it is unreadable, a pipe or a device."""
     check_regular(path)
     try:
         return sha256(path)
@@ -144,14 +145,14 @@ def _transfer(
     raise CorpusError(
         f"cannot be downloaded, {retries + 1} attempts: {reason}",
         file=shown(url),
-        remedy="check the network, raise corpus.retries or corpus.timeout (what was received is "
+        remedy="check the network, raise corpus.retries or corpus.timeout (the received part is "
         "kept), or set corpus.folder to a folder that holds the files",
     )
 
 
 def _within(end: float, url: str, receive: Callable[[], None]) -> None:
-    """Calls ``receive`` in a thread that is given up at ``end``: a server may send its headers, or
-    the length of a chunk, byte by byte, and requests limits only the time of each."""
+    """Calls ``receive`` in a thread and gives up on it at ``end``. A server may send its headers, or
+    the length of a chunk, byte by byte, and requests only limits the wait for each byte."""
     done: Future[None] = Future()
 
     def run() -> None:
@@ -169,9 +170,9 @@ def _within(end: float, url: str, receive: Callable[[], None]) -> None:
 
 
 def _receive(url: str, part: Path, timeout: float, most: int, end: float) -> None:
-    """One request, which goes on at the end of ``part``."""
+    """Makes one request, which continues at the end of ``part``."""
     offset = part.stat().st_size if part.exists() else 0
-    # Without identity a server may compress on the way, and neither lengths nor sums would hold.
+    # A server that compresses the transfer would invalidate lengths and checksums.
     headers = {"Accept-Encoding": "identity"}
     if offset:
         headers["Range"] = f"bytes={offset}-"
@@ -201,7 +202,7 @@ def _receive(url: str, part: Path, timeout: float, most: int, end: float) -> Non
 
 
 def _answer(url: str, headers: dict[str, str], timeout: float) -> requests.Response:
-    """The answer of a server, or of the one that it leads to."""
+    """The response of a server, after following its redirects."""
     place = url
     for _ in range(_MOST_REDIRECTS + 1):
         try:
@@ -211,30 +212,29 @@ def _answer(url: str, headers: dict[str, str], timeout: float) -> requests.Respo
         except ValueError as error:  # requests parses the redirect's target
             if isinstance(error, requests.RequestException):
                 raise
-            raise _refused(url, "leads to what is no address on the web") from error
+            raise _refused(url, "redirects to something that is not a web address") from error
         if not response.is_redirect:
             return response
         response.close()
         there = _redirect(place, response.headers["Location"], url)
         if urlsplit(there).netloc != urlsplit(place).netloc:
-            LOG.warning("%s leads to %s", shown(place), snippet(shown(there), 200))
+            LOG.warning("%s redirects to %s", shown(place), snippet(shown(there), 200))
         place = there
-    raise _refused(url, f"leads on more than {_MOST_REDIRECTS} times")
+    raise _refused(url, f"redirects more than {_MOST_REDIRECTS} times")
 
 
 def _redirect(place: str, location: str, url: str) -> str:
-    """Where an answer leads; CorpusError if that is no address on the web."""
+    """The absolute target of a redirect; CorpusError if it is not a usable web address."""
     try:
         there = urljoin(place, location)
         usable = urlsplit(there).scheme in ("http", "https") and urlsplit(there).hostname
     except ValueError:
         usable = False
     if not usable:
-        raise _refused(
-            url, f"leads to {snippet(shown(location))!r}, which is no address on the web"
-        )
+        target = snippet(shown(location))
+        raise _refused(url, f"redirects to {target!r}, which is not a web address")
     if urlsplit(place).scheme == "https" != urlsplit(there).scheme:
-        raise _refused(url, f"leads to {snippet(shown(there), 200)}, which is not encrypted")
+        raise _refused(url, f"redirects to {snippet(shown(there), 200)}, which is not encrypted")
     return there
 
 
@@ -244,37 +244,37 @@ def _refused(url: str, message: str) -> CorpusError:
 
 
 def _too_late(url: str) -> CorpusError:
-    remedy = "give the same command again, which goes on, or set corpus.folder to a folder that "
-    message = f"is not there after {_LONGEST / 3_600:g} hours"
-    return CorpusError(message, file=shown(url), remedy=f"{remedy}holds the files")
+    remedy = "run the same command again to resume, or set corpus.folder to a folder that holds "
+    message = f"is still incomplete after {_LONGEST / 3_600:g} hours"
+    return CorpusError(message, file=shown(url), remedy=f"{remedy}the files")
 
 
 def _check_size(url: str, part: Path, size: int, most: int) -> None:
     if size > most:
         part.unlink(missing_ok=True)
         raise CorpusError(
-            f"goes on after byte {most:,}",
+            f"is longer than {most:,} bytes",
             file=shown(url),
             remedy="check the address, or raise corpus.limits.download",
         )
 
 
 def _mode(response: requests.Response, url: str, part: Path, offset: int) -> str | None:
-    """How to open ``part`` for the answer: append, write anew, or None if it is whole already."""
+    """The mode to open ``part`` with: append, overwrite, or None if it is already complete."""
     status = response.status_code
     content_range = response.headers.get("Content-Range", "")
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
         if content_range == f"bytes */{offset}":
             return None
         part.unlink()
-        raise _BrokenError(f"the server refuses to go on at byte {offset:,}")
+        raise _BrokenError(f"the server refuses to resume at byte {offset:,}")
     if status in _TEMPORARY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise _BrokenError(f"the server answered {status} {response.reason}")
     if status == HTTPStatus.PARTIAL_CONTENT:
         if content_range.startswith(f"bytes {offset}-"):
             return "ab"
         part.unlink(missing_ok=True)
-        raise _BrokenError(f"the server sent another part than asked: {content_range!r}")
+        raise _BrokenError(f"the server sent a range that was not requested: {content_range!r}")
     if status != HTTPStatus.OK:
         raise _refused(url, f"the server answered {status} {response.reason}")
     return "wb"

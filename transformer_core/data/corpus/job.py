@@ -1,4 +1,4 @@
-"""Job: read one split of a corpus, filter it, and write it as sentence pairs in an Arrow file."""
+"""Job that reads one split of a corpus, filters it, and writes its sentence pairs to an Arrow file."""
 
 import gc
 import json
@@ -30,7 +30,7 @@ SCHEMA = pa.schema(
         pa.field("line", pa.int64(), nullable=False),
     ]
 )
-"""Columns of <split>.arrow; line is the line or row in the original, from 1."""
+"""Columns of <split>.arrow; ``line`` is the line or row in the original, from 1."""
 
 BATCH_PAIRS = 10_000
 
@@ -44,13 +44,13 @@ def read_split(
     downloads: Path | None = None,
     processes: int = 1,
 ) -> CorpusSplit:
-    """Write the pairs of one split to ``pairs_path``, then the report to ``report_path``.
+    """Writes the pairs of one split to ``pairs_path``, then the report to ``report_path``.
 
-    The pairs are an Arrow IPC file with the columns of ``SCHEMA`` in record batches of at most
-    ``BATCH_PAIRS``; the memory needed does not grow with the corpus. The same input gives the same
-    bytes. Nothing is left behind under the final names after an error.
+    The Arrow IPC file has the columns of ``SCHEMA`` in record batches of at most ``BATCH_PAIRS``;
+    the memory needed does not grow with the corpus. The same input gives the same bytes. An error
+    leaves no file under the final names.
 
-    Raises CorpusError for a corpus that cannot be used.
+    Raises CorpusError for an unusable corpus.
     """
     reader = open_split(corpus, split, downloads, processes)
     pair_filter = PairFilter(rules, reader)
@@ -81,7 +81,7 @@ def read_split(
 def _write_pairs(
     path: Path, schema: pa.Schema, reader: Reader, pair_filter: PairFilter, progress: Progress
 ) -> LengthHistogram:
-    """Write the pairs of ``reader`` that are kept; how long they are, in characters."""
+    """Writes the pairs of ``reader`` that the filter keeps; returns their lengths in characters."""
     lengths: dict[str, Counts] = {"source": {}, "target": {}}
     with (
         _no_collector(),
@@ -118,7 +118,7 @@ def _kept(reader: Reader, schema: pa.Schema, pair_filter: PairFilter) -> Iterato
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Without Python's search for cycles, which millions of rows set off and none of them is in."""
+    """Turns off Python's cyclic garbage collector, which millions of rows would trigger in vain."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -135,7 +135,7 @@ def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:
 
 
 class ReadCorpus(Job):
-    """To read one split of a corpus, leave out unusable pairs, and write the sentence pairs."""
+    """Reads one split of a corpus, skips unusable pairs, and writes the sentence pairs."""
 
     kind = "read_corpus"
 
@@ -144,7 +144,7 @@ class ReadCorpus(Job):
     split: Split  # the split to read
     pairs: Path  # Arrow file to write, with the columns source, target and line
     report: Path  # report to write, last
-    downloads: Path | None = None  # folder in which url corpora keep their files
+    downloads: Path | None = None  # folder for the files of url corpora
     processes: int = Field(1, ge=1)  # processes that generate a grammar corpus
 
     def run(self, log_file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Corpora of lines: text files of any compression, and their rows as text, TSV or JSON Lines."""
+"""Reads corpora line by line: plain text, TSV and JSON Lines, compressed or not."""
 
 import gzip
 import io
@@ -20,20 +20,19 @@ from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, n
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 18
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 4, 1 << 11
-"""Compressed bytes that a frame gets at a time: they may become 32,768 times as many, but at a
-time when as many have become much more, it gets few."""
+"""Compressed bytes to decompress at a time. Data can expand 32,768-fold, so after a suspicious block
+we continue with small ones."""
 _MOST_DICTIONARY = 1 << 28
-"""Most memory in bytes that a file may want for decompressing it: `xz -9` wants 65 MiB, and a file may
-say 4 GiB."""
+"""Memory limit of decompression in bytes: `xz -9` needs 65 MiB, but a file may demand 4 GiB."""
 _USUAL = 64  # text never expands by more than this factor
-_FREE = 1 << 26  # bytes of a file, decompressed, from which on their ratio to its size counts
+_FREE = 1 << 26  # decompressed bytes that any file may have, whatever its compression ratio
 _LIMITS = ReadingLimits()
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile)
-_REMEDY_DAMAGE = "get the file again, or check that its ending says how it is compressed"
+_REMEDY_DAMAGE = "get the file again, or check that its ending matches its compression"
 
 
 def open_decompressed(path: Path) -> BinaryIO:
-    """A stream of the bytes in ``path``, decompressed by its ending (.gz, .xz, .zst).
+    """Opens ``path`` as a binary stream, decompressed according to its ending (.gz, .xz, .zst).
 
     Raises CorpusError for a pipe or a device, which may have no end.
     """
@@ -52,7 +51,7 @@ def open_decompressed(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path) -> None:
-    """CorpusError for a pipe or a device; what is wrong otherwise, opening it says."""
+    """Raises CorpusError for a pipe or a device; other faults show when the file is opened."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -63,22 +62,22 @@ def check_regular(path: Path) -> None:
 
 
 def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
-    r"""The lines of a file, without their end.
+    r"""Yields the lines of a file, without their ends.
 
-    Lines end at ``\n`` alone (one ``\r`` before it belongs to the end), so that other line
-    separators inside a sentence do not shift an alignment. A byte-order mark is dropped.
+    Lines end at ``\n`` alone (or ``\r\n``), so that other line separators inside a sentence do not
+    shift an alignment. A byte-order mark is dropped.
 
-    Raises CorpusError if the file cannot be read, its compression is damaged, or it goes beyond the
+    Raises CorpusError if the file cannot be read, its compression is damaged, or it exceeds the
     limits.
     """
     number, total, rest = 0, 0, b""
     try:
         with open_decompressed(path) as stream:
             most = most_bytes(path, limits, path.suffix.lower() in (".gz", ".xz", ".zst"))
-            # In large pieces, which are split at once: faster than line by line.
+            # Splitting large pieces is faster than reading line by line.
             while piece := stream.read(_BUFFER):
                 if not total and piece[257:262] == b"ustar":
-                    remedy = "unpack it (tar xf), and name a file of it"
+                    remedy = "unpack it (tar xf), and name one of its files"
                     raise CorpusError("is a tar archive, not text", file=path, remedy=remedy)
                 whole = rest + (piece if total else piece.removeprefix(BOM))
                 *lines, rest = whole.split(b"\n")
@@ -94,28 +93,28 @@ def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
         message = f"is damaged or cut off after line {number} ({error})"
         remedy = _REMEDY_DAMAGE
         if "memory" in str(error).lower():
-            message = f"wants more than {_MOST_DICTIONARY:,} bytes of memory to be decompressed"
-            remedy = "compress it anew, with a smaller dictionary (xz -9 or less)"
+            message = f"needs more than {_MOST_DICTIONARY:,} bytes of memory for decompression"
+            remedy = "compress it again with a smaller dictionary (xz -9 or less)"
         raise CorpusError(message, file=path, remedy=remedy) from error
     except OSError as error:
         raise unreadable(path, error) from error
 
 
 def most_bytes(path: Path, limits: ReadingLimits, compressed: bool) -> float:
-    """How long a file may become."""
+    """How many bytes of decompressed text a file may have."""
     if not compressed:
         return limits.file
     return min(limits.file, max(_FREE, limits.ratio * path.stat().st_size))
 
 
 def _check(path: Path, limits: ReadingLimits, total: int, most: float, line: int) -> None:
-    """Refuses a file beyond the limits after ``total`` bytes, with the length of a long line."""
+    """Raises CorpusError if the ``total`` bytes so far, or the longest ``line``, exceed a limit."""
     if line > limits.line:
         message = f"has a line of more than {limits.line:,} bytes before byte {total:,}"
         limit = "line"
     elif total > most:
         message = (
-            f"goes on after byte {round(most):,}, {most / path.stat().st_size:.0f} times its size"
+            f"has more than {round(most):,} bytes, {most / path.stat().st_size:.0f} times its size"
         )
         limit = "file" if most == limits.file else "ratio"
     else:
@@ -125,7 +124,7 @@ def _check(path: Path, limits: ReadingLimits, total: int, most: float, line: int
 
 
 def unreadable(path: Path, error: OSError) -> CorpusError:
-    """The CorpusError for a file that the system refuses to open or read."""
+    """Builds the CorpusError for a file that the system refuses to open or read."""
     reason = (error.strerror or str(error)).lower()
     return CorpusError(
         f"cannot be read: {reason}",
@@ -135,10 +134,10 @@ def unreadable(path: Path, error: OSError) -> CorpusError:
 
 
 class _Frames(io.RawIOBase):
-    """Frames of Zstandard or streams of xz, one after the other; a cut end is an error."""
+    """Decompresses consecutive Zstandard frames or xz streams; a truncated one is an error."""
 
     def __init__(self, path: Path, start: Callable[[], Any]) -> None:
-        """``start`` makes what decompresses the next frame."""
+        """``start`` makes the decompressor of the next frame."""
         self._file = path.open("rb")
         self._start = start
         self._frame: Any = None
@@ -160,7 +159,7 @@ class _Frames(io.RawIOBase):
                     raise EOFError("the last frame is incomplete")
                 return 0
             if self._frame is None:
-                block = block.lstrip(b"\0")  # xz fills up with zeros between streams
+                block = block.lstrip(b"\0")  # xz pads streams with zeros
                 if not block:
                     continue
                 self._frame = self._start()
@@ -178,11 +177,19 @@ class _Frames(io.RawIOBase):
 
 
 def text_rows(source: Path, target: Path, limits: ReadingLimits = _LIMITS) -> Iterator[Row]:
-    """Rows of two files, aligned line by line; CorpusError if one has more lines."""
+    """Yields the rows of two aligned files; CorpusError if one has more lines than the other."""
     sources, targets = read_lines(source, limits), read_lines(target, limits)
     for number, (left, right) in enumerate(zip_longest(sources, targets), start=1):
         if left is None or right is None:
-            raise _unequal(source, target, number, left is None, sources, targets)
+            longer = number + sum(1 for _ in (targets if left is None else sources))
+            counts = (number - 1, longer) if left is None else (longer, number - 1)
+            raise CorpusError(
+                f"has {counts[0]:,} lines, but {target} has {counts[1]:,}: nothing tells which "
+                "sentence translates which",
+                file=source,
+                remedy="take the two files from the same release of the corpus; "
+                "only a line feed ends a line",
+            )
         try:
             yield Pair(number, left.decode(), right.decode())
         except UnicodeDecodeError as error:
@@ -190,27 +197,8 @@ def text_rows(source: Path, target: Path, limits: ReadingLimits = _LIMITS) -> It
             yield Invalid(number, str(file), line.decode(errors="replace"), not_utf8(error))
 
 
-def _unequal(
-    source: Path,
-    target: Path,
-    number: int,
-    source_ended: bool,
-    sources: Iterator[bytes],
-    targets: Iterator[bytes],
-) -> CorpusError:
-    rest = number + sum(1 for _ in (targets if source_ended else sources))
-    source_count, target_count = (number - 1, rest) if source_ended else (rest, number - 1)
-    return CorpusError(
-        f"has {source_count:,} lines, but {target} has {target_count:,}: "
-        "which sentence translates which cannot be known",
-        file=source,
-        remedy="take the two files from the same release of the corpus; "
-        "lines end at a line feed only",
-    )
-
-
 class _InvalidLineError(ValueError):
-    """A line is invalid; the message gives the reason."""
+    """Raised for an invalid line; the message gives the reason."""
 
 
 def line_rows(
@@ -219,9 +207,9 @@ def line_rows(
     skip: int,
     limits: ReadingLimits = _LIMITS,
 ) -> Iterator[Row]:
-    """Rows of one file with a pair on each line; the first ``skip`` lines are passed over.
+    """Yields the rows of a file with a pair on each line, except its first ``skip`` lines.
 
-    ``parse`` takes a line to its source and target: :func:`split_columns` or :func:`read_object`.
+    ``parse`` returns source and target of a line: :func:`split_columns` or :func:`read_object`.
     """
     for number, line in enumerate(read_lines(path, limits), start=1):
         if number <= skip:
@@ -238,7 +226,7 @@ def split_columns(line: bytes, columns: tuple[int, int]) -> tuple[str, str]:
     """Source and target of a line of TSV; ``columns`` count from 1."""
     cells = line.split(b"\t")
     if len(cells) < max(columns):
-        raise _InvalidLineError(f"has {len(cells)} columns, column {max(columns)} is asked for")
+        raise _InvalidLineError(f"has {len(cells)} columns, so there is no column {max(columns)}")
     source, target = (cells[column - 1] for column in columns)
     return source.decode(), target.decode()
 
@@ -248,7 +236,7 @@ def read_object(line: bytes, fields: tuple[str, str]) -> tuple[str, str]:
     text = line.decode()
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
+    except (ValueError, RecursionError) as error:  # ValueError also for numbers of too many digits
         raise _InvalidLineError(f"is not JSON ({error})") from error
     source, target = (_text_at(record, field) for field in fields)
     return source, target
@@ -256,13 +244,11 @@ def read_object(line: bytes, fields: tuple[str, str]) -> tuple[str, str]:
 
 def _text_at(record: Any, field: str) -> str:
     node = record
-    if not (isinstance(record, dict) and field in record):
-        for part in field.split("."):
-            if not isinstance(node, dict) or part not in node:
-                raise _InvalidLineError(f"has no field {field}")
-            node = node[part]
-    else:
-        node = record[field]
+    whole = isinstance(record, dict) and field in record
+    for part in [field] if whole else field.split("."):
+        if not isinstance(node, dict) or part not in node:
+            raise _InvalidLineError(f"has no field {field}")
+        node = node[part]
     if not isinstance(node, str):
         raise _InvalidLineError(f"field {field} is {type(node).__name__}, not text")
     if not node.isascii():

@@ -1,4 +1,4 @@
-"""Sentence pairs as text: which are kept, and the file results/data/<corpus>/pairs/<split>.arrow."""
+"""Sentence pairs as text: the filter, and the file results/data/<corpus>/pairs/<split>.arrow."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,18 +21,18 @@ COLUMNS = ("source", "target", "line")
 
 
 class PairFile:
-    """A file of sentence pairs, read one record batch at a time.
+    """Reads a file of sentence pairs, one record batch at a time.
 
-    It is read, not mapped: a long stream of pairs takes no more memory than a short one.
+    We do not map the file, so that the memory needed does not grow with its size.
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads all of the file once. Raises CorpusError if it is missing, damaged, or lacks a
-        column, and ConfigError if it is not what it was when it was made."""
+        """Reads the whole file once. Raises CorpusError if it is missing, damaged, or lacks a
+        column, and ConfigError if it has changed since it was written."""
         self.path = path
         check(path)
         try:
-            # Only the offsets and sizes of the batches are read from this map.
+            # We use this map only for the offsets and sizes of the batches.
             mapped = pa.ipc.open_file(pa.memory_map(str(path)))
             rows = [mapped.get_batch(n).num_rows for n in range(mapped.num_record_batches)]
             self._reader = pa.ipc.open_file(pa.OSFile(str(path)))
@@ -50,8 +50,8 @@ class PairFile:
         return (self._read(number) for number in range(len(self._first) - 1))
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[pa.RecordBatch]:
-        """The pairs ``start`` … ``stop - 1`` in order, in batches of at most ``size`` bytes of text
-        or of one pair."""
+        """Yields the pairs ``start`` … ``stop - 1`` in batches of at most ``size`` bytes of text;
+        a longer pair is a batch by itself."""
         first = int(np.searchsorted(self._first, start, side="right")) - 1
         for number in range(first, len(self._first) - 1):
             begin, end = self._first[number : number + 2].tolist()
@@ -63,7 +63,8 @@ class PairFile:
             yield from _cut(batch, size)
 
     def description(self) -> CorpusSplit:
-        """The record beside the file; CorpusError if it is missing, damaged, or of another file."""
+        """Reads the report next to the file; CorpusError if it is missing, damaged, or describes a
+        different file."""
         path = self.path.with_suffix(".json")
         try:
             content = path.read_bytes()
@@ -88,7 +89,7 @@ class PairFile:
 
 
 def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    # [pairs + 1] bytes of the text before each pair, and of all.
+    # [pairs + 1] bytes of text before each pair, then the total.
     source, target = (utf8(batch.column(side))[1] for side in ("source", "target"))
     limits = source + target
     start = 0
@@ -99,13 +100,13 @@ def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
         start = stop
 
 
-EXAMPLES = 10  # pairs left out that a report shows
+EXAMPLES = 10  # skipped pairs shown in a report
 
 Reason = Literal["empty", "too_long", "invalid"]
 
 
 class PairFilter:
-    """Keeps the pairs that can be used, counts the others, or ends at the first."""
+    """Keeps usable pairs; counts the others, or raises an error at the first, as the rules say."""
 
     def __init__(self, rules: Filter, reader: Reader) -> None:
         self._rules = rules
@@ -115,9 +116,9 @@ class PairFilter:
         self.examples: list[SkippedPair] = []
 
     def keep(self, rows: Sequence[Row]) -> list[Pair]:
-        """The usable pairs of ``rows``, without white space around the sentences.
+        """Returns the usable pairs of ``rows``, without white space around the sentences.
 
-        Raises CorpusError at a pair that the filter calls an error.
+        Raises CorpusError at a pair that the rules treat as an error.
         """
         self.read += len(rows)
         limit, unpaired = self._rules.max_characters, not self._reader.paired
@@ -147,8 +148,8 @@ class PairFilter:
         return kept
 
     def keep_columns(self, columns: pa.RecordBatch) -> bool:
-        """Whether all pairs of the columns source and target can be used as they are; they are then
-        read. If not, :meth:`keep` has to look at each."""
+        """Whether all pairs of the columns source and target are usable without a change; they then
+        count as read. Otherwise, :meth:`keep` must check them one by one."""
         limit = self._rules.max_characters
         for texts in columns.columns:
             lengths = pc.utf8_length(texts)
@@ -162,7 +163,8 @@ class PairFilter:
     def _refuse(
         self, reason: Reason, row: Pair, of_source: bool, message: str, remedy: str
     ) -> None:
-        """Leaves a pair out for its source or target, which stands in the message for {}."""
+        """Leaves a pair out because of its source or target, whose name replaces {} in the
+        message."""
         reader = self._reader
         file = reader.source_file if of_source else reader.target_file
         side, text = ("source", row.source) if of_source else ("target", row.target)
@@ -182,11 +184,11 @@ class PairFilter:
 
 
 def check_any_left(pair_filter: PairFilter, kept: int, reader: Reader) -> None:
-    """Raise CorpusError if there was no pair in the corpus, or none is ``kept``."""
+    """Raises CorpusError if the corpus had no pair, or if none was ``kept``."""
     files = " and ".join(dict.fromkeys([reader.source_file, reader.target_file]))
     if pair_filter.read == 0:
         raise CorpusError(
-            "there are no sentences in it",
+            "contains no sentences",
             file=files,
             remedy="check that the path names the right file",
         )

@@ -1,4 +1,4 @@
-"""Readers of corpora: every kind becomes the same stream of numbered sentence pairs."""
+"""Readers that turn every kind of corpus into the same stream of numbered sentence pairs."""
 
 import gc
 import glob
@@ -47,28 +47,28 @@ from transformer_core.data.grammar.stream import CHUNK, generate, generate_chunk
 class Reader:
     """One split of a corpus. ``rows()`` streams it from the beginning, line numbers from 1.
 
-    ``rows`` raises CorpusError for a file that is missing, damaged, or has another number of lines
-    than its partner; what is wrong with a single line is an :class:`Invalid` row.
+    ``rows`` raises CorpusError for a file that is missing, damaged, or has a different number of
+    lines from its partner; a single bad line becomes an :class:`Invalid` row.
     """
 
     files: list[str]  # the files as the study names them, or the generator and its seed
-    source_file: str  # where the source sentences are
-    target_file: str  # where the target sentences are
+    source_file: str  # the file that holds the source sentences
+    target_file: str  # the file that holds the target sentences
     rows: Callable[[], Iterator[Row]]
-    total: int | None = None  # number of rows, where it is known beforehand
-    paired: bool = True  # whether a row is a pair; else it is a text, and its source is empty
+    total: int | None = None  # number of rows, if known in advance
+    paired: bool = True  # whether a row is a pair; otherwise it is a text with an empty source
     columns: Callable[[int], Iterator[pa.RecordBatch]] | None = None
-    """The same rows as columns source and target, at most so many at a time, where all are pairs
-    and that is quicker than one by one."""
+    """Yields the same rows faster, as columns source and target with at most the given number of
+    rows at a time; only for corpora in which every row is a pair."""
 
 
 def open_split(
     corpus: AnyCorpus, split: Split, downloads: Path | None = None, processes: int = 1
 ) -> Reader:
-    """The reader of one split; ``downloads`` is the cache folder of url corpora, ``processes`` how
-    many generate a corpus that is not read.
+    """Opens one split. ``downloads`` is the cache folder of url corpora; ``processes`` of them
+    generate a grammar corpus.
 
-    Raises CorpusError if a remote file cannot be had.
+    Raises CorpusError if a remote file cannot be downloaded.
     """
     match corpus:
         case GrammarCorpus():
@@ -124,13 +124,13 @@ def _grammar_columns(
     if processes == 1 or len(batches) < processes:
         yield from map(make, batches)
         return
-    # Not forked: Arrow may have started threads.
+    # Forking is unsafe, since Arrow may have started threads.
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=gc.disable) as workers:
         yield from in_order(workers, make, batches, 4 * processes)
 
 
 def _generated(corpus: GrammarCorpus, split: Split, numbers: range) -> pa.RecordBatch:
-    """The generated pairs of these ``numbers``, from 0."""
+    """Generates the pairs with these ``numbers``, from 0."""
     first = numbers.start // CHUNK
     chunks = range(first, -(-numbers.stop // CHUNK))
     made = chain.from_iterable(
@@ -151,7 +151,7 @@ def _local(corpus: UrlCorpus, file: RemoteFile, downloads: Path | None) -> Path:
         return download.find(file, Path(corpus.folder))
     if downloads is None:
         raise CorpusError(
-            "has to be downloaded, but no folder for downloads is given",
+            "must be downloaded, but no folder for downloads is given",
             file=download.shown(file.url),
             remedy="give --downloads, or set corpus.folder to a folder that holds the files",
         )
@@ -170,21 +170,21 @@ _LAYOUTS = (
     "{}-*.arrow",
     "{}.arrow",
 )
-"""Where the library datasets puts the files of a split, the likeliest first."""
+"""Where the library datasets stores the files of a split, most likely places first."""
 
 
 def _datasets(folder: Path, split: str, fields: tuple[str, str], limits: ReadingLimits) -> Reader:
-    """The files of a split, in the order of their names, with the rows numbered through."""
+    """Reads the files of a split in the order of their names, with rows numbered consecutively."""
     patterns = [layout.format(glob.escape(split)) for layout in _LAYOUTS]
     try:
         found = next(filter(None, (sorted(folder.glob(each)) for each in patterns)), [])
     except OSError as error:
         raise unreadable(folder, error) from error
-    except (ValueError, NotImplementedError):  # not a name below the folder
+    except (ValueError, NotImplementedError):  # the split is not a relative path
         found = []
     if not found:
         raise CorpusError(
-            f"holds no Arrow or Parquet files of a split {split}",
+            f"has no Arrow or Parquet files of a split {split}",
             file=folder,
             remedy=f"check corpus.folder and the names of the splits ({_splits(folder)})",
         )
@@ -194,7 +194,7 @@ def _datasets(folder: Path, split: str, fields: tuple[str, str], limits: Reading
 
 
 def _splits(folder: Path) -> str:
-    """Names that could be splits, for an error message."""
+    """Lists the likely names of splits, for an error message."""
     files = [*folder.glob("*.parquet"), *folder.glob("*.arrow"), *folder.glob("data/*.parquet")]
     names = {path.stem.partition("-")[0] for path in files}
     names |= {path.name for path in folder.glob("*") if any(path.glob("*.arrow"))}
@@ -202,7 +202,7 @@ def _splits(folder: Path) -> str:
 
 
 def _file_texts(corpus: TextsCorpus, path: Path) -> Iterator[Row]:
-    """The texts of a split's file, numbered by the line or row that they begin in."""
+    """Yields the texts of a file, numbered by the line or row in which they begin."""
     names = [suffix.lower() for suffix in path.suffixes]
     if names[-1:] == [".parquet"]:
         fields = (corpus.field, corpus.field)
@@ -217,8 +217,8 @@ def _file_texts(corpus: TextsCorpus, path: Path) -> Iterator[Row]:
 
 
 def _grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
-    """Texts of a random number of sentences, one after the other from the generator's stream."""
-    # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
+    """Yields texts of a random number of consecutive sentences of the generator."""
+    # Only random() gives the same sequence in all versions of Python, so we call nothing else.
     random = Random(f"{corpus.seed}/{split}/texts").random
     side = ("en", "de").index(corpus.language)
     chunks = (generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in count())
@@ -229,8 +229,8 @@ def _grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
 
 
 def _between_blank_lines(path: Path, limits: ReadingLimits) -> Iterator[Row]:
-    """Texts of several lines, each ended by a blank one. A text is in memory as a whole, so it may be
-    as long as a line may be."""
+    """Yields texts of several lines, separated by blank lines. A whole text is in memory at a time,
+    so the limit of a line applies to it."""
     first, size = 1, 0
     lines: list[bytes] = []
     for number, line in enumerate(chain(read_lines(path, limits), [b""]), start=1):
@@ -239,7 +239,7 @@ def _between_blank_lines(path: Path, limits: ReadingLimits) -> Iterator[Row]:
             lines.append(line)
             size += len(line) + 1
             if size > limits.line:
-                message = f"has a text of more than {limits.line:,} bytes from line {first:,} on"
+                message = f"has a text of more than {limits.line:,} bytes from line {first:,}"
                 remedy = "set corpus.ends: line, or raise corpus.limits.line"
                 raise CorpusError(message, file=path, remedy=remedy)
         elif lines:

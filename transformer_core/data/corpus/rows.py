@@ -1,4 +1,4 @@
-"""Rows of a corpus: sentence pairs, lines without one, and the error for an unusable corpus."""
+"""Rows of a corpus (sentence pairs and invalid lines), and the error for an unusable corpus."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from schemas.errors import Refusal
 
 
 class Pair(NamedTuple):
-    """A sentence pair as it stands in the corpus."""
+    """A sentence pair of the corpus, unchanged."""
 
     line: int
     source: str
@@ -27,12 +27,12 @@ Row = Pair | Invalid
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Explains what is wrong with a line whose bytes are not text."""
+    """Explains which byte of a line is not UTF-8."""
     return f"is not UTF-8 (byte {error.start + 1} of the text: {error.reason})"
 
 
 class CorpusError(Refusal):
-    """A corpus that cannot be used: where it is wrong, the value found there, and what to do."""
+    """Raised for an unusable corpus: gives the place of the fault, the value found and a remedy."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class CorpusError(Refusal):
 
 
 def where(file: str, line: int | None) -> str:
-    """``file:line``, or the file alone where no line is known."""
+    """``file:line``, or the file alone if the line is unknown."""
     return file if line is None else f"{file}:{line}"
 
 

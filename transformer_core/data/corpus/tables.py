@@ -1,4 +1,4 @@
-"""Corpora of tables: rows of Parquet and Arrow files."""
+"""Reads corpora from Parquet and Arrow files, row by row."""
 
 import os
 import resource
@@ -17,25 +17,26 @@ from schemas.errors import nearest
 from transformer_core.data.corpus.lines import check_regular, most_bytes, unreadable
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 
-_ROWS = 10_000  # rows that are in memory at a time, at most
-_BYTES = 1 << 26  # bytes of text that are in memory at a time, where single rows are not longer
+_ROWS = 10_000  # limit of rows in memory at a time
+_BYTES = 1 << 26  # limit of bytes of text in memory at a time, unless a single row is longer
 _LIMITS = ReadingLimits()
 
 
 def one_table(
     path: Path, fields: tuple[str, str], limits: ReadingLimits = _LIMITS
 ) -> Iterator[Row]:
-    """Rows of a single Parquet or Arrow file."""
+    """Yields the rows of a single Parquet or Arrow file."""
     return table_rows([path], str(path), fields, limits)
 
 
 def table_rows(
     paths: list[Path], name: str, fields: tuple[str, str], limits: ReadingLimits = _LIMITS
 ) -> Iterator[Row]:
-    """Rows of Parquet or Arrow files, numbered through; ``name`` stands for all of them.
+    """Yields the rows of several Parquet or Arrow files, numbered consecutively; messages call the
+    files ``name``.
 
-    The two columns are read as bytes, so that one bad row does not end it all. Raises CorpusError
-    for a file that cannot be read, lacks a column of ``fields`` or goes beyond the limits.
+    The two columns are read as bytes, so that a single bad row can be skipped. Raises CorpusError
+    for a file that cannot be read, lacks a column of ``fields`` or exceeds the limits.
     """
     number = 0
     for path in paths:
@@ -47,15 +48,15 @@ def table_rows(
                     yield _table_row(number, name, pair, fields)
         except MemoryError as error:
             message = f"takes more than {limits.memory:,} bytes of memory after row {number:,}"
-            remedy = "check what the file holds, write it in smaller pieces (row groups, record "
-            remedy += "batches), or raise corpus.limits.memory"
+            remedy = "check the file, write it in smaller pieces (row groups, record batches), or "
+            remedy += "raise corpus.limits.memory"
             raise CorpusError(message, file=path, remedy=remedy) from error
         except (pa.ArrowException, OSError) as error:
-            # Arrow has errors of the system's kind for data that end too soon, too.
+            # For truncated data, Arrow raises an OSError too, but without errno.
             if isinstance(error, OSError) and error.errno is not None:
                 raise unreadable(path, error) from error
             kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
-            message = f"is no {kind} file, or damaged after row {number:,} ({error})"
+            message = f"is not a valid {kind} file after row {number:,} ({error})"
             raise CorpusError(message, file=path, remedy="get the file again") from error
 
 
@@ -66,10 +67,11 @@ def _limited(
     limits: ReadingLimits,
     before: int,
 ) -> Iterator[list[list[bytes | None]]]:
-    """The two columns of every batch, within the limits; ``before`` rows were in earlier files.
+    """Yields the two columns of every batch while they stay within the limits; earlier files had
+    ``before`` rows.
 
-    A few kilobytes of a table can stand for gigabytes: pages and buffers are compressed, and a
-    dictionary holds once what many rows have. What it says of its size may be wrong, too.
+    A few kilobytes of a table can expand to gigabytes: pages and buffers are compressed, and a
+    dictionary stores repeated values once. The stated size may be wrong, too.
     """
     total, rows = 0, before
     most = most_bytes(path, limits, compressed=True)
@@ -81,19 +83,19 @@ def _limited(
             for field in fields:
                 _check_places(batch, field)
             columns = [_column(batch, field) for field in fields]
-            total += 2 * batch.num_rows  # a row is at least its two ends
+            total += 2 * batch.num_rows  # a row counts at least two line ends
             for field, column in zip(fields, columns, strict=True):
                 lengths = _lengths(column)
                 total += int(lengths.sum())
                 if lengths.max(initial=0) > limits.line:
                     row = rows + 1 + int(lengths.argmax())
                     message = f"has {lengths.max():,} bytes in column {field} of row {row:,}"
-                    remedy = "check what the file holds, or raise corpus.limits.line"
+                    remedy = "check the file, or raise corpus.limits.line"
                     raise CorpusError(message, file=path, remedy=remedy)
             if total > most:
                 limit = "file" if most == limits.file else "ratio"
-                message = f"goes on after row {rows:,} and byte {round(most):,} of its text"
-                remedy = f"check what the file holds, or raise corpus.limits.{limit}"
+                message = f"exceeds {round(most):,} bytes of text after row {rows:,}"
+                remedy = f"check the file, or raise corpus.limits.{limit}"
                 raise CorpusError(message, file=path, remedy=remedy)
             texts = [column.to_pylist() for column in columns]
         rows += batch.num_rows
@@ -103,7 +105,7 @@ def _limited(
 def _lengths(column: pa.LargeBinaryArray) -> np.ndarray:
     """Bytes of every row, [rows]."""
     if not len(column):
-        return np.zeros(0, np.int64)  # there may be no offsets
+        return np.zeros(0, np.int64)  # an empty column may lack offsets
     offsets = np.frombuffer(column.buffers()[1], np.int64)
     return np.diff(offsets[column.offset : column.offset + len(column) + 1])
 
@@ -126,7 +128,7 @@ def _rows_at_a_time(row_bytes: float) -> int:
 
 
 def _arrow_batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:
-    """Of an Arrow stream, which the library datasets writes, or of an Arrow file."""
+    """Yields the batches of an Arrow stream, as the library datasets writes it, or Arrow file."""
     with pa.OSFile(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
@@ -151,10 +153,10 @@ _BYTES_OF = {
 
 
 def _check_places(batch: pa.RecordBatch, field: str) -> None:
-    """ArrowInvalid unless the texts of a column lie within its buffers.
+    """Raises ArrowInvalid unless the texts of a column lie within its buffers.
 
-    Arrow believes what a file says of its offsets: reading beyond them ends the process. Texts are
-    checked as bytes, so that one that is not UTF-8 is a bad row only.
+    Arrow trusts the offsets of a file, and wrong ones would crash the process. Texts are checked as
+    bytes, so that invalid UTF-8 only makes a bad row.
     """
     first, *rest = _column_path(batch.schema, field)
     values = batch.column(first)
@@ -183,7 +185,7 @@ def _table_row(
 
 
 def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
-    """CorpusError unless ``field`` is a text column of ``schema``."""
+    """Raises CorpusError unless ``field`` is a text column of ``schema``."""
     kind = pa.struct(list(schema))
     for part in _column_path(schema, field):
         names = [child.name for child in kind] if pa.types.is_struct(kind) else []
@@ -191,7 +193,7 @@ def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
             remedy = f"{nearest(part, names)} (corpus.source_field, corpus.target_field)"
             raise CorpusError(f"has no column {field}", file=path, remedy=remedy)
         if names.count(part) > 1:
-            remedy = "give each column a name of its own"
+            remedy = "give each column a unique name"
             raise CorpusError(f"has several columns {part}", file=path, remedy=remedy)
         kind = kind.field(part).type
     text = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -217,14 +219,14 @@ def _column_path(schema: pa.Schema, field: str) -> list[str]:
 
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
-    """Within the block, this process cannot take more than ``size`` additional bytes: asking for
-    more raises MemoryError before the host runs out. Linux only: elsewhere the system does not
-    count the memory that libraries take."""
+    """Limits this process to ``size`` additional bytes within the block: a larger allocation raises
+    MemoryError before the host runs out of memory. Linux only: other systems do not count the
+    memory that libraries allocate."""
     if sys.platform != "linux":
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    # What the limit counts of this process, and its stack, which it does not.
+    # Data and stack of this process; the limit does not count the stack.
     taken = int(Path("/proc/self/statm").read_bytes().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     most = taken + size
     if before[0] != resource.RLIM_INFINITY:

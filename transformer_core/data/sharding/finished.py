@@ -1,6 +1,5 @@
-"""Jobs on finished shards: one manifest for the parts of a split, a comparison of all shards with
-their checksums, and a split as one Parquet file.
-"""
+"""Jobs on finished shards: merge the manifests of a split's parts, verify all shards against their
+checksums, and export a split as one Parquet file."""
 
 import sys
 import time
@@ -33,7 +32,7 @@ SIDES = ("source", "target")
 
 
 def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
-    """Write the manifest of a split from those of its parts, which lie in folders beside it.
+    """Merges the manifests of a split's parts, whose folders lie next to ``output``.
 
     Raises CorpusError if a part is missing or damaged, or if no pair is left.
     """
@@ -63,7 +62,7 @@ def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
 
 
 class GatherShards(Job):
-    """To write the manifest of a split from the manifests of its parts."""
+    """Writes the manifest of a split from the manifests of its parts."""
 
     kind = "gather_shards"
 
@@ -77,8 +76,7 @@ class GatherShards(Job):
 
 
 def check_split(path: Path) -> CheckedSplit | list[ShardError]:
-    """The record of a split whose shards are whole, or all that is wrong with them. Reads all of
-    them."""
+    """Reads all shards of a split. Returns its record if they are intact, otherwise all faults."""
     problems: list[ShardError] = []
     try:
         manifest = read_manifest(path)
@@ -105,8 +103,8 @@ def check_split(path: Path) -> CheckedSplit | list[ShardError]:
 
 
 class VerifyData(Job):
-    """To compare every shard with the checksum in its manifest. Damaged shards are listed with the
-    command that makes them again."""
+    """Compares every shard with the checksum in its manifest. Lists damaged shards with the command
+    that makes them again."""
 
     kind = "verify_data"
 
@@ -125,16 +123,16 @@ class VerifyData(Job):
             return 1
         record = DataCheck(splits=splits, seconds=time.perf_counter() - began)
         write_result(self.output, record.model_dump_json(indent=2) + "\n")
-        log.info("%s: %s bytes are whole", self.output, f"{sum(s.bytes for s in splits):,}")
+        log.info("%s: %s bytes are intact", self.output, f"{sum(s.bytes for s in splits):,}")
         return 0
 
 
-ROW_GROUP = 50_000  # pairs that are in memory at a time
+ROW_GROUP = 50_000  # pairs in memory at a time
 
 
 class ExportParquet(Job):
-    """To write a tokenized split as one Parquet file: source_ids, target_ids (lists of integers,
-    without begin and end), and the text that they stand for as source, target."""
+    """Writes a tokenized split as one Parquet file with the columns source_ids and target_ids (lists
+    of integers, without begin and end), and source and target (the decoded text)."""
 
     kind = "export_parquet"
 

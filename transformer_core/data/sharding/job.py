@@ -1,8 +1,8 @@
-"""Tokenize a split into Arrow shards.
+"""Tokenizes a split into Arrow shards.
 
-A shard is an uncompressed Arrow IPC file with one record batch, so that its token ids are one flat
-array in the memory map. The manifest is written last: where it exists, the shards are whole. Until
-then progress.json holds what is done, and a job that was killed goes on from there.
+A shard is an uncompressed Arrow IPC file with one record batch, so that its token ids form one flat
+array in the memory map. We write the manifest last: if it exists, the shards are complete. Until
+then progress.json records the finished work, and a killed job resumes from there.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 PAIRS_PER_SHARD = 500_000
 _TOKENS_PER_SHARD = 1 << 26
-"""A shard has hardly more tokens, however long its sentences: it is made in memory."""
+"""Tokens at which a shard, which is built in memory, is full whatever its number of pairs."""
 _PIECE = 1 << 22  # bytes of text that a thread works on at a time
 
 
@@ -67,18 +67,18 @@ def write_shards(
     threads: int = 1,
     context: int | None = None,
 ) -> ShardManifest:
-    """Write the shards of a split, or of a part of it, and their manifest to the folder ``output``.
+    """Writes the shards of a split, or of a part of it, and their manifest to the folder ``output``.
 
-    ``part`` is the number of this job, from 0, of so many that share the split; each takes as many
-    pairs. With a ``context`` the pairs are texts, which become rows of so many tokens: see
-    :func:`context_rows`. A few rows are shorter, the last ones of what is tokenized at a time.
+    ``part`` is the number of this job, from 0, and the number of jobs that share the split equally.
+    With a ``context`` the pairs are texts, which become rows of that many tokens: see
+    :func:`context_rows`. The last row of each piece of text tokenized at a time may be shorter.
 
-    Raises CorpusError if a sentence is too long and the filter says error, or if no pair is left
-    of the whole split.
+    Raises CorpusError if a sentence is too long and the filter says error, or if the filter keeps
+    no pair of the whole split.
     """
     began = time.perf_counter()
     manifest_path = output / "manifest.json"
-    # Shards are about to change: an old manifest must not vouch for them.
+    # The shards are about to change, so an old manifest must not vouch for them.
     manifest_path.unlink(missing_ok=True)
     description = pairs.description()
     tokenizer = load_tokenizer(tokenizer_path)
@@ -145,9 +145,9 @@ def _encode(
 
 
 def context_rows(texts: Encoded, context: int) -> Encoded:
-    """Rows of ``context`` tokens, the last one with what is left.
+    """Cuts texts, each ended by EOS, into rows of ``context`` tokens; the last may be shorter.
 
-    Every text ends with EOS; where a row is full, the text goes on in the next one.
+    A text that does not fit into a row continues in the next.
     """
     lengths = texts.lengths
     ends = np.cumsum(lengths + 1) - 1
@@ -164,19 +164,20 @@ def _work(inputs: list[Any]) -> str:
 
 @cache
 def _code() -> str:
-    """The sources that this job depends on: work started by different code is not resumed."""
-    # Finding them takes as long as a small corpus, which finishes before they are needed.
+    """Fingerprint of this job's sources: work started by different code is not resumed."""
+    # Computed late, because it takes as long as a small corpus, which never needs it.
     from transformer_core.common.sources import Sources
 
     return Sources().fingerprint(["transformer_core.data.sharding.job"])
 
 
 class ShardWriter:
-    """Collects pairs and writes a shard, and then the progress, whenever there are enough.
+    """Collects pairs; once a shard is full, writes it and records the progress.
 
     Pairs with a side of more than ``max_tokens`` tokens are left out, or refused. ``work`` identifies
-    the work by a checksum of input, settings and code: the unchanged shards that an earlier job left
-    of the same work stay, else the first pair is ``first`` and the manifest ``nothing``.
+    the work by a checksum of input, settings and code. If an earlier job left intact shards of the
+    same work, we continue after them; otherwise with the pair ``first`` and the manifest
+    ``nothing``.
     """
 
     def __init__(
@@ -198,14 +199,14 @@ class ShardWriter:
         self._pairs = self._tokens = 0
 
     def add(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
-        """Append the next pairs of the split; full shards are written."""
+        """Adds the next pairs of the split, and writes full shards."""
         limit = self._rules.max_tokens
         kept = (source.lengths <= limit) & (target.lengths <= limit)
         places = np.flatnonzero(kept)
         start, before = 0, 0
         while start < len(kept):
             room = self._full - self._pairs
-            # Up to and with the pair that fills the shard.
+            # Including the pair that fills the shard.
             stop = int(places[before + room - 1]) + 1 if before + room <= len(places) else len(kept)
             mine = source.part(start, stop), target.part(start, stop)
             rows = np.flatnonzero(kept[start:stop])
@@ -217,9 +218,9 @@ class ShardWriter:
             start = stop
 
     def add_rows(self, batch: pa.RecordBatch, source: Encoded, target: Encoded) -> None:
-        """Append rows of the texts of ``batch``; their source is empty. A full shard is written.
+        """Adds rows of the texts of ``batch``, whose source is empty, and writes a full shard.
 
-        A shard ends with such a batch: a resumed job begins with a whole text.
+        A shard ends with a batch, so that a resumed job begins with a whole text.
         """
         texts, size = self._manifest.texts, pc.sum(pc.binary_length(batch.column("target")))
         counted = {"texts": batch.num_rows, "bytes": int(size.as_py() or 0)}
@@ -228,7 +229,7 @@ class ShardWriter:
         self._append(source, target, batch.num_rows)
 
     def finish(self, seconds: float) -> ShardManifest:
-        """Write what is left; the manifest, with the ``seconds`` that this job took."""
+        """Writes the remaining pairs; returns the manifest, with the ``seconds`` this job took."""
         if self._pairs:
             self._flush()
         self._update(seconds=self._manifest.seconds + seconds)
@@ -248,11 +249,11 @@ class ShardWriter:
                 return None
         except (OSError, ValidationError):
             return None
-        logger.info("%s: goes on after %s finished shards", self._folder, len(done.manifest.shards))
+        logger.info("%s: resumes after %s finished shards", self._folder, len(done.manifest.shards))
         return done
 
     def _append(self, source: Encoded, target: Encoded, pairs: int) -> None:
-        """The next so many ``pairs`` of the split, of which these are kept."""
+        """Adds the kept ones of the next ``pairs`` pairs of the split."""
         self._pending.append((source, target))
         self._pairs += len(target.lengths)
         self._tokens += len(source.ids) + len(target.ids)
@@ -274,11 +275,11 @@ class ShardWriter:
             if tokens <= limit:
                 side, tokens = "target", target.lengths[row]
             text, line = batch.column(side)[row].as_py(), batch.column("line")[row].as_py()
-            # Two files are source and target; a single one holds both sides.
+            # A single file holds both sides; otherwise the first is the source.
             file = self._files[0 if side == "source" else -1] if self._files else "(unknown)"
             if self._rules.too_long == "error":
                 raise CorpusError(
-                    f"{side} has {tokens} tokens, more than filter.max_tokens = {limit}",
+                    f"the {side} has {tokens} tokens, more than filter.max_tokens = {limit}",
                     file=file,
                     line=line,
                     value=text,
@@ -310,7 +311,7 @@ class ShardWriter:
             raise CorpusError(
                 f"cannot be written ({error})",
                 file=path,
-                remedy="make room, then run the same command again: finished shards are kept",
+                remedy="free disk space, then run the same command again: finished shards are kept",
             ) from None
         logger.info("%s: %s pairs", path, f"{self._pairs:,}")
         sums = {name: getattr(found, name) + count for name, count in tokens.items()}
@@ -339,30 +340,30 @@ def _write(path: Path, source: Encoded, target: Encoded) -> None:
 
 
 class Shards(Job):
-    """To tokenize the sentence pairs of a split, or a part of it, into memory-mappable shards."""
+    """Tokenizes the sentence pairs of a split, or a part of it, into memory-mappable shards."""
 
     kind = "shards"
 
     tokenizer: Path  # tokenizer.json
     filter: Filter  # filter of the study
-    pairs: Path  # pairs of the split (.arrow, with .json beside)
+    pairs: Path  # pairs of the split (.arrow, with a .json next to it)
     output: Path  # folder for shard-*.arrow and manifest.json
     part: str = Field("1-of-1", pattern=r"^[1-9]\d*-of-[1-9]\d*$")
     """Tokenize only this part of the pairs: N-of-COUNT, with N from 1."""
     threads: int = Field(os.cpu_count() or 1, ge=1)  # threads that tokenize
     pairs_per_shard: int = Field(PAIRS_PER_SHARD, ge=1)  # pairs in a shard
     context: int | None = Field(None, ge=1)
-    """Treat the pairs as texts, and cut them into rows of this many tokens."""
+    """Treat the pairs as texts and cut them into rows of this many tokens."""
 
     @field_validator("part")
     @classmethod
     def _is_one_of_them(cls, part: str) -> str:
         if int(part.split("-")[0]) > int(part.split("-")[2]):
-            raise ValueError("take N-of-COUNT, with N from 1 to COUNT")
+            raise ValueError(f"{part} is not N-of-COUNT with N from 1 to COUNT")
         return part
 
     def run(self, log_file: Path | None) -> None:
-        # Threads of the tokenizer itself, which otherwise starts one for each core of the host.
+        # The tokenizer's own threads; otherwise it starts one for each core of the host.
         os.environ.setdefault("RAYON_NUM_THREADS", str(self.threads))
         number, _, of = self.part.split("-")
         write_shards(

@@ -1,4 +1,4 @@
-"""The shards of a split: the manifest that says what they hold, and arrays over their memory maps."""
+"""Reads the shards of a split: the manifest that describes them, and arrays in their memory maps."""
 
 import os
 import shutil
@@ -21,12 +21,13 @@ from transformer_core.common.files import sha256
 from transformer_core.data.arrays import Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 
-EXAMPLES = 10  # pairs left out that a manifest shows
-PROGRESS = "progress.json"  # file beside the shards with what is done, until there is a manifest
+EXAMPLES = 10  # skipped pairs shown in a manifest
+PROGRESS = "progress.json"  # file next to the shards that records finished work until the manifest
+COPY_MARK = ".copy"  # file next to the manifest of copied shards; it names the original
 
 
 def check_any_left(manifest: ShardManifest, pairs: Path, rules: Filter) -> None:
-    """Raise CorpusError if the filter left no pair of a split."""
+    """Raises CorpusError if the filter kept no pair of a split."""
     if not manifest.pairs:
         raise CorpusError(
             f"no pair is left: {manifest.skipped_too_long} have more than {rules.max_tokens} "
@@ -37,10 +38,10 @@ def check_any_left(manifest: ShardManifest, pairs: Path, rules: Filter) -> None:
 
 
 def write_manifest(manifest: ShardManifest, path: Path, parts: Collection[Path] = ()) -> None:
-    """Write a manifest, last of all.
+    """Writes a manifest, after the shards that it names.
 
-    What an earlier division of the split left goes: shards beside the manifest that it does not
-    name, and folders of parts that are not among ``parts``.
+    Deletes leftovers of an earlier division of the split: shards that the manifest does not name,
+    and folders of parts that are not among ``parts``.
     """
     named = {path.parent / shard.file for shard in manifest.shards}
     for old in path.parent.glob("shard-*.arrow"):
@@ -53,16 +54,13 @@ def write_manifest(manifest: ShardManifest, path: Path, parts: Collection[Path] 
     (path.parent / PROGRESS).unlink(missing_ok=True)
 
 
-COPY_MARK = ".copy"  # a file beside a manifest whose shards are a copy: it says of what
-
-
 class ShardError(CorpusError):
-    """A manifest or a shard that is missing, cut off or changed."""
+    """Raised for a manifest or a shard that is missing, truncated or changed."""
 
     def __init__(self, message: str, file: Path, manifest: Path, remedy: str | None = None) -> None:
         if manifest.with_name(COPY_MARK).exists():
-            remedy = f"remove {manifest.parent}: it is a copy, which the next run makes again"
-        # The job that made a shard made the manifest beside it, perhaps of a part of the split.
+            remedy = f"remove {manifest.parent}: it is a copy that the next run makes again"
+        # The job that made a shard also made the manifest next to it, perhaps of a part only.
         remedy = remedy or remake(manifest, file.with_name("manifest.json"))
         super().__init__(message, file=file, remedy=remedy)
 
@@ -70,8 +68,8 @@ class ShardError(CorpusError):
 class Side:
     """One language of a split: token ids in the memory maps of the shards, without begin and end.
 
-    ``batches`` are the record batches of the shards, in order; ``check`` is called with the number
-    of a shard before any of its sentences is read.
+    ``batches`` are the record batches of the shards, in order. We call ``check`` with the number of
+    a shard before we read any of its sentences.
     """
 
     def __init__(
@@ -79,20 +77,20 @@ class Side:
     ) -> None:
         self._check = check
         columns = [batch.column(column) for batch in batches]
-        # Not to_numpy, which imports pandas if there is one: a third of a second of every process.
+        # to_numpy would import pandas if installed: a third of a second in every process.
         self.ids = [np.from_dlpack(column.values) for column in columns]
-        """Per shard the ids of all sentences in a row."""
+        """The ids of all sentences of each shard, in order."""
         self.offsets = [np.from_dlpack(column.offsets) for column in columns]
-        """Per shard [pairs + 1] where each sentence begins and ends."""
+        """[pairs + 1] for each shard: the limits of its sentences."""
         self._first = np.cumsum([0, *(len(column) for column in columns)])
 
     def lengths(self, spans: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Tokens of the sentences start … stop - 1 of each of ``spans`` [n, 2]."""
+        """Number of tokens of the sentences start … stop - 1 of each of ``spans`` [n, 2]."""
         found = [np.diff(self.offsets[shard][a : b + 1]) for shard, a, b in self._pieces(spans)]
         return np.concatenate(found).astype(np.int32) if found else np.empty(0, np.int32)
 
     def read(self, spans: NDArray[np.int64]) -> Ragged:
-        """A copy of the sentences of ``spans``: a few long reads, whatever the shards."""
+        """Copies the sentences of ``spans``, in a few long reads."""
         chunks = []
         for shard, a, b in self._pieces(spans):
             offsets = self.offsets[shard]
@@ -100,7 +98,7 @@ class Side:
         return Ragged.join(chunks, self.lengths(spans))
 
     def gather(self, rows: NDArray[np.int64]) -> Ragged:
-        """A copy of the sentences ``rows``, in any order."""
+        """Copies the sentences ``rows``, in any order."""
         shards = np.searchsorted(self._first, rows, side="right") - 1
         order = np.argsort(shards, kind="stable")
         chunks, lengths = [], [np.empty(0, np.int32)]
@@ -113,7 +111,7 @@ class Side:
         return Ragged.join(chunks, np.concatenate(lengths)).take(np.argsort(order))
 
     def _pieces(self, spans: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-        """Shard, first and last place in it, of every stretch that ``spans`` have in one shard."""
+        """Divides ``spans`` by shard: yields each shard's number with start and stop within it."""
         for start, stop in spans.tolist():
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
             while start < stop:
@@ -127,7 +125,7 @@ class Side:
 class PairStore:
     """All pairs of a split, numbered from 0 in the order of the corpus.
 
-    Nothing but the headers of the shards is read before it is asked for.
+    We read pairs only on demand; opening a split only reads the headers of its shards.
     """
 
     def __init__(
@@ -142,9 +140,9 @@ class PairStore:
         self.source = Side("source", batches, check)
         self.target = Side("target", batches, check)
         self.texts = manifest.texts is not None
-        """Whether the pairs are rows of texts: without a source, their ends among their tokens."""
+        """Whether the pairs are rows of texts, which have no source and contain their EOS tokens."""
         self.ends = 0 if self.texts else 1
-        """Tokens that a batch adds to each side of a pair: its end."""
+        """EOS tokens that a batch adds to each side of a pair."""
 
     def __len__(self) -> int:
         return self.manifest.pairs
@@ -159,7 +157,7 @@ class PairStore:
 
 
 def first_pairs(store: PairStore, count: int) -> PairStore:
-    """The first ``count`` pairs of ``store``, or fewer if its first shard has fewer."""
+    """The first ``count`` pairs of ``store``, or all of its first shard if that has fewer."""
     batch = store.batches[0].slice(0, count)
     few = PairStore(store.manifest, [batch])
     every = np.array([[0, len(batch)]])
@@ -173,11 +171,11 @@ def first_pairs(store: PairStore, count: int) -> PairStore:
 
 
 def open_shards(manifest_path: str | Path) -> PairStore:
-    """Memory-map the shards of a manifest, after checking their sizes.
+    """Memory-maps the shards of a manifest, after checking their sizes.
 
-    The digest of a shard is compared when it is first read: a mistake is a ShardError then. Of the
-    processes of a run on a host, which all read the same shards, the first one compares.
-    ShardError if a file is missing, cut off or changed.
+    The first process of a run on a host compares the digest of a shard when it first reads it; the
+    others read the same shards. Raises ShardError, now or then, if a file is missing, truncated or
+    changed.
     """
     path = Path(manifest_path)
     manifest = read_manifest(path)
@@ -194,7 +192,7 @@ def open_shards(manifest_path: str | Path) -> PairStore:
 
 
 def read_manifest(path: Path) -> ShardManifest:
-    """The manifest of a split; ShardError if it is missing or damaged."""
+    """Reads the manifest of a split; ShardError if it is missing or damaged."""
     try:
         content = path.read_bytes()
         digests.check(path, content)
@@ -207,9 +205,9 @@ def read_manifest(path: Path) -> ShardManifest:
 
 
 def check_shard(manifest: Path, shard: Shard, quick: bool = False) -> None:
-    """Compare size and SHA-256 of a shard, which reads all of it; ShardError if they differ.
+    """Reads a whole shard and compares its size and SHA-256; ShardError if they differ.
 
-    ``quick`` compares a digest that is as fast as memory; shards from earlier times have none.
+    ``quick`` compares a digest that is as fast as memory, except for old shards without one.
     """
     file = manifest.parent / shard.file
     name, expected, of = "SHA-256", shard.sha256, sha256
@@ -249,7 +247,7 @@ def _open(path: Path, manifest: ShardManifest, shard: Shard) -> pa.RecordBatch:
         column.null_count or column.values.null_count or len(column.values) != count
         for column, count in zip(batch.columns, tokens, strict=True)
     ):
-        raise ShardError("holds other tokens than its manifest says", file, path)
+        raise ShardError("does not hold the tokens that its manifest lists", file, path)
     return batch
 
 

@@ -1,10 +1,10 @@
-"""The part of a corpus that a training reads: the shards of two splits.
+"""Opens the shards that a training reads: those of the train and the validation split.
 
-Shards on a shared file system that is slow or far away may be copied to a disk of this host, whose
-folder ``LOCAL_SHARDS`` in the environment names. Of all processes on a host the first one copies, and
-the others wait for it. A copy is compared with the checksums of its manifest, and has its final name
-only when it is whole. It is named after the contents of the manifest, so that other shards never take
-its place; old ones are left for the user to remove.
+If the shared file system is slow, set ``LOCAL_SHARDS`` in the environment to a folder on a disk of
+this host. The first process on the host then copies the shards there while the others wait, compares
+them with the checksums of their manifest, and only then gives the copy its final name. The name
+depends on the contents of the manifest, so a copy is never mistaken for another. Old copies are the
+user's to remove.
 """
 
 import fcntl
@@ -26,23 +26,24 @@ VARIABLE = "LOCAL_SHARDS"
 
 
 def open_training_shards(data: Path, nearest: bool = True) -> tuple[PairStore, PairStore]:
-    """The splits train and validation below ``data``, results/data/<corpus>: the ``nearest`` copy of
-    them, if there are several. ShardError if they are missing or damaged."""
+    """Opens the splits train and validation below ``data``, results/data/<corpus>; with ``nearest``,
+    their copy on this host if the environment asks for one. ShardError if they are missing or
+    damaged."""
     train, validation = (data / "shards" / s / "manifest.json" for s in ("train", "validation"))
     opened = open_nearest if nearest else open_shards
     return opened(train), opened(validation)
 
 
 def open_nearest(manifest: Path) -> PairStore:
-    """:func:`open_shards` of the copy on this host, if the environment asks for one."""
+    """Opens the copy on this host if the environment asks for one, otherwise the shards."""
     folder = os.environ.get(VARIABLE)
     return open_shards(copy_to(Path(folder), manifest) if folder else manifest)
 
 
 def copy_to(folder: Path, manifest: Path) -> Path:
-    """The manifest of a whole copy of the shards of ``manifest`` in ``folder``, made if needed.
+    """Returns the manifest of a complete copy of the shards in ``folder``; copies them if needed.
 
-    ShardError if the shards are damaged, or cannot be copied.
+    Raises ShardError if the shards are damaged or cannot be copied.
     """
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()[:16]
     place = folder / f"{manifest.parent.name}-{digest}"
@@ -56,14 +57,14 @@ def copy_to(folder: Path, manifest: Path) -> Path:
             if not copy.exists():
                 _copy(manifest, folder / f".{place.name}.partial", place)
     except OSError as error:
-        remedy = f"make room in {folder}, or unset {VARIABLE} to read the shards where they are"
+        remedy = f"free space in {folder}, or unset {VARIABLE} to read the shards where they are"
         message = f"cannot be copied to {folder} ({error})"
         raise ShardError(message, manifest, manifest, remedy) from None
     return copy
 
 
 def _copy(manifest: Path, partial: Path, place: Path) -> None:
-    # Left over by a killed process: only the holder of the lock writes here.
+    # A leftover of a killed process, since only the holder of the lock writes here.
     shutil.rmtree(partial, ignore_errors=True)
     try:
         for shard in read_manifest(manifest).shards:
@@ -73,7 +74,7 @@ def _copy(manifest: Path, partial: Path, place: Path) -> None:
             try:
                 check_shard(partial / manifest.name, shard, quick=True)
             except ShardError:
-                # If the original is damaged, the original must be repaired.
+                # If the original is damaged too, the error must name it.
                 check_shard(manifest, shard)
                 raise
         shutil.copy2(manifest, partial)

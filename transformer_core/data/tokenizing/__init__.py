@@ -1,1 +1,1 @@
-"""Tokenizers, and text to token ids."""
+"""Trains and converts tokenizers, and encodes text as token ids."""

@@ -1,10 +1,9 @@
-"""Text to token ids, each distinct word encoded once.
+"""Encodes text as token ids, each distinct word only once.
 
-Most tokenizers first cut a text into pre-tokens and encode each by itself. Where a cut is certain
-at every space before a visible character, the ids of a text are those of its words in a row. Many
-also cut for certain between a letter and punctuation: a word is then the same one before a comma
-and at the end of a sentence. Words are found in the UTF-8 bytes of the texts, and only those that
-were not met before reach the tokenizer.
+Most tokenizers first split a text into pre-tokens and encode each on its own. If a tokenizer always
+splits at a space before a visible character, the ids of a text are those of its words in order. Many
+also always split between a letter and punctuation, so that a word is the same before a comma and
+elsewhere. We find words in the UTF-8 bytes of the texts, and give only new ones to the tokenizer.
 """
 
 import json
@@ -20,18 +19,17 @@ from tokenizers import Tokenizer
 
 from transformer_core.data.arrays import arrow_array, ranges, utf8
 
-SPACE = 0x20  # the byte of a space, which is never part of a longer character of UTF-8
+SPACE = 0x20  # the byte of a space, which never occurs within a longer UTF-8 character
 SPACES_BEYOND_ASCII = (0xC2, 0xE1, 0xE2, 0xE3)
-"""All white space beyond ASCII begins with one of these bytes, and so does much else."""
+"""First bytes of all white space beyond ASCII, and of many other characters."""
 
-# Letters (with their combining marks), numbers, other signs, or white space: never two of them in
-# one token. The contractions of the usual GPT-2 expression are English only and are left out.
+# Letters (with their combining marks), numbers, other signs, or white space: a token never mixes
+# them. We omit the contractions of the usual GPT-2 expression, which only suit English.
 PIECES = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
-"""The pieces into which this project's own tokenizer cuts text after it has cut before each
-space."""
+"""The second split of this project's own tokenizer, after the one before each space."""
 
-# Cut before each space at the latest: https://github.com/openai/tiktoken and the models of
-# Llama 3 and Qwen 2. A run of spaces gives its last one to the visible character that follows.
+# Patterns of https://github.com/openai/tiktoken, Llama 3 and Qwen 2. They always split before a
+# space; the last space of several belongs to the visible character that follows.
 KNOWN_PATTERNS = frozenset(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     rf"\p{{N}}{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,7 +38,7 @@ KNOWN_PATTERNS = frozenset(
 
 
 def _stages(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """The contents of tokenizer.json, what cuts a text, and the type of what changes it before."""
+    """The contents of tokenizer.json, its pre-tokenizer, and the type of its normaliser."""
     settings = json.loads(tokenizer.to_str())
     nothing = {"type": None}
     normalizer = (settings["normalizer"] or nothing)["type"]
@@ -48,12 +46,12 @@ def _stages(tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, Any], str |
 
 
 def words_are_independent(tokenizer: Tokenizer) -> bool:
-    """Whether a text's ids are those of its words in a row, wherever it is cut before a space that
-    a visible character follows.
+    """Whether the ids of a text are those of its words in order, if we split it before any space
+    that a visible character follows.
 
-    True only for configurations that are known to have this property: a normaliser that does not
-    look across a space, a first stage that always cuts there and needs nothing from the other side,
-    a model that sees one pre-token at a time, and nothing that looks at the whole text.
+    True only for configurations known to have this property: the normaliser does not look across a
+    space, the first stage always splits there and ignores the other side, the model sees one
+    pre-token at a time, and nothing looks at the whole text.
     """
     settings, pre_tokenizer, normalizer = _stages(tokenizer)
     model = settings["model"]
@@ -67,15 +65,15 @@ def words_are_independent(tokenizer: Tokenizer) -> bool:
         and (settings["post_processor"] or {"type": None})["type"] in (None, "ByteLevel")
         and settings["truncation"] is None
         and settings["padding"] is None
-        # Added tokens are looked for in the whole text, across spaces.
+        # The library searches the whole text for added tokens, across spaces.
         and (not settings["added_tokens"] or (special and stays_text))
     )
 
 
 def punctuation_is_independent(tokenizer: Tokenizer) -> bool:
-    """Whether the same holds, in a text of which :func:`words_are_independent` holds, where it is
-    cut between an ASCII letter and one of ``. , ! ? ; :``."""
-    # How a letter is put in small letters may depend on what stands before a full stop.
+    """Whether a tokenizer with :func:`words_are_independent` also allows splits between an ASCII
+    letter and one of ``. , ! ? ; :``."""
+    # Without Lowercase, which may treat a letter differently before a full stop.
     _, pre_tokenizer, normalizer = _stages(tokenizer)
     return normalizer in (None, "NFC", "NFD") and _cuts_before_punctuation(pre_tokenizer)
 
@@ -86,7 +84,7 @@ def _isolated(stage: dict[str, Any], patterns: Collection[str]) -> bool:
 
 
 def _cuts_before_punctuation(stage: dict[str, Any]) -> bool:
-    """Like :func:`_cuts_before_spaces`, between a letter and punctuation."""
+    """:func:`_cuts_before_spaces` for splits between a letter and punctuation."""
     match stage["type"]:
         case "Sequence":
             first, *others = stage["pretokenizers"]
@@ -101,8 +99,8 @@ def _cuts_before_punctuation(stage: dict[str, Any]) -> bool:
 
 
 def _cuts_before_spaces(stage: dict[str, Any]) -> bool:
-    """Whether the pre-tokenizer cuts before every space that a visible character follows, with the
-    same result for what is left and right of it as for each alone."""
+    """Whether the pre-tokenizer splits before every space that a visible character follows, and
+    treats the text on each side as if it stood alone."""
     match stage["type"]:
         case "Sequence":
             first, *others = stage["pretokenizers"] or [{"type": None}]
@@ -119,7 +117,7 @@ def _cuts_before_spaces(stage: dict[str, Any]) -> bool:
 
 
 def _looks_at_one_piece(stage: dict[str, Any]) -> bool:
-    """Whether a later stage treats each piece by itself, wherever it stands in the text."""
+    """Whether a later stage treats each piece on its own, wherever it occurs in the text."""
     if stage["type"] == "ByteLevel":
         return not stage["add_prefix_space"]
     return stage["type"] in ("Split", "Digits", "Punctuation")
@@ -129,8 +127,8 @@ _SPACE, _VISIBLE, _LETTER, _PUNCTUATION = 1, 2, 4, 8
 
 
 def _kinds_of_bytes() -> NDArray[np.uint8]:
-    """[256] what each byte may be, as bits. Visible is one that begins a word after a space: not if
-    it may be of white space. A letter is one from a to z, of any case."""
+    """[256] the possible kinds of each byte, as bits. A visible byte begins a word after a space, so
+    it cannot be part of white space. Letters are a to z in either case."""
     kinds = np.zeros(256, np.uint8)
     kinds[SPACE] = _SPACE
     kinds[SPACE + 1 :] |= _VISIBLE
@@ -144,19 +142,19 @@ _KINDS = _kinds_of_bytes()
 
 
 class DistinctWords(NamedTuple):
-    """The words of n texts, in order, by the distinct ones."""
+    """The words of n texts in order, as indices of the distinct ones."""
 
     words: pa.LargeStringArray  # every distinct word once
-    numbers: NDArray[np.int32]  # [words of the texts] which of these each is
-    firsts: NDArray[np.int64]  # [n + 1] number of the first word of each text
+    numbers: NDArray[np.int32]  # [words of the texts] index of each in ``words``
+    firsts: NDArray[np.int64]  # [n + 1] index of the first word of each text in ``numbers``
 
 
 def distinct_words(
     data: NDArray[np.uint8], limits: NDArray[np.int64], punctuation: bool
 ) -> DistinctWords:
-    """The words of texts; text i is ``data[limits[i]:limits[i + 1]]``, and not all are empty.
+    """Finds the words of texts. Text i is ``data[limits[i]:limits[i + 1]]``; not all may be empty.
 
-    A word ends before each space that is followed by a visible character and, with ``punctuation``,
+    A word ends before each space that a visible character follows and, with ``punctuation``,
     between a letter and one of ``. , ! ? ; :``.
     """
     text, limits = data[limits[0] : limits[-1]], limits - limits[0]
@@ -165,7 +163,7 @@ def distinct_words(
     before, after = kinds[:-1], kinds[1:]
     begins = np.zeros(len(text), np.uint8)
     begins[:-1] = before & (after // _VISIBLE) & _SPACE
-    # The byte after the end of a text belongs to the next text.
+    # Undo a word at the end of a text, where the byte after it belongs to the next text.
     begins[limits[1:][filled] - 1] = 0
     if punctuation:
         begins[1:] |= before & (after // 2) & _LETTER
@@ -182,8 +180,8 @@ def distinct_words(
 class Encoded(NamedTuple):
     """Token ids of n texts: text i has ``ids[offsets[i]:offsets[i + 1]]``."""
 
-    ids: NDArray[Any]  # [tokens] ids of all texts in a row, in an unsigned integer type
-    offsets: NDArray[np.int64]  # [n + 1] where each text begins and ends, from 0
+    ids: NDArray[Any]  # [tokens] ids of all texts in order, in an unsigned integer type
+    offsets: NDArray[np.int64]  # [n + 1] limits of the texts in ``ids``, from 0
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -195,43 +193,43 @@ class Encoded(NamedTuple):
         return Encoded(self.ids[ranges(self.offsets[rows], lengths)], _offsets(lengths))
 
     def part(self, start: int, end: int) -> "Encoded":
-        """The texts ``start`` … ``end - 1``, without a copy of their ids."""
+        """The texts ``start`` … ``end - 1``, without copying their ids."""
         limits = self.offsets[start : end + 1]
         return Encoded(self.ids[limits[0] : limits[-1]], limits - limits[0])
 
 
 def concatenate(parts: Sequence[Encoded]) -> Encoded:
-    """The texts of one or more parts in a row."""
+    """Joins the texts of one or more parts."""
     lengths = np.concatenate([part.lengths for part in parts])
     return Encoded(np.concatenate([part.ids for part in parts]), _offsets(lengths))
 
 
 class KnownWords:
-    """Words with their ids, up to a fixed number.
+    """A cache of a limited number of words with their ids.
 
-    Any number of threads may look up and add: what was added never moves, and a word that two
-    threads add at the same time has the same ids twice.
+    Safe for any number of threads: entries never move, and if two threads add the same word at
+    once, the cache stores its ids twice.
     """
 
     def __init__(self, words: int, size: int, id_type: np.dtype) -> None:
-        """At most so many ``words``, with at most ``size`` bytes and ids together."""
+        """Holds up to ``words`` words, and up to ``size`` bytes and as many ids in all."""
         self.starts = np.empty(words, np.int64)
-        """[words] where the ids of each word begin in ``ids``."""
+        """[words] index in ``ids`` of the first id of each word."""
         self.lengths = np.empty(words, np.int64)
-        # Unused memory is never taken: the system gives pages as they are touched.
+        # The system allocates a page when it is first touched, so unused memory costs nothing.
         self.ids = np.empty(size, id_type)
         self._numbers: dict[bytes, int] = {}
         self._count = self._used = self._bytes = 0
         self._lock = threading.Lock()
 
     def find(self, words: list[bytes]) -> NDArray[np.int64]:
-        """[words] number of each; -1 where it is not known."""
+        """[words] number of each word; -1 for unknown ones."""
         return np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
 
     def add(
         self, words: list[bytes], ids: NDArray[Any], lengths: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
-        """Numbers of ``words``, which are known from now on; None if they are too many."""
+        """Adds ``words`` and returns their numbers, or None if they do not fit."""
         with self._lock:
             first, end = self._used, self._used + len(ids)
             numbers = np.arange(self._count, self._count + len(words))
@@ -249,9 +247,9 @@ class KnownWords:
 class Encoder:
     """Encodes texts exactly as ``tokenizer.encode_batch(texts, add_special_tokens=False)``.
 
-    Any number of threads may use one encoder. Where the configuration of ``tokenizer`` does not let
-    words be encoded by themselves, it is used as it is. At most ``words`` are kept, with at most
-    ``size`` bytes, and ids, in all; when there are more, all are forgotten.
+    Any number of threads may share an encoder. A tokenizer that cannot encode word by word encodes
+    whole texts. The cache holds up to ``words`` words, and up to ``size`` bytes and as many ids in
+    all; when it is full, it starts again from empty.
     """
 
     def __init__(self, tokenizer: Tokenizer, words: int = 1 << 19, size: int = 1 << 24) -> None:
@@ -265,7 +263,7 @@ class Encoder:
     def encode(self, texts: pa.Array) -> Encoded:
         """The ids (:attr:`id_type`) of a string array without nulls."""
         if texts.null_count:
-            raise ValueError("a text is null; every pair must have both sides")
+            raise ValueError("a text is null, but every pair must have both sides")
         if not self.by_word:
             ids, lengths = self._encode(texts)
             return Encoded(ids, _offsets(lengths))
@@ -281,7 +279,7 @@ class Encoder:
     def _ids_of(
         self, words: pa.LargeStringArray
     ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
-        """Ids, and [words] where those of each word begin in them, and how many there are."""
+        """Ids, and for each word [words] the index of its first id and its number of ids."""
         known = self._known
         texts = words.cast(pa.large_binary()).to_pylist()
         numbers = known.find(texts)
@@ -297,7 +295,7 @@ class Encoder:
         return known.ids, known.starts.take(numbers), known.lengths.take(numbers)
 
     def _encode(self, texts: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The ids of n texts in a row, as the tokenizer gives them, and [n] how many each has."""
+        """The tokenizer's ids of n texts in order, and [n] the number of ids of each."""
         found = self._tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
         ids = [encoding.ids for encoding in found]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))

@@ -1,7 +1,7 @@
-"""Existing tokenizers, with the special tokens of this project.
+"""Converts existing tokenizers to the special tokens of this project.
 
-The tokens keep their order; padding, begin, end and unknown come before them. Its own ends,
-truncation and padding are dropped: batches add their own.
+The tokens keep their order after padding, begin, end and unknown. A tokenizer's settings for ends,
+truncation and padding are dropped, since batches handle these.
 """
 
 import json
@@ -17,20 +17,17 @@ from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing.special_tokens import SPECIAL_NAMES, UNK
 
 _MARK = "\ufdd0\ufdd1"
-"""Ends the names of special tokens where a model would find the plain ones in text. Two
-noncharacters of Unicode, which no text for interchange holds."""
-
-
-_HIGHEST = 1 << 24
+"""Suffix of the names of special tokens for models that would find the plain names in text: two
+noncharacters, which Unicode bars from text for interchange."""
+_HIGHEST = 1 << 24  # highest token id of a usable tokenizer
 
 Spell = Callable[[list[str]], list[list[str | None]]]
-"""Gives the tokens of texts as text, None for the unknown ones."""
+"""Returns the tokens of each text as strings, None for unknown ones."""
 
 
 def convert(settings: TokenizerFile | SentencePieceModel) -> tuple[Tokenizer, Spell]:
-    """The tokenizer that ``settings`` names, and how its source spells texts, to compare with.
-
-    CorpusError if it cannot be used here.
+    """Returns the tokenizer that ``settings`` names, and the original's way to spell texts, for
+    comparison. Raises CorpusError if it is unusable.
     """
     path = Path(settings.path)
     if settings.kind == "sentencepiece":
@@ -45,7 +42,7 @@ def convert(settings: TokenizerFile | SentencePieceModel) -> tuple[Tokenizer, Sp
     converted = with_special_tokens(source, path)
     if converted.get_vocab_size() != settings.vocabulary:
         raise CorpusError(
-            f"has {converted.get_vocab_size()} tokens with the special ones, "
+            f"has {converted.get_vocab_size()} tokens including the special ones, but "
             f"tokenizer.vocabulary is {settings.vocabulary}",
             file=path,
             remedy=f"set tokenizer.vocabulary: {converted.get_vocab_size()}",
@@ -80,14 +77,14 @@ def _sentencepiece_spell(path: Path) -> Spell:
 
 
 def special_names(tokenizer: Tokenizer) -> list[str] | None:
-    """The tokens 0 to 3 if they are the special ones; None if the tokenizer is not this project's."""
+    """Returns the tokens 0 to 3 if they are this project's special tokens, otherwise None."""
     found = [tokenizer.id_to_token(number) or "" for number in range(len(SPECIAL_NAMES))]
     plain = tuple(name.removesuffix(_MARK) for name in found)
     return found if plain == SPECIAL_NAMES else None
 
 
 def read_file(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; CorpusError if it is none."""
+    """Reads a tokenizer.json; CorpusError if it is not one."""
     check_regular(path)
     remedy = "give the path of a tokenizer.json of the tokenizers library"
     try:
@@ -96,21 +93,22 @@ def read_file(path: Path) -> Tokenizer:
         raise CorpusError(f"is not a tokenizer ({error})", file=path, remedy=remedy) from None
     highest = max(found.get_vocab().values(), default=0)
     if highest > _HIGHEST:
-        # The library goes through all numbers up to it, whether there are tokens or not.
-        message = f"has a token with the id {highest:,}; the highest that is read is {_HIGHEST:,}"
+        # The library loops over all ids up to the highest, used or not.
+        message = f"has a token with the id {highest:,}; ids up to {_HIGHEST:,} are supported"
         raise CorpusError(message, file=path, remedy=remedy)
     return found
 
 
 def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
-    """The same tokenizer, with the special tokens of this project as the ids 0 to 3.
+    """Returns the same tokenizer with this project's special tokens as the ids 0 to 3.
 
-    Its own special tokens, which no text gives, are left out; its own unknown becomes ours.
+    The original's special tokens, which never occur in encoded text, are dropped; its unknown token
+    becomes ours.
     """
     settings = json.loads(source.to_str())
     model = settings["model"]
     tokens = _in_order(model, path)
-    # Byte pairs are merged, never looked up as a whole; the others would find <s> in a text.
+    # BPE only merges pairs, but other models look up whole words and would find <s> in a text.
     mark = "" if model["type"] == "BPE" else _MARK
     names = [name + mark for name in SPECIAL_NAMES]
     dropped = {token["content"] for token in settings["added_tokens"] if token["special"]}
@@ -127,7 +125,7 @@ def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
         if model.get("unk_token") is not None:
             model["unk_token"] = names[UNK]
     if model["type"] == "BPE":
-        # Older files write the two sides as one text.
+        # Older files store both sides in one string.
         merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
         model["merges"] = [pair for pair in merges if not dropped & set(pair)]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -151,7 +149,7 @@ def _in_order(model: dict[str, Any], path: Path) -> list[str]:
             raise CorpusError(
                 f"is a model of type {other}",
                 file=path,
-                remedy="take BPE, Unigram, WordPiece or WordLevel",
+                remedy="use a model of type BPE, Unigram, WordPiece or WordLevel",
             )
 
 
@@ -163,8 +161,8 @@ def _unknown(model: dict[str, Any]) -> str | None:
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:
-    """The tokenizer of a SentencePiece model; CorpusError if it is none, or of a type that the
-    tokenizers library does not have."""
+    """Converts a SentencePiece model; CorpusError if the file is not one, or its type is missing
+    from the tokenizers library."""
     proto = _read_proto(path)
     pieces = proto.pieces
     kind = type(pieces[0])
@@ -194,7 +192,7 @@ def read_sentencepiece(path: Path) -> Tokenizer:
             raise CorpusError(
                 "is a SentencePiece model of words or characters",
                 file=path,
-                remedy="take one of type unigram or bpe",
+                remedy="use a model of type unigram or bpe",
             )
     tokenizer = Tokenizer(model)
     _set_spaces(tokenizer, proto)
@@ -234,7 +232,7 @@ def _read_proto(path: Path) -> Any:
 def _merges(
     vocabulary: Sequence[tuple[str, float]], numbers: dict[str, int]
 ) -> list[tuple[str, str]]:
-    """The pairs that make the pieces, those of high scores first, as SentencePiece merges them."""
+    """The pairs that form pieces, highest score first: the order in which SentencePiece merges."""
     found = []
     for piece, score in vocabulary:
         for cut in range(1, len(piece)):

@@ -1,8 +1,7 @@
-"""One tokenizer for both languages.
+"""Trains one tokenizer for both languages, or converts an existing one.
 
-It is trained, or an existing one is converted. A trained one is a byte-level BPE (Sennrich
-et al., arXiv 1508.07909, over UTF-8 bytes): it has a token for every byte, so that any text comes
-back exactly and nothing is unknown. The text is not normalised.
+We train byte-level BPE (Sennrich et al., arXiv 1508.07909, over UTF-8 bytes). It has a token for
+every byte, so decoding restores any text exactly and no token is unknown. We do not normalise text.
 """
 
 import hashlib
@@ -29,14 +28,14 @@ from transformer_core.data.tokenizing.encoding import PIECES
 from transformer_core.data.tokenizing.existing import convert, special_names, speller
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES, UNK
 
-_COMPARED = 1_000  # pairs that an existing tokenizer is tried on
+_COMPARED = 1_000  # pairs on which we compare a converted tokenizer with the original
 
 
 def untrained() -> Bpe:
-    """The tokenizer before training: how text is cut and put together again.
+    """A tokenizer before training, which only splits text and joins it again.
 
-    The first cut is before every space. It needs no expression, so that
-    :mod:`transformer_core.data.tokenizing.encoding` can make it on raw bytes.
+    It splits first before every space. That needs no regular expression, so
+    :mod:`transformer_core.data.tokenizing.encoding` can do it on raw bytes.
     """
     bpe = Bpe(models.BPE(unk_token="<unk>"))
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,14 +50,14 @@ def untrained() -> Bpe:
 
 
 def train(pairs: PairFile, settings: Tokenizer) -> tuple[Bpe, int]:
-    """A trained tokenizer, and the number of pairs it was trained on.
+    """Returns a trained tokenizer, and the number of pairs that it was trained on.
 
-    The vocabulary is smaller than asked for if the corpus has no more repeated pieces.
+    The vocabulary is smaller than requested if the corpus runs out of repeated pieces.
     """
     sample = evenly_spaced(len(pairs), settings.sample_pairs)
     if not len(sample):
         raise CorpusError(
-            "holds no pair", file=pairs.path, remedy="give the corpus some training pairs"
+            "contains no pair", file=pairs.path, remedy="add training pairs to the corpus"
         )
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocabulary,
@@ -73,7 +72,7 @@ def train(pairs: PairFile, settings: Tokenizer) -> tuple[Bpe, int]:
 
 
 def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
-    """Both sides of the pairs ``rows`` (ascending), one list per side and record batch."""
+    """Yields both sides of the pairs ``rows`` (ascending), one list per side and record batch."""
     first = 0
     with Progress("read for the tokenizer", "pairs", len(rows)) as progress:
         for batch in pairs:
@@ -88,12 +87,13 @@ def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
 def take(
     pairs: PairFile, settings: TokenizerFile | SentencePieceModel
 ) -> tuple[Bpe, int, int, int]:
-    """An existing tokenizer, tried on some pairs of the corpus: how many, how
-    many of their sentences its source spells otherwise, and how many do not come back exactly.
+    """Converts an existing tokenizer and tries it on some pairs of the corpus. Returns it with the
+    number of pairs, the number of sentences that the original encodes differently, and the number
+    that decoding does not restore exactly.
     """
     tokenizer, theirs = convert(settings)
     names = special_names(tokenizer)
-    assert names is not None  # which was converted
+    assert names is not None, "convert() adds the special tokens"
     ours = speller(tokenizer, names[UNK])
     sample = evenly_spaced(len(pairs), _COMPARED)
     different = inexact = 0
@@ -105,10 +105,10 @@ def take(
 
 
 def load_tokenizer(path: str | Path, expected: str | None = None) -> Bpe:
-    """The tokenizer of ``path``; text that looks like a special token stays text.
+    """Reads the tokenizer at ``path``; text that looks like a special token stays text.
 
-    Raises CorpusError if the file is missing, damaged, has other special tokens or another SHA-256
-    than ``expected``, and ConfigError if it is not what it was when it was made.
+    Raises CorpusError if the file is missing or damaged, has other special tokens, or its SHA-256
+    is not ``expected``; ConfigError if it has changed since it was written.
     """
     check(Path(path))
     try:
@@ -127,7 +127,7 @@ def load_tokenizer(path: str | Path, expected: str | None = None) -> Bpe:
         raise CorpusError(
             f"gives {' '.join(SPECIAL_NAMES)} the ids {ids} instead of 0 to 3",
             file=path,
-            remedy="name it in the study, tokenizer: {kind: file, path: ...}; it is then converted",
+            remedy="name it in the study, tokenizer: {kind: file, path: ...}, to convert it",
         )
     bpe.encode_special_tokens = True
     return bpe
@@ -145,7 +145,7 @@ def detokenize(bpe: Bpe, ids: Iterable[int]) -> str:
 
 
 class TrainTokenizer(Job):
-    """To train one byte-level BPE tokenizer on both sides of the training pairs, or to convert an
+    """Trains one byte-level BPE tokenizer on both sides of the training pairs, or converts an
     existing one."""
 
     kind = "tokenizer"
@@ -183,13 +183,13 @@ class TrainTokenizer(Job):
 def _tell(report: TokenizerReport, asked: int, output: Path) -> None:
     tokens, sentences = report.vocabulary, 2 * report.sample_pairs
     if tokens < asked:
-        told = "%d tokens, fewer than the %d asked for: the corpus has no more repeated pieces"
+        told = "%d tokens, fewer than the %d requested: the corpus has no more repeated pieces"
         log.warning(told, tokens, asked)
     if report.different:
-        told = "%d of %d sentences are encoded otherwise than by %s"
+        told = "%d of %d sentences are encoded differently from %s"
         log.warning(told, report.different, sentences, report.source)
     if report.inexact:
-        told = "%d of %d sentences do not come back exactly from their ids: BLEU is computed "
-        log.warning(f"{told}against what comes back", report.inexact, sentences)
+        told = "decoding does not restore %d of %d sentences exactly: BLEU uses the decoded text"
+        log.warning(told, report.inexact, sentences)
     told = "%s: %d tokens from %d pairs in %.1f s"
     log.info(told, output, tokens, report.sample_pairs, report.seconds)
