@@ -99,7 +99,7 @@ def test_windows_from_any_batch_on(batching):
         assert [rows.tolist() for window in windows for rows in window.rows] == batches[first:]
     assert list(plan_epoch(store, batching, 3, 1, len(batches))) == []
     for outside in (-1, len(batches) + 1):
-        with pytest.raises(ValueError, match=f"epoch 1: it has {len(batches)} batches"):
+        with pytest.raises(ValueError, match=f"epoch 1: the epoch has {len(batches)} batches"):
             list(plan_epoch(store, batching, 3, 1, outside))
 
 
@@ -291,7 +291,7 @@ def test_a_special_token_in_a_sentence_is_refused(token):
     store.target.ids[0] = np.array([9, 9, 9, 9, token, 9], np.uint16)
     (window,) = plan_epoch(store, FixedSize(kind="fixed_size"), 1, 0)
     WindowRows(store, window, 1, PaddedRows())
-    with pytest.raises(ValueError, match="a target sentence holds the special token"):
+    with pytest.raises(ValueError, match="a target sentence contains the special token"):
         WindowRows(store, window, 1, PackedRows(kind="packed"))
 
 

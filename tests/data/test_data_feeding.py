@@ -146,7 +146,7 @@ def test_resume_equals_uninterrupted(store, prefetch):
 
 
 def test_position_outside_the_epoch_is_refused(store):
-    with pytest.raises(ValueError, match="epoch 0: it has"):
+    with pytest.raises(ValueError, match="epoch 0: the epoch has"):
         next(feed(store, prefetch=2).batches(0, epoch_batches(store) + 1))
     assert_no_thread()
 

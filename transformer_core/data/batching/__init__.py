@@ -1,1 +1,1 @@
-"""Shards become global batches: planning an epoch, rows, packing, feeding."""
+"""From shards to global batches: planning an epoch, forming rows, packing, feeding."""

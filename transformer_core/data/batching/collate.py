@@ -1,4 +1,4 @@
-"""Pairs as tensors: a row for each, padded to the longest, or several in a row."""
+"""Turns pairs into tensors: each in its own row, padded to the longest, or several in one row."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +17,12 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Known:
-    """Facts of a batch that the host knows from its lengths; asking a GPU makes the host wait."""
+    """Facts about a batch that the host knows from its lengths; asking a GPU would make it wait."""
 
-    source_full: bool = False  # whether it is known that no source has padding
+    source_full: bool = False  # whether no source has padding, as far as is known
     lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    """Tokens of each source and of each target sentence, ends included, in the order in which they
-    stand in the batch, row after row; of texts, those of each row and of each text in it."""
+    """Token counts of the source and of the target sentences, ends included, in the order of the
+    batch, row after row. For texts: token counts of the rows, and of the texts in them."""
 
 
 NOTHING = Known()
@@ -30,23 +30,22 @@ NOTHING = Known()
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs of sentences for one forward pass, one after the other in a row, then padding."""
+    """Sentence pairs, or texts, for one forward pass; padding comes at the end of a row."""
 
-    source: Tensor
-    """[b, s] int64: of each pair source ids and EOS; PAD up to the longest row. [b, 0] of texts."""
-    target_input: Tensor  # [b, t] int64: of each pair, or text of a row, BOS and target ids; PAD
-    target_output: Tensor  # [b, t] int64: of each pair, or text of a row, target ids and EOS; PAD
-    pairs: int  # sentence pairs, or rows of texts; 0 if the row is a placeholder
-    known: Known = NOTHING  # what the host knows of it
+    source: Tensor  # [b, s] int64: source ids and EOS of each pair, then PAD. Texts: [b, 0]
+    target_input: Tensor  # [b, t] int64: BOS and target ids of each pair or text, then PAD
+    target_output: Tensor  # [b, t] int64: target ids and EOS of each pair or text, then PAD
+    pairs: int  # sentence pairs, or rows of texts; 0 if the only row is a placeholder
+    known: Known = NOTHING  # facts that the host knows about it
 
     @property
     def fields(self) -> tuple[Tensor, Tensor, Tensor, Known]:
-        """The arguments of the module around model and loss."""
+        """The arguments of the module that holds model and loss."""
         return self.source, self.target_input, self.target_output, self.known
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of source and target_output with padding."""
+        """Number of tokens of source and target_output, padding included."""
         return self.source.numel() + self.target_output.numel()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
@@ -58,18 +57,18 @@ class Batch:
         return self._with(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory until ``stream`` is done with the batch, which another stream filled."""
+        """Keeps the memory, which another stream filled, until ``stream`` is done with it."""
         for tensor in (self.source, self.target_input, self.target_output):
             tensor.record_stream(stream)
 
     def widened(self, rows: int, source_width: int, target_width: int) -> "Batch":
-        """The same rows with padding at their ends, up to these widths, and rows behind them that
-        have one token and no label, so that their loss and gradients are 0."""
+        """Pads the rows to these widths, and adds rows with one token and no label, whose loss and
+        gradients are 0, until there are ``rows``."""
         added = rows - len(self.source)
 
         def wide(tensor: Tensor, width: int, first: int) -> Tensor:
             padded = F.pad(tensor, (0, width - tensor.size(1), 0, added), value=PAD)
-            padded[len(tensor) :, :1] = first  # texts have a source of no width
+            padded[len(tensor) :, :1] = first  # the source of texts has no column to fill
             return padded
 
         known = self.known
@@ -99,10 +98,10 @@ class Batch:
 
 
 def collate(source: Ragged, target: Ragged) -> Batch:
-    """Each pair in a row of its own, padded to the longest.
+    """Puts each pair into its own row, padded to the longest.
 
-    No pairs become one row without a label: its loss and gradients are 0, but a replica that got
-    no pair still takes part in the collective operations.
+    Without pairs, gives one row without a label. Its loss and gradients are 0, but with it a replica
+    without pairs can take part in the collective operations.
     """
     if not len(source):
         one, length = torch.full((1, 1), EOS), np.ones(1, np.int64)
@@ -119,10 +118,10 @@ def collate(source: Ragged, target: Ragged) -> Batch:
 
 
 def collate_texts(source: Ragged, target: Ragged) -> Batch:
-    """Rows of texts, which hold the ends of texts themselves; ``source`` is not used.
+    """Builds a batch from rows of texts, which already contain EOS; ignores ``source``.
 
-    BOS stands where a text begins, or goes on in a new row: with it, rows tell their texts apart.
-    No rows become one without a label, as in :func:`collate`.
+    BOS marks where a text begins, or continues in a new row, so a row shows its texts. Without rows,
+    gives one without a label, as :func:`collate` does.
     """
     if not len(target):
         return replace(collate(source, target), source=torch.empty((1, 0), dtype=torch.int64))
@@ -145,11 +144,11 @@ def collate_packed(
     columns: tuple[NDArray[np.int64], NDArray[np.int64]],
     shape: tuple[int, int, int],
 ) -> Batch:
-    """Several pairs in a row.
+    """Packs several pairs into a row.
 
-    ``row`` [pairs] is that of each pair, and ``columns`` [pairs] say where its source and its
-    target begin there; ``shape`` is the number of rows, and their tokens on both sides. No pairs
-    become one row without a label, as in :func:`collate`.
+    ``row`` [pairs] is the row of each pair, and ``columns`` [pairs] are where its source and its
+    target begin there. ``shape`` is the number of rows, and their width on each side. Without
+    pairs, gives one row without a label, as :func:`collate` does.
     """
     if not len(source):
         return collate(source, target)
@@ -165,7 +164,7 @@ def collate_packed(
     outputs.reshape(-1)[begins + target.lengths] = EOS
     inputs.reshape(-1)[places + 1] = ids
     inputs.reshape(-1)[begins] = BOS
-    order = np.lexsort((columns[0], row))  # on both sides alike
+    order = np.lexsort((columns[0], row))  # the same order on both sides
     lengths = (source.lengths + np.int64(1))[order], (target.lengths + np.int64(1))[order]
     return _batch(sources, inputs, outputs, len(source), Known(lengths=lengths))
 
@@ -179,7 +178,7 @@ def _padded(rows: Ragged) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """[b, longest + 1] ids with EOS and PAD, and the same without EOS in the type of the ids."""
     values, lengths = rows.values, rows.lengths
     width, step = int(lengths.max()) + 1, values.itemsize
-    # Every row is read at the full width at once; tokens of the next rows become PAD.
+    # We read every row at full width; tokens of the rows after it become PAD.
     shape = (len(values) - width + 1, width)
     windows: NDArray[Any] = np.ndarray(shape, values.dtype, values, 0, (step, step))
     ids = windows[rows.starts]

@@ -1,15 +1,14 @@
-"""Global batches of an epoch, planned window by window from the lengths alone.
+"""Plans the global batches of an epoch, window by window, from the lengths alone.
 
-The plan depends on lengths, batching, seed and epoch, on nothing else: every variant and every
-number of devices sees the same global batches in the same order.
+The plan depends only on lengths, batching, seed and epoch, so every variant and every number of
+devices sees the same global batches in the same order.
 
-An epoch goes through the corpus in windows of about :data:`WINDOW` pairs (more if batches are large:
-those of similar lengths must be found among enough), so that neither the time to the first batch
-nor memory grows with the corpus. A corpus of one window is in perfectly random
-order. A larger one is cut into blocks of :data:`BLOCK` neighbours, from a random place on; a window
-takes blocks in random order, and batches mix the pairs of a window. So pairs that stand close
-together in the corpus meet in a window, though hardly in a batch, and every pair comes once an
-epoch.
+An epoch goes through the corpus in windows of about :data:`WINDOW` pairs (more if batches are large,
+so that enough pairs have similar lengths). Neither the time to the first batch nor memory grows with
+the corpus. A corpus of one window is in perfectly random order. A larger one is cut into blocks of
+:data:`BLOCK` neighbours, starting at a random place; a window takes blocks in random order, and
+batches mix the pairs of a window. Neighbours in the corpus are thus in the same window, but hardly
+ever in the same batch, and every pair occurs once an epoch.
 """
 
 from collections.abc import Iterator
@@ -23,13 +22,13 @@ from transformer_core.data.arrays import ranges
 from transformer_core.data.sharding.shard_store import PairStore
 
 WINDOW = 2**17
-"""Approximate number of pairs that are planned together: a hundredth of a second's work."""
-LARGEST_WINDOW = 2**20  # pairs that are planned together at most: some 100 MB
+"""Approximate number of pairs planned together: a hundredth of a second's work."""
+LARGEST_WINDOW = 2**20  # limit of pairs planned together: some 100 MB
 WINDOW_BATCHES = 1024
-"""Batches of similar lengths that are cut from a window if it is large enough: with fewer, lengths
-in a batch differ more, and padding grows."""
+"""Wanted number of batches in a window: with fewer, lengths within a batch differ more, and padding
+grows."""
 BLOCK = 512
-"""Neighbours in the corpus that are read together: a stretch of some pages of the memory map."""
+"""Neighbours in the corpus that are read together: some consecutive pages of the memory map."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class Window:
     """Some pairs of an epoch and the global batches that they form."""
 
     spans: NDArray[np.int64]
-    """[n, 2] the pairs start … stop - 1 of the corpus. A pair's number in the window is its place
-    in all spans, laid end to end."""
+    """[n, 2] the pairs start … stop - 1 of the corpus. The pairs of a window are numbered across
+    its spans, in order."""
     order: NDArray[np.int64]  # [pairs] numbers of the pairs in the window, batch after batch
-    starts: NDArray[np.int64]  # [batches + 1] where each batch begins and ends in ``order``
+    starts: NDArray[np.int64]  # [batches + 1] limits of the batches in ``order``
     first_batch: int  # number of the first batch in the epoch
 
     def __len__(self) -> int:
@@ -56,16 +55,16 @@ class Window:
 def plan_epoch(
     store: PairStore, batching: AnyBatching, seed: int, epoch: int, batch: int = 0
 ) -> Iterator[Window]:
-    """The windows of an epoch from the one that holds ``batch`` on, planned as they are taken.
+    """Yields the windows of an epoch from the one that holds ``batch`` on, planned on demand.
 
-    Batches of a fixed size are found by arithmetic; with a token budget the windows before must be
-    planned too, which takes a small fraction of the time of training on them. Only lengths are read.
+    Arithmetic finds batches of a fixed size; with a token budget we must plan the windows before,
+    too, in a small fraction of the time of training on them. Only lengths are read.
 
-    TokenBudget bounds ``rows * (longest source + 1 + longest target + 1)`` of a batch (a pair that
-    is longer than the budget is a batch by itself, and the last of a window may be small); FixedSize
-    takes a number of pairs, and the last batch of the epoch is smaller.
+    TokenBudget bounds ``rows * (longest source + 1 + longest target + 1)`` of a batch (a longer
+    pair is a batch by itself, and the last batch of a window may be small); FixedSize gives the
+    number of pairs, and the last batch of the epoch is smaller.
 
-    Raises ValueError, when all windows are taken, if the epoch has fewer batches.
+    Raises ValueError after the last window if the epoch has fewer batches.
     """
     unit = batching.scaled_pairs if isinstance(batching, FixedSize) else 1
     units = -(-len(store) // unit)
@@ -82,15 +81,15 @@ def plan_epoch(
         if first_batch > batch:
             yield window
     if not 0 <= batch <= first_batch:
-        raise ValueError(f"batch {batch} of epoch {epoch}: it has {first_batch} batches")
+        raise ValueError(f"batch {batch} of epoch {epoch}: the epoch has {first_batch} batches")
 
 
 def divide(window: Window, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The pairs of every batch dealt out to ``parts`` (the micro-batches of all ranks).
+    """Deals the pairs of every batch out to ``parts`` (the micro-batches of all ranks).
 
-    A part takes every ``parts``-th pair, so that all have about the same lengths. Returns the
-    numbers of the pairs in the window [pairs], part after part, and where each part begins and ends
-    [batches * parts + 1]; parts may be empty.
+    A part takes every ``parts``-th pair, so that all have similar lengths. Returns the numbers of
+    the pairs in the window [pairs], part after part, and the limits of the parts
+    [batches * parts + 1]; a part may be empty.
     """
     sizes = np.diff(window.starts)
     place = np.arange(len(window.order)) - np.repeat(window.starts[:-1], sizes)
@@ -109,15 +108,15 @@ def cut_by_tokens(
     tokens: int,
     ends: int = 1,
 ) -> NDArray[np.int64]:
-    """[batches + 1] where to cut pairs, in the order given, into batches of a token budget.
+    """[batches + 1] limits at which to cut pairs, in the given order, into batches of a token budget.
 
-    Each batch takes as many pairs as fit, and at least one. ``ends`` are added to each length.
+    Each batch takes as many pairs as fit, and at least one. Each length grows by ``ends``.
     """
     sources = source_lengths.astype(np.int64) + ends
     targets = target_lengths.astype(np.int64) + ends
     starts, start = [0], 0
     while start < len(sources):
-        # The first pair bounds the number of rows, so only these are looked at.
+        # The first pair bounds the number of rows, so we look at no more pairs than that.
         most = max(1, tokens // int(sources[start] + targets[start]))
         longest = np.maximum.accumulate(sources[start : start + most])
         longest += np.maximum.accumulate(targets[start : start + most])
@@ -161,10 +160,10 @@ def _plan_window(
 
 
 def _spans(begin: int, end: int, pairs: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """[n, 2] which pairs of the corpus come at the places begin … end - 1 of an epoch.
+    """[n, 2] the pairs of the corpus at the places begin … end - 1 of an epoch.
 
-    Blocks are taken in random order, from a random place of the corpus on and round its end. The
-    last block is what is left over, and keeps its place.
+    Blocks come in random order. The first starts at a random pair, and they wrap around the end of
+    the corpus. The last block, which is shorter, keeps its place.
     """
     if end - begin == pairs:
         return np.array([[0, pairs]])
@@ -191,18 +190,18 @@ def _by_length(
     tokens: int,
     random: np.random.PCG64,
 ) -> NDArray[np.int64]:
-    """Pairs in an order in which neighbours have about the same source and target length.
+    """Orders pairs so that neighbours have similar source and target lengths.
 
-    Bands of similar source length, sorted by target length up and down in turn. Pairs of equal
-    length keep their shuffled order, and the limits of the bands move with the epoch.
+    Bands of similar source length are sorted by target length, alternately up and down. Pairs of
+    equal length keep their shuffled order, and the limits of the bands move with the epoch.
     """
     pairs = len(shuffled)
-    # 16 bits: numpy then sorts by radix, an order of magnitude faster.
+    # numpy sorts 16-bit numbers by radix, an order of magnitude faster.
     sources = np.minimum(source_lengths, 0xFFFF).astype(np.uint16)
     targets = np.minimum(target_lengths, 0xFFFF).astype(np.uint16)
     order = shuffled[np.argsort(sources[shuffled], kind="stable")]
     total = int(source_lengths.sum(dtype=np.int64) + target_lengths.sum(dtype=np.int64)) + 2 * pairs
-    # As many bands as batches in a band, which balances the padding of source and target.
+    # We use as many bands as there are batches in a band, to balance source and target padding.
     bands = min(0xFFFF, max(1, round((total / tokens) ** 0.5)))
     shift = int(random.random_raw()) % max(pairs, 1)
     band = ((np.arange(pairs) * bands + shift) // max(pairs, 1)).astype(np.uint16)
@@ -216,8 +215,8 @@ def _permutation(random: np.random.PCG64, count: int) -> NDArray[np.int64]:
 
 
 def _random(seed: int, *place: int) -> np.random.PCG64:
-    """Random bits of an epoch, or of a window of it. The raw stream of a bit generator is the same
-    in every version of numpy; its distributions are not."""
+    """Random bits of an epoch, or of one of its windows. Unlike its distributions, the raw stream of
+    a bit generator is the same in every version of numpy."""
     return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=place))
 
 
@@ -226,12 +225,12 @@ ROUNDS = 4
 
 def permute(places: NDArray[np.int64], count: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The numbers at ``places`` (each below ``count``) of the random order of 0 … count - 1 that
-    the :data:`ROUNDS` ``keys`` choose. Any part of the order is worked out by itself.
+    the :data:`ROUNDS` ``keys`` choose; computes no other part of the order.
 
     A Feistel network with four rounds (Luby and Rackoff, SIAM J. Computing 17, 1988) permutes the
-    numbers of an even count of bits; a number that falls outside 0 … count - 1 is permuted again
-    until it falls inside (cycle walking: Black and Rogaway, CT-RSA 2002). There are fewer than four
-    times as many numbers as wanted, so that takes fewer than four turns on average.
+    numbers of an even count of bits. We permute a number outside 0 … count - 1 again until it falls
+    inside (cycle walking: Black and Rogaway, CT-RSA 2002). The network covers fewer than four times
+    ``count`` numbers, so this takes fewer than four turns on average.
     """
     half = np.uint64(((count - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << int(half)) - 1)
@@ -251,8 +250,8 @@ def _rounds(
 
 
 def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every bit in changes half
-    of the bits out."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every input bit flips about
+    half of the output bits."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

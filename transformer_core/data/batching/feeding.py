@@ -1,12 +1,4 @@
-"""Batches for a training and for an evaluation: pairs as the rows of all micro-batches of a window, alone or
-several packed in one, and the global batches that a rank is fed.
-
-Packed rows have no cross-contamination (arXiv 2107.02027): every pair stands in one row with both
-its sides, so a row has to hold the sources and the targets of its pairs. The pairs of a micro-batch
-are dealt out over a number of rows in rounds, longest first; in every round the fullest row gets
-the shortest pair, which balances the rows. Rounds are taken together for all micro-batches of a
-window, so nothing loops over pairs.
-"""
+"""Feeds the global batches of a training to a rank, and the batches of an evaluation."""
 
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -29,7 +21,7 @@ from transformer_core.data.sharding.shard_store import PairStore
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One optimizer step: this rank's micro-batches, and the counts over all ranks."""
+    """The batch of one optimizer step: this rank's micro-batches, and counts over all ranks."""
 
     epoch: int  # pass over the corpus, from 0
     index: int  # number within the epoch, from 0
@@ -51,8 +43,8 @@ class Feed:
 
     A global batch is divided into ``world_size * micro_batches`` parts; this rank gets the parts
     ``rank * micro_batches + m``, each padded to its own longest row. The counts over all ranks
-    follow from the lengths, so that ranks need not talk. A thread prepares ``prefetch`` batches
-    ahead; by default 2 on CUDA, and none on the CPU, where it would take time from the training.
+    follow from the lengths, so ranks need not communicate. A thread prepares ``prefetch`` batches
+    ahead; by default 2 on CUDA, and none on the CPU, where it would slow down the training.
     """
 
     def __init__(
@@ -76,10 +68,10 @@ class Feed:
         self._prefetch = (CUDA_PREFETCH if self._cuda else 0) if prefetch is None else prefetch
 
     def batches(self, epoch: int = 0, batch: int = 0) -> Batches:
-        """Endless global batches from this position on, one epoch after the other.
+        """Yields global batches without end from this position on, epoch after epoch.
 
-        They are those of a feed that was never interrupted; the position after the last batch of
-        an epoch is the start of the next. Close the generator to end its thread.
+        They equal those of a feed that was never interrupted; the position after the last batch of
+        an epoch means the start of the next. Close the generator to end its thread.
 
         Raises ValueError if the epoch has fewer batches.
         """
@@ -105,9 +97,9 @@ class Feed:
             epoch, batch = epoch + 1, 0
 
     def _sent(self, made: Batches) -> Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]:
-        """The batches on their way to the device, each with an event that ends its copies.
+        """Starts copying batches to the device; yields each with an event at the end of its copies.
 
-        Copies from page-locked memory, on a stream of their own, run beside the training.
+        Copies from page-locked memory, on a separate stream, overlap with the training.
         """
         stream = torch.cuda.Stream(self._device)
         with closing(made):
@@ -121,7 +113,7 @@ class Feed:
     def _received(
         self, sent: Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]
     ) -> Batches:
-        """Yields batches once the current stream may use them; the host does not wait."""
+        """Yields batches after telling the current stream, not the host, to wait for their copies."""
         with closing(sent):
             for item, arrived in sent:
                 stream = torch.cuda.current_stream(self._device)
@@ -131,7 +123,7 @@ class Feed:
                 yield item
 
     def _ahead(self, made: Generator[T, None, None]) -> Generator[T, None, None]:
-        """The same items, the next few of them made by a thread meanwhile."""
+        """Yields the same items while a thread prepares the next few."""
         if not self._prefetch:
             yield from made
             return
@@ -147,7 +139,7 @@ class Feed:
                     future.cancel()
 
     def _on_device(self) -> None:
-        # A new thread starts on device 0; pinning memory there would take a context on it.
+        # A new thread starts on device 0; pinning memory there would create a context on it.
         if self._cuda:
             torch.cuda.set_device(self._device)
 
@@ -159,11 +151,10 @@ def evaluation_batches(
     pairs_per_batch: int | None = None,
     tokens_per_batch: int = 8_192,
 ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-    """The first ``max_pairs`` pairs (None: all), each once, with their numbers in the store.
+    """Yields the first ``max_pairs`` pairs (None: all), each once, with their numbers in the store.
 
-    Longest first, so that memory that does not suffice shows at once. A batch has
-    ``pairs_per_batch`` pairs or, where that is None, ``tokens_per_batch`` tokens with padding.
-    The last may be smaller.
+    The longest come first, so that a lack of memory shows at once. A batch has ``pairs_per_batch``
+    pairs or, if that is None, ``tokens_per_batch`` tokens with padding. The last may be smaller.
     """
     count = len(store) if max_pairs is None else min(max_pairs, len(store))
     sources, targets = (
@@ -180,6 +171,6 @@ def evaluation_batches(
 
 
 def gathered(store: PairStore, rows: NDArray[np.int64]) -> Batch:
-    """The pairs, or rows of texts, ``rows`` of ``store`` as a batch."""
+    """Reads the pairs, or rows of texts, ``rows`` of ``store`` as a batch."""
     in_rows = collate_texts if store.texts else collate
     return in_rows(store.source.gather(rows), store.target.gather(rows))

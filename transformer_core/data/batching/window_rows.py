@@ -1,5 +1,11 @@
-"""The places of the pairs of a window in the rows of its micro-batches, and what follows from them:
-shapes and tokens. Nothing here imports torch until a batch is asked for."""
+"""Assigns the pairs of a window to the rows of its micro-batches, one pair to a row or several packed
+in one; shapes and token counts follow. Imports torch only to build a batch.
+
+Packed rows have no cross-contamination (arXiv 2107.02027), and a row holds both sides of each of its
+pairs. We deal the pairs of a micro-batch out over its rows in rounds, longest first; in every round
+the fullest row gets the shortest pair, which balances the rows. One round serves all micro-batches
+of a window, so nothing loops over pairs.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Packing:
-    """Places of pairs that come group after group, each group in rows of its own."""
+    """The places of pairs, ordered by group; each group has separate rows."""
 
     row: NDArray[np.int64]  # [pairs] row of each pair in its group
-    source_column: NDArray[np.int64]  # [pairs] where its source begins in the row
-    target_column: NDArray[np.int64]  # [pairs] where its target begins in the row
-    rows: NDArray[np.int64]  # [groups] rows of each group; 0 for a group without pairs
+    source_column: NDArray[np.int64]  # [pairs] column of the row in which its source begins
+    target_column: NDArray[np.int64]  # [pairs] column of the row in which its target begins
+    rows: NDArray[np.int64]  # [groups] number of rows of each group; 0 for an empty group
     source_width: NDArray[np.int64]  # [groups] tokens of the fullest row, source side
     target_width: NDArray[np.int64]  # [groups] tokens of the fullest row, target side
 
@@ -32,11 +38,11 @@ class Packing:
 def pack(
     sources: NDArray[np.int64], targets: NDArray[np.int64], starts: NDArray[np.int64], tokens: int
 ) -> Packing:
-    """Pack each group of pairs into rows of about ``tokens`` tokens on a side; a longer sentence
-    makes all rows of its group as long.
+    """Packs each group of pairs into rows of about ``tokens`` tokens on a side; a longer sentence
+    lengthens all rows of its group.
 
-    ``sources`` and ``targets`` [pairs] are tokens of each, ends included; ``starts`` [groups + 1]
-    says where each group begins and ends.
+    ``sources`` and ``targets`` [pairs] are the token counts of each pair, ends included; ``starts``
+    [groups + 1] are the limits of the groups.
     """
     groups = len(starts) - 1
     longest = np.maximum(group_maxima(sources, starts), group_maxima(targets, starts))
@@ -54,7 +60,7 @@ def pack(
     by_turn = np.argsort(turn, kind="stable")
     for chosen in np.split(by_turn, np.cumsum(np.bincount(turn))[:-1]) if len(turn) else []:
         pairs = order[chosen]
-        # The rows of the groups that still have pairs, the emptiest of each group first.
+        # The rows of groups that still have pairs, the emptiest of each group first.
         active = np.zeros(groups, bool)
         active[group[chosen]] = True
         candidates = np.flatnonzero(active[group_of_row])
@@ -72,11 +78,11 @@ def pack(
 
 
 class WindowRows:
-    """The micro-batches of a window, made when they are asked for.
+    """The micro-batches of a window, built on demand.
 
-    The places of all pairs and all counts are computed at once. The pairs of the window are copied,
-    whatever part of them is asked for: the pages of the memory map hold pairs of nearly every part.
-    A global batch has ``parts`` micro-batches, over all ranks.
+    We compute the places of all pairs and all counts at once, and copy all pairs of the window,
+    since nearly every page of the memory map holds pairs of nearly every part. A global batch has
+    ``parts`` micro-batches over all ranks.
     """
 
     def __init__(self, store: PairStore, window: Window, parts: int, rows: AnyRows) -> None:
@@ -99,7 +105,7 @@ class WindowRows:
             shapes = [np.diff(self._starts), *longest]
         multiples = (rows.row_multiple, rows.width_multiple, rows.width_multiple)
         shapes = [-(-size // by) * by for size, by in zip(shapes, multiples, strict=True)]
-        # A part without pairs has rows of one token on each side that there is.
+        # An empty part has rows of one token on each side; texts have no source side.
         self.shapes = np.maximum(
             np.stack(shapes, axis=1), [rows.row_multiple, 0 if store.texts else 1, 1]
         )
@@ -107,9 +113,9 @@ class WindowRows:
         sizes = self.shapes[:, 0] * (self.shapes[:, 1] + self.shapes[:, 2])
 
         self.sources, self.targets = sources, targets
-        """[pairs] tokens of each side, ends included, of the pairs part after part."""
+        """[pairs] token counts of each side, ends included, of the pairs part after part."""
         self.batch_starts = self._starts[::parts]
-        """[batches + 1] where the pairs of each global batch begin and end."""
+        """[batches + 1] limits of the global batches among the pairs."""
         self.pairs: list[int] = np.diff(window.starts).tolist()
         """Sentence pairs of each global batch."""
         self.tokens = self._sums(sources + targets)
@@ -121,7 +127,7 @@ class WindowRows:
 
     def batch(self, index: int, part: int) -> "Batch":
         """One part of a global batch of the window."""
-        # Only here: who counts tokens has no use for torch.
+        # Imported late, because counting tokens does not need torch.
         from transformer_core.data.batching.collate import collate, collate_packed, collate_texts
 
         group = index * self._parts + part
@@ -141,11 +147,11 @@ class WindowRows:
 
 
 def _check_ids(side: Ragged, name: str) -> None:
-    """Raise ValueError if a sentence holds a token that marks the limits of sentences in a row."""
+    """Raises ValueError if a sentence contains a token that separates the sentences of a row."""
     ids = side.values[: int(side.lengths.sum())]
     if len(ids) and ids.min() <= EOS:
         raise ValueError(
-            f"a {name} sentence holds the special token {SPECIAL_NAMES[int(ids.min())]}, which "
-            "limits the sentences of a packed row; remedy: take batching.rows: {kind: padded}, or "
-            "a tokenizer that does not find special tokens in text"
+            f"a {name} sentence contains the special token {SPECIAL_NAMES[int(ids.min())]}, which "
+            "separates the sentences of a packed row; remedy: set batching.rows: {kind: padded}, "
+            "or use a tokenizer that does not find special tokens in text"
         )

@@ -1,6 +1,6 @@
-"""Clauses of both languages and what they are made of: noun phrases, subjects and objects.
+"""Clauses of both languages and their parts: noun phrases, subjects and objects.
 
-Agreement is tabulated once; words are drawn at random.
+Tables hold the agreement; words are drawn at random.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,8 @@ from transformer_core.data.grammar.words import (
 Random = Callable[[], float]  # draws a number from 0 up to, not including, 1
 Subject = tuple[str, str, int]  # English, German, grammatical person
 Piece = tuple[str, str, str, str]
-"""English; German pronouns; what is known; what is new. Each begins with a space or is empty."""
+"""English; German pronouns; known information; new information. Each begins with a space or is
+empty."""
 T = TypeVar("T")
 Case = Literal["nominative", "accusative", "dative"]
 _GENDERS = "mfnp"
@@ -52,7 +53,7 @@ _EIN = {"nominative": "- e - e", "accusative": "en e - e", "dative": "em er em e
 
 
 class Determiner(NamedTuple):
-    """A determiner: how it inflects and which adjective endings follow it."""
+    """A determiner with its endings and those of the adjectives after it."""
 
     english: str
     english_plural: str
@@ -129,7 +130,7 @@ def phrase(
 def _with_adjectives(
     group: str, determiner: Determiner, case: Case, plural: bool
 ) -> Iterator[Phrase]:
-    """Half of the phrases have no adjective."""
+    """Yields phrases of all nouns, half of them without an adjective."""
     for noun in NOUNS[group]:
         plain = phrase(determiner, None, noun, case, plural)
         for adjective in ADJECTIVES[group]:
@@ -139,12 +140,12 @@ def _with_adjectives(
 
 @cache
 def phrases(kind: str, group: str, case: Case) -> list[Phrase]:
-    """Noun phrases of a kind; those listed more than once are drawn more often.
+    """Noun phrases of a kind; repeated entries are drawn more often.
 
-    ``the``: with the definite article. ``definite``: all that name something known, and are negated
-    with nicht. ``indefinite``: singular ones with ein, bare ones of drinks. ``no``: the same with
-    kein, the English unchanged. ``counted``: plurals with a number, many, some or nothing, and
-    singular ones with every.
+    ``the``: with the definite article. ``definite``: all that name something known, negated with
+    nicht. ``indefinite``: singular with ein; drinks without an article. ``no``: the same with kein,
+    but unchanged in English. ``counted``: plural with a number, many, some or no determiner, and
+    singular with every.
     """
     drinks = group == "drinks"
 
@@ -180,7 +181,7 @@ def names(case: Case) -> list[tuple[str, str]]:
     return found
 
 
-# Which object pronouns would have to be reflexive after a subject of that person.
+# By person of the subject, the object pronouns that would have to be reflexive after it.
 _OWN_PRONOUNS = (("me", "us"), ("you",), (), ("me", "us"), ("them",))
 
 
@@ -209,7 +210,7 @@ def as_subject(phrase: Phrase) -> Subject:
 
 
 def pick_subject(random: Random) -> Subject:
-    """A person or persons, as a name, a pronoun or a noun phrase."""
+    """One or more persons, as a name, a pronoun or a noun phrase."""
     return pick(random, subjects()[int(random() * 3)])
 
 
@@ -254,7 +255,7 @@ def _known(english: str, german: str, preposition: str, negated: bool) -> Piece:
 
 
 def verb_object(random: Random, verb: Verb, person: int, negated: bool = False) -> Piece:
-    """Something that ``verb`` takes as its object, with its negation if it is ``negated``."""
+    """An object of ``verb``, with its negation if it is ``negated``."""
     group = pick(random, verb.groups)
     if group == "persons":
         return person_object(random, person, verb.case, verb.preposition, negated)
@@ -268,7 +269,7 @@ _KINDS = ("object",) * 6 + ("local",) * 2 + ("gift", "gift", "direction", "city"
 
 
 def complement(random: Random, person: int, negated: bool = False) -> tuple[Verb, Piece]:
-    """A verb and all that it needs beside a subject in ``person``, reflexive pronoun included."""
+    """A verb and its complement for a subject in ``person``, reflexive pronoun included."""
     kind = pick(random, _KINDS)
     verb = pick(random, verbs()[kind])
     nicht = " nicht" if negated else ""
@@ -307,7 +308,7 @@ def complement(random: Random, person: int, negated: bool = False) -> tuple[Verb
 
 
 class Clause:
-    """One clause in both languages. Its methods give it in the orders that sentences need."""
+    """A clause in both languages. Its methods give it in the word orders that sentences need."""
 
     def __init__(
         self,
@@ -319,7 +320,7 @@ class Clause:
         negated: bool = False,
         time_first: bool = False,
     ) -> None:
-        """``time_first`` puts the German time phrase before what is known, else it comes after."""
+        """``time_first`` puts the German time phrase before known information, not after it."""
         self.subject = subject
         self.form = form
         self.object, pronouns, known, new = piece
@@ -331,7 +332,7 @@ class Clause:
         self.negated = negated
 
     def predicate(self) -> Pair:
-        """Without the subject, verb first: what a second clause adds after and."""
+        """The clause without its subject, verb first, as it follows "and"."""
         form = self.form
         if self.negated:
             english = f"{form.negation} {form.base}{self.object}{self.en_time}"
@@ -346,11 +347,11 @@ class Clause:
         return self.subject[0] + english, self.subject[1] + german
 
     def after_a_clause(self) -> Pair:
-        """A main clause that follows another one: the German verb comes first."""
+        """A main clause after another clause: the German verb comes first."""
         return self.main()[0], self.inverted()
 
     def inverted(self) -> str:
-        """German verb first, as after anything fronted and in questions."""
+        """The German clause with its verb first, as after a fronted phrase and in questions."""
         rest = f"{self.subject[1]}{self.before}{self.de_time}{self.after}{self.form.bracket}"
         return f"{self.form.finite} {rest}"
 
@@ -368,7 +369,7 @@ class Clause:
         return english, self.inverted()
 
     def subclause(self) -> Pair:
-        """After a conjunction: the same English, German with the verb at its end."""
+        """The clause after a conjunction: in German, the verb comes last."""
         german = f"{self.subject[1]}{self.before}{self.de_time}{self.after}{self.form.final}"
         return self.main()[0], german
 
@@ -404,7 +405,7 @@ def make_clause(
             # The progressive shows in German as an adverb only.
             timed = True
         elif tense == "habit" and negated:
-            # Not every day, or every day not? The two languages would differ.
+            # "Not every day" or "every day not": the two languages would differ.
             timed = False
         else:
             timed = random() < 0.6

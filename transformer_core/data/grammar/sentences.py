@@ -1,6 +1,6 @@
-"""Sentence patterns: each draws its words and gives an English-German pair.
+"""Sentence patterns: each draws its words and returns an English-German pair.
 
-The first letter of a pair is small unless it is always capital.
+Sentences begin with a small letter, unless the first word is always capitalised.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,11 +49,11 @@ from transformer_core.data.grammar.words import (
 
 Pattern = Callable[[Random], Pair]
 NOTHING = "", ""
-PATTERNS: list[Pattern] = []  # every pattern as often as its weight
+PATTERNS: list[Pattern] = []  # every pattern, repeated by its weight
 
 
 def pattern(weight: int) -> Callable[[Pattern], Pattern]:
-    """Makes a function one of the patterns."""
+    """Registers a function as one of the patterns."""
 
     def register(function: Pattern) -> Pattern:
         PATTERNS.extend([function] * weight)
@@ -79,7 +79,7 @@ def agree(verb: str, subject: Subject) -> Pair:
 
 
 def capital(pair: Pair) -> Pair:
-    """With capital first letters."""
+    """Capitalises the first letters."""
     return pair[0][0].upper() + pair[0][1:], pair[1][0].upper() + pair[1][1:]
 
 

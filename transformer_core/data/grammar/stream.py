@@ -1,12 +1,12 @@
-"""The embedded corpus: a generator of English-German sentence pairs, any number from a seed.
+"""The built-in corpus: generates any number of English-German sentence pairs from a seed.
 
-Real grammar, small vocabulary: three genders and cases, adjective endings, agreement, separable and
-reflexive verbs, verb-second and verb-final order, two kinds of negation, numbers written the German
-way. German moves what English keeps in one place, so that there is something to learn.
+Its grammar is real and its vocabulary small: three genders and cases, adjective endings, agreement,
+separable and reflexive verbs, verb-second and verb-final order, two kinds of negation, German
+numerals. Models must learn to reorder, since German and English differ in word order.
 
-The vocabulary has some 5,000 words, and no tokenizer finds 30,000 pieces in them. Real text has many
-more because of its names, which are the same in both languages. So names can give way to invented
-ones, of which few are frequent and most are rare: the n-th is drawn with a probability of about 1/n
+No tokenizer finds 30,000 pieces in the vocabulary of some 5,000 words. Real text has many more words
+because of its names, which are the same in both languages. We can therefore replace names by
+invented ones, few of them frequent and most rare: we draw the n-th with a probability of about 1/n
 (Zipf, Human Behavior and the Principle of Least Effort, 1949).
 """
 
@@ -24,14 +24,14 @@ from transformer_core.data.grammar.clauses import Random as Draw
 from transformer_core.data.grammar.sentences import PATTERNS, capital
 from transformer_core.data.grammar.words import CITIES, FIRST_NAMES, Pair, words
 
-CHUNK = 1_000  # pairs that come from one random stream; chunks are independent of each other
+CHUNK = 1_000  # pairs from one random stream; chunks are independent of each other
 
 
 def generate(seed: int, split: Split, count: int, names: int = 0) -> Iterator[Pair]:
-    """The first ``count`` (English, German) pairs of ``split``.
+    """Yields the first ``count`` (English, German) pairs of ``split``.
 
-    A longer corpus begins with the shorter one; splits come from different random streams. With
-    ``names``, that many invented names take the place of those of words.yaml.
+    A longer corpus begins with the shorter one; splits come from different random streams. If
+    ``names`` is not 0, that many invented names replace those of words.yaml.
     """
     for chunk in range(-(-count // CHUNK)):
         yield from generate_chunk(seed, split, chunk, names)[: count - chunk * CHUNK]
@@ -39,7 +39,7 @@ def generate(seed: int, split: Split, count: int, names: int = 0) -> Iterator[Pa
 
 def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[Pair]:
     """The pairs ``chunk * CHUNK`` … ``(chunk + 1) * CHUNK - 1`` of ``split``."""
-    # Only random() keeps its sequence over all versions of Python, so nothing else is drawn.
+    # Only random() gives the same sequence in all versions of Python, so we call nothing else.
     random = Random(f"{seed}/{split}/{chunk}").random
     new_names = draw_names(Random(f"{seed}/{split}/{chunk}/names").random, names)
     pairs = []
@@ -50,25 +50,25 @@ def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[
 
 
 _STRIDE = 1_000_003
-"""A prime that does not divide the number of combinations, so that names next to each other in rank
-look different."""
+"""A prime that does not divide the number of combinations, so that names of neighbouring ranks look
+different."""
 
-_AT_ONCE = 1_000  # names that are looked up together: one alone is slowly found among many
+_AT_ONCE = 1_000  # names looked up together, which is faster than one by one
 _KNOWN = {*FIRST_NAMES, *(english for english, german in CITIES if english == german)}
-# A word that is a name, or the genitive of one (Annas) and no name itself.
+# Each name by itself and by its genitive (Annas), unless that is a name too.
 _NAMES = {f"{name}s": name for name in _KNOWN} | {name: name for name in _KNOWN}
 _WORD = re.compile(f"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?![a-z])")
 
 
 @cache
 def invented_names(count: int) -> list[str]:
-    """The first ``count`` names, the most frequent first."""
+    """The first ``count`` names, most frequent first."""
     parts = list(product(*map(words, ("onsets", "vowels", "middles", "ends"))))
     names: dict[str, None] = {}
     for rank in range(len(parts)):
         if len(names) == count:
             break
-        # Some arise in two ways.
+        # Two combinations may give the same name, which counts once.
         names["".join(parts[rank * _STRIDE % len(parts)])] = None
     return list(names)
 
@@ -80,21 +80,21 @@ def _up_to(count: int) -> NDArray[np.float64]:
 
 
 def draw_names(random: Draw, count: int) -> Iterator[str]:
-    """Names without end, of the first ``count`` invented ones, by Zipf's law."""
+    """Draws names without end from the first ``count`` invented ones, by Zipf's law."""
     names, sums = invented_names(count), _up_to(count)
     while True:
         drawn = np.array([random() for _ in range(_AT_ONCE)]) * sums[-1]
-        # Draws that rounding puts beyond the last sum give the last name.
+        # A draw that rounding moves beyond the last sum gives the last name.
         for rank in np.searchsorted(sums[:-1], drawn, side="right").tolist():
             yield names[rank]
 
 
 def rename(pair: Pair, names: Iterator[str]) -> Pair:
-    """A sentence pair with the next of ``names`` for every name that both sentences have.
+    """Replaces every name that occurs in both sentences by the next of ``names``.
 
-    A name keeps its place, its ending (``Anna's``, ``Annas``) and its twin in the other sentence.
+    The new name takes the place and the ending (``Anna's``, ``Annas``) in both sentences.
     """
-    # Names are at the odd places.
+    # The split puts names at odd places.
     english = _WORD.split(pair[0])
     if len(english) == 1:
         return pair
@@ -106,7 +106,7 @@ def rename(pair: Pair, names: Iterator[str]) -> Pair:
 
 
 def _replaced(pieces: list[str], others: dict[str, str]) -> str:
-    """The sentence of these pieces, of which those at odd places are names."""
+    """Joins the pieces of a sentence, whose names are at odd places, with ``others`` for names."""
     for place in range(1, len(pieces), 2):
         word = pieces[place]
         name = _NAMES[word]

@@ -1,6 +1,6 @@
 """The words of the generated corpus, read from words.yaml: nouns, adjectives, verbs, names, numbers.
 
-Verbs are conjugated into everything a clause needs, once.
+Conjugates each verb once, into all the forms that clauses need.
 """
 
 from functools import cache
@@ -21,12 +21,12 @@ _WORDS: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
 
 @cache
 def pairs(name: str) -> list[Any]:
-    """A table of ``english | german`` of words.yaml; - stands for nothing."""
+    """A table of ``english | german`` from words.yaml; - means empty."""
     return _lines(_WORDS[name])
 
 
 def words(name: str) -> list[str]:
-    """A list of single words of words.yaml."""
+    """A list of single words from words.yaml."""
     return _WORDS[name].split()
 
 
@@ -44,7 +44,7 @@ def numbers(name: Literal["numbers", "tens"]) -> list[Pair]:
 
 
 def by_person(text: str) -> list[str]:
-    """Words in the order of persons; _ stands for a space within a word."""
+    """Words in the order of persons; _ means a space within a word."""
     return [word.replace("_", " ") for word in text.split()]
 
 
@@ -68,8 +68,8 @@ def cities() -> list[tuple[str, str, str, str]]:
     return [(f"in {name}", f"in {ort}", f"to {name}", f"nach {ort}") for name, ort in CITIES]
 
 
-PLACES: list[Pair] = pairs("places")  # where something happens
-DIRECTIONS: list[Pair] = pairs("directions")  # where somebody goes
+PLACES: list[Pair] = pairs("places")  # phrases for where something happens
+DIRECTIONS: list[Pair] = pairs("directions")  # phrases for where somebody goes
 
 
 class Noun(NamedTuple):
@@ -120,12 +120,12 @@ def _adjective(english: str, german: str) -> Adjective:
 
 
 NOUNS = {group: [_noun(*line) for line in _lines(text)] for group, text in _WORDS["nouns"].items()}
-"""Nouns by what verbs take. Drinks have no plural."""
+"""Nouns by the group that verbs take. Drinks have no plural."""
 ADJECTIVES = {
     group: [_adjective(*line) for line in _lines(text)]
     for group, text in _WORDS["adjectives"].items()
 }
-"""Adjectives by the nouns they go with."""
+"""Adjectives by the group of nouns they go with."""
 
 
 class Form(NamedTuple):
@@ -146,12 +146,12 @@ class Form(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb and what it goes with."""
+    """A verb with its forms and the kind of object it takes."""
 
     english: str
     to_infinitive: str
     forms: dict[Tense, list[list[Form]]]  # by tense and person; the modal tense has several forms
-    groups: tuple[str, ...]  # nouns it takes as its object; none if it takes none
+    groups: tuple[str, ...]  # groups of nouns that it takes as its object
     case: Literal["accusative", "dative"]
     preposition: str
     reflexive: list[str]
@@ -162,7 +162,7 @@ class Verb(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Its object is an accusative without preposition, and nothing is reflexive."""
+        """Whether it takes an accusative without a preposition and is not reflexive."""
         return self.case == "accusative" and not self.preposition and not any(self.reflexive)
 
 
@@ -237,7 +237,7 @@ def _verb(english_part: str, german_part: str, object_part: str) -> Verb:
 
 @cache
 def verbs() -> dict[str, list[Verb]]:
-    """All verbs by what they need: object, gift, or a local, direction, city or time phrase."""
+    """All verbs by complement: an object, a gift, or a local, direction, city or time phrase."""
     found: dict[str, list[Verb]] = {}
     for line in _lines(_WORDS["verbs"]):
         kind = line[2].split()[0]
@@ -284,9 +284,9 @@ def number_words(number: int) -> Pair:
 
 @cache
 def counts() -> list[Pair]:
-    """Numbers in words that can count something, mostly below one hundred.
+    """Numerals that can count something, mostly below one hundred.
 
-    Not those that end in one: they count with the forms of ein.
+    Excludes those that end in one, which would need the inflected forms of ein.
     """
     low = [*range(2, 100)] * 5
     return [number_words(n) for n in [*low, *(n for n in range(100, 1000) if n % 100 != 1)]]
@@ -333,7 +333,7 @@ def dates() -> list[Pair]:
 
 @cache
 def times() -> dict[Tense, list[Pair]]:
-    """Time phrases by tense; those listed more than once are drawn more often."""
+    """Time phrases by tense; repeated entries are drawn more often."""
     weekdays = pairs("weekdays")
     on_weekday = [(f"on {english}", f"am {german}") for english, german in weekdays]
     spans = [
