@@ -82,8 +82,8 @@ def test_one_graph_serves_all_layers_and_lengths_of_a_decoder_and_keeps_a_share(
     [
         ({"compile": "layers"}, r"model\.compile: layers cannot be compiled here"),
         ({"compile": "graphs"}, r"graphs are CUDA graphs.*this run is on a cpu"),
-        ({"compile": "layers", "kept_share": 0.5}, "kept_share: torch draws other masks"),
-        ({"compile": "layers", "kept_share": 0.5, "dropout": 1e-9}, "draws other masks"),
+        ({"compile": "layers", "kept_share": 0.5}, "kept_share: torch draws different dropout masks"),
+        ({"compile": "layers", "kept_share": 0.5, "dropout": 1e-9}, "draws different dropout masks"),
     ],
 )
 def test_training_that_cannot_be_compiled_says_why_and_evaluation_compiles_nothing(

@@ -133,7 +133,7 @@ def test_sets_dropout_of_every_kind():
     [
         # Its logits are more than a product.
         ("granite", {"options": {"logits_scaling": 4.0}}, (None, one_pass), r"training\.loss"),
-        ("bloom", {"attention": "eager"}, (torch.zeros(2, 8).long(),), "has no position_ids"),
+        ("bloom", {"attention": "eager"}, (torch.zeros(2, 8).long(),), "takes no position_ids"),
     ],
 )
 def test_models_that_cannot_take_a_loss_or_documents(architecture, fields, more, message):
@@ -147,7 +147,7 @@ def test_models_that_cannot_take_a_loss_or_documents(architecture, fields, more,
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architecture": "gpt22"}, "no causal language model.*gpt2"),
+        ({"architecture": "gpt22"}, "not a causal language model.*gpt2"),
         ({"options": {"n_ctxx": 3}}, r"model\.options\.n_ctxx.*gpt2"),
     ],
 )

@@ -83,7 +83,7 @@ def build(factory, **fields):
         ("users_model.inner:build", "there is no module users_model.inner"),
         ("users_model:bag", "users_model has no function bag; remedy: take one of Bag"),
         ("users_model:number", "users_model has no function number"),
-        ("users_model:nothing", "gives a NoneType, not a torch.nn.Module"),
+        ("users_model:nothing", "returns a NoneType, not a torch.nn.Module"),
         ("users_model:Half", "has no decode and no new_cache; remedy: define all of encode, "),
     ],
 )
@@ -102,9 +102,9 @@ def test_an_import_that_fails_inside_the_module_is_the_users_own_error(modules):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("wide", r"gives torch.float32 \[3, 4, 33\].*return logits \[3, 4, 31\]"),
-        ("Pair", "gives a tuple, not a tensor"),
-        ("Ids", r"gives torch.int64 \[3, 4, 31\]"),
+        ("wide", r"returns torch.float32 \[3, 4, 33\].*return logits \[3, 4, 31\]"),
+        ("Pair", "returns a tuple, not a tensor"),
+        ("Ids", r"returns torch.int64 \[3, 4, 31\]"),
     ],
 )
 def test_wrong_logits_are_said_at_the_first_batch(modules, factory, message):

@@ -128,7 +128,7 @@ def test_rows_of_one_pair_are_a_special_case():
     ids=lambda spec: spec.kind,
 )
 def test_other_models_are_refused(spec):
-    with pytest.raises(ValueError, match=f"kind {spec.kind} cannot tell the pairs of a row apart"):
+    with pytest.raises(ValueError, match=f"kind {spec.kind} cannot separate the pairs of a row"):
         build_model(spec, V, packed=True)
 
 

@@ -1,13 +1,12 @@
 """Scaled dot-product attention (arXiv 1706.03762, 3.2.1), one function per kind.
 
-Which keys a query may see is told in one of two ways:
+Two arguments tell which keys a query may see:
 
-- ``mask``, boolean, broadcastable to [b, h, n, m], True where the key may be seen: padding of the
-  source. A row in which every key is hidden gives finite values without meaning.
-- ``causal``: query i sees keys 0 to i. This is all that decoder self-attention needs. Padding comes
-  after the last token of a sentence, so a causal mask hides it from every real token; what the
-  padded rows themselves compute is ignored by the loss. One flag instead of a mask also lets the
-  fused kernels skip the hidden half.
+- ``mask``, boolean, broadcastable to [b, h, n, m], True for visible keys: hides padding of the
+  source. If it hides every key of a row, the result is finite but meaningless.
+- ``causal``: query i sees keys 0 to i. Decoder self-attention needs no mask besides: padding comes
+  after the last token of a sentence, so no real token sees it, and the loss ignores the results of
+  padded rows. A flag in place of a mask also lets fused kernels skip the hidden half.
 """
 
 import math
@@ -25,7 +24,7 @@ from transformer_core.models.device_kind import device_kind
 from transformer_core.models.dropout import Drop, attention_weights, fits
 from transformer_core.models.dropout import dropout as draw
 
-Seen = Tensor | None  # which keys each query sees; None for all
+Seen = Tensor | None  # mask of the keys that each query sees; None for all
 Attention = Callable[..., Tensor]  # (q, k, v, mask, causal, dropout, drop) -> [b, h, n, k]
 
 
@@ -34,8 +33,8 @@ def reference_attention(
 ) -> Tensor:
     """softmax(q k^T / sqrt(d_k)) v, step by step.
 
-    q [b, h, n, k], k and v [b, h, m, k] -> [b, h, n, k]; ``dropout`` is the probability that an
-    attention weight is dropped, by ``drop``.
+    q [b, h, n, k], k and v [b, h, m, k] -> [b, h, n, k]; ``drop`` drops each attention weight with
+    probability ``dropout``.
     """
     # Scaling the queries, not the scores, touches fewer elements and keeps fp16 in range.
     scores = (q * q.size(-1) ** -0.5) @ k.transpose(-2, -1)
@@ -51,10 +50,10 @@ def reference_attention(
 def published_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Seen, causal: bool, dropout: float, drop: Drop = draw
 ) -> Tensor:
-    """The same as the Annotated Transformer computes it: scores scaled after the product.
+    """The same as in the Annotated Transformer, which scales the scores after the product.
 
-    Hidden scores become the lowest number of their type, where the published code puts -1e9, which
-    16 bits do not hold. ``causal`` without a mask, in decoding, makes one.
+    Hidden scores become the lowest number of their type; the published -1e9 does not fit into 16
+    bits. In decoding, ``causal`` comes without a mask, so we build one.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     if causal:
@@ -68,8 +67,8 @@ def published_attention(
 def fused_softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Seen, causal: bool, dropout: float, drop: Drop = draw
 ) -> Tensor:
-    """The reference with mask, softmax and dropout in one pass over the scores, where that is made
-    for the device and the format; a row without a key gives 0."""
+    """The reference with mask, softmax and dropout in one pass over the scores, if the loop supports
+    device and format; a row without a key gives 0."""
     if not dropout or torch.compiler.is_compiling() or not fits(q):
         return reference_attention(q, k, v, mask, causal, dropout, drop)
     scores = (q * q.size(-1) ** -0.5) @ k.transpose(-2, -1)
@@ -86,11 +85,11 @@ def sdpa_attention(
     drop: Drop = draw,
     backend: AttentionBackend = "auto",
 ) -> Tensor:
-    """The same through ``F.scaled_dot_product_attention``, which draws its own dropout, by one of
-    the CUDA kernels that ``backend`` allows. Unsupported if none of them can.
+    """The same through ``F.scaled_dot_product_attention``, which draws its own dropout, by a CUDA
+    kernel that ``backend`` allows. Unsupported if none of them can.
 
-    On a CPU the fused kernel cannot drop attention weights, and torch's step by step is slower than
-    the reference: with dropout, that one is taken there.
+    On a CPU the fused kernel cannot drop attention weights, and torch's unfused way is slower than
+    the reference, which we therefore use there with dropout.
     """
     if dropout and not torch.compiler.is_compiling() and device_kind(q) == "cpu":
         return reference_attention(q, k, v, mask, causal, dropout, drop)
@@ -100,7 +99,7 @@ def sdpa_attention(
         )
     if device_kind(q) != "cuda":
         raise Unsupported(
-            f"model.attention.backend: {backend} names a kernel of CUDA devices; this run is on a "
+            f"model.attention.backend: {backend} is a kernel for CUDA devices; this run is on a "
             f"{device_kind(q)}"
         )
     with sdpa_kernel(_KERNELS[backend]):
@@ -120,25 +119,23 @@ _KERNELS = {
     "cudnn": [SDPBackend.CUDNN_ATTENTION],
     "math": [SDPBackend.MATH],
 }
-"""The kernel that each backend names. To switch to it takes some microseconds in every call."""
-
-
-_NO_KERNEL = "No available kernel", "No viable backend"  # torch's wording of that error
+"""The kernel of each backend. Selecting it takes some microseconds in every call."""
+_NO_KERNEL = "No available kernel", "No viable backend"  # torch's wordings of that error
 
 
 def leave_out_cudnn() -> None:
-    """Stops torch from choosing cuDNN kernels in this process, where none is named.
+    """Stops torch from choosing cuDNN kernels in this process unless the study names one.
 
-    It would choose one where nothing is dropped, in validation and certificates, and another in
-    training; cuDNN makes a plan for every shape, which takes it tens of milliseconds, and decoding
-    has a new shape at every step. Said once, where a model is built: in compiled layers such a call
+    torch would choose cuDNN without dropout, in validation and certificates, but another kernel in
+    training. cuDNN also spends tens of milliseconds on a plan for every new shape, and decoding has
+    a new shape at every step. Called once, when a model is built: inside compiled layers the call
     would break the graph at every attention.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def no_kernel(backend: str, q: Tensor, mask: Seen) -> str:
-    """The known reason why no kernel of ``backend`` can compute this."""
+    """Explains why no kernel of ``backend`` can compute this, with a remedy."""
     given = f"{str(q.dtype).removeprefix('torch.')}, {q.size(-1)} elements a head"
     masked = "a mask" if mask is not None else "no mask"
     remedies = {
@@ -148,13 +145,13 @@ def no_kernel(backend: str, q: Tensor, mask: Seen) -> str:
         ),
         "cudnn": "it needs 16 bits (training.precision) and a cuDNN that has it for this device",
     }
-    remedy = remedies.get(backend, "take model.attention.backend: auto")
+    remedy = remedies.get(backend, "set model.attention.backend: auto")
     return f"no kernel of {backend} computes attention here ({given}, {masked}): {remedy}"
 
 
 def takes_sentences(spec: AnyAttention, x: Tensor) -> bool:
     """Whether ``spec`` names the kernel that takes sentences of any lengths without padding, and
-    ``x`` is where it is."""
+    ``x`` is on a device that has it."""
     named = isinstance(spec, SdpaAttention) and spec.backend == "flash"
     return named and device_kind(x) == "cuda"
 
@@ -168,10 +165,10 @@ def flash_over_sentences(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """FlashAttention (arXiv 2307.08691) over sentences that stand one after the other.
+    """FlashAttention (arXiv 2307.08691) over consecutive sentences without padding.
 
-    q [n, h, k], k and v [m, h, k] -> [n, h, k]. ``starts`` [sentences + 1] int32 of queries and
-    keys say where each sentence begins, and ``longest`` how long one is at most.
+    q [n, h, k], k and v [m, h, k] -> [n, h, k]. For queries and for keys, ``starts``
+    [sentences + 1] int32 are the limits of the sentences, and ``longest`` bounds their length.
     """
     half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else q.dtype
     q, k, v = (x.to(half) for x in (q, k, v))
@@ -185,11 +182,11 @@ _ALIGNMENT = 16
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as numbers that CUDA's kernels add to the scores: 0 where a key is seen.
+    """Converts a boolean mask to numbers that CUDA's kernels add to the scores: 0 for visible keys.
 
-    Made once for all layers, which would each make it from a boolean one. Its rows are apart by
-    multiples of 16 elements, as the memory-efficient kernel wants them. Hidden keys get the lowest
-    number and not minus infinity, so that a row without any key stays finite in every kernel.
+    Converting it once saves every layer from doing so. The stride of its rows is a multiple of 16
+    elements, as the memory-efficient kernel requires. Hidden keys get the lowest number rather than
+    minus infinity, so that a row without any key stays finite in every kernel.
     """
     width = -(-mask.size(-1) // _ALIGNMENT) * _ALIGNMENT
     room = torch.zeros((*mask.shape[:-1], width), dtype=dtype, device=mask.device)
@@ -213,14 +210,15 @@ def build_attention(spec: AnyAttention) -> Attention:
 
 
 def in_decoding(spec: AnyAttention) -> AnyAttention:
-    """Returns the attention that replaces ``spec`` where sentences of several lengths are decoded:
-    the kernel of FlashAttention has no mask for their padding."""
+    """Returns the attention that replaces ``spec`` in decoding sentences of several lengths, because
+    FlashAttention's kernel cannot mask their padding."""
     flash = isinstance(spec, SdpaAttention) and spec.backend == "flash"
     return SdpaAttention() if flash else spec
 
 
 def mask_for_kernels(spec: AnyAttention, mask: Tensor, weight: Tensor) -> Tensor:
-    """``mask`` as the attention of ``spec`` takes it in every layer of a model with ``weight``."""
+    """Converts ``mask`` once to the form that attention takes in all layers of a model with
+    ``weight``."""
     if spec.kind != "sdpa" or device_kind(mask) != "cuda":
         return mask
     device = mask.device.type

@@ -1,17 +1,17 @@
 """Compiled loops over tensors on a CPU: dropout, softmax of attention, loss, updates of masters.
 
-numba has no bfloat16. A loop takes an array of such numbers as one of uint16, and reads and writes
-them as the upper halves of numbers of 32 bits, in which it computes.
+numba has no bfloat16, so loops take such arrays as uint16. They read and write the numbers as the
+upper halves of 32-bit numbers, in which they compute.
 
-Pieces run on the very threads that compute torch's operators. Those wait for their next work by
-looking for it all the time, for some milliseconds, and would take the cores from any other threads.
+Loops run on torch's own operator threads. These spin for some milliseconds while they wait for work,
+and would take the cores away from any other threads.
 
-A mask of dropout is a hash of the place of each element and of a seed of the call, as counter-based
-generators have it (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011), so that the
-backward pass makes it anew instead of keeping it. The hash mixes 32 bits by two multiplications and
-shifts, with the constants of C. Wellons' search (lowbias32, github.com/skeeto/hash-prospector), and
-takes the second half of the seed between them: the masks of two seeds are not one sequence with
-another start.
+A dropout mask is a hash of each element's place and of a seed of the call, as in counter-based
+generators (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011), so the backward pass
+computes it again instead of storing it. The hash mixes 32 bits by two multiplications and shifts,
+with the constants of C. Wellons' search (lowbias32, github.com/skeeto/hash-prospector). The second
+half of the seed enters between them, so that the masks of two seeds are not shifted copies of one
+sequence.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,15 +31,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SUMS = {"reassoc", "contract", "nsz"}
-"""Optimizations the compiler may make: it may reorder sums, but not assume that there are no
-NaNs."""
+"""Allowed compiler optimizations: reordering sums, but not assuming that there are no NaNs."""
 LOWEST = np.float32(-3.0e38)  # the initial value of a maximum, and the value of a hidden element
-_LEAST = 2**15  # elements below which a second thread costs more than it saves
+_LEAST = 2**15  # number of elements below which a second thread costs more than it saves
 
 
 def array_of(x: Tensor) -> NDArray[Any]:
-    """The elements of a tensor on the CPU in a row, bfloat16 as uint16: its memory where it is
-    contiguous."""
+    """The elements of a CPU tensor as a flat array, bfloat16 as uint16. Shares the memory of a
+    contiguous tensor."""
     flat = x.detach().contiguous().view(-1)
     if x.dtype == torch.bfloat16:
         return flat.view(torch.int16).numpy().view(np.uint16)
@@ -47,8 +46,8 @@ def array_of(x: Tensor) -> NDArray[Any]:
 
 
 def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> None:
-    """``work(start, stop)`` on pieces of ``count`` things, one for each of torch's threads; each
-    thing is ``weight`` elements. An error of a piece is raised when all have ended."""
+    """Calls ``work(start, stop)`` on pieces of ``count`` items, one for each of torch's threads; each
+    item has ``weight`` elements. Raises an error of a piece after all have ended."""
     threads = torch.get_num_threads()
     size = count if count * weight < threads * _LEAST else -(-count // threads)
     starts = list(range(0, count, max(1, size)))
@@ -56,7 +55,7 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
     came: set[int] = set()
 
     def pieces() -> None:
-        """Those that are left: how many threads come is not for this one to say."""
+        """Works on the remaining pieces, since the runtime decides how many threads take part."""
         try:
             came.add(get_ident())
             while (start := _next(starts)) is not None:
@@ -70,25 +69,25 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
         pieces()
     if errors:
         raise errors[0]
-    # An exception that a signal raises just before C calls Python is printed there, and lost.
+    # ctypes prints and drops an exception that a signal raises just before C calls Python.
     if get_ident() not in came:
         raise KeyboardInterrupt
 
 
 def _next(starts: list[int]) -> int | None:
-    with suppress(IndexError):  # another thread may have taken it meanwhile
+    with suppress(IndexError):  # another thread took the last one
         return starts.pop()
     return None
 
 
 _Run = Callable[[Callable[[], None], int], None]
-"""(work, threads): do the work on each of the threads, this one among them."""
+"""(work, threads): calls the work on each of so many threads, including this one."""
 
 
 @cache
 def _on_threads() -> _Run:
-    """On those of torch where it computes by OpenMP and its library has GCC's way in, as LLVM's and
-    Intel's have; else on threads of a pool."""
+    """Runs on torch's threads if its OpenMP library has GCC's entry point, as LLVM's and Intel's
+    have; otherwise on a thread pool."""
     try:
         torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         parallel = torchs.GOMP_parallel
@@ -118,13 +117,13 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def wide(x):  # type: ignore[no-untyped-def]
-    """An element of an array as a 32-bit number. For compiled loops only."""
+    """Converts an element of an array to a 32-bit number. Only for compiled loops."""
     raise NotImplementedError
 
 
 def like(element, value):  # type: ignore[no-untyped-def]
-    """A number of 32 bits as the array has them that ``element`` is from: to the nearest of 16 bits
-    (ties to even). For compiled loops only."""
+    """Converts a 32-bit number to the format of the array that holds ``element``: 16 bits round to
+    nearest, ties to even. Only for compiled loops."""
     raise NotImplementedError
 
 
@@ -154,10 +153,10 @@ def _like(element, value):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def exp_of(x):  # type: ignore[no-untyped-def]
-    """e to the power of x, which is at most 0; next to nothing below -87.
+    """e to the power of x, which is at most 0; almost 0 below -87.
 
-    A polynomial after Cody and Waite (Software Manual for the Elementary Functions, 1980), so that
-    a loop of it becomes vector instructions; its relative error is below 3e-7.
+    A polynomial after Cody and Waite (Software Manual for the Elementary Functions, 1980), which
+    compiles to vector instructions; its relative error is below 3e-7.
     """
     x = max(np.float32(x), np.float32(-87.0))
     whole = np.int32(x * np.float32(1.44269504) - np.float32(0.5))  # towards 0: x is not positive
@@ -177,7 +176,7 @@ def larger(x, y):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def is_kept(place, low, high, threshold):  # type: ignore[no-untyped-def]
-    """Whether the element at ``place`` is kept, by the two halves of a seed."""
+    """Whether dropout keeps the element at ``place``, given the two halves of a seed."""
     x = uint32(uint32(place) + low)
     x = uint32(x ^ (x >> uint32(16)))
     x = uint32(x * uint32(0x7FEB352D))
@@ -219,8 +218,8 @@ def _where(result, x, other, first, low, high, threshold, scale):  # type: ignor
 
 
 def kept(x: Tensor, seed: int, p: float, form: torch.dtype | None = None) -> Tensor:
-    """x of any shape, each element dropped with probability ``p``, else over 1 - p, in the format
-    ``form`` or its own."""
+    """Drops each element of x with probability ``p`` and divides the others by 1 - p; the result has
+    the format ``form``, or that of x."""
     return _shared(_scale, x, x, seed, p, form)
 
 
@@ -235,12 +234,13 @@ def positive(x: Tensor, seed: int, p: float) -> Tensor:
 
 
 def where_positive(gradient: Tensor, result: Tensor, p: float) -> Tensor:
-    """The gradient of :func:`positive`, whose result it takes: over 1 - p where that is not 0."""
+    """The gradient of :func:`positive`, from its result: the gradient over 1 - p where that is not
+    0."""
     return _shared(_where, gradient, result, 0, p)
 
 
 def constants(seed: int, p: float) -> tuple[np.uint32, np.uint32, np.uint32, np.float32]:
-    """The arguments of :func:`is_kept` besides a place, and the factor of kept elements."""
+    """The arguments of :func:`is_kept` after the place, and the factor of kept elements."""
     return (
         np.uint32(seed & 0xFFFFFFFF),
         np.uint32(seed >> 32 & 0xFFFFFFFF),
@@ -257,7 +257,7 @@ def _shared(
     p: float,
     form: torch.dtype | None = None,
 ) -> Tensor:
-    """Run ``loop`` on pieces of tensors on the CPU; the result has the format ``form``, or that of
+    """Runs ``loop`` on pieces of CPU tensors; the result has the format ``form``, or that of
     ``other``."""
     result = torch.empty(x.shape, dtype=form or other.dtype)
     arrays = [array_of(t) for t in (result, x, other)]
@@ -271,15 +271,16 @@ def _shared(
 
 
 _LANES = 16
-"""Rows are worked on in multiples of this, so that no element is left over for slow single ones."""
+"""Loops round the length of rows up to a multiple of this, so that no elements remain for slow
+scalar code."""
 
 
 @njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
 def _softmax(  # type: ignore[no-untyped-def]
     weights, scores, hidden, offsets, causal, start, stop, low, high, threshold, scale
 ):
-    """Rows start to stop of scores [rows, m], overwritten by their softmax; ``offsets`` say where
-    the mask of each begins, and ``causal`` how many queries follow each other, or 0."""
+    """Overwrites the rows start to stop of scores [rows, m] with their softmax; ``offsets`` are the
+    starts of their masks, and ``causal`` is the number of queries of a sequence, or 0."""
     m = scores.shape[1]
     width = (m + _LANES - 1) // _LANES * _LANES
     work, dropped = np.empty(width, np.float32), np.empty(width, np.float32)
@@ -343,9 +344,8 @@ def weights_of(
 ) -> tuple[Tensor, Tensor]:
     """Softmax of scores [b, h, n, m], and the same with elements dropped with probability ``p``.
 
-    mask is boolean, broadcastable to the scores, true where a key is seen; with ``causal``, query i
-    sees keys 0 to i. A query without a key sees nothing: its weights are 0. The scores are
-    overwritten if they are contiguous.
+    mask is boolean, broadcastable to the scores, true for visible keys; with ``causal``, query i
+    sees keys 0 to i. The weights of a query without a key are 0. Overwrites contiguous scores.
     """
     softmax, n, m = scores.contiguous(), scores.size(-2), scores.size(-1)
     weights = torch.empty_like(softmax)
@@ -376,7 +376,7 @@ def gradient_of(gradient: Tensor, softmax: Tensor, seed: int, p: float) -> Tenso
 
 
 def _hidden(mask: Tensor | None, scores: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """The mask inverted, in a row, and where in it that of each row of scores begins."""
+    """The inverted mask as a flat array, and the index in it for each row of scores."""
     if mask is None:
         return np.empty(0, np.bool_), np.empty(0, np.int64)
     m = scores.size(-1)
@@ -387,7 +387,7 @@ def _hidden(mask: Tensor | None, scores: Tensor) -> tuple[NDArray[np.bool_], NDA
 
 @njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
 def _loss_of_rows(logits, labels, losses, share, start, stop):  # type: ignore[no-untyped-def]
-    """Rows start to stop; ``share`` is what the target gives to the label."""
+    """Computes the rows start to stop; ``share`` is the target's probability of the label."""
     count = logits.shape[1]
     work = np.empty(count, np.float32)
     for row in range(start, stop):
@@ -411,12 +411,11 @@ def _loss_of_rows(logits, labels, losses, share, start, stop):  # type: ignore[n
 
 
 def loss_and_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Loss [n] of logits [n, v], both without the evenly spread share of the target, and its
-    gradient, which takes the place of the logits. labels [n], of which none is padding."""
+    """Loss [n] of logits [n, v] and its gradient, which overwrites the logits; both leave out the
+    target's evenly spread share. labels [n], of which none is padding."""
     losses = torch.empty(len(logits), dtype=torch.float32)
     arrays = (array_of(logits).reshape(logits.shape), array_of(labels), array_of(losses))
-    share, rows = np.float32(1 - smoothing), _loss_of_rows
-    work: Callable[..., None] = rows
+    share, work = np.float32(1 - smoothing), cast(Callable[..., None], _loss_of_rows)
 
     def piece(start: int, stop: int) -> None:
         work(*arrays, share, start, stop)
@@ -444,8 +443,9 @@ def _update_master(  # type: ignore[no-untyped-def]
 def update_masters(
     tensors: Sequence[Tensor], step: int, group: Mapping[str, Any], scale: float = 1.0
 ) -> None:
-    """Update weight, gradient, master, first and second moment, all of one shape and contiguous but
-    the gradient, in step ``step`` from 1; the gradient is multiplied by ``scale`` first."""
+    """Multiplies the gradient by ``scale``, then updates weight, gradient, master, first and second
+    moment in step ``step``, from 1. All have the same shape, and all but the gradient are
+    contiguous."""
     arrays = [array_of(tensor) for tensor in tensors]
     one, two = group["betas"]
     if not tensors[1].is_contiguous():

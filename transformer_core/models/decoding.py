@@ -1,7 +1,7 @@
-"""Decoding, batched: greedy and by beam search for translations, greedy or drawn for texts.
+"""Batched decoding: greedy and beam search for translations, greedy or sampled for texts.
 
-Models keep the keys and values of earlier tokens, so that a step computes only its own token; those
-that cannot compute the whole prefix at every step.
+Models cache the keys and values of earlier tokens, so that a step computes only its own token.
+Models without such a cache compute the whole prefix at every step.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Translations = list[list[int]]  # token ids of each sentence, without BOS and EO
 
 
 def _decoder(search: Callable[..., Translations]) -> Callable[..., Translations]:
-    """Check what every search needs; it builds no graph."""
+    """Checks that the model is in evaluation mode, and records no gradients."""
 
     @wraps(search)
     @torch.no_grad()
@@ -35,10 +35,10 @@ def _decoder(search: Callable[..., Translations]) -> Callable[..., Translations]
 
 @_decoder
 def greedy(model: Model, source: Tensor, max_length: int) -> Translations:
-    """The most probable next token at every step, for source [b, s].
+    """Takes the most probable next token at every step, for source [b, s].
 
-    A sentence ends with EOS or after ``max_length`` tokens, EOS included. Sentences that have ended
-    leave the batch. ValueError if the model is in training mode.
+    A sentence ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the
+    batch. Raises ValueError if the model is in training mode.
     """
     results = source.new_full((len(source), max_length), PAD)
     rows = torch.arange(len(source), device=source.device)
@@ -60,17 +60,18 @@ def greedy(model: Model, source: Tensor, max_length: int) -> Translations:
 def beam_search(
     model: Model, source: Tensor, beam_size: int, alpha: float, max_length: int
 ) -> Translations:
-    """The best of the hypotheses that beam search finds, for source [b, s].
+    """Returns the best hypothesis that beam search finds for each sentence of source [b, s].
 
     A hypothesis y scores log P(y) / ((5 + |y|) / 6)^alpha with |y| tokens, EOS included
     (arXiv 1609.08144, equation 14, without the coverage penalty). It is finished when its EOS is
-    among the ``beam_size`` best continuations of its sentence; the best other continuations go on.
-    A sentence ends when ``beam_size`` hypotheses are finished, or after ``max_length`` tokens, EOS
-    included; only if nothing is finished then, the best unfinished one is taken. With ``beam_size``
-    1 this is greedy decoding. ValueError if the model is in training mode.
+    among the ``beam_size`` best continuations of its sentence; the search continues with the best
+    other continuations. A sentence ends when ``beam_size`` hypotheses are finished, or after
+    ``max_length`` tokens, EOS included; if no hypothesis is finished by then, the best unfinished
+    one counts. With ``beam_size`` 1 this is greedy decoding. Raises ValueError if the model is in
+    training mode.
     """
     found = _Found(source, max_length, alpha)
-    # What follows has one row per sentence still going; ``rows`` are their places in the batch.
+    # These tensors have a row for each unfinished sentence; ``rows`` are its places in the batch.
     rows, finished, scores, tokens = _first_beam(source, beam_size)
     memory, cache = model.encode(source), model.new_cache()
     memory, source = (x.repeat_interleave(beam_size, dim=0) for x in (memory, source))
@@ -78,7 +79,7 @@ def beam_search(
         last = tokens[:, :, -1].reshape(-1, 1)
         log_p = _log_probabilities(model, memory, source, last, cache)
         candidates = scores[:, :, None] + log_p.unflatten(0, (-1, beam_size))
-        # Each hypothesis has one EOS, so at least beam_size of these go on.
+        # Each hypothesis has one EOS, so at least beam_size of these continue.
         top, index = candidates.flatten(1).topk(2 * beam_size)
         origin, token = index // log_p.size(-1), index % log_p.size(-1)
 
@@ -103,20 +104,20 @@ def beam_search(
         memory, source = memory[flat], source[flat]
         cache.select(flat)
 
-    # A finished hypothesis, however improbable, goes before one that was cut off.
+    # A finished hypothesis, however improbable, beats one that was cut off.
     found.offer_unfinished(rows, tokens[:, 0, 1:])
     return _to_lists(found.tokens)
 
 
 def _first_beam(source: Tensor, beam_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Before the first step, for source [b, s]: rows [b], finished [b], scores and tokens.
+    """The state before the first step, for source [b, s]: rows [b], finished [b], scores, tokens.
 
     ``finished`` counts the finished hypotheses of each sentence; scores [b, n] and tokens [b, n, 1]
-    are those of its ``beam_size`` hypotheses.
+    belong to its n = ``beam_size`` hypotheses.
     """
     rows = torch.arange(len(source), device=source.device)
     finished = torch.zeros_like(rows)
-    # The hypotheses of a sentence start equal: only the first may go on, or all would stay so.
+    # The hypotheses of a sentence start equal, so only the first may continue, or all would remain.
     scores = torch.full((len(rows), beam_size), -torch.inf, device=source.device)
     scores[:, 0] = 0.0
     return rows, finished, scores, source.new_full((len(rows), beam_size, 1), BOS)
@@ -129,10 +130,10 @@ class _Found:
         self.tokens = source.new_full((len(source), max_length), PAD)
 
     def offer(self, rows: Tensor, log_p: Tensor, tokens: Tensor, origin: Tensor) -> None:
-        """Take the most probable of m hypotheses of a sentence where it scores higher.
+        """Keeps the most probable of m finished hypotheses of a sentence if it scores higher.
 
-        Hypothesis ``origin`` [b, m] of tokens [b, n, length], which begin with BOS, with an EOS
-        after it, has the log-probability ``log_p`` [b, m].
+        Hypothesis ``origin`` [b, m] of tokens [b, n, length], which begin with BOS, followed by an
+        EOS, has the log-probability ``log_p`` [b, m].
         """
         # All hypotheses of a step are equally long, so only the best of them can win.
         best, place = log_p.max(dim=1)
@@ -145,31 +146,35 @@ class _Found:
         self.tokens[rows, :length] = torch.where(better[:, None], ended, self.tokens[rows, :length])
 
     def offer_unfinished(self, rows: Tensor, tokens: Tensor) -> None:
-        """Take tokens [n, length] where nothing is finished."""
+        """Keeps tokens [n, length] for sentences without a finished hypothesis."""
         length = tokens.size(1)
         nothing = self.scores[rows].isneginf()[:, None]
         self.tokens[rows, :length] = torch.where(nothing, tokens, self.tokens[rows, :length])
 
 
 def _rows_of(tokens: Tensor, origin: Tensor) -> Tensor:
-    """tokens [b, n, t], origin [b, m] -> [b, m, t]: hypothesis ``origin`` of each sentence."""
+    """tokens [b, n, t], origin [b, m] -> [b, m, t]: the hypotheses ``origin`` of each sentence."""
     return tokens.gather(1, origin[:, :, None].expand(-1, -1, tokens.size(2)))
 
 
 def _log_probabilities(
     model: Model, memory: Tensor, source: Tensor, token: Tensor, cache: Cache
 ) -> Tensor:
-    """Log-probabilities [n, v] of the token after ``token`` [n, 1]; PAD and BOS are never next."""
+    """Log-probabilities [n, v] of the token after ``token`` [n, 1]; PAD and BOS never follow."""
     logits = model.decode(memory, source, token, cache)[:, -1]
-    log_p = logits.float().log_softmax(dim=-1)
-    # One by one: a list of columns would be copied to the device at every step.
+    return _never_pad_or_bos(logits.float().log_softmax(dim=-1))
+
+
+def _never_pad_or_bos(scores: Tensor) -> Tensor:
+    """Sets PAD and BOS in scores [n, v] to minus infinity, in place."""
+    # One by one, since a list of columns would be copied to the device at every step.
     for never in (PAD, BOS):
-        log_p[:, never].fill_(-torch.inf)
-    return log_p
+        scores[:, never].fill_(-torch.inf)
+    return scores
 
 
 def _to_lists(tokens: Tensor) -> Translations:
-    """tokens [b, t] -> the ids of each row before the first EOS or PAD."""
+    """tokens [b, t] -> lists of the ids of each row before the first EOS or PAD."""
     return [list(takewhile(lambda token: token not in (EOS, PAD), row)) for row in tokens.tolist()]
 
 
@@ -182,7 +187,7 @@ class LayerCache:
         self.memory: KeyValue | None = None
 
     def extend(self, k: Tensor, v: Tensor) -> KeyValue:
-        """Append keys and values of new target tokens; all of them so far."""
+        """Appends keys and values of new target tokens; returns all so far."""
         if self.prefix is not None:
             k = torch.cat([self.prefix[0], k], dim=2)
             v = torch.cat([self.prefix[1], v], dim=2)
@@ -216,16 +221,16 @@ def _take(pair: KeyValue | None, rows: Tensor) -> KeyValue | None:
 
 
 class PrefixCache:
-    """The target tokens so far: a :class:`~transformer_core.models.interface.Cache`.
+    """A :class:`~transformer_core.models.interface.Cache` of the target tokens so far.
 
-    A step costs as much as the whole prefix, so decoding t tokens takes the time of t^2.
+    A step costs as much as the whole prefix, so decoding t tokens takes time proportional to t^2.
     """
 
     def __init__(self) -> None:
         self.tokens: Tensor | None = None
 
     def extend(self, tokens: Tensor) -> Tensor:
-        """Append tokens [b, n]; all of them so far, [b, t]."""
+        """Appends tokens [b, n]; returns all so far, [b, t]."""
         self.tokens = tokens if self.tokens is None else cat([self.tokens, tokens], dim=1)
         return self.tokens
 
@@ -246,11 +251,11 @@ def generate(
 ) -> list[list[int]]:
     """Generates the continuation of each of ``prompts``, without its EOS: lists of token ids.
 
-    A text ends with EOS or after ``max_length`` tokens, EOS included; it leaves the batch. Without
-    ``sampling`` each token is the most probable one. What is drawn depends on the seed, the prompt
-    and its place in the list, not on the other prompts. PAD and BOS are never next. Not for shards:
-    FSDP gathers weights in the forward pass only. ValueError if the model is in training mode, or
-    if a prompt has no token.
+    A text ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the batch.
+    Without ``sampling`` each token is the most probable one. A sampled text depends on the seed, the
+    prompt and its place in the list, not on the other prompts. PAD and BOS never follow. Does not
+    work on shards, because FSDP gathers weights in the forward pass only. Raises ValueError if the
+    model is in training mode, or if a prompt has no token.
     """
     if model.training:
         raise ValueError("the model is in training mode, where dropout is random: call eval()")
@@ -260,16 +265,13 @@ def generate(
         return [[] for _ in prompts]
     device = next(model.parameters()).device
     tokens, real = _left_padded(prompts, device)
-    # One number a prompt and step, drawn on the host: the same text on every device.
+    # One number for each prompt and step, drawn on the host, gives the same text on every device.
     generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
     rows, cache = torch.arange(len(prompts), device=device), model.new_cache()
     found: list[list[int]] = [[] for _ in prompts]
     for _ in range(max_length):
         draws = torch.rand(len(prompts), generator=generator, dtype=torch.float64).to(device)
-        logits = model.step(tokens, real, cache).float()
-        # One by one: a list of columns would be copied to the device at every step.
-        for never in (PAD, BOS):
-            logits[:, never].fill_(-torch.inf)
+        logits = _never_pad_or_bos(model.step(tokens, real, cache).float())
         token = _next(logits, draws[rows], sampling)
         for row, chosen in zip(rows.tolist(), token.tolist(), strict=True):
             if chosen != EOS:
@@ -294,7 +296,7 @@ def _next(logits: Tensor, draws: Tensor, sampling: Sampling | None) -> Tensor:
     kept = min(sampling.top_k or logits.size(-1), logits.size(-1))
     top, index = logits.topk(kept)
     cumulated = (top.double() / sampling.temperature).softmax(-1).cumsum(-1)
-    # The first whose share of the probability, added to all before, is beyond the draw.
+    # The first token at which the cumulated probability exceeds the draw.
     place = torch.searchsorted(cumulated, draws[:, None] * cumulated[:, -1:], right=True)
     return index.gather(-1, place.clamp(max=kept - 1)).squeeze(-1)
 
@@ -302,7 +304,7 @@ def _next(logits: Tensor, draws: Tensor, sampling: Sampling | None) -> Tensor:
 def _left_padded(
     prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Tokens [b, n] that all end in the last column, and where they are real: None for all."""
+    """Tokens [b, n] padded on the left, and a mask of the real ones; None if all are real."""
     longest = max(map(len, prompts))
     padded = [[PAD] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     tokens = torch.tensor(padded, device=device)
@@ -314,8 +316,8 @@ def _left_padded(
 
 
 def seen_in_decoding(real: Tensor, start: int) -> Tensor:
-    """Mask [b, 1, n, m] of the tokens from ``start`` on, ``real`` [b, m]: what is before a token
-    and real; padding sees itself, since a softmax over nothing is not a number."""
+    """Mask [b, 1, n, m] for the tokens from ``start`` on, given ``real`` [b, m]. A token sees itself
+    and the real tokens before it; padding sees itself, since a softmax over nothing is NaN."""
     m = real.size(1)
     place: Any = torch.arange(m, device=real.device)
     before = place[start:, None] >= place
@@ -328,7 +330,7 @@ class Generating(nn.Module):
     without ``forward``, ``new_cache`` and ``step``."""
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        # Through the call, where shards are gathered.
+        # By a call, in which FSDP gathers shards.
         return self(tokens, None, segments)
 
     def generate(

@@ -1,4 +1,4 @@
-"""Which kind of device a computation is for: that of its tensors, or one that is imitated."""
+"""The kind of device that a computation is for: that of its tensors, or an imitated one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +14,17 @@ _IMITATED: list[str] = []
 
 
 def device_kind(x: Tensor) -> str:
-    """The type of the device that work on ``x`` is laid out for: ``cpu``, ``cuda``."""
+    """The type of the device for which we plan work on ``x``: ``cpu`` or ``cuda``."""
     return _IMITATED[-1] if _IMITATED else x.device.type
 
 
 @contextmanager
 def laid_out_for(kind: str) -> Iterator[None]:
-    """Lay work out as for devices of this ``kind``, wherever its tensors are.
+    """Plans work as for devices of this ``kind``, wherever its tensors are.
 
-    For predictions on tensors without memory: a torch without CUDA has no tensors of CUDA devices,
-    not even such. torch's optimizers and clipping take all weights together (foreach), as on CUDA.
+    For predictions with fake tensors, because a torch without CUDA cannot create fake tensors on
+    CUDA devices either. torch's optimizers and clipping take all weights together (foreach), as on
+    CUDA.
     """
     modules: tuple[Any, ...] = (optimizers, foreach) if kind == "cuda" else ()
     kinds = [*foreach._get_foreach_kernels_supported_devices(), "cpu"]

@@ -1,6 +1,7 @@
 """Dropout (JMLR 15, 2014, 1929-1958), one function per kind.
 
-The fused kind takes one pass with a sum, a ReLU or a softmax beside it on a CPU, and keeps no masks.
+On a CPU, the fused kind computes dropout and an adjacent sum, ReLU or softmax in one pass, and stores
+no masks.
 """
 
 from collections.abc import Callable
@@ -15,20 +16,20 @@ from schemas.config.model import AnyDropout, SharedDraws
 from transformer_core.models.device_kind import device_kind
 
 Drop = Callable[[Tensor, float], Tensor]
-"""(x, p) -> x of the same shape: each element 0 with probability p < 1, else times 1 / (1 - p)."""
+"""(x, p) -> the same shape: each element is 0 with probability p < 1, else times 1 / (1 - p)."""
 
 
 def torch_dropout(x: Tensor, p: float) -> Tensor:
-    """torch's own: on a CPU, a floating-point number is drawn for every element."""
+    """torch's own dropout, which on a CPU draws a floating-point number for every element."""
     return F.dropout(x, p) if p else x
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Zero each element of ``x`` with probability ``p`` < 1, and scale the others by 1 / (1 - p).
+    """Zeroes each element of ``x`` with probability ``p`` < 1, and scales the others by 1 / (1 - p).
 
     On a CPU, torch draws a floating-point number for every element, which takes a visible share of
-    a training step. Here one 64-bit draw of the same generator decides four elements, so that
-    ``p`` is rounded to a multiple of 2^-16. Elsewhere, and in compiled code, this is torch's own.
+    a training step. Here one 64-bit draw of the same generator decides four elements, which rounds
+    ``p`` to a multiple of 2^-16. On other devices, and in compiled code, this is torch's own.
     """
     if p == 0.0:
         return x
@@ -41,8 +42,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def fused(x: Tensor, p: float) -> Tensor:
-    """One compiled pass whose mask is made anew in the backward pass, where x is of 32 bits on a
-    CPU; else :func:`dropout`."""
+    """One compiled pass, whose mask the backward pass computes again, if the loops take x; otherwise
+    :func:`dropout`."""
     return _Kept.apply(x, p) if _is_fused(x, p) else dropout(x, p)
 
 
@@ -82,19 +83,19 @@ def _is_fused(x: Tensor, p: float) -> bool:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the compiled loops take x: 32 bits or bfloat16 on a CPU, numbers that are there."""
-    plain = type(x) in (Tensor, nn.Parameter)  # a fake tensor has no numbers
+    """Whether the compiled loops take x: a real CPU tensor in 32 bits or bfloat16."""
+    plain = type(x) in (Tensor, nn.Parameter)  # a fake tensor has no values
     return plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
-    """Dropout of the softmax of scores [b, h, n, m], which may be overwritten; mask and ``causal``
-    are those of :mod:`transformer_core.models.attention`."""
+    """Dropout of the softmax of scores [b, h, n, m], which it may overwrite; mask and ``causal`` are
+    those of :mod:`transformer_core.models.attention`."""
     return _Weights.apply(scores, mask, causal, p)
 
 
 def _seed() -> int:
-    """Of one call, from torch's generator, so that a checkpoint or a seed brings it back."""
+    """Draws the seed of a call from torch's generator, so that a checkpoint can restore it."""
     return int(torch.empty((), dtype=torch.int64).random_())
 
 
@@ -103,7 +104,7 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        # Here, because the compiler takes half a second to import, in every process.
+        # Imported late, because the compiler takes half a second in every process.
         from transformer_core.models import compiled_loops as kernels
 
         ctx.seed, ctx.p, ctx.kernels = _seed(), p, kernels
@@ -132,7 +133,7 @@ class _Added(torch.autograd.Function):
 
 
 class _OfRelu(torch.autograd.Function):
-    """x, p -> the same shape. What is kept is the result, which the next layer keeps anyway."""
+    """x, p -> the same shape. Saves the result for backward, which the next layer saves anyway."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -151,11 +152,11 @@ class _OfRelu(torch.autograd.Function):
 
 
 class _Weights(torch.autograd.Function):
-    """scores [b, h, n, m], mask, causal, p -> [b, h, n, m]. What is kept is the softmax."""
+    """scores [b, h, n, m], mask, causal, p -> [b, h, n, m]. Saves the softmax for backward."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
-        # Here, because the compiler takes half a second to import, in every process.
+        # Imported late, because the compiler takes half a second in every process.
         from transformer_core.models import compiled_loops as kernels
 
         ctx.seed, ctx.p, ctx.kernels = _seed() if p else 0, p, kernels

@@ -31,7 +31,7 @@ class LibraryCache:
         return int(self.key_values.get_seq_length())
 
     def select(self, rows: Tensor) -> None:
-        # The library's name for it; it also accepts fewer or more rows.
+        # The library calls it reorder, but accepts fewer or more rows, too.
         self.key_values.reorder_cache(rows)
 
     reorder = select
@@ -40,8 +40,8 @@ class LibraryCache:
 class MarianEncoderDecoder(nn.Module):
     """Source and target token ids in, logits of the next target tokens out.
 
-    Normalization comes after each sub-layer, and nothing else differs from the sizes asked for.
-    ValueError for more than :data:`POSITIONS` tokens.
+    MarianMT normalizes after each sub-layer; the spec sets everything else. Raises ValueError for
+    more than :data:`POSITIONS` tokens.
     """
 
     def __init__(self, spec: HuggingFace, vocabulary: int) -> None:
@@ -63,8 +63,8 @@ class MarianEncoderDecoder(nn.Module):
                 activation_dropout=spec.dropout,
                 activation_function="relu",
                 scale_embedding=True,
-                # Scaled by sqrt(d_model), embeddings then match the positions in size, and as a
-                # tied output map they give logits of variance near one.
+                # Embeddings scaled by sqrt(d_model) then match the positions in size, and give
+                # logits of variance near one as a tied output map.
                 init_std=spec.d_model**-0.5,
                 max_position_embeddings=POSITIONS,
                 share_encoder_decoder_embeddings=spec.tied_embeddings,
@@ -100,7 +100,7 @@ class MarianEncoderDecoder(nn.Module):
             past_key_values=cache and cache.key_values,
             use_cache=cache is not None,
         ).last_hidden_state
-        # The library also adds a bias that is zero and not trained.
+        # We leave out the library's bias, which is zero and not trained.
         return self.marian.lm_head(x)
 
     def new_cache(self) -> LibraryCache:
@@ -109,8 +109,8 @@ class MarianEncoderDecoder(nn.Module):
         return LibraryCache(EncoderDecoderCache(DynamicCache(), DynamicCache()))
 
     def canonical_state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers, projections named as in this project. The tensors are detached
-        and share memory with the model."""
+        """Parameters and buffers, with this project's names for projections. The tensors are
+        detached and share memory with the model."""
         names = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
         return {
             ".".join(names.get(part, part) for part in name.split(".")): tensor
@@ -119,10 +119,10 @@ class MarianEncoderDecoder(nn.Module):
 
 
 def build_huggingface(spec: HuggingFace | HuggingFaceCausal, vocabulary: int) -> nn.Module:
-    """The model of ``spec`` on torch's default device, its weights drawn from torch's seed by the
-    library. Raises Unsupported if that is not installed."""
+    """Builds the model of ``spec`` on torch's default device; the library draws its weights from
+    torch's seed. Raises Unsupported if the library is not installed."""
     try:
-        # Here, because the library is optional and takes a while to import.
+        # Imported late, because the library is optional and takes a while.
         import transformers  # noqa: F401
     except ImportError as error:
         raise Unsupported(
@@ -143,7 +143,7 @@ def _check_length(side: str, tokens: int) -> None:
     if tokens > POSITIONS:
         raise ValueError(
             f"a {side} of {tokens} tokens is longer than the {POSITIONS} positions of MarianMT: "
-            "set a smaller filter.max_tokens"
+            "lower filter.max_tokens"
         )
 
 
@@ -163,8 +163,8 @@ _WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
 class HuggingFaceDecoder(Generating):
     """A :class:`~transformer_core.models.interface.LanguageModel` around one of the library's.
 
-    Losses that never hold all logits need the logits to be a product of last hidden states and
-    output map; ValueError in types of model that do something else to them.
+    Losses that never hold all logits require these to be the product of last hidden states and
+    output map; raises ValueError for architectures that compute them differently.
     """
 
     def __init__(self, spec: HuggingFaceCausal, vocabulary: int) -> None:
@@ -192,8 +192,8 @@ class HuggingFaceDecoder(Generating):
             return logits if targets is None else token_loss_sum(logits, targets)
         if not self.plain_head:
             raise ValueError(
-                f"model.architecture = {self.spec.architecture}: its logits are not a product of "
-                "hidden states and output map alone; remedy: take training.loss: {kind: whole}"
+                f"model.architecture = {self.spec.architecture}: its logits are not just the "
+                "product of hidden states and output map; remedy: set training.loss: {kind: whole}"
             )
         hidden = self.causal.base_model(tokens, use_cache=False, **known).last_hidden_state
         return loss(hidden, self.causal.get_output_embeddings().weight, targets)
@@ -217,11 +217,11 @@ class HuggingFaceDecoder(Generating):
             return {}
         if not self.takes_places:
             raise ValueError(
-                f"model.architecture = {self.spec.architecture} has no position_ids, so that "
-                "several documents in a row cannot each begin at position 0"
+                f"model.architecture = {self.spec.architecture} takes no position_ids, so several "
+                "documents in a row cannot each begin at position 0"
             )
         mask = together(segments, segments).tril()
-        if self.spec.attention == "eager":  # adds it to the scores
+        if self.spec.attention == "eager":  # adds the mask to the scores
             dtype = next(self.causal.parameters()).dtype
             lowest = torch.finfo(dtype).min
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, lowest)
@@ -229,14 +229,14 @@ class HuggingFaceDecoder(Generating):
 
 
 def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
-    """The library's configuration of ``spec``; ValueError for what it does not have."""
+    """The library's configuration of ``spec``; ValueError for an unknown architecture or option."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if spec.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         known = nearest(spec.architecture, sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
         raise ValueError(
-            f"model.architecture = {spec.architecture}: no causal language model of the "
+            f"model.architecture = {spec.architecture} is not a causal language model of the "
             f"transformers library; remedy: {known}"
         )
     pattern = AutoConfig.for_model(spec.architecture)
@@ -260,15 +260,15 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
         if not hasattr(pattern, name):
             names = [key for key in vars(pattern) if not key.startswith("_")]
             raise ValueError(
-                f"model.options.{name}: no field of the configuration of "
+                f"model.options.{name} is not a field of the configuration of "
                 f"{spec.architecture}; remedy: {nearest(name, names)}"
             )
     return AutoConfig.for_model(spec.architecture, **(wanted | spec.options))
 
 
 def _plain_head(causal: Any, vocabulary: int) -> bool:
-    """Whether logits are hidden states times output map: tried with two tokens, where there is
-    memory to try it in."""
+    """Whether logits are hidden states times output map. Tries it with two tokens, unless the model
+    has no memory."""
     head = causal.get_output_embeddings()
     if head is None or head.weight.is_meta:
         return head is not None

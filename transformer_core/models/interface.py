@@ -1,4 +1,4 @@
-"""The interface of every model, whatever its architecture."""
+"""The interfaces that all models share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -15,14 +15,14 @@ class Cache(Protocol):
     """Keys and values that a decoder keeps between steps."""
 
     def reorder(self, rows: Tensor) -> None:
-        """Let row i continue the prefix of row ``rows[i]``, which has the same source."""
+        """Lets row i continue the prefix of row ``rows[i]``, which has the same source."""
 
     def select(self, rows: Tensor) -> None:
-        """Keep (or repeat) ``rows``, sources and prefixes alike."""
+        """Keeps (or repeats) ``rows``, both sources and prefixes."""
 
 
 class Model(Protocol):
-    """An encoder-decoder over token ids; PAD is padding, at the end of a row."""
+    """An encoder-decoder over token ids; PAD pads the ends of rows."""
 
     training: bool
 
@@ -35,14 +35,14 @@ class Model(Protocol):
     def decode(
         self, memory: Tensor, source: Tensor, target_input: Tensor, cache: Any = None
     ) -> Tensor:
-        """Logits [b, t, v]; with a cache, target_input holds only what follows its prefix."""
+        """Logits [b, t, v]; with a cache, target_input holds only the tokens after its prefix."""
 
     def new_cache(self) -> Cache:
         """An empty cache for :meth:`decode`."""
 
 
 class LanguageModel(Protocol):
-    """A decoder over token ids; PAD is padding, at the end of a row, and counts nothing."""
+    """A decoder over token ids; PAD pads the ends of rows and does not count."""
 
     training: bool
 
@@ -53,8 +53,8 @@ class LanguageModel(Protocol):
         segments: Tensor | None = None,
         loss: HeadLoss = ...,
     ) -> Tensor:
-        """Loss sum of targets [b, n] after tokens [b, n], of documents with the numbers segments
-        [b, n]; without targets, logits [b, n, v]."""
+        """Loss sum of targets [b, n] after tokens [b, n]; without targets, logits [b, n, v].
+        segments [b, n] number the documents."""
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Logits [b, n, v] of the next tokens."""
@@ -62,10 +62,10 @@ class LanguageModel(Protocol):
     def generate(
         self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
     ) -> list[list[int]]:
-        """Token ids that follow each prompt."""
+        """Generates the token ids that follow each prompt."""
 
     def new_cache(self) -> Any:
-        """An empty cache for :meth:`step`, which has ``select(rows)``."""
+        """An empty cache for :meth:`step`, with a method ``select(rows)``."""
 
     def step(self, tokens: Tensor, real: Tensor | None, cache: Any) -> Tensor:
         """Logits [b, v] after tokens [b, n], which follow the cached ones; ``real`` [b, m] is False

@@ -1,4 +1,4 @@
-"""A language model of this project's own: tokens in, logits or loss of the next tokens out.
+"""This project's own language model: tokens in, logits or loss of the next tokens out.
 
 A decoder without an encoder: layers of causal self-attention and feed-forward.
 """
@@ -43,16 +43,16 @@ from transformer_core.techniques.recomputation import recomputing
 class Decoder(Generating):
     """A :class:`~transformer_core.models.interface.LanguageModel`.
 
-    With ``segments`` a row may hold several documents: a token sees those before it that have its
-    number, and places are counted from the first of them. Padding, at the end of a row, needs no
-    number of its own: nothing before it sees it.
+    With ``segments`` a row may hold several documents: a token sees the earlier tokens of its
+    document, whose positions count from 0. Padding, at the end of a row, needs no separate number,
+    since no earlier token sees it.
 
-    With ``tokens: unpadded`` training takes the documents one after the other in a list, without a
-    mask (:mod:`transformer_core.models.unpadded`); evaluation goes on as ever, unless its kernel
-    takes no mask, and decoding does.
+    With ``tokens: unpadded`` training takes the documents as one list of tokens, without a mask
+    (:mod:`transformer_core.models.unpadded`). Evaluation still takes rows unless its kernel takes no
+    mask, and decoding always does.
 
-    With ``checkpoint: layers`` each layer is computed once more in the backward pass, with the same
-    random numbers, instead of keeping what is inside it.
+    With ``checkpoint: layers`` the backward pass computes each layer again, with the same random
+    numbers, instead of storing its activations.
     """
 
     def __init__(self, spec: DecoderOnly, vocabulary: int) -> None:
@@ -60,7 +60,7 @@ class Decoder(Generating):
         d_model, self.spec = spec.d_model, spec
         self.blocks = getattr(spec.tokens, "blocks", 0)
         self.embedding = nn.Embedding(vocabulary, d_model)
-        # None, not the same module once more: a matrix has one name in the state dict.
+        # None rather than the embedding, so that the matrix has one name in the state dict.
         self.output = None if spec.tied_embeddings else nn.Linear(d_model, vocabulary, bias=False)
         learned, fixed = (spec.positions.kind == kind for kind in ("learned", "sinusoidal"))
         length = spec.positions.length if isinstance(spec.positions, LearnedPositions) else 0
@@ -80,11 +80,11 @@ class Decoder(Generating):
         loss: HeadLoss = whole_head_loss,
         lengths: Counts | None = None,
     ) -> Tensor:
-        """Loss sum in nats, a float32 scalar, of ``targets`` [b, n] given tokens [b, n], of those
-        that are not PAD; without targets, logits [b, n, v] of the next tokens. segments [b, n].
+        """Loss sum in nats, a float32 scalar, of ``targets`` [b, n] other than PAD after tokens
+        [b, n]; without targets, logits [b, n, v] of the next tokens. segments [b, n].
 
-        ``loss`` makes it of the last hidden states [b, n, d], the output map [v, d] and targets.
-        ``lengths`` are the tokens of each document, where the host knows them.
+        ``loss`` computes it from the last hidden states [b, n, d], the output map [v, d] and the
+        targets. ``lengths`` are the token counts of the documents, if the host knows them.
         """
         self._check_length(tokens.size(1))
         output = (self.output or self.embedding).weight
@@ -107,10 +107,10 @@ class Decoder(Generating):
         return DecoderCache(len(self.layers))
 
     def step(self, tokens: Tensor, real: Tensor | None, cache: DecoderCache) -> Tensor:
-        """Logits [b, v] of what comes after tokens [b, n], which follow the cached prefix: any
-        number after an empty one, else one.
+        """Logits [b, v] of the token after tokens [b, n], which follow the cached prefix; n must be
+        1 unless the prefix is empty.
 
-        ``real`` [b, m] is False at padding, at the start of a row; None where there is none.
+        ``real`` [b, m] is False at padding, which is at the start of a row; None without padding.
         """
         start, mask = cache.length, None
         self._check_length(start + tokens.size(1))
@@ -131,7 +131,7 @@ class Decoder(Generating):
         places: Tensor | None,
         cache: DecoderCache | None = None,
     ) -> Tensor:
-        """tokens [b, n], at ``places`` [b or 1, n] or one after the other -> [b, n, d]."""
+        """tokens [b, n], at ``places`` [b or 1, n] or consecutive ones -> [b, n, d]."""
         if places is None:
             places = torch.arange(tokens.size(1), device=tokens.device)[None]
         x, turn = self._embed(tokens, places, 0 if cache is None else cache.length)
@@ -146,11 +146,10 @@ class Decoder(Generating):
         if self.places is not None:
             x = x + self.places(places)
         elif self.positions is not None:
-            # Scaled as in the paper (3.4): beside sines of size 1, small embeddings would drown.
+            # Scaled as in the paper (3.4): sines of size 1 would drown small embeddings.
             x = self.positions(x * self.spec.d_model**0.5, start, places)
         turn = None
         if isinstance(positions, RotaryPositions):
-            # One row for all rows of a batch is broadcast.
             turn = rotation(places, self.spec.d_model // self.spec.heads, positions.base)
         return self.dropout(in_stream_format(x, self.spec.residual)), turn
 
@@ -158,16 +157,16 @@ class Decoder(Generating):
         places = self.places
         if places is not None and tokens > places.num_embeddings:
             raise ValueError(
-                f"a row of {tokens} tokens is longer than the table of positions: set "
-                f"model.positions.length to at least {tokens} (it is {places.num_embeddings}), or "
-                "take rotary positions"
+                f"a row of {tokens} tokens is longer than the table of positions: raise "
+                f"model.positions.length from {places.num_embeddings} to at least {tokens}, or use "
+                "rotary positions"
             )
 
 
 def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:
-    """A :class:`Decoder` on torch's default device, its weights drawn from torch's seed."""
+    """Builds a :class:`Decoder` on torch's default device, with weights from torch's seed."""
     device = torch.get_default_device()
-    # Built without storage, so that constructors neither draw random numbers nor fill memory twice.
+    # Without storage, constructors neither draw random numbers nor fill memory a second time.
     with torch.device("meta"):
         model = Decoder(spec, vocabulary)
     model.to_empty(device=device)
@@ -176,10 +175,10 @@ def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:
 
 
 def _initialise(model: Decoder, spec: DecoderOnly) -> None:
-    """Draw the weights; they depend on the shape of the model, not on the kinds of its parts.
+    """Draws the weights, which depend on the shape of the model, not on the kinds of its parts.
 
-    Normal, biases zero, normalizations one, and smaller where a map adds to the residual stream,
-    so that its variance does not grow with the depth, as in GPT-2.
+    Weights are normal, biases zero, normalizations one. As in GPT-2, maps that add to the residual
+    stream get smaller weights, so that its variance does not grow with the depth.
     """
     draw = partial(nn.init.normal_, std=spec.initial_std)
     draw_added = partial(nn.init.normal_, std=spec.initial_std / math.sqrt(2 * spec.layers))
@@ -211,8 +210,8 @@ def build_decoder_norm(spec: DecoderOnly) -> nn.Module:
 
 
 class CausalAttention(Attention):
-    """Every token sees itself and those before it; a head of keys and values may serve several
-    heads of queries (arXiv 2305.13245)."""
+    """Attention of every token to itself and earlier ones; several heads of queries may share a head
+    of keys and values (arXiv 2305.13245)."""
 
     def __init__(self, spec: DecoderOnly) -> None:
         super().__init__(spec, spec.bias)
@@ -231,8 +230,8 @@ class CausalAttention(Attention):
     def forward(
         self, x: Tensor, mask: Mask | None, turn: Rotation | None, cache: LayerCache | None
     ) -> Tensor:
-        """x [b, n, d] -> [b, n, d]. A ``mask`` [b, 1, n, m] says all that is seen; without one it
-        is what comes before, all of it for the single token that follows a cached prefix."""
+        """x [b, n, d] -> [b, n, d]. A ``mask`` [b, 1, n, m] tells all that a token sees. Without one,
+        it sees itself and all earlier tokens; the single token after a cached prefix sees all."""
         q, k, v = self.project(x)
         if turn is not None:
             q, k = self.rotate(q, k, turn)
@@ -241,7 +240,7 @@ class CausalAttention(Attention):
             causal = causal and cache.prefix is None
             k, v = cache.extend(k, v)
         if self.served > 1:
-            # Written out: of torch's fused kernels, not all take fewer heads of keys.
+            # We repeat them, since not all of torch's fused kernels take fewer heads of keys.
             k, v = (part.repeat_interleave(self.served, dim=1) for part in (k, v))
         return self.attention(q, k, v, mask, causal)
 
@@ -251,12 +250,12 @@ def rotated_pair(q: Tensor, k: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
 
 
 class CausalFeedForward(nn.Module):
-    """Token by token: two linear maps around a function, or SwiGLU."""
+    """Two linear maps around an activation function, or SwiGLU, for each token."""
 
     def __init__(self, spec: DecoderOnly) -> None:
         super().__init__()
         self.activation, matrices = build_activation(spec.feed_forward, spec.kernels)
-        # Gate and value in one product, the gate first.
+        # SwiGLU computes gate and value in one product, the gate first.
         self.inner = nn.Linear(spec.d_model, matrices * spec.d_ff, spec.bias)
         self.outer = nn.Linear(spec.d_ff, spec.d_model, spec.bias)
 
@@ -274,7 +273,7 @@ def swiglu(x: Tensor) -> Tensor:
 def build_activation(
     spec: AnyFeedForward, kernels: Kernels = "torch"
 ) -> tuple[Callable[[Tensor], Tensor], int]:
-    """The function between the maps, and how many widths it takes for one that it gives."""
+    """The function between the maps, and the ratio of its input width to its output width."""
     if isinstance(spec, Gelu):
         return nn.GELU(spec.approximate), 1
     if spec.kind == "swiglu":

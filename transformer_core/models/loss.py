@@ -1,10 +1,10 @@
-"""Label-smoothed cross-entropy, summed over tokens: of whole logits, of chunks, in one pass.
+"""Label-smoothed cross-entropy, summed over tokens: from whole logits, in chunks, or in one pass.
 
-In one pass no logits are kept, and none are computed twice. The gradient of a cross-entropy is
-known as soon as its value is: softmax less target. So the forward pass takes a chunk of tokens at a
-time, small enough to stay in the cache of a CPU, turns its logits into their gradient and that into
-gradients of hidden states and output map at once; the backward pass only scales these. Known from
-Liger Kernel (arXiv 2410.10989, 3.2) and Cut Cross-Entropy (arXiv 2411.09009).
+One pass stores no logits and computes none twice, because the gradient of a cross-entropy, softmax
+minus target, is known as soon as its value. The forward pass takes a chunk of tokens at a time,
+small enough to stay in the cache of a CPU, and turns its logits into their gradient and then into
+gradients of hidden states and output map; the backward pass only scales these. Liger Kernel (arXiv
+2410.10989, 3.2) and Cut Cross-Entropy (arXiv 2411.09009) use the same idea.
 """
 
 import math
@@ -29,17 +29,17 @@ from transformer_core.models.unpadded import places
 def token_loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Sum over the non-padding tokens of the cross-entropy in nats, a float32 scalar.
 
-    logits [b, t, v] of any floating type, labels [b, t]; labels that are PAD count nothing.
-    ``smoothing`` moves that share of the probability from the label to the whole vocabulary evenly
-    (arXiv 1512.00567, 7), exactly as ``F.cross_entropy(label_smoothing=...)`` does; 0 gives the
-    plain cross-entropy, as used for validation.
+    logits [b, t, v] of any floating type, labels [b, t]; labels that are PAD do not count.
+    ``smoothing`` spreads that share of the label's probability evenly over the vocabulary (arXiv
+    1512.00567, 7), exactly as ``F.cross_entropy(label_smoothing=...)`` does; 0 gives the plain
+    cross-entropy, as used for validation.
 
     The Annotated Transformer spreads the share over the v - 2 tokens other than label and PAD, and
     takes the Kullback-Leibler divergence, which is smaller by the entropy of the smoothed target: a
     constant without gradient. With thousands of tokens the two targets hardly differ.
 
-    Unlike ``F.cross_entropy`` this keeps no log-probabilities for the backward pass, only one
-    number per token: they are worked out again from the logits, slice by slice.
+    Unlike ``F.cross_entropy`` this stores one number per token for the backward pass, not the
+    log-probabilities, which it computes again from the logits, slice by slice.
     """
     v = logits.size(-1)
     return _TokenLossSum.apply(logits.reshape(-1, v), labels.reshape(-1), smoothing)
@@ -55,10 +55,10 @@ def chunked_token_loss_sum(
 ) -> Tensor:
     """:func:`token_loss_sum` of the logits ``hidden @ output.T``, ``rows`` target tokens at a time.
 
-    hidden [b, t, d], output [v, d], labels [b, t]. The logits of a chunk are let go after its loss
-    and computed once more in the backward pass, so that those of all tokens never exist together.
-    Without ``rows``, as many as the device can make good use of. Gradients of ``output`` are summed
-    up over the chunks in its own format, also under autocast.
+    hidden [b, t, d], output [v, d], labels [b, t]. The logits of a chunk are freed after its loss,
+    and the backward pass computes them again, so the logits of all tokens never exist together.
+    Without ``rows``, the device determines their number. Gradients of ``output`` add up over the
+    chunks in its own format, even under autocast.
     """
     device = hidden.device.type
     half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else output.dtype
@@ -67,7 +67,7 @@ def chunked_token_loss_sum(
         rows = _CPU_ROWS if device_kind(hidden) == "cpu" else many
 
     def loss_of(chunk: Tensor, chunk_labels: Tensor) -> Tensor:
-        # A copy for each chunk: autocast would share one, whose gradient has 16 bits.
+        # Convert for each chunk: autocast would share one copy, whose gradient has 16 bits.
         return token_loss_sum(F.linear(chunk, output.to(half)), chunk_labels, smoothing)
 
     chunks = zip(hidden.flatten(0, 1).split(rows), labels.flatten().split(rows), strict=True)
@@ -79,7 +79,7 @@ def chunked_token_loss_sum(
 
 
 _CPU_ROWS, _CHUNK_ELEMENTS = 256, 2**26
-"""Tokens of a chunk on a CPU, and logits of one on a GPU: 256 MiB in 32 bits."""
+"""Tokens in a chunk on a CPU, and logits in one on a GPU: 256 MiB in 32 bits."""
 
 
 class _TokenLossSum(torch.autograd.Function):
@@ -122,10 +122,10 @@ class _TokenLossSum(torch.autograd.Function):
 
 
 def _rows_per_slice(logits: Tensor) -> int:
-    """Rows of [n, v] that are worked on at a time.
+    """Number of rows of [n, v] to process at a time.
 
-    On a CPU, so few that the float32 temporaries stay in the cache and the allocator hands out the
-    same memory each time; on a GPU, so many that starting kernels costs nothing.
+    On a CPU, few enough that the float32 temporaries stay in the cache and the allocator reuses
+    their memory; on a GPU, so many that kernel launches cost nothing.
     """
     elements = 2**18 if device_kind(logits) == "cpu" else 2**26
     return max(1, elements // logits.size(-1))
@@ -136,8 +136,8 @@ def kl_divergence_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tenso
 
     logits [b, t, v] with v > 2, labels [b, t]. Log-probabilities and smoothed targets [b * t, v]
     exist in full; the targets give 1 - smoothing to the label and share the rest among the v - 2
-    tokens other than label and padding. Their Kullback-Leibler divergence is the cross-entropy less
-    the entropy of the targets, which is added, being a constant.
+    tokens other than label and padding. Their Kullback-Leibler divergence is the cross-entropy minus
+    the entropy of the targets, a constant, which we add.
     """
     v = logits.size(-1)
     label = labels.reshape(-1)
@@ -156,20 +156,19 @@ def kl_divergence_sum(logits: Tensor, labels: Tensor, smoothing: float) -> Tenso
 
 
 _CPU_ELEMENTS, _LOOP_ELEMENTS, _ELEMENTS = 2**20, 2**24, 2**28
-"""Logits of a chunk: 4 MiB, which a last-level cache holds; 32 MiB where one loop does all to a row
-while that is in the cache, and to add up gradients of the output map is what costs; on a GPU, so
-many that kernels are large."""
+"""Number of logits in a chunk. On a CPU 4 MiB, which fit into a last-level cache; but 32 MiB for the
+loop, which keeps only a row in the cache, so that adding up gradients of the output map dominates.
+On a GPU enough to make kernels large."""
 _PADDING_LEFT_OUT = ("cpu",)
-"""Devices on which padding is left out. To know how much there is, a host must wait for a GPU."""
+"""Devices on which we skip padding. On a GPU the host would have to wait to know how much there is."""
 _LIFT = 1024.0  # keeps small probabilities in the range of float16
 
 
 def one_pass_loss_sum(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The loss of the logits ``hidden @ output.T``, as
-    :func:`transformer_core.models.loss.token_loss_sum` has it: a float32 scalar in nats.
+    """:func:`token_loss_sum` of the logits ``hidden @ output.T``, a float32 scalar in nats.
 
-    hidden [b, t, d], output [v, d], labels [b, t]; smoothing in 0 ... 1. On a CPU the logits of
-    padding are not computed. Under autocast, products are in its format and sums in 32 bits.
+    hidden [b, t, d], output [v, d], labels [b, t]; smoothing in 0 ... 1. On a CPU it skips the
+    logits of padding. Under autocast, products are in its format and sums in 32 bits.
     """
     device = hidden.device.type
     half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -200,7 +199,7 @@ class _OnePass(torch.autograd.Function):
             counted = labels != PAD
             losses = hidden.new_empty(len(h), dtype=torch.float32)
             d_hidden = torch.empty_like(hidden) if wants_hidden else None
-            # In 32 bits: the chunks add up.
+            # In 32 bits, because the chunks add up.
             wide = None if output.dtype != torch.bfloat16 else torch.float32
             d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
             limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
@@ -219,8 +218,8 @@ class _OnePass(torch.autograd.Function):
                     logits, labels[part], counted[part] if padded else None, smoothing, lift
                 )
                 _products(h[part], w, d_logits, part, d_hidden, d_output, lift)
-            # The evenly spread share of the target needs the mean of the logits only: that of the
-            # rows of the output map, times the hidden state.
+            # The evenly spread share of the target only needs the mean of the logits: the hidden
+            # state times the mean row of the output map.
             if smoothing:
                 weight = counted.to(w.dtype)
                 mean = w.float().mean(0)
@@ -252,7 +251,7 @@ def _loss_and_gradient(
     """Loss [n] of logits [n, v] and ``lift`` times its gradient [n, v], both without the evenly
     spread share.
 
-    The gradient is 0 in rows that are not ``counted``; null where all are.
+    The gradient is 0 in rows that are not ``counted``; None counts all.
     """
     wide = logits.float()
     highest = wide.amax(-1)
@@ -272,8 +271,8 @@ def _loss_and_gradient(
 def _in_one_loop(
     logits: Tensor, labels: Tensor, _: Tensor | None, smoothing: float, lift: float
 ) -> tuple[Tensor, Tensor]:
-    """The same by a compiled loop for a CPU, where padding is left out."""
-    # Here, because the compiler takes half a second to import, in every process.
+    """The same by a compiled loop for a CPU, where we skip padding."""
+    # Imported late, because the compiler takes half a second in every process.
     from transformer_core.models.compiled_loops import loss_and_gradient
 
     return loss_and_gradient(logits, labels, smoothing)
@@ -281,16 +280,16 @@ def _in_one_loop(
 
 @cache
 def _why_no_kernel(device: torch.device) -> str | None:
-    """The reason why Triton makes no kernel for ``device`` here; null if it does. It takes a C
-    compiler and Python's headers, which not every host has."""
+    """The reason why Triton cannot build a kernel for ``device`` here; None if it can. It needs a C
+    compiler and Python's headers, which some hosts lack."""
     try:
-        from transformer_core.techniques import gpu_kernels  # here: not every host has Triton
+        from transformer_core.techniques import gpu_kernels  # here, since some hosts lack Triton
 
         one = torch.zeros(1, 2, device=device)
         gpu_kernels.loss_and_gradient(one, one[0, :1].long(), None, 0.0, 1.0)
-    except Exception as error:  # of Triton, of the compiler that it starts, of the system
+    except Exception as error:  # from Triton, its compiler, or the system
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        log.warning("the loss is computed step by step, not by a kernel of Triton: %s", reason)
+        log.warning("computing the loss step by step, without Triton's kernel: %s", reason)
         return reason
     return None
 
@@ -302,17 +301,16 @@ def _kernel_for(x: Tensor) -> bool:
 def _in_one_kernel(
     logits: Tensor, labels: Tensor, counted: Tensor | None, smoothing: float, lift: float
 ) -> tuple[Tensor, Tensor]:
-    """:func:`_loss_and_gradient` by a kernel of Triton, which reads logits twice and writes them
-    once, in their own format. Step by step each of some ten operations would."""
+    """:func:`_loss_and_gradient` by a Triton kernel, which reads the logits twice and writes them
+    once, in their own format, in place of some ten operations that each do so."""
     from transformer_core.techniques import gpu_kernels
 
     return gpu_kernels.loss_and_gradient(logits, labels, counted, smoothing, lift)
 
 
 def watched() -> bool:
-    """Whether a torch mode observes every operation of this thread, such as one of tensors without
-    memory. Compiled code hides operations, and torch refuses to compile unless the mode allows
-    it."""
+    """Whether a torch mode, such as that of fake tensors, observes every operation of this thread.
+    Compiled code hides operations, and torch refuses to compile unless the mode allows it."""
     modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
     return any(
         isinstance(mode, FakeTensorMode) or not getattr(mode, "ignore_compile_internals", bool)()
@@ -329,8 +327,8 @@ def _products(
     d_output: Tensor | None,
     lift: float,
 ) -> None:
-    """Write the gradient of the rows ``part``, and add to that of the output map; that of the
-    logits is ``lift`` times too large."""
+    """Writes the gradient of the hidden rows ``part``, and adds to that of the output map; the
+    gradient of the logits is ``lift`` times too large."""
     g = d_logits.to(output.dtype)
     if d_hidden is not None:
         d_hidden[part] = (g @ output).to(d_hidden.dtype) / lift if lift != 1.0 else g @ output

@@ -1,4 +1,4 @@
-"""Model and loss as one module, so that a wrapped model computes its loss where its logits are."""
+"""Joins model and loss in one module, so that a wrapped model computes its loss next to its logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ HEAD_LOSSES: dict[str, Callable[[Any, Tensor, Tensor, Tensor, float], Tensor]] =
     "one_pass": lambda _, h, w, y, share: one_pass_loss_sum(h, w, y, share),
 }
 """(schema, hidden [b, t, d], output map [v, d], labels [b, t], smoothing) -> sum, by the ``kind``
-of its schema: losses that never hold all logits."""
+of the schema, for losses that never hold all logits."""
 
 
 class Objective(nn.Module):
@@ -46,8 +46,8 @@ class Objective(nn.Module):
     def forward(
         self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
-        """Loss sum in nats, a scalar, from source [b, s] and target input and output [b, t], and
-        what the host knows of them."""
+        """Loss sum in nats, a scalar, from source [b, s], target input and output [b, t], and the
+        facts that the host knows about them."""
         of_head = self.head_loss()
         if of_head is None:
             return self.loss(self.logits(source, target_input, known), target_output)
@@ -55,11 +55,11 @@ class Objective(nn.Module):
         def head(hidden: Tensor, output: Tensor) -> Tensor:
             return of_head(hidden, output, target_output)
 
-        # Inside the model's forward, where a sharded output map is gathered.
+        # The model calls it in its forward, where FSDP gathers a sharded output map.
         return self.model(source, target_input, head, **self._known(source, known))
 
     def head_loss(self) -> HeadLoss | None:
-        """The loss of hidden states, which its schema may bring along; null for one of logits."""
+        """The loss of hidden states, which the schema may implement; None for a loss of logits."""
         spec, share = self.spec, self.label_smoothing
         if hasattr(spec, "loss_sum"):
             return lambda h, w, y: spec.loss_sum(h, w, y, share, PAD)
@@ -72,8 +72,8 @@ class Objective(nn.Module):
         return self.model(source, target_input, **self._known(source, known))
 
     def _known(self, source: Tensor, known: Known) -> dict[str, Any]:
-        """The facts that the model can use: on a GPU, a mask excludes the fastest kernel, and the
-        host waits for a length."""
+        """The facts, if the model can use them: on a GPU, a mask rules out the fastest kernel, and
+        the host would have to wait for lengths."""
         useful = hasattr(self.model, "needs_mask") and device_kind(source) == "cuda"
         return {"known": known} if useful else {}
 
@@ -86,8 +86,7 @@ class Objective(nn.Module):
 class TextObjective(Objective):
     """The training loss of a language model, summed over the tokens of a micro-batch.
 
-    Its batches have no source: that of [b, 0] stands in its place. With ``masked`` attention keeps
-    within a text.
+    Its batches have an empty source [b, 0]. With ``masked`` attention stays within a text.
     """
 
     def __init__(
@@ -102,10 +101,10 @@ class TextObjective(Objective):
         """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
         of_head = self.head_loss()
         if of_head is None:
-            # Some models of other libraries make their logits of more than hidden states.
+            # Some models of other libraries need more than hidden states for their logits.
             return self.loss(self.logits(source, target_input, known), target_output)
         segments = text_segments(target_input) if self.masked else None
-        # Inside the model's forward, where a sharded output map is gathered.
+        # The model calls the loss in its forward, where FSDP gathers a sharded output map.
         return self.model(target_input, target_output, segments, of_head, **self._lengths(known))
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
@@ -113,15 +112,15 @@ class TextObjective(Objective):
         return self.model(target_input, None, segments, **self._lengths(known))
 
     def _lengths(self, known: Known) -> dict[str, Any]:
-        """Tokens of each document, for a model that takes them apart."""
+        """Token counts of the documents, for a model that takes them without padding."""
         if known.lengths is None or not getattr(self.model, "blocks", 0):
             return {}
         return {"lengths": known.lengths[self.masked]}
 
 
 def text_segments(target_input: Tensor) -> Tensor:
-    """target_input [b, t] -> [b, t] number of the text that each token belongs to, from 1; padding
-    has that of the last text."""
+    """target_input [b, t] -> [b, t] number of each token's text, from 1; padding gets that of the
+    last text."""
     return (target_input == BOS).cumsum(1)
 
 
@@ -132,7 +131,7 @@ def objective_of(spec: RunSpec, model: nn.Module) -> Objective:
 def objective(
     task: AnyTask, model: nn.Module, label_smoothing: float = 0.0, loss: AnyLoss = _WHOLE
 ) -> Objective:
-    """``model`` and a loss of ``task`` as one module."""
+    """Joins ``model`` and the loss of ``task`` in one module."""
     if isinstance(task, LanguageModel):
         return TextObjective(model, label_smoothing, loss, task.texts == "masked")
     return Objective(model, label_smoothing, loss)

@@ -1,9 +1,9 @@
-"""Sinusoidal positions (arXiv 1706.03762, 3.5) and rotary ones (RoFormer, arXiv 2104.09864, 3.2.2); in
-rows of several pairs, which tokens belong together, and where each stands in its sentence.
+"""Sinusoidal positions (arXiv 1706.03762, 3.5), rotary positions (RoFormer, arXiv 2104.09864, 3.2.2),
+and the positions and segments of tokens in rows of several pairs.
 
-The tokens tell: every source ends with EOS, every target begins with BOS, and the pairs of a row
-stand in the same order on both sides. So such rows need no further tensors, and a row with one pair
-is a special case.
+Tokens alone determine the segments: every source ends with EOS, every target begins with BOS, and
+the pairs of a row have the same order on both sides. Such rows need no further tensors, and a row
+with one pair is a special case.
 """
 
 import math
@@ -34,13 +34,13 @@ class Positions(nn.Module):
         super().__init__()
         self.d_model = d_model
         self.length = length
-        # Not buffers: DDP broadcasts those, and two ranks' may differ in length. By device, in a
-        # dictionary that DataParallel's short-lived replicas share with the module they are of.
+        # Not buffers, because DDP broadcasts those, and their lengths may differ between ranks. By
+        # device, in a dictionary that DataParallel's short-lived replicas share with this module.
         self._tables: dict[torch.device, Tensor] = {}
 
     def forward(self, x: Tensor, start: int = 0, places: Tensor | None = None) -> Tensor:
-        """``x`` [b, t, d] plus positions: of tokens that follow each other, the first one at
-        position ``start``, or of tokens at ``places`` [b or 1, t], each below start + t."""
+        """``x`` [b, t, d] plus positions: ``places`` [b or 1, t], each below start + t, or
+        consecutive ones from ``start``."""
         end = start + x.size(1)
         table = self._tables.get(x.device)
         if table is None or len(table) < end:
@@ -54,11 +54,12 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [n, k / 2] or [b, 1,
 
 
 def rotation(places: Tensor, width: int, base: float) -> Rotation:
-    """Of tokens at ``places`` [n] or [b, n], for heads of ``width`` elements, an even number.
+    """The rotation of tokens at ``places`` [n] or [b, n], for heads of ``width`` elements, which
+    must be even.
 
-    Element i is turned with element i + width / 2, by place * base^(-2 i / width): the order of
-    Llama's weights in the transformers library, not that of the paper, which turns neighbours. The
-    angles are worked out in 32 bits, which tell neighbours apart up to some 10^6 tokens.
+    Element i rotates with element i + width / 2, by place * base^(-2 i / width): the order of
+    Llama's weights in the transformers library. The paper rotates neighbours instead. We compute
+    angles in 32 bits, which distinguish neighbouring places up to some 10^6 tokens.
     """
     even = torch.arange(0, width, 2, device=places.device, dtype=torch.float32)
     angle = places.float()[..., None] * base ** (-even / width)
@@ -68,26 +69,26 @@ def rotation(places: Tensor, width: int, base: float) -> Rotation:
 
 
 def rotated(x: Tensor, turn: Rotation) -> Tensor:
-    """x [b, h, n, k] turned, in its own format."""
+    """Rotates x [b, h, n, k], in its own format."""
     cos, sin = (part.to(x.dtype) for part in turn)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def source_segments(source: Tensor) -> Tensor:
-    """source [b, s] -> [b, s] number of the pair that each token belongs to, from 0.
+    """source [b, s] -> [b, s] number of each token's pair, from 0.
 
-    Padding has a number of its own, which no target has.
+    Padding has a separate number, which no target has.
     """
     ends = source == EOS
     return ends.cumsum(1) - ends.long()
 
 
 def target_segments(target_input: Tensor) -> Tensor:
-    """target_input [b, t] -> [b, t] number of the pair that each token belongs to, from 0.
+    """target_input [b, t] -> [b, t] number of each token's pair, from 0.
 
-    Padding belongs to the pair before it, so that every token sees something: a softmax over
-    nothing is not a number. No real token sees padding, which comes after all of them.
+    Padding belongs to the pair before it, so that every token sees something, since a softmax over
+    nothing is NaN. No real token sees padding, which comes after all of them.
     """
     return (target_input == BOS).cumsum(1) - 1
 
@@ -98,7 +99,7 @@ def together(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def places_within(segments: Tensor) -> Tensor:
-    """Segments [b, n] -> [b, n] place of each token within its segment, from 0."""
+    """Segments [b, n] -> [b, n] position of each token within its segment, from 0."""
     index = torch.arange(segments.size(1), device=segments.device)
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]

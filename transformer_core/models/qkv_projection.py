@@ -5,18 +5,18 @@ decoder's state into one (query) and the memory into two (key, value). Each kind
 
 Parts may have fewer heads than the queries (grouped queries, arXiv 2305.13245), all of one width.
 
-On CUDA streams of their own, kernels too small to fill a device can run side by side. Leaving the
+On separate CUDA streams, kernels too small to fill a device can run at the same time. Leaving the
 current stream takes two precautions:
 
-- Order. A side stream knows nothing of the kernels that still fill its input, nor does the current
-  stream know when the results are there. Events say so, without making the host wait.
-- Memory. When a tensor dies, the allocator hands its memory to the next kernel of the stream on
-  which it was made. ``record_stream`` tells it which other stream has used the memory.
+- Order. A side stream must wait for the kernels that still write its input, and the current stream
+  for the results. We use events, which do not make the host wait.
+- Memory. When a tensor dies, the allocator gives its memory to the next kernel of the stream that
+  allocated it. ``record_stream`` tells it which other stream has used the memory.
 
-The backward pass needs neither here: autograd runs each operation on the stream of its forward
-pass, lets streams wait for each other where a gradient goes from one to the next, and at the end
-lets the caller's stream wait for those that the gradients of the parameters were made on (PyTorch,
-"CUDA semantics", stream semantics of backward passes).
+The backward pass needs neither: autograd runs each operation on the stream of its forward pass,
+makes streams wait for each other when a gradient passes between them, and finally makes the caller's
+stream wait for those that produced gradients of parameters (PyTorch, "CUDA semantics", stream
+semantics of backward passes).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +36,8 @@ Block = tuple[str, Tensor, Tensor | None]  # part, weight and bias
 class Projection(nn.Module):
     """Projects x [b, n, d] into one tensor [b, h, n, k] for each of ``parts``, k = d / ``heads``.
 
-    A subclass takes its own schema first, then the arguments of this class: ``heads_of`` says how
-    many heads each part has where not all have ``heads``.
+    A subclass takes its own schema first, then the arguments of this class. ``heads_of`` is the
+    number of heads of each part, unless all have ``heads``.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Projection(nn.Module):
         raise NotImplementedError
 
     def blocks(self) -> Iterator[Block]:
-        """Part, weight [h * k, d] and bias [h * k] or None of each part: views into the
-        parameters."""
+        """Yields the name, weight [h * k, d] and bias [h * k] or None of each part, as views into
+        the parameters."""
         raise NotImplementedError
 
     def initialise(self, draw: Callable[[Tensor], Any] = nn.init.xavier_uniform_) -> None:
-        """Weights by ``draw`` part by part, so that every kind starts from the same numbers."""
+        """Draws weights part by part, so that every kind starts from the same numbers."""
         with torch.no_grad():
             for _, weight, bias in self.blocks():
                 draw(weight)
@@ -95,10 +95,10 @@ class SeparateProjection(Projection):
 
 
 class StreamsProjection(SeparateProjection):
-    """One matrix product per part, each on a CUDA stream of its own.
+    """One matrix product per part, each on a separate CUDA stream.
 
-    A single part, the query of cross-attention, has nothing to run beside and stays on the current
-    stream. Raises Unsupported on a host without CUDA, and for an input that is on the CPU.
+    A single part, such as the query of cross-attention, stays on the current stream. Raises
+    Unsupported on a host without CUDA, and for an input on the CPU.
     """
 
     def __init__(self, spec: StreamsQkv, d_model: int, *args: Any) -> None:
@@ -115,9 +115,8 @@ class StreamsProjection(SeparateProjection):
 class FusedProjection(Projection):
     """One matrix product for all parts.
 
-    The rows of the weight are the parts one after the other, and within a part the heads one after
-    the other: the product, seen as [b, n, heads of all parts, k], holds the parts of a token side
-    by side.
+    The rows of the weight are ordered by part, then by head. The product, viewed as
+    [b, n, heads of all parts, k], therefore holds the parts of a token side by side.
     """
 
     def __init__(self, spec: FusedQkv, d_model: int, *args: Any) -> None:
@@ -138,19 +137,19 @@ class FusedProjection(Projection):
 
 
 class LayoutProjection(Projection):
-    """One matrix product, laid out in memory with the batch or the parts outermost.
+    """One matrix product, stored in memory with the batch or the parts outermost.
 
-    As in the original study the rows of the weight [d * parts, d] are ordered by head, element and
-    part: the product, seen as [b, n, h, k, parts], is permuted to [b, parts, h, n, k] or to
-    [parts, b, h, n, k], then split into its parts.
+    As in the original study, the rows of the weight [d * parts, d] are ordered by head, element and
+    part. We permute the product, viewed as [b, n, h, k, parts], to [b, parts, h, n, k] or to
+    [parts, b, h, n, k], then split it into its parts.
 
-    A permutation alone moves nothing: the part of a view has the same address and strides in both
-    orders. The study's compiler, which divides a tensor over devices along its outermost dimension,
-    had to move data to part queries, keys and values of [parts, b, h, n, k] and not of the other.
-    Where every device holds its own batch no such transfer exists, so here the permuted tensor is
-    written out, and its gradient too. Both orders copy the same bytes. They differ in where they
-    put them: each part of [parts, b, h, n, k] is one piece of memory, each part of
-    [b, parts, h, n, k] is b pieces, which a batched matrix product over b and h copies once more.
+    A permutation alone moves no data: a part of the view has the same address and strides in both
+    orders. The study's compiler divided a tensor over devices along its outermost dimension, so it
+    had to move data to separate queries, keys and values of [parts, b, h, n, k], but not of the
+    other order. If every device holds its own batch, no such transfer exists, so we write out the
+    permuted tensor, and its gradient too. Both orders copy the same bytes to different places: each
+    part of [parts, b, h, n, k] is one piece of memory, but each part of [b, parts, h, n, k] is b
+    pieces, which a batched matrix product over b and h copies again.
     """
 
     def __init__(self, spec: LayoutQkv, d_model: int, heads: int, parts: Sequence[str]) -> None:
@@ -183,18 +182,16 @@ PROJECTIONS: dict[str, Callable[..., Projection]] = {
 def build_projection(
     spec: AnyQkv, d_model: int, heads: int, parts: Sequence[str], *grouped: Any
 ) -> Projection:
-    """The projection of ``spec`` into ``parts``, in the order in which they are returned.
+    """Builds the projection of ``spec`` into ``parts``, which it returns in this order.
 
-    ``grouped`` are heads of each part and whether there is a bias, which layouts do not take.
+    ``grouped`` are the heads of each part and whether there is a bias, which layouts do not take.
     """
     return PROJECTIONS[spec.kind](spec, d_model, heads, parts, *grouped)
 
 
 def project_together(projections: Sequence[Projection], x: Tensor) -> list[tuple[Tensor, ...]]:
-    """Applies each of ``projections`` to the same x [b, n, d] with one matrix product for all.
-
-    Weights stay with their layers and are laid side by side for the product.
-    """
+    """Applies all ``projections`` to the same x [b, n, d] with one matrix product, for which it
+    concatenates their weights."""
     blocks = [block for projection in projections for block in projection.blocks()]
     weight = torch.cat([weight for _, weight, _ in blocks])
     bias = torch.cat([bias for _, _, bias in blocks if bias is not None])
@@ -207,10 +204,10 @@ def project_together(projections: Sequence[Projection], x: Tensor) -> list[tuple
 
 def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of ``model`` by names that do not depend on how it computes: those
-    that ``separate`` gives to projections, or those of the model's own ``canonical_state_dict``.
+    of ``separate`` projections, or those of the model's own ``canonical_state_dict``.
 
-    One that has several names, as tied matrices of other libraries do, comes once, under the first:
-    sums over all tensors count it once. The tensors are detached and share memory with the model.
+    A tensor with several names, such as a tied matrix of another library, appears once, under the
+    first, so that sums count it once. The tensors are detached and share memory with the model.
     """
     own = getattr(model, "canonical_state_dict", None)
     state = dict(model.state_dict() if own is None else own())
@@ -225,15 +222,15 @@ def canonical_state_dict(model: nn.Module) -> dict[str, Tensor]:
                     state[f"{prefix}{part}.bias"] = bias.detach()
     unique: dict[object, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
-        # A state dict holds detached tensors, whose identity tells nothing; parts of one parameter
-        # differ in offset or shape.
+        # Detached tensors have no identity to compare. Parts of a parameter differ in offset or
+        # shape.
         storage = tensor.untyped_storage()._cdata
         view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         unique.setdefault(view, (name, tensor))
     return dict(unique.values())
 
 
-Work = Sequence[Callable[[Tensor], Tensor]]  # functions that need nothing of each other
+Work = Sequence[Callable[[Tensor], Tensor]]  # functions that do not depend on each other
 
 
 def require_cuda() -> None:
@@ -249,10 +246,9 @@ def require_on_cuda(x: Tensor) -> None:
 
 
 def concurrently(work: Work, x: Tensor) -> list[Tensor]:
-    """The result of each function for ``x``, each worked out on a stream of its own.
+    """Applies each function to ``x`` on a separate stream.
 
-    The streams belong to the process, and serve every call. Raises Unsupported if ``x`` is not on
-    a CUDA device.
+    All calls in the process share the streams. Raises Unsupported if ``x`` is not on a CUDA device.
     """
     require_on_cuda(x)
     current = cuda.current_stream(x.device)
@@ -266,15 +262,15 @@ def concurrently(work: Work, x: Tensor) -> list[Tensor]:
 
 
 def between_synchronisations(work: Work, x: Tensor) -> list[Tensor]:
-    """As :func:`concurrently`, the way the original study did it (its section 3.4).
+    """Like :func:`concurrently`, but as the original study did it (its section 3.4).
 
-    Every call takes new streams and, in place of events, lets the host wait twice until the whole
+    Every call creates streams and, in place of events, makes the host wait twice until the whole
     device is idle. Raises Unsupported if ``x`` is not on a CUDA device.
     """
     require_on_cuda(x)
     streams = [cuda.Stream(x.device) for _ in work]
     cuda.synchronize(x.device)
-    # The study did not hand over the memory. It costs no time, and the results depend on it.
+    # Unlike the study, _launch records the streams: that is free, and needed for correct results.
     results = _launch(work, x, streams, cuda.current_stream(x.device))
     cuda.synchronize(x.device)
     return results

@@ -1,4 +1,4 @@
-"""From the schema of a model to the model."""
+"""Builds models from their schemas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +28,9 @@ _DECODING = ("encode", "decode", "new_cache")
 class ImportedEncoderDecoder(nn.Module):
     """A user's module as a :class:`~transformer_core.models.interface.Model`.
 
-    ``forward(source, target_input) -> logits`` is all that the module must offer. Where it also has
-    ``encode``, ``decode`` and ``new_cache``, translation uses them; where not, every decoding step
-    computes the whole prefix by ``forward``.
+    The module only needs ``forward(source, target_input) -> logits``. If it also has ``encode``,
+    ``decode`` and ``new_cache``, translation uses them; otherwise, every decoding step computes the
+    whole prefix by ``forward``.
     """
 
     def __init__(self, module: nn.Module, vocabulary: int, factory: str) -> None:
@@ -43,7 +43,7 @@ class ImportedEncoderDecoder(nn.Module):
     def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
         """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens.
 
-        ValueError if the module gives anything else.
+        Raises ValueError if the module returns anything else.
         """
         logits = self.own(source, target_input)
         expected = (*target_input.shape, self.vocabulary)
@@ -51,22 +51,22 @@ class ImportedEncoderDecoder(nn.Module):
             raise wrong(
                 SETTING,
                 self.factory,
-                f"forward gives a {type(logits).__name__}, not a tensor",
-                "return the logits [b, t, v] alone",
+                f"forward returns a {type(logits).__name__}, not a tensor",
+                "return only the logits [b, t, v]",
             )
         if logits.shape != expected or not logits.is_floating_point():
             raise wrong(
                 SETTING,
                 self.factory,
-                f"forward gives {logits.dtype} {list(logits.shape)} for a source "
+                f"forward returns {logits.dtype} {list(logits.shape)} for a source "
                 f"{list(source.shape)} and a target_input {list(target_input.shape)}",
                 f"return logits {list(expected)}: sentences, target tokens, vocabulary",
             )
         return logits
 
     def encode(self, source: Tensor) -> Tensor:
-        """source [b, s] -> what :meth:`decode` takes as memory, one row per sentence."""
-        # Without an encoder to call, decode() starts from the source itself.
+        """source [b, s] -> the memory for :meth:`decode`, one row per sentence."""
+        # Without an encoder, decode() starts from the source itself.
         return self.own.encode(source) if self.decodes else source
 
     def decode(
@@ -82,17 +82,17 @@ class ImportedEncoderDecoder(nn.Module):
 
 
 def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecoder:
-    """The module that the user's ``factory(spec, vocabulary)`` gives, as a model.
+    """Wraps the module that the user's ``factory(spec, vocabulary)`` returns as a model.
 
-    Raises ValueError if there is no such function, or if it gives no module. What the function
-    itself raises is not caught.
+    Raises ValueError if there is no such function, or if it does not return a module. Does not
+    catch errors of the function itself.
     """
     module = function_of(SETTING, spec.factory)(spec, vocabulary)
     if not isinstance(module, nn.Module):
         raise wrong(
             SETTING,
             spec.factory,
-            f"gives a {type(module).__name__}, not a torch.nn.Module",
+            f"returns a {type(module).__name__}, not a torch.nn.Module",
             "return a module with forward(source, target_input) -> logits",
         )
     missing = [name for name in _DECODING if not hasattr(module, name)]
@@ -120,17 +120,17 @@ BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {
 def build_model(
     spec: AnyModel | AnyLanguageModel, vocabulary: int, packed: bool = False
 ) -> nn.Module:
-    """The model of ``spec`` over ``vocabulary`` tokens, with initial weights.
+    """Builds the model of ``spec`` over ``vocabulary`` tokens, with initial weights.
 
     It lies on torch's default device (``torch.device`` as a context), and its weights depend on
-    torch's seed. It follows :class:`transformer_core.models.interface.Model`, or the LanguageModel
-    there; with ``packed``, also where a row holds several pairs. Raises ValueError for a kind of
-    encoder-decoder that cannot do that.
+    torch's seed. It implements :class:`transformer_core.models.interface.Model`, or the
+    LanguageModel there; with ``packed``, rows may hold several pairs. Raises ValueError for a kind
+    of encoder-decoder that cannot take such rows.
     """
     leave_out_cudnn()
     model = BUILDERS[spec.kind](spec, vocabulary)
     if packed and not isinstance(spec, DecoderOnly | HuggingFaceCausal):
         if not isinstance(model, EncoderDecoder):
-            raise ValueError(f"a model of kind {spec.kind} cannot tell the pairs of a row apart")
+            raise ValueError(f"a model of kind {spec.kind} cannot separate the pairs of a row")
         model.packed = True
     return model

@@ -22,14 +22,14 @@ from transformer_core.models.unpadded import Blocks
 from transformer_core.techniques.residual_norm import added_and_normalized
 
 Mask = Tensor | Blocks
-"""Which keys each query sees: boolean, or told by the sentences in a list of tokens."""
+"""The keys that each query sees: a boolean tensor, or given by the sentences in a list of tokens."""
 
 Memory = Tensor | tuple[Tensor, ...]
 """Output of the encoder [b, s, d], or its keys and values [b, h, s, k] for one layer."""
 
 
 class Attention(nn.Module):
-    """The common part of self- and cross-attention: attending, and the output projection."""
+    """The common part of self- and cross-attention: attention itself and the output projection."""
 
     def __init__(self, spec: Transformer | DecoderOnly, bias: bool = True) -> None:
         super().__init__()
@@ -64,17 +64,17 @@ class SelfAttention(Attention):
         self.project = build_projection(spec.qkv, spec.d_model, spec.heads, parts)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        """x [b, n, d] -> [b, n, d]: every token sees the tokens that ``mask`` shows."""
+        """x [b, n, d] -> [b, n, d]: every token sees the tokens that ``mask`` allows."""
         q, k, v = self.project(x)
         return self.attention(q, k, v, mask)
 
     def causal(self, x: Tensor, cache: LayerCache | None, mask: Mask | None = None) -> Tensor:
-        """x [b, n, d] -> [b, n, d]: a token sees itself, those before it, the cached ones; of
-        these, where ``mask`` is given, what it shows."""
+        """x [b, n, d] -> [b, n, d]: a token sees itself, earlier ones and the cached ones, of which
+        ``mask`` may hide some."""
         q, k, v = self.project(x)
         causal = mask is None
         if cache is not None:
-            # After a prefix comes a single token, the last one: it sees everything.
+            # Only a single token may follow a prefix, and it sees everything.
             causal = cache.prefix is None
             k, v = cache.extend(k, v)
         return self.attention(q, k, v, mask, causal)
@@ -92,7 +92,7 @@ class CrossAttention(Attention):
     def forward(
         self, x: Tensor, memory: Memory, mask: Mask | None, cache: LayerCache | None = None
     ) -> Tensor:
-        """x [b, t, d], memory [b, s, d] -> [b, t, d]; keys and values are computed once a cache."""
+        """x [b, t, d], memory [b, s, d] -> [b, t, d]; a cache keeps the keys and values."""
         (q,) = self.project_state(x)
         if not isinstance(memory, Tensor):
             k, v = memory
@@ -106,7 +106,7 @@ class CrossAttention(Attention):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a ReLU between them, token by token."""
+    """Two linear maps with a ReLU between them, for each token."""
 
     def __init__(self, spec: Transformer) -> None:
         super().__init__()
@@ -140,9 +140,8 @@ class Residual(nn.Module):
 
 
 def through(residuals: nn.ModuleList, x: Tensor, *sublayers: Callable[[Tensor], Tensor]) -> Tensor:
-    """x [b, n, d] -> [b, n, d] through each sub-layer with its :class:`Residual`. In training, and
-    where their normalization asks for it, addition and the normalization behind it are one kernel.
-    """
+    """x [b, n, d] -> [b, n, d] through each sub-layer with its :class:`Residual`. In training, if the
+    spec asks for it, one kernel computes an addition and the normalization after it."""
     first: Any = residuals[0]
     if not (first.one_kernel and first.training):
         for residual, sublayer in zip(residuals, sublayers, strict=True):
@@ -194,8 +193,8 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """x [b, t, d], memory [b, s, d], mask [b, 1, 1 or t, s] of the source -> [b, t, d].
 
-        ``own_mask`` [b, 1, t, t] of the target hides what comes later, and perhaps more; without
-        one, all that comes before is seen.
+        ``own_mask`` [b, 1, t, t] of the target hides at least all later tokens; without it, a token
+        sees all earlier ones.
         """
         return through(
             self.residuals,
@@ -207,16 +206,16 @@ class DecoderLayer(nn.Module):
 
 
 def in_stream_format(x: Tensor, kind: ResidualFormat) -> Tensor:
-    """x in the number format of the residual stream. Without autocast it has that of the weights,
-    which an evaluation of bfloat16 weights takes in 32 bits."""
+    """Converts x to the number format of the residual stream. Without autocast x keeps the format of
+    the weights, since an evaluation takes bfloat16 weights in 32 bits."""
     lower = kind == "bf16" and torch.is_autocast_enabled(x.device.type)
     return x.bfloat16() if lower else x
 
 
 class FusedNorm(nn.LayerNorm):
-    """By torch's kernel, which on a CPU adds up the gradients of weight and bias in bfloat16 where
-    x or those are in it: the bias's is off by 9 % with 2,000 tokens, and by half with 8,000. There,
-    what has fewer bits is computed with in 32, and gradients are rounded once."""
+    """Layer normalization by torch's kernel. On a CPU the kernel adds up the gradients of weight and
+    bias in bfloat16 if x or they are in it: the bias's is off by 9 % with 2,000 tokens, and by half
+    with 8,000. There we compute in 32 bits and round gradients once."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> [..., d]."""
@@ -230,8 +229,7 @@ class FusedNorm(nn.LayerNorm):
 
 class RmsNorm(nn.RMSNorm):
     """Root mean square normalization (arXiv 1910.07467) by torch's kernel, which takes x and weight
-    in one format. A residual stream of fewer bits than the weight is computed with in the
-    weight's."""
+    in one format. We convert a residual stream of fewer bits to the weight's format."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d] -> [..., d], in the format of x."""
@@ -241,10 +239,10 @@ class RmsNorm(nn.RMSNorm):
 
 
 class PublishedNorm(nn.LayerNorm):
-    """Step by step, as the Annotated Transformer computes it: a (x - mean) / (std + eps) + b.
+    """Step by step, as in the Annotated Transformer: a (x - mean) / (std + eps) + b.
 
-    The standard deviation is that of a sample, with d - 1 degrees of freedom, so that the result is
-    that of ``nn.LayerNorm`` times sqrt((d - 1) / d), but for eps.
+    It uses the sample standard deviation, with d - 1 degrees of freedom. Apart from eps, the result
+    is therefore that of ``nn.LayerNorm`` times sqrt((d - 1) / d).
     """
 
     def __init__(self, d_model: int) -> None:

@@ -1,4 +1,4 @@
-"""``torch.nn.Transformer`` between the embeddings, positions and output map of this project."""
+"""``torch.nn.Transformer`` with the embeddings, positions and output map of this project."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,10 +19,10 @@ from transformer_core.models.transformer import build_transformer
 class TorchEncoderDecoder(nn.Module):
     """Source and target token ids in, logits of the next target tokens out.
 
-    It computes the same function as :class:`~transformer_core.models.transformer.EncoderDecoder`
-    with the same numbers in its weights; :meth:`canonical_state_dict` tells which are which.
-    ``torch.nn.Transformer`` keeps no keys and values between steps, so decoding computes the whole
-    prefix at every step.
+    With the same weights it computes the same function as
+    :class:`~transformer_core.models.transformer.EncoderDecoder`; :meth:`canonical_state_dict` maps
+    their names. ``torch.nn.Transformer`` does not cache keys and values, so decoding computes the
+    whole prefix at every step.
     """
 
     def __init__(self, spec: TorchTransformer, vocabulary: int) -> None:
@@ -38,8 +38,8 @@ class TorchEncoderDecoder(nn.Module):
         pre = spec.norm == "pre"
         encoder_layer = nn.TransformerEncoderLayer(*layer, batch_first=True, norm_first=pre)
         decoder_layer = nn.TransformerDecoderLayer(*layer, batch_first=True, norm_first=pre)
-        # torch.nn.Transformer's own stacks normalize once more where post-norm layers already have,
-        # and take nested tensors for evaluation, which fewer devices and precisions know.
+        # torch.nn.Transformer's own stacks normalize again after post-norm layers, and evaluate
+        # with nested tensors, which fewer devices and precisions support.
         self.transformer = nn.Transformer(
             d_model,
             spec.heads,
@@ -83,8 +83,8 @@ class TorchEncoderDecoder(nn.Module):
         return PrefixCache()
 
     def canonical_state_dict(self) -> dict[str, Tensor]:
-        """The parameters under the names that they have in an encoder-decoder of this project,
-        with separate projections. The tensors are detached and share memory with the model."""
+        """The parameters by their names in this project's encoder-decoder with separate projections.
+        The tensors are detached and share memory with the model."""
         state = {
             name: parameter.detach()
             for name, parameter in self.named_parameters()
@@ -106,7 +106,7 @@ class TorchEncoderDecoder(nn.Module):
 
 
 def build_torch_nn(spec: TorchTransformer, vocabulary: int) -> TorchEncoderDecoder:
-    """A :class:`TorchEncoderDecoder` on torch's default device, with the weights that
+    """Builds a :class:`TorchEncoderDecoder` on torch's default device, with the weights that
     :func:`~transformer_core.models.transformer.build_transformer` draws from torch's seed."""
     shared = spec.model_dump(exclude={"kind"})
     pattern = canonical_state_dict(build_transformer(Transformer(**shared), vocabulary))
@@ -120,7 +120,7 @@ def build_torch_nn(spec: TorchTransformer, vocabulary: int) -> TorchEncoderDecod
 
 
 def _layer(prefix: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of one of torch's encoder or decoder layers."""
+    """Yields the canonical names and tensors of one of torch's encoder or decoder layers."""
     attentions = [("self_attention.", ("project.", "project.", "project."), layer.self_attn)]
     norms = [layer.norm1, layer.norm2]
     if hasattr(layer, "multihead_attn"):

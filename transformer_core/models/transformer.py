@@ -41,18 +41,18 @@ class EncoderDecoder(nn.Module):
     """Source and target token ids in, logits of the next target tokens out.
 
     With tied embeddings one matrix [v, d] embeds source and target and maps the decoder's output to
-    logits (3.4 of the paper). The output map has no bias, tied or not: its v numbers would only
-    encode how frequent each token is.
+    logits (3.4 of the paper). The output map never has a bias, whose v numbers would only encode
+    the frequency of each token.
 
     ``pre`` normalization ends each stack with a layer normalization, since nothing else bounds the
-    residual stream; ``post`` has one at the end of its last layer already.
+    residual stream; ``post`` already has one at the end of its last layer.
 
     With ``packed`` set, a row may hold several pairs, which do not see each other
-    (:mod:`transformer_core.models.positions`). Decoding with a cache takes one pair in a row.
+    (:mod:`transformer_core.models.positions`). Decoding with a cache takes one pair per row.
 
-    With ``tokens: unpadded`` training computes on real tokens only
-    (:mod:`transformer_core.models.unpadded`); evaluation goes on as ever, unless its kernel takes
-    no padding, and decoding does.
+    With ``tokens: unpadded`` training only computes on real tokens
+    (:mod:`transformer_core.models.unpadded`). Evaluation still takes padded rows unless its kernel
+    cannot, and decoding always does.
     """
 
     def __init__(self, spec: Transformer, vocabulary: int) -> None:
@@ -64,11 +64,11 @@ class EncoderDecoder(nn.Module):
         self.blocks = getattr(spec.tokens, "blocks", 0)
         self.row_multiple = getattr(spec.tokens, "row_multiple", 1)
         self.memory_together = spec.memory_products == "together"
-        # Whether the decoder's mask is made for each batch, of padding and of what comes later.
+        # Whether each batch gets a whole mask for the decoder, against padding and later tokens.
         self.whole_masks = spec.attention.kind == "published"
         self.attention_spec = spec.attention
         self.source_embedding = nn.Embedding(vocabulary, d_model)
-        # None, not the same module once more: a matrix has one name in the state dict.
+        # None rather than the embedding, so that the matrix has one name in the state dict.
         self.target_embedding = None if tied else nn.Embedding(vocabulary, d_model)
         self.output = None if tied else nn.Linear(d_model, vocabulary, bias=False)
         self.positions = Positions(d_model)
@@ -86,8 +86,8 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """source [b, s], target_input [b, t] (BOS first) -> logits [b, t, v] of the next tokens.
 
-        Another ``head`` may make something else of the decoder's output, without its logits. Where
-        it is ``known`` that no source has padding, nothing is masked.
+        Another ``head`` may compute another result from the decoder's output, without logits. If no
+        source is ``known`` to have padding, we mask nothing.
         """
         if self.blocks and (self.training or takes_sentences(self.attention_spec, source)):
             return self._forward_unpadded(source, target_input, head, known)
@@ -97,7 +97,7 @@ class EncoderDecoder(nn.Module):
 
     @property
     def needs_mask(self) -> bool:
-        """Whether attention takes a mask also where nothing is padded."""
+        """Whether attention takes a mask even without padding."""
         return self.packed or self.whole_masks
 
     def _forward_unpadded(
@@ -121,7 +121,7 @@ class EncoderDecoder(nn.Module):
         return head(targets.batch(self.decoder_norm(x)), output.weight)
 
     def encode(self, source: Tensor, masked: bool = True) -> Tensor:
-        """source [b, s] -> memory [b, s, d]; not ``masked`` where nothing is padded."""
+        """source [b, s] -> memory [b, s, d]; ``masked`` may be false if nothing is padded."""
         mask, within = source_mask(source) if masked else None, None
         if self.packed:
             segments = source_segments(source)
@@ -143,8 +143,9 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """Logits [b, t, v] for target_input [b, t], given memory [b, s, d] of source [b, s].
 
-        With a cache, target_input holds what follows the cached prefix: any number of tokens after
-        an empty one, else one; ValueError otherwise. Not ``masked`` where no source is padded.
+        With a cache, target_input holds the tokens after the cached prefix: any number after an
+        empty one, otherwise one, or it raises ValueError. ``masked`` may be false if no source is
+        padded.
         """
         start = 0 if cache is None else cache.length
         if start and target_input.size(1) > 1:
@@ -204,9 +205,9 @@ def source_mask(source: Tensor) -> Tensor:
 
 
 def build_transformer(spec: Transformer, vocabulary: int) -> EncoderDecoder:
-    """An :class:`EncoderDecoder` on torch's default device, its weights drawn from torch's seed."""
+    """Builds an :class:`EncoderDecoder` on torch's default device, with weights from torch's seed."""
     device = torch.get_default_device()
-    # Built without storage, so that constructors neither draw random numbers nor fill memory twice.
+    # Without storage, constructors neither draw random numbers nor fill memory a second time.
     with torch.device("meta"):
         model = EncoderDecoder(spec, vocabulary)
     model.to_empty(device=device)
@@ -215,11 +216,11 @@ def build_transformer(spec: Transformer, vocabulary: int) -> EncoderDecoder:
 
 
 def _initialise(module: nn.Module) -> None:
-    """Draw the weights; they depend on the shape of the model, not on the kinds of its parts.
+    """Draws the weights, which depend on the shape of the model, not on the kinds of its parts.
 
     Matrices are Xavier-uniform as in the Annotated Transformer, biases zero. Embeddings are normal
-    with standard deviation d_model^-0.5: scaled by sqrt(d_model) they then match the size of the
-    positions, and as a tied output map they give logits of variance near one.
+    with standard deviation d_model^-0.5: scaled by sqrt(d_model) they match the size of the
+    positions, and a tied output map then gives logits of variance near one.
     """
     for child in module.children():
         if isinstance(child, Projection):

@@ -1,9 +1,9 @@
-"""Computing on real tokens only: those of a batch stand in one list of rows.
+"""Computes on real tokens only, by gathering those of a batch in one list.
 
-Everything token by token (projections, feed-forward layers, normalization, dropout) then has
-nothing to do with padding. Attention takes the sentences in blocks of similar lengths, each padded
-to its longest, so that a block is a few batched matrix products. Known for one block from
-ByteTransformer (arXiv 2210.03052) and for GPUs from FlashAttention's kernels of variable length.
+Operations on single tokens (projections, feed-forward layers, normalization, dropout) then skip all
+padding. Attention takes the sentences in blocks of similar lengths, each padded to its longest, so
+that a block needs only a few batched matrix products. ByteTransformer (arXiv 2210.03052) does this
+with one block, and FlashAttention's kernels of variable length do it on GPUs.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,31 +25,31 @@ Counts = NDArray[np.int64]  # tokens of each sentence
 
 
 def has_values(tokens: Tensor) -> bool:
-    """Whether a tensor is more than a shape, which predictions work with."""
+    """Whether a tensor has values; predictions work with shapes only."""
     return not isinstance(tokens, FakeTensor) and not tokens.is_meta
 
 
 def expect_lengths(tokens: Tensor, lengths: Sequence[int]) -> None:
-    """States how many real tokens each row of ``tokens`` [b, t] has, where it has no values."""
+    """States how many real tokens each row of ``tokens`` [b, t], a tensor without values, has."""
     tokens.expected_lengths = list(lengths)  # type: ignore[attr-defined]
 
 
 def expected_lengths(tokens: Tensor) -> list[int]:
-    """What was stated; else all of each row, which is an upper bound."""
+    """The stated lengths, or the upper bound that every row is full."""
     rows, width = tokens.shape
     return getattr(tokens, "expected_lengths", [width] * rows)
 
 
 def places(tokens: Tensor, count: int | None = None) -> Tensor:
-    """Places [n] of the real tokens in ``tokens`` [b, t], flattened; n is ``count``, if that is
-    known: else the host must wait for a GPU to tell."""
+    """Indices [n] of the real tokens in ``tokens`` [b, t], flattened. Give n as ``count`` if known;
+    otherwise the host must wait for a GPU to count."""
     if not has_values(tokens):
         return torch.arange(sum(expected_lengths(tokens)), device=tokens.device)
     return _true(tokens.flatten() != PAD, count)
 
 
 def _true(chosen: Tensor, count: int | None) -> Tensor:
-    """Places [m] of the true elements of ``chosen`` [n]; m is ``count``, if that is known."""
+    """Indices [m] of the true elements of ``chosen`` [n]; m is ``count``, if known."""
     found = chosen.nonzero() if count is None else chosen.nonzero_static(size=count)
     return found.squeeze(-1)
 
@@ -59,16 +59,16 @@ class Sentences:
     """One side of a batch as a list of n real tokens, sentence after sentence."""
 
     shape: torch.Size  # [b, t] of the batch
-    places: Tensor  # [n] where each token stands in the batch, flattened
-    lengths: Tensor  # [sentences] tokens of each; at least 1
-    longest: int  # tokens of the longest, or more
+    places: Tensor  # [n] index of each token in the flattened batch
+    lengths: Tensor  # [sentences] token count of each; at least 1
+    longest: int  # token count of the longest sentence, or more
     fill: int = 0
-    """Rows without a token that stand behind the n, so that few lengths of lists occur."""
+    """Number of empty rows after the n tokens, which round up the length of the list."""
     known: Counts | None = None
-    """[sentences] tokens of each, where the host knows them, or the tensors have no values."""
+    """[sentences] token count of each, if the host knows it, or the tensors have no values."""
 
     def grid(self, chosen: Tensor, width: int) -> Tensor:
-        """[b, width] numbers of the tokens of the ``chosen`` sentences [b]; n where there is none."""
+        """[b, width] indices of the tokens of the ``chosen`` sentences [b]; n after their ends."""
         lengths = self.lengths[chosen]
         column = torch.arange(width, device=lengths.device)
         starts = (self.lengths.cumsum(0) - self.lengths)[chosen]
@@ -77,26 +77,26 @@ class Sentences:
 
     @cached_property
     def starts(self) -> Tensor:
-        """[sentences + 1] int32: where each begins among the tokens, and where the last ends."""
+        """[sentences + 1] int32: the limits of the sentences among the tokens."""
         return F.pad(self.lengths.cumsum(0), (1, 0)).int()
 
     @property
     def within(self) -> Tensor:
-        """[n + fill] place of each token in its sentence, from 0."""
+        """[n + fill] position of each token in its sentence, from 0."""
         index = torch.arange(len(self.places), device=self.places.device)
         starts = self.lengths.cumsum(0) - self.lengths
         found = index - starts.repeat_interleave(self.lengths, output_size=len(index))
         return F.pad(found, (0, self.fill))
 
     def rows(self, x: Tensor) -> Tensor:
-        """x [b, t, ...] -> the tokens [1, n + fill, ...], with zeros, as PAD is, behind them."""
+        """x [b, t, ...] -> the tokens [1, n + fill, ...], followed by zeros (PAD is 0, too)."""
         found = x.flatten(0, 1).index_select(0, self.places)
         if self.fill:
             found = torch.cat([found, found.new_zeros(self.fill, *found.shape[1:])])
         return found[None]
 
     def batch(self, rows: Tensor) -> Tensor:
-        """Tokens [1, n + fill, d] -> [b, t, d], with zeros in place of padding."""
+        """Tokens [1, n + fill, d] -> [b, t, d], with zeros at padding."""
         b, t = self.shape
         taken = rows[0, : len(self.places)]
         flat = rows.new_zeros(b * t, rows.size(-1)).index_copy(0, self.places, taken)
@@ -106,9 +106,9 @@ class Sentences:
 def source_sentences(
     source: Tensor, packed: bool, multiple: int = 1, known: Counts | None = None
 ) -> Sentences:
-    """The sentences of source [b, s]; where a row may hold several (``packed``), EOS ends each.
+    """The sentences of source [b, s]; in ``packed`` rows, which hold several, EOS ends each.
 
-    The list is filled up to a ``multiple`` of rows. The host may have ``known`` their lengths.
+    The list has a ``multiple`` of rows. ``known`` are the lengths, if the host knows them.
     """
 
     def lengths(tokens: Tensor, index: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def source_sentences(
 def target_sentences(
     target_input: Tensor, packed: bool, multiple: int = 1, known: Counts | None = None
 ) -> Sentences:
-    """The sentences of target_input [b, t]; with ``packed``, BOS begins each."""
+    """The sentences of target_input [b, t]; in ``packed`` rows, BOS begins each."""
 
     def lengths(tokens: Tensor, index: Tensor) -> Tensor:
         return _true(tokens == BOS, _count(known)).diff(append=tokens.new_full((1,), len(tokens)))
@@ -131,7 +131,7 @@ def target_sentences(
 def documents(
     tokens: Tensor, segments: Tensor | None, multiple: int = 1, known: Counts | None = None
 ) -> Sentences:
-    """The documents of tokens [b, n], which ``segments`` [b, n] number; without them each row is
+    """The documents of tokens [b, n], numbered by ``segments`` [b, n]; without these, each row is
     one."""
     rows = torch.arange(len(tokens), device=tokens.device)[:, None] * (tokens.size(1) + 1)
     numbers = (rows + (0 if segments is None else segments)).expand_as(tokens).flatten()
@@ -161,26 +161,26 @@ def _sentences(
         found = torch.empty(len(expected), dtype=torch.int64, device=tokens.device)
         return Sentences(tokens.shape, index, found, longest, fill, expected)
     found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index], index)
-    # The width, not the longest: asking a GPU for that would make the host wait.
+    # ``longest`` is the width, since asking a GPU for the exact length would make the host wait.
     return Sentences(tokens.shape, index, found, longest, fill, known)
 
 
 @dataclass(frozen=True)
 class _Grids:
-    """The blocks of a batch, as numbers of tokens."""
+    """The blocks of a batch, as indices of tokens."""
 
     queries: list[Tensor]  # [b, m] each
     keys: list[Tensor]  # likewise
-    query_places: Tensor  # [n] where each query stands in the blocks, one after the other
-    key_places: Tensor  # likewise of the keys
-    masks: list[Tensor]  # [b, 1, m] each: where there is a key
+    query_places: Tensor  # [n] index of each query in the flattened, concatenated blocks
+    key_places: Tensor  # likewise for the keys
+    masks: list[Tensor]  # [b, 1, m] each: True at keys
 
 
 class Blocks:
     """Which token attends to which: every query to the keys of its sentence, and with ``causal`` to
-    those up to its own place.
+    those up to its own position.
 
-    It stands in for a mask where the input of a layer is a list of tokens [1, n, d].
+    It replaces the mask if the input of a layer is a list of tokens [1, n, d].
     """
 
     def __init__(self, queries: Sentences, keys: Sentences, blocks: int, causal: bool) -> None:
@@ -190,7 +190,7 @@ class Blocks:
 
     @cached_property
     def _grids(self) -> "_Grids":
-        """Made where a layer first asks for blocks: a kernel that takes sentences never does."""
+        """Built when a layer first needs blocks; a kernel that takes sentences never does."""
         queries, keys = self.sentences
         order = (queries.lengths * (keys.longest + 1) + keys.lengths).argsort()
         parts = order.chunk(min(self.blocks, len(order)))
@@ -208,13 +208,13 @@ class Blocks:
         )
 
     def _widths(self, parts: Sequence[Tensor]) -> list[tuple[int, int]]:
-        """Tokens of the longest query and of the longest key in each of ``parts``."""
+        """Token counts of the longest query and key sentence in each of ``parts``."""
         queries, keys = self.sentences
         if queries.known is None or keys.known is None:
             return [
                 (int(queries.lengths[part].max()), int(keys.lengths[part].max())) for part in parts
             ]
-        # As the device sorts them: sentences with equal numbers are equally long.
+        # The same order as on the device: sentences with equal sort keys are equally long.
         order = np.lexsort((keys.known, queries.known))
         blocks = np.split(order, np.cumsum([len(part) for part in parts])[:-1])
         return [(int(queries.known[block].max()), int(keys.known[block].max())) for block in blocks]
@@ -222,9 +222,9 @@ class Blocks:
     def sentence_by_sentence(
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dropout: float
     ) -> Tensor:
-        """The same by a ``kernel`` that takes sentences of any lengths, without blocks.
+        """Attention by a ``kernel`` that takes sentences of any lengths, without blocks.
 
-        It sees no row that only fills a list: what it leaves there is no number.
+        The kernel does not get the empty rows at the end of a list, where it would leave NaNs.
         """
         queries, keys = self.sentences
         n, m = len(queries.places), len(keys.places)
@@ -240,8 +240,8 @@ class Blocks:
     def attention(
         self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *dropout: Any
     ) -> Tensor:
-        """q [1, h, n, k], k and v [1, h, m, k] -> heads [1, h, n, k]; n and m with what fills the
-        lists, which is 0 in the result."""
+        """q [1, h, n, k], k and v [1, h, m, k] -> heads [1, h, n, k]. n and m include the empty rows
+        of the lists, which are 0 in the result."""
         grids, fill = self._grids, self.sentences[0].fill
         spread = zip(
             _Spread.apply(q[0], grids.query_places, *grids.queries),
@@ -252,7 +252,7 @@ class Blocks:
         )
         heads = []
         for query, key, value, mask in spread:
-            if self.causal:  # padding comes after all that a token may see
+            if self.causal:  # padding comes after all tokens that a token may see
                 heads.append(attend(query, key, value, None, True, *dropout))
             else:
                 heads.append(attend(query, key, value, mask, False, *dropout))
@@ -261,7 +261,7 @@ class Blocks:
 
 
 def _inverse(grids: Sequence[Tensor], count: int) -> Tensor:
-    """[count] where each number stands in the grids, flattened one after the other."""
+    """[count] position of each index in the flattened, concatenated grids."""
     flat = torch.cat([grid.flatten() for grid in grids])
     result = flat.new_empty(count + 1)
     result[flat] = torch.arange(len(flat), device=flat.device)
@@ -271,8 +271,8 @@ def _inverse(grids: Sequence[Tensor], count: int) -> Tensor:
 class _Spread(torch.autograd.Function):
     """Rows [h, n + fill, k], inverse [n], grids [b, m] -> a tensor [h, b, m, k] for each grid.
 
-    What stands in place of padding is some row, and its gradient is left out: nothing may depend on
-    it. Both directions read where torch's own gradient of an index would add.
+    Padding gets arbitrary rows, on which nothing may depend, and their gradient is left out. The
+    backward pass gathers, too, while torch's own gradient of indexing would scatter and add.
     """
 
     @staticmethod
@@ -297,7 +297,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Inverse [n], grids [b, m], tensors [h, b, m, k] -> rows [h, n, k]: :class:`_Spread` back.
+    """Inverse [n], grids [b, m], tensors [h, b, m, k] -> rows [h, n, k]: undoes :class:`_Spread`.
 
     The gradient at padding is 0.
     """
