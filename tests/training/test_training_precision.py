@@ -209,7 +209,7 @@ def test_32_bit_products_are_switched_on_whatever_was_before():
     ("spec", "device", "reason"),
     [
         (Tf32(kind="tf32"), CPU, "CUDA devices; this run is on a CPU"),
-        (Bf16Matmul(kind="bf16_matmul"), CUDA, "take the precision tf32 or bf16"),
+        (Bf16Matmul(kind="bf16_matmul"), CUDA, "use the precision tf32 or bf16"),
         (Bf16Matmul(kind="bf16_matmul"), CPU, "need a CPU with AMX-BF16"),
     ],
 )

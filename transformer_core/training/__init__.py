@@ -1,1 +1,1 @@
-"""Assembling and running a training: precision, optimizer, loop, checkpoints, evaluation."""
+"""Assembles and runs a training: precision, optimizer, loop, checkpoints, evaluation."""

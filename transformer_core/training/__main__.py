@@ -2,8 +2,8 @@
 
     python -m transformer_core.training --spec spec.json --data results/data/<corpus> --output FOLDER
 
-Several processes are started by torchrun, with ``-m transformer_core.training`` and the same options.
-The same line, given again, goes on from the last checkpoint.
+Use torchrun to start several processes, with ``-m transformer_core.training`` and the same options.
+Run the same command again to resume from the last checkpoint.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from transformer_core.training.observer import Progress
 def run(
     spec: RunSpec, process: Process, stores: tuple[PairStore, PairStore], output: Path
 ) -> History:
-    """Train ``spec``. The main rank writes model.safetensors, steps.parquet and validations.json
-    into ``output``; its folder ``checkpoint`` is gone when they are there."""
+    """Trains ``spec``. The main rank writes model.safetensors, steps.parquet and validations.json
+    into ``output``, then deletes its folder ``checkpoint``."""
     setup = assemble(spec, process, stores[0].manifest.vocabulary, *stores)
     progress = RunProgress(spec.variant, spec.training.steps, show=process.is_main)
     checkpoints = output / "checkpoint"
@@ -59,7 +59,7 @@ def run(
 
 
 def check_processes(spec: RunSpec) -> None:
-    """Raise Unsupported if torchrun has not started as many processes as ``spec`` has."""
+    """Raises Unsupported unless torchrun has started as many processes as ``spec`` has."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started == spec.world_size:
         return
@@ -67,8 +67,8 @@ def check_processes(spec: RunSpec) -> None:
     hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"
     how = f"torchrun {hosts} {each} -m" if spec.world_size > 1 else "python -m"
     raise Unsupported(
-        f"{spec.variant} is trained by {spec.world_size} processes (parallel.kind, machine), and "
-        f"{started} were started: {how} transformer_core.training ..."
+        f"{spec.variant} needs {spec.world_size} processes (parallel.kind, machine), but {started} "
+        f"started: use {how} transformer_core.training ..."
     )
 
 
@@ -76,8 +76,8 @@ def check_processes(spec: RunSpec) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.training",
-        description="Train a run spec, validate, keep checkpoints, and save the model. Given "
-        "again, it resumes from the last checkpoint.",
+        description="Train a run spec, validate, keep checkpoints, and save the model. Run the "
+        "same command again to resume from the last checkpoint.",
     )
     parser.add_argument(
         "--spec",

@@ -1,4 +1,4 @@
-"""Assembles a training, always in this order."""
+"""Assembles a training, always in the same order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from transformer_core.training.precision import Precision, build_precision
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that one optimizer step works with."""
+    """Everything that an optimizer step needs."""
 
     spec: RunSpec
     process: Process
@@ -49,7 +49,7 @@ class Setup(Trainer):
     validation_store: PairStore
 
     def should_log(self, step: int) -> bool:
-        """Whether the loss of ``step`` is read on the host."""
+        """Whether the host reads the loss of ``step``."""
         training = self.spec.training
         return step % training.log_every == 0 or step in (1, training.steps)
 
@@ -66,16 +66,16 @@ def assemble(
     validation_store: PairStore,
     watch: Callable[[str], None] = unwatched,
 ) -> Setup:
-    """Put a training together, and tell ``watch`` when the ``weights`` are on the device and when
-    they are ``wrapped``. The order matters:
+    """Assembles a training. Calls ``watch`` with "weights" when they are on the device, and with
+    "wrapped" when the strategy has wrapped them. The order matters:
 
     1. seed, then model on the CPU: every variant and device starts from the same weights;
-    2. device, before the strategy: a wrapper registers hooks on the parameters it is given;
+    2. device, before the strategy: a wrapper registers hooks on the parameters that it gets;
     3. seed again, by rank: replicas must not drop the same activations;
     4. strategy around model *and* loss: the loss is computed where the logits are;
-    5. optimizer last: it must hold the parameters that the wrapper ended up with.
+    5. optimizer last: it must hold the parameters that the wrapper created.
 
-    Unsupported if the variant changes nothing that its task has.
+    Raises Unsupported if the variant changes nothing that its task has.
     """
     spec.refuse_without_meaning()
     training = spec.training
@@ -104,11 +104,11 @@ def assemble(
 
 
 def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
-    """Builds the trainer of ``model``, which lies on the device of ``process``: points 4 and 5
-    above."""
+    """Builds the trainer of ``model``, which lies on the device of ``process``: points 4 and 5 of
+    :func:`assemble`."""
     training = spec.training
     precision = build_precision(training.precision, process.device, training.clipping)
-    # Before the wrapper, which depends on the format of the weights.
+    # Convert before wrapping, since the wrapper depends on the format of the weights.
     masters = precision.convert(model)
     module = strategy.wrap(objective_of(spec, model))
     optimizer = build_optimizer(

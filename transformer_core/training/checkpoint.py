@@ -1,15 +1,15 @@
-"""Checkpoints that resume a run exactly, in formats that execute nothing when read.
+"""Checkpoints that resume a run exactly, in formats that cannot execute code when read.
 
 A checkpoint is a folder ``step-<n>`` with one safetensors file for each rank and everything else
-in JSON. A rank writes the rows that it holds of sharded tensors, without talking to the others;
-replicated tensors are written by the main rank alone. Pieces put together are the tensors of the
-model by name, so that every strategy can load the checkpoint of every other one. (The metadata
-file of torch.distributed.checkpoint is a pickle, which could execute anything.)
+in JSON. A rank writes its own rows of sharded tensors without communication; only the main rank
+writes replicated tensors. The joined pieces are the model's tensors by name, so every strategy can
+load the checkpoints of every other. (The metadata file of torch.distributed.checkpoint is a pickle,
+which could execute anything.)
 
-The folder is written under a temporary name and renamed when every rank has written its part, and
-renamed once more before it is deleted: one with the final name is complete at any moment. Its files
-have digests (:mod:`transformer_core.common.digests`), and the last two are kept: where the newest is
-damaged, a run goes on from the one before. Several hosts need a file system that they share.
+We write the folder under a temporary name, rename it when every rank has written its part, and
+rename it again before we delete it, so a folder with the final name is always complete. Its files
+have digests (:mod:`transformer_core.common.digests`). We keep the last two checkpoints: if the newest
+is damaged, a run resumes from the one before. Several hosts need a shared file system.
 """
 
 import json
@@ -35,16 +35,16 @@ from transformer_core.training.assemble import Setup
 
 _PREFIX = "step-"
 _KEPT = 2
-_PATIENCE = 600.0  # seconds for which the main rank waits for the parts of the others
+_PATIENCE = 600.0  # seconds that the main rank waits for the parts of the others
 _MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
 _COUNTED = "groups"
 
 
 def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path | None:
-    """Write the checkpoint of ``step`` (optimizer steps done); it and the one before it are kept.
+    """Writes the checkpoint of ``step`` (optimizer steps done), and keeps the one before it.
 
-    Called on every rank. ``state`` is kept as JSON. Returns the checkpoint on the main rank; null
-    where it is written behind the training, until :func:`wait`.
+    Every rank must call this. ``state`` is stored as JSON. Returns the path on the main rank; None
+    on the others, or if a thread writes the checkpoint during the training, until :func:`wait`.
     """
     final = folder / f"{_PREFIX}{step:08d}"
     partial = folder / f".{final.name}.partial"
@@ -56,7 +56,7 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         partial.mkdir(parents=True)
     setup.strategy.synchronise()
     shared, scalars = _state(setup)
-    # Where the ranks divide the optimizer's state, each has that of other parameters.
+    # If ranks divide the optimizer's state, each holds that of different parameters.
     divided = setup.spec.training.optimizer.state.divided
     own = {}
     for name, tensor in shared.items():
@@ -74,7 +74,7 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         "state": state,
     }
     if setup.spec.training.checkpoint_writing == "behind":
-        # Copies: training goes on changing the tensors.
+        # Copies, because training continues to change the tensors.
         copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
         work = (setup.process, final, partial, copied, json.dumps(found))
         _writing.append(ThreadPoolExecutor(1, "checkpoint").submit(_write_behind, *work))
@@ -87,21 +87,20 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
 
 
 def wait() -> None:
-    """Waits until the checkpoint that is written behind the training is on disk, if there is one.
-    Raises what its writing raised."""
+    """Waits until the checkpoint being written, if any, is on disk. Raises an error of the write."""
     while _writing:
         _writing.pop().result()
 
 
-_writing: list[Future[None]] = []  # the checkpoint that is written now
+_writing: list[Future[None]] = []  # the checkpoint being written
 
 
 def _write_behind(
     process: Process, final: Path, partial: Path, own: dict[str, Tensor], text: str
 ) -> None:
-    """Writes what a rank has of a checkpoint, on a thread; that of the main rank completes it."""
+    """Writes a rank's part of a checkpoint, on a thread; the main rank's thread completes it."""
     _write(process, final, partial, own)
-    # Ranks meet on disk, since a collective here would mix with those of the training.
+    # Ranks signal through files, since a collective here would mix with those of the training.
     (partial / f"{process.rank}.done").touch()
     if process.is_main:
         done = [partial / f"{rank}.done" for rank in range(process.world_size)]
@@ -122,7 +121,7 @@ def _write(process: Process, final: Path, partial: Path, own: dict[str, Tensor])
 
 
 def _complete_with(final: Path, partial: Path, text: str) -> Path:
-    """Gives the written checkpoint its name, and deletes those that are no longer kept."""
+    """Gives the written checkpoint its final name, and deletes older ones."""
     write_result(partial / "state.json", text, of=final / "state.json")
     _discard(final)
     partial.rename(final)
@@ -132,25 +131,26 @@ def _complete_with(final: Path, partial: Path, text: str) -> Path:
 
 
 def latest(folder: Path, setup: Setup) -> Path | None:
-    """The newest checkpoint that is whole and belongs to this very run spec, if there is one.
+    """The newest intact checkpoint of exactly this run spec, if there is one.
 
-    Called on every rank. Checkpoints that are damaged are named in the log.
+    Every rank must call this. The log names damaged checkpoints.
     """
     if _writing:
         wait()
         setup.strategy.synchronise()  # until the main rank has renamed it
     own = next((path for path in reversed(_complete(folder)) if _usable(path, setup)), None)
-    # A checkpoint that only one host can read is useless.
+    # Every host must be able to read it, so the oldest of all ranks' choices counts.
     steps = setup.strategy.gather([-1.0 if own is None else float(_step(own))])
     oldest = int(min(step for (step,) in steps))
     return None if oldest < 0 else folder / f"{_PREFIX}{oldest:08d}"
 
 
 def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
-    """Put weights, optimizer and random state back; returns the steps done and ``state``.
+    """Restores weights, optimizer and random state; returns the steps done and ``state``.
 
-    The checkpoint may come from another strategy or number of ranks. With another number, every
-    rank keeps its own random state, and messages begin anew: the checkpoint has none for it.
+    The checkpoint may come from another strategy or number of ranks. If the number differs, it has
+    no random state and messages for the ranks, so these keep their random state and start without
+    messages.
 
     Raises ValueError if it belongs to another model.
     """
@@ -189,7 +189,7 @@ def _usable(path: Path, setup: Setup) -> bool:
 
 def _left_out(setup: Setup, file: str, message: str) -> bool:
     if setup.process.is_main:
-        log.warning("%s %s: this checkpoint is left out", file, message)
+        log.warning("%s %s: ignoring this checkpoint", file, message)
     return False
 
 
@@ -206,17 +206,17 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _discard(path: Path) -> None:
-    """Deletes a checkpoint; an interrupted deletion leaves no folder with its name."""
+    """Deletes a checkpoint; an interrupted deletion leaves no folder with the final name."""
     if path.exists():
         removed = path.rename(path.with_name(f".{path.name}.removed"))
         shutil.rmtree(removed)
 
 
 def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and optimizer state by name, tensors (as this rank has them) apart from numbers."""
+    """Weights and optimizer state by name: this rank's tensors, and the numbers."""
     weights = named_tensors(setup.model)
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}
-    # Some optimizers count in their groups, which are all alike.
+    # Some optimizers keep counts in their groups, where all counts are equal.
     group = setup.optimizer.param_groups[0]
     counted = getattr(setup.optimizer, "counted", ())
     scalars = {f"{_COUNTED}/{key}": group[key] for key in counted}
@@ -232,7 +232,7 @@ def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 class _Tensors:
-    """The tensors of a checkpoint, read when asked for, one at a time."""
+    """The tensors of a checkpoint, read on demand, one at a time."""
 
     def __init__(self, files: list[Any]) -> None:
         self.holders: dict[str, list[Any]] = {}
@@ -245,7 +245,7 @@ class _Tensors:
         return [name.removeprefix(prefix) for name in self.holders if name.startswith(prefix)]
 
     def whole(self, name: str) -> Tensor:
-        """The pieces of all ranks in order."""
+        """Joins the pieces of all ranks in order."""
         pieces = [file.get_tensor(name) for file in self.holders[name]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -261,12 +261,12 @@ def _opened(path: Path) -> Iterator[_Tensors]:
 def _load_model(setup: Setup, tensors: _Tensors) -> None:
     weights = named_tensors(setup.model)
     if other := weights.keys() ^ tensors.below(_MODEL):
-        raise ValueError(f"the checkpoint is of another model, with or without {min(other)}")
+        raise ValueError(f"the checkpoint is of another model: only one of them has {min(other)}")
     for name, weight in weights.items():
         saved = tensors.whole(f"{_MODEL}{name}")
         if saved.shape != weight.shape:
-            shapes = f"{tuple(saved.shape)}, here {tuple(weight.shape)}"
-            raise ValueError(f"the checkpoint is of another model, where {name} is {shapes}")
+            shapes = f"{tuple(saved.shape)} instead of {tuple(weight.shape)}"
+            raise ValueError(f"the checkpoint is of another model: {name} is {shapes}")
         weight.copy_(divided_like(saved, weight))
 
 
@@ -278,7 +278,7 @@ def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) ->
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    # An optimizer whose state is divided has another inside, of this rank's share.
+    # An optimizer with divided state wraps another, which holds this rank's share.
     kept = {
         parameter
         for group in getattr(optimizer, "optim", optimizer).param_groups
@@ -305,7 +305,7 @@ def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) ->
 
 
 def _random_state(devices: Sequence[torch.device]) -> dict[str, Tensor]:
-    """The state of the host's generator and of each GPU that this process drives."""
+    """The random state of the host and of each GPU that this process drives."""
     state = {f"{_RANDOM}cpu": torch.get_rng_state()}
     gpus = [device for device in devices if device.type == "cuda"]
     return state | {

@@ -21,8 +21,8 @@ def validation_loss(
     """Mean cross-entropy per target token in nats, without label smoothing or dropout, over the
     validation split or some ``batches`` of it.
 
-    Ranks take turns with the batches, so the sum over ranks is that of a single process. In the
-    last turn some may get none: they go forward all the same, since a sharded model takes all.
+    Ranks share the batches, so the sum over ranks is that of a single process. Ranks that get no
+    batch in the last turn still run a forward pass, since a sharded model needs all ranks.
     """
     model, store = setup.model, setup.validation_store
     share, shares = setup.strategy.share

@@ -1,7 +1,7 @@
 """Records the CUDA graphs of a training before its first step.
 
-A graph is recorded when a layer sees inputs of a new shape for the second time. Recording takes as
-long as many steps do, so a shape that first comes up in a timed window would spoil it.
+torch records a graph when a layer sees inputs of a new shape for the second time. Recording takes as
+long as many steps, so a new shape within a timed window would spoil the measurement.
 """
 
 from contextlib import closing
@@ -15,15 +15,15 @@ from transformer_core.models.compiled_layers import UNPLAYED
 from transformer_core.training.assemble import Setup
 
 SEARCHED = 400
-"""Batches of the first epoch whose shapes are recorded; batching rounds widths and rows, so that
-few shapes come up later."""
+"""Number of batches of the first epoch whose shapes we record; batching rounds widths and rows, so
+few new shapes occur later."""
 
 
 def record_graphs(setup: Setup) -> int:
-    """Run forward and backward on one batch of each shape, as often as recording takes, and update
-    nothing; does nothing unless the layers are recorded as graphs.
+    """Runs forward and backward on one batch of each shape, as often as recording takes, without
+    updates; does nothing unless the layers use graphs.
 
-    Returns the number of shapes. Random numbers continue as if nothing had run.
+    Returns the number of shapes. Does not change the random numbers of the training.
     """
     if getattr(setup.model, "compile_kind", "none") != "graphs":
         return 0

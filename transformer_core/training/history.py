@@ -9,7 +9,7 @@ import pyarrow as pa
 from schemas.results import STEP_COLUMNS, Validation
 from transformer_core.common.tables import write_table
 
-if TYPE_CHECKING:  # a supervisor writes histories too, and has no use for torch
+if TYPE_CHECKING:  # a supervisor writes histories too, but does not need torch
     import torch
 
     from transformer_core.data.batching.feeding import GlobalBatch
@@ -25,7 +25,7 @@ class History:
         self.validations: list[Validation] = []
         self.resumed_at: list[int] = []
         self.checkpoint_seconds: list[float] = []
-        """Pauses of this process's training for checkpoints."""
+        """Durations of the pauses that checkpoints cost this process."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -42,7 +42,7 @@ class History:
         norm: "torch.Tensor | None",
         waited: float,
     ) -> None:
-        """Record a step; ``norm`` is read from the device, so give it only when logging."""
+        """Records a step. Give ``norm`` only when logging, since reading it waits for the device."""
         self.steps.append(
             {
                 "step": step,

@@ -1,4 +1,4 @@
-"""The training loop. It knows no technique: those belong to strategy, precision and observer."""
+"""The training loop. It knows no techniques, which belong to strategy, precision and observer."""
 
 import gc
 import math
@@ -25,10 +25,10 @@ from transformer_core.training.optimizer import learning_rate
 def train(
     setup: Setup, observer: Observer, checkpoints: Path, validate_last: bool = True
 ) -> History:
-    """Train to the last step, from the newest checkpoint in ``checkpoints`` if there is one, and
-    validate after the last step unless told not to.
+    """Trains to the last step, from the newest checkpoint in ``checkpoints`` if there is one, and
+    then validates if ``validate_last``.
 
-    Raises Diverged as soon as a loss that is read is not finite.
+    Raises Diverged as soon as it reads a loss that is not finite.
     """
     training = setup.spec.training
     history = History()
@@ -42,7 +42,7 @@ def train(
     setup.module.train()
     record_graphs(setup)
     batches = setup.strategy.batches(setup.feed, *history.position)
-    # Without collections between steps, all that is there now is never looked at again.
+    # Without collections between steps, exclude everything allocated so far from later ones.
     if setup.spec.machine.garbage_collection == "off":
         gc.freeze()
         gc.disable()
@@ -64,7 +64,7 @@ def train(
                 _check_finite(loss, f"training loss at step {step}")
                 observer.logged(step, loss)
             history.add_step(step, batch, rate, loss, norm if loss is not None else None, waited)
-            # After all reads: waiting for the device is part of the step's time.
+            # After all reads, since waiting for the device is part of the step's time.
             observer.step_done(step, batch.pairs, batch.tokens, batch.padded_tokens, waited)
 
             last = step == training.steps
@@ -78,14 +78,14 @@ def train(
         checkpoint.wait()
         gc.unfreeze()
         gc.enable()
-    if hasattr(setup.optimizer, "eval"):  # the final weights are those that it averages
+    if hasattr(setup.optimizer, "eval"):  # the final weights are the optimizer's averages
         setup.optimizer.eval()
     return history
 
 
 @contextmanager
 def averaged(optimizer: Any) -> Iterator[None]:
-    """With the weights that an optimizer makes of those that it trains, if it does."""
+    """Within the block, the weights are the averages that some optimizers keep."""
     if not hasattr(optimizer, "eval"):
         yield
         return
@@ -118,7 +118,7 @@ def _save(setup: Setup, observer: Observer, history: History, step: int, checkpo
 def optimizer_step(
     trainer: Trainer, batch: GlobalBatch, rate: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One update from one global batch.
+    """Makes one update from one global batch.
 
     Returns this rank's loss sum and the norm of the whole gradient, both still on the device.
     """

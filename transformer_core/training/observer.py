@@ -1,23 +1,23 @@
-"""Observers of a training: a clock, a profiler, a progress bar, one beside the other."""
+"""Observers of a training, such as a clock, a profiler or a progress bar."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transformer_core.common.progress import RunProgress
 
-if TYPE_CHECKING:  # clocks are imported where torch is not
+if TYPE_CHECKING:  # clocks must not import torch
     from torch import Tensor
 
 
 class Observer:
-    """Watches a training without doing anything: override the methods you need."""
+    """The interface of observers, whose methods do nothing: override those you need."""
 
     def start(self, step: int) -> None:
-        """Training starts or resumes with ``step`` optimizer steps done."""
+        """Training starts or resumes after ``step`` optimizer steps."""
 
     def updated(self, step: int, target_tokens: int, loss_sum: "Tensor", norm: "Tensor") -> None:
         """The weights were updated. ``loss_sum`` of this rank and ``norm`` of the whole gradient
-        are still on the device: to read them is to wait for it."""
+        are still on the device; reading them waits for it."""
 
     def step_done(
         self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
@@ -31,10 +31,10 @@ class Observer:
         """A validation loss was computed."""
 
     def pause(self) -> None:
-        """Pauses before work that is not training (validation, a checkpoint)."""
+        """Training pauses for other work (validation, a checkpoint)."""
 
     def resume(self) -> None:
-        """Training resumes."""
+        """Training continues after a pause."""
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, as JSON."""
@@ -45,7 +45,7 @@ class Observer:
 
 
 def _each(name: str) -> Callable[..., None]:
-    """The method ``name`` of a group: that of each observer, one after the other."""
+    """A method that calls the method ``name`` of each observer in order."""
 
     def method(self: "Observers", *arguments: Any) -> None:
         for observer in self.observers:
@@ -55,8 +55,8 @@ def _each(name: str) -> Callable[..., None]:
 
 
 class Observers(Observer):
-    """Several observers of one training, called in order. Their states are merged, so each uses its
-    own names."""
+    """Several observers of one training, called in order. Their states are merged, so they must not
+    use the same names."""
 
     def __init__(self, *observers: Observer) -> None:
         self.observers: Sequence[Observer] = observers
@@ -75,7 +75,7 @@ class Observers(Observer):
 
 
 class Progress(Observer):
-    """Shows the steps and losses of a training: a bar, or plain lines of a log."""
+    """Shows the steps and losses of a training as a bar, or as plain lines of a log."""
 
     def __init__(self, progress: RunProgress) -> None:
         self.progress = progress

@@ -1,8 +1,8 @@
 """Optimizers and learning rates.
 
-AdamW for weights in bfloat16 keeps them in 32 bits too (arXiv 1710.03740, 3.1). An update is often
-smaller than half the distance between two numbers of 8 bits, and would be lost. So it goes to the
-weights of 32 bits, the masters, from which those of 16 bits are rounded anew.
+AdamW for weights in bfloat16 also keeps them in 32 bits, as masters (arXiv 1710.03740, 3.1). An
+update is often smaller than half the distance between two neighbouring numbers with 8 significant
+bits, and would be lost. It therefore goes to the masters, which are then rounded to 16 bits.
 """
 
 import math
@@ -36,11 +36,11 @@ def build_optimizer(
     device: torch.device,
     masters: Mapping[nn.Parameter, torch.Tensor] | None = None,
 ) -> Optimizer:
-    """The optimizer that ``spec`` names; the loop sets its learning rate at every step.
+    """Builds the optimizer of ``spec``; the loop sets its learning rate at every step.
 
-    Each parameter group says under ``rate_factor`` by how much it multiplies the schedule's rate.
-    ``masters`` has what parameters of fewer bits stand for: those are updated in 32 bits.
-    Raises Unsupported where a library is missing or cannot work on ``device``.
+    A parameter group multiplies the schedule's rate by its ``rate_factor``. ``masters`` are the
+    32-bit weights of parameters with fewer bits; the optimizer updates the masters. Raises
+    Unsupported if a library is missing or does not support ``device``.
     """
     fused = device.type in ("cuda", "cpu")
     named = list(named)
@@ -48,14 +48,14 @@ def build_optimizer(
     if masters:
         if not isinstance(spec, AdamW):
             raise Unsupported(
-                f"training.optimizer: {spec.kind} does not keep weights of 32 bits beside those of "
-                "16; take adamw"
+                f"training.optimizer: {spec.kind} does not keep 32-bit copies of 16-bit weights; "
+                "use adamw"
             )
         return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
     match spec:
         case AdamW():
             adam = _adam_arguments(spec)
-            # None, not False: torch then takes all weights together on a GPU, one by one on a CPU.
+            # None, not False, lets torch take all weights together on a GPU, one by one on a CPU.
             return torch.optim.AdamW(
                 _group(parameters), fused=(spec.fused and fused) or None, **adam
             )
@@ -63,17 +63,17 @@ def build_optimizer(
             return torch.optim.Adam(_group(parameters), lr=0.0, betas=spec.betas, eps=spec.eps)
         case Sgd():
             group = _group(parameters, spec.rate_factor)
-            # torch has a fused step on shards for Adam only.
+            # On shards, torch only has a fused step for Adam.
             fused = fused and not _sharded(group)
             return torch.optim.SGD(group, lr=0.0, momentum=spec.momentum, fused=fused)
         case AdamW8bit():
             return _eight_bit(spec, parameters, device)
-        case _:  # brings its own
+        case _:  # a technique that builds its own optimizer
             return spec.build(named, device, any(map(is_sharded, parameters)))
 
 
 def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:
-    """One group, or one for every way in which parameters are divided: no kernel takes several."""
+    """Groups parameters by the mesh that shards them, since no kernel takes several meshes."""
     found: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         found.setdefault(mesh_of(parameter), []).append(parameter)
@@ -94,11 +94,11 @@ def _eight_bit(
     group = _group(parameters)
     if _sharded(group):
         raise Unsupported(
-            "bitsandbytes' 8-bit AdamW cannot work on shards of parameters: "
-            "take another optimizer with FSDP, or DDP"
+            "bitsandbytes' 8-bit AdamW cannot work on shards of parameters: use another optimizer "
+            "with FSDP, or use DDP"
         )
     try:
-        # Here, because the library is optional and takes a second to import.
+        # Imported late, because the library is optional and takes a second.
         from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
     except ImportError as error:
         raise Unsupported(
@@ -107,7 +107,7 @@ def _eight_bit(
         ) from error
     arguments = _adam_arguments(spec)
     try:
-        # The library imports also where it has no kernel for the device, and fails at a step.
+        # Without a kernel for the device, the import succeeds, but a step fails.
         probe = nn.Parameter(torch.zeros(4096, device=device))
         probe.grad = torch.zeros_like(probe)
         BlockwiseAdamW([probe], **arguments).step()
@@ -116,15 +116,15 @@ def _eight_bit(
     return BlockwiseAdamW(group, **arguments)
 
 
-MASTER = "master"  # name of the weights of 32 bits in the state of a parameter
+MASTER = "master"  # name of the 32-bit weights in the state of a parameter
 
 
 class MasterAdamW(Optimizer):
     """AdamW (arXiv 1711.05101): 12 bytes of state per parameter, of which 4 are its master.
 
-    Like torch's fused kernels it divides gradients by ``grad_scale``, where that is set, and writes
-    the result in their place. On a CPU one compiled loop reads the gradient and writes everything
-    else, on other devices torch's fused kernel works on copies in 32 bits.
+    Like torch's fused kernels it divides gradients in place by ``grad_scale``, if set. On a CPU one
+    compiled loop reads the gradient and writes everything else; on other devices torch's fused
+    kernel works on 32-bit copies.
     """
 
     _step_supports_amp_scaling = True
@@ -158,7 +158,7 @@ class MasterAdamW(Optimizer):
 
 
 def masters_of(optimizer: Optimizer) -> dict[Tensor, Tensor]:
-    """By parameter, the weights of 32 bits that ``optimizer`` keeps beside it."""
+    """The 32-bit masters that ``optimizer`` keeps, by parameter."""
     return {
         parameter: state[MASTER] for parameter, state in optimizer.state.items() if MASTER in state
     }
@@ -171,8 +171,8 @@ def by_torch(
     group: Mapping[str, Any],
     scale: Tensor | None = None,
 ) -> None:
-    """Updates 32-bit masters and gradients with torch's fused kernel, then rounds the weights from
-    them."""
+    """Updates the masters with torch's fused kernel and 32-bit copies of the gradients, then rounds
+    them to the weights."""
     if not weights:
         return
     if scale is not None:
@@ -206,7 +206,7 @@ def in_one_loop(
     scale: Tensor | None = None,
 ) -> None:
     """The same on a CPU, in one pass over each parameter."""
-    # Here, because the compiler takes half a second to import, in every process.
+    # Imported late, because the compiler takes half a second in every process.
     from transformer_core.models import compiled_loops
 
     for weight, gradient, state in zip(weights, gradients, states, strict=True):

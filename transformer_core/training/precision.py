@@ -1,9 +1,9 @@
 """Number formats of the forward and backward pass, and of the matrix products in them.
 
-How products of 32-bit tensors are computed is a switch of the whole process. On a CPU torch takes
-oneDNN for numbers of 16 bits and MKL for those of 32, without a switch; on CPUs that are not
-Intel's, MKL leaves half of each register of 512 bits unused, and oneDNN does not. So torch's
-operators get another kernel, below autograd: models and losses do not know of it.
+One switch of the process determines how it multiplies 32-bit matrices. On a CPU torch uses oneDNN
+for 16 bits and MKL for 32, without a choice. On CPUs not made by Intel, MKL uses only half of each
+512-bit register, but oneDNN all of it. We therefore register another kernel for torch's operators,
+below autograd, so models and losses need not know about it.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ class Precision:
     """32-bit weights and activations; other precisions override what they do differently."""
 
     def __init__(self, clipping: Clipping = "apart") -> None:
-        """``clipping``: whether the optimizer's kernel scales gradients down, where it can."""
+        """With ``clipping`` "folded" the optimizer's kernel scales gradients down, if it can."""
         self.clipping = clipping
 
     def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
-        """Converts ``model`` to the format of its weights; returns the original weights where they
-        had more bits."""
+        """Converts ``model`` to the format of its weights. Returns the original weights of those
+        that lose bits."""
         return {}
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -44,7 +44,7 @@ class Precision:
     def step(
         self, optimizer: Optimizer, parameters: Iterable[nn.Parameter], clip_norm: float
     ) -> torch.Tensor:
-        """Clip, update, and return the gradient's norm before clipping, on the device.
+        """Clips and updates; returns the gradient's norm before clipping, on the device.
 
         ``clip_norm`` of 0 does not clip.
         """
@@ -55,7 +55,7 @@ class Precision:
         if not clip_norm:
             self.update(optimizer, norm)
         elif self.clipping == "folded" and _divides(optimizer, weights):
-            # The kernel divides each gradient by this as it reads it.
+            # The kernel divides each gradient by this when it reads it.
             optimizer.grad_scale = ((norm + _EPSILON) / clip_norm).clamp(min=1.0)  # type: ignore[attr-defined]
             self.update(optimizer, norm)
             del optimizer.grad_scale  # type: ignore[attr-defined]
@@ -65,10 +65,10 @@ class Precision:
         return norm
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divides the gradients by any factor that :meth:`backward` put on the loss."""
+        """Divides the gradients by the factor by which :meth:`backward` multiplied the loss."""
 
     def update(self, optimizer: Optimizer, norm: torch.Tensor) -> None:
-        """Apply the gradients, whose norm was ``norm`` before clipping."""
+        """Applies the gradients, whose norm was ``norm`` before clipping."""
         optimizer.step()
 
     def report(self) -> dict[str, Any] | None:
@@ -98,7 +98,7 @@ class LowWeights(Precision):
 
     def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
         low: dict[nn.Parameter, nn.Parameter] = {}
-        # New parameters, of which those that are tied stay so: fake ones cannot be changed.
+        # We replace parameters, since fake ones cannot change, and keep tied ones tied.
         for module in model.modules():
             for name, old in module._parameters.items():
                 if old is not None and old not in low:
@@ -108,7 +108,7 @@ class LowWeights(Precision):
 
 
 class ConvertedMaps(Autocast):
-    """Linear maps of a technique's own, bfloat16 between them."""
+    """A technique's own linear maps, with bfloat16 between them."""
 
     def __init__(self, spec: AnyPrecision, device: torch.device, clipping: Clipping) -> None:
         super().__init__(device.type, torch.bfloat16, clipping)
@@ -122,9 +122,9 @@ class ConvertedMaps(Autocast):
 class ScaledAutocast(Autocast):
     """float16 autocast with a loss scale (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
 
-    The scale lifts small gradients into the range of float16. Where it makes one overflow, that
-    step is skipped on every rank and the scale is halved. The scale has the optimizer's factor for
-    itself, so gradients are clipped apart.
+    The scale lifts small gradients into the range of float16. If it makes one overflow, every rank
+    skips that step and halves the scale. The scale occupies the optimizer's gradient factor, so
+    clipping must be a separate operation.
     """
 
     def __init__(self, device: torch.device, spec: Fp16) -> None:
@@ -132,7 +132,7 @@ class ScaledAutocast(Autocast):
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=spec.initial_scale, growth_interval=spec.growth_interval
         )
-        # Counted on the device: reading it at every step would make the host wait.
+        # On the device, since reading the count at every step would make the host wait.
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -160,9 +160,9 @@ class ScaledAutocast(Autocast):
 def build_precision(
     spec: AnyPrecision, device: torch.device, clipping: Clipping = "apart"
 ) -> Precision:
-    """The precision that ``spec`` names, which is switched on for the whole process.
+    """Builds the precision of ``spec``, and switches the matrix products of the whole process to it.
 
-    Raises Unsupported where the device cannot compute in it.
+    Raises Unsupported if the device does not support it.
     """
     set_matmul(spec, device)
     numbers = spec.numbers
@@ -178,16 +178,16 @@ def build_precision(
 
 
 def scale_down(gradients: Iterable[Tensor], norm: Tensor, limit: float) -> None:
-    """Scales gradients, whose norm is ``norm``, in place so that it is ``limit`` at most; of shards
-    what is here."""
+    """Scales gradients in place so that their norm, ``norm``, becomes ``limit`` at most; of sharded
+    ones it scales this rank's part."""
     factor = (limit / (norm + _EPSILON)).clamp(max=1.0)
     for _, some in _of_one_kind(map(local, gradients)):
         torch._foreach_mul_(some, factor)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
-    """The 2-norm of all gradients together, of those in 16 bits with the sum in 32. Of shards each
-    rank has a part of it."""
+    """The 2-norm of all gradients together. Sums are in 32 bits, even for bfloat16; norms of shards
+    include all ranks."""
     norms = []
     for mesh, some in _of_one_kind(gradients):
         if mesh is None and some[0].dtype == torch.bfloat16:
@@ -199,7 +199,7 @@ def _norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _of_one_kind(tensors: Iterable[Tensor]) -> list[tuple[Any, list[Tensor]]]:
-    """Tensors that one kernel may take together: of one format, in shards of one mesh or whole."""
+    """Groups tensors that one kernel can take together: of one format, whole or on one mesh."""
     found: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         found.setdefault((mesh_of(tensor), tensor.dtype), []).append(tensor)
@@ -207,28 +207,28 @@ def _of_one_kind(tensors: Iterable[Tensor]) -> list[tuple[Any, list[Tensor]]]:
 
 
 def _divides(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> bool:
-    """Whether the optimizer's kernel can divide gradients by a factor of its own.
+    """Whether the optimizer's kernel can divide gradients by a factor.
 
-    torch's fused kernels can, which have it for loss scales; not those of shards.
+    torch's fused kernels can, for the sake of loss scales, but not on shards.
     """
     fused = getattr(optimizer, "_step_supports_amp_scaling", False)
     return fused and not any(map(is_sharded, weights))
 
 
 _AMPERE = (8, 0)  # first CUDA compute capability with TensorFloat-32
-_ONEDNN: Any = torch.backends.mkldnn  # Any: it has attributes that its type does not tell of
+_ONEDNN: Any = torch.backends.mkldnn  # Any, because its type lacks some attributes
 
 
 def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
-    """Switch to the matrix products of ``spec``: in 32 bit unless it asks for others.
+    """Switches to the matrix products of ``spec``: 32-bit ones unless it asks for others.
 
-    In 32 bit is said explicitly, because an environment variable of some container images
+    We set 32 bit explicitly, because an environment variable of some container images
     (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE) makes TensorFloat-32 the default.
 
-    Raises Unsupported where ``device`` lacks the format; matrix products are then in 32 bit.
+    Raises Unsupported if ``device`` lacks the format; matrix products are then in 32 bit.
     """
-    # By the older of torch's two settings, which sets both: after the newer alone, to read the older
-    # raises, and compilers and users' code do.
+    # We use the older of torch's two settings, which sets both. If only the newer were set, reading
+    # the older, as compilers and users' code do, would raise an error.
     torch.backends.cuda.matmul.allow_tf32 = False
     _ONEDNN.matmul.fp32_precision = "ieee"
     take_torchs()
@@ -247,7 +247,7 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
 def _require_cpu(device: torch.device) -> None:
     if device.type != "cpu":
         raise Unsupported(
-            "oneDNN computes on CPUs; this run is on CUDA: take the precision fp32 or tf32"
+            "oneDNN computes on CPUs; this run is on CUDA: use the precision fp32 or tf32"
         )
 
 
@@ -265,10 +265,10 @@ def _require_tf32(device: torch.device) -> None:
 def _require_bf16_products(device: torch.device) -> None:
     if device.type != "cpu":
         raise Unsupported(
-            "32-bit matrix products in bfloat16 are a mode of oneDNN on CPUs; on CUDA take the "
+            "32-bit matrix products in bfloat16 are a mode of oneDNN on CPUs; on CUDA use the "
             "precision tf32 or bf16"
         )
-    # The setting is accepted and ignored on CPUs without the instructions: look at a product.
+    # CPUs without the instructions accept and ignore the setting, so we test a product.
     _ONEDNN.matmul.fp32_precision = "bf16"
     rounded = _rounds_to_bf16()
     _ONEDNN.matmul.fp32_precision = "ieee"
@@ -294,7 +294,7 @@ _library: list[torch.library.Library] = []
 
 
 def take_onednn() -> None:
-    """Switches 32-bit products on CPUs to oneDNN; Unsupported if torch lacks it."""
+    """Switches 32-bit matrix products on CPUs to oneDNN; Unsupported if torch lacks it."""
     if _library:
         return
     try:
@@ -304,20 +304,21 @@ def take_onednn() -> None:
         raise Unsupported(f"this torch has no oneDNN for 32 bits: {error}") from error
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that another kernel was there before
+        warnings.simplefilter("ignore")  # torch warns that we override a kernel
         for name, kernel in before.items():
             library.impl(name, _kernel(name, kernel), "CPU", with_keyset=True, allow_override=True)
     _library.append(library)
 
 
 def take_torchs() -> None:
-    """Switches them back to torch's own choice."""
+    """Switches 32-bit matrix products back to torch's own choice."""
     while _library:
         _library.pop()._destroy()
 
 
 def _kernel(name: str, before: Any) -> Callable[..., Tensor]:
-    """The kernel of an operator; calls that oneDNN does not serve go to the kernel ``before``."""
+    """The new kernel of an operator; passes calls that oneDNN cannot serve to the kernel
+    ``before``."""
     kernels: dict[str, Callable[..., Tensor]] = {
         "mm": _product,
         "mm.out": lambda a, b, *, out: _into(out, _product(a, b)),
@@ -338,8 +339,8 @@ def _kernel(name: str, before: Any) -> Callable[..., Tensor]:
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [n, k], b [k, m], bias [m] -> [n, m]."""
-    # oneDNN reads its second operand in either order, and torch copies the first if its rows are
-    # not contiguous. The transposed product may have less to copy.
+    # oneDNN reads its second operand in either order, but torch copies the first unless its rows
+    # are contiguous. The transposed product may have less to copy.
     if bias is None and a.stride(0) == 1 and a.numel() > b.numel() + a.size(0) * b.size(1):
         return _linear(b.t(), a, None).t().contiguous()
     return _linear(a, b.t(), bias)
@@ -347,7 +348,7 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
-        weight = weight.contiguous()  # of rows with gaps oneDNN has no fast kernel
+        weight = weight.contiguous()  # oneDNN has no fast kernel for rows with gaps
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
 
 
@@ -355,7 +356,7 @@ def _added(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
     if c.dim() == 1 and len(c) == b.size(1) and beta == 1 and alpha == 1:
         return _product(a, b, c.contiguous())
     result = _scaled(a, b, alpha)
-    # With a beta of 0 the contents of c are ignored, even NaNs.
+    # With a beta of 0 we must ignore the contents of c, even NaNs.
     return result.add_(c, alpha=beta) if beta else result
 
 

@@ -1,4 +1,5 @@
-"""Judging a trained model by the test split: its translations, or the loss and continuations of texts."""
+"""Evaluates a trained model on the test split: its translations, or the loss and continuations of
+texts."""
 
 import math
 import time
@@ -30,7 +31,7 @@ from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
 from transformer_core.training.precision import Precision, build_precision
 
-LARGEST = 700.0  # nats whose exponential is still a number
+LARGEST = 700.0  # loss in nats whose exponential still fits into a float
 EXTRA_TOKENS = 50
 """A translation may be this many tokens longer than its source (arXiv 1706.03762, 6.1)."""
 
@@ -50,12 +51,12 @@ def load_weights(model: nn.Module, weights: Path) -> None:
 def evaluate(
     spec: RunSpec, weights: Path, store: PairStore, tokenizer_file: Path, device: torch.device
 ) -> EvaluationResult:
-    """The model in ``weights``, judged on ``device`` by the test split: BLEU and chrF of its
+    """Evaluates the model in ``weights`` on ``device`` with the test split: BLEU and chrF of its
     translations of the first pairs, or the loss of a language model and continuations of the first
     texts.
 
-    The references are the decoded target ids: the tokenizer loses nothing. Raises Unsupported
-    where this machine cannot compute in the precision of ``spec``.
+    The references are the decoded target ids, since the tokenizer loses nothing. Raises Unsupported
+    if this machine cannot compute in the precision of ``spec``.
     """
     model = build_model(spec.model, store.manifest.vocabulary)
     load_weights(model, weights)
@@ -112,7 +113,7 @@ def translate_rows(
     store: PairStore,
     settings: Evaluation,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Row and translation, as token ids, of the first pairs of ``store``, a batch at a time."""
+    """Yields row and translation, as token ids, of the first pairs of ``store``, batch by batch."""
     batches = evaluation_batches(store, settings.max_pairs, pairs_per_batch=settings.batch_pairs)
     for rows, batch in tqdm(batches, desc="translate", unit="batch", disable=None):
         source = batch.source.to(device)
@@ -157,8 +158,7 @@ def _continuations(
     store: PairStore,
     tokenizer: Tokenizer,
 ) -> list[Continuation]:
-    """Continues the first text of each of the first rows, where it has more tokens than a
-    prompt."""
+    """Continues the first suitable text of each of the first rows."""
     texts = _first_texts(store, spec.evaluation.samples, task.prompt)
     prompts = [[BOS, *text[: task.prompt]] for text in texts]
     if not prompts:
@@ -180,14 +180,14 @@ def _continuations(
 
 
 def _first_texts(store: PairStore, count: int, prompt: int) -> list[list[int]]:
-    """Tokens of texts that begin within a row and are longer than a prompt, one of a row."""
+    """Tokens of texts that begin in a row and are longer than a prompt, at most one from each row."""
     found: list[list[int]] = []
     for row in range(len(store)):
         if len(found) == count:
             break
         (ids,) = store.target_rows([row])
         limits = [0, *(np.flatnonzero(ids == EOS) + 1).tolist(), len(ids)]
-        # The first row begins with a text; what others begin with may be the rest of one.
+        # The first row begins with a text; others may begin with the rest of one.
         begins = limits if row == 0 else limits[1:]
         whole = (ids[a:b].tolist() for a, b in pairwise(begins))
         text = next((text for text in whole if len(text) > prompt), None)
