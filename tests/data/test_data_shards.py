@@ -124,7 +124,9 @@ def test_only_the_first_examples_are_kept(tmp_path, tokenizer, monkeypatch):
 
 def test_too_long_pair_is_an_error_where_the_filter_says_so(tmp_path, tokenizer):
     file = write_pairs(tmp_path / "p.arrow", ["a", "a"], ["a", "zu lang"])
-    with pytest.raises(CorpusError, match=r"corpus\.de:12: target has \d+ tokens, more than") as e:
+    with pytest.raises(
+        CorpusError, match=r"corpus\.de:12: the target has \d+ tokens, more than"
+    ) as e:
         write_shards(file, tokenizer, Filter(max_tokens=2, too_long="error"), tmp_path)
     assert "filter.too_long: skip" in str(e.value)
     assert not (tmp_path / "manifest.json").exists()

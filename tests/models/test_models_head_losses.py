@@ -136,7 +136,7 @@ def test_under_autocast_cut_cross_entropy_gets_the_format_of_autocast(monkeypatc
 
 def test_the_reason_is_said_where_a_library_cannot_work(monkeypatch):
     monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
-    with pytest.raises(Unsupported, match=r"needs torch 2\.13 or newer: take one_pass"):
+    with pytest.raises(Unsupported, match=r"needs torch 2\.13 or newer: use one_pass"):
         LINEAR(*drawn(), 0.1)
     with pytest.raises(Unsupported, match=r"cut_cross_entropy .* this run is on a cpu"):
         CUT(*drawn(), 0.0)

@@ -115,7 +115,7 @@ REFUSED = [
     (tensor(), {"dropout": 0.1}, "model.dropout: 0"),
     (tensor(), {"kv_heads": 1, "qkv": {"kind": "separate"}}, "kv_heads"),
     (tensor(), {"kv_heads": 2}, "separate"),
-    (tensor(**SEQUENCE), {"tokens": {"kind": "unpadded"}}, "rows, not lists"),
+    (tensor(**SEQUENCE), {"tokens": {"kind": "unpadded"}}, "not lists of tokens"),
     (tensor(ranks=3), {}, "do not divide a run"),
 ]
 

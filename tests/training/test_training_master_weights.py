@@ -82,7 +82,7 @@ def test_gradients_are_divided_as_by_torchs_fused_kernels():
 
 def test_other_optimizers_are_refused():
     weight, wide, _ = problem()
-    with pytest.raises(Unsupported, match=r"training.optimizer: sgd .* take adamw"):
+    with pytest.raises(Unsupported, match=r"training.optimizer: sgd .* use adamw"):
         build_optimizer(Sgd(kind="sgd"), [("w", weight)], CPU, {weight: wide})
 
 

@@ -1,1 +1,1 @@
-"""Strategies that divide training over devices, and the processes they run in."""
+"""Strategies that divide training among devices, and the processes in which they run."""

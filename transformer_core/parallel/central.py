@@ -1,5 +1,5 @@
-"""One process that reads, gathers and updates for all: torch.nn.DataParallel, and its scheme on
-process groups, where rank 0 does all that is central."""
+"""One process reads, gathers and updates for all devices: torch.nn.DataParallel, and the same scheme
+on a process group, with rank 0 as the center."""
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
@@ -34,11 +34,11 @@ class CentralStrategy(ProcessGroupStrategy):
     """Rank 0 reads batches and scatters them, gathers the logits, computes the loss and updates.
 
     The others lend it their devices: they get the weights and a share of the rows, and send back
-    logits (with ``local_loss`` a number) and gradients. They keep no state of the optimizer.
+    logits (with ``local_loss`` a number) and gradients. They keep no optimizer state.
 
-    Weights are broadcast after every update, unlike in DataParallel, which makes its replicas anew
-    in every forward; so all ranks have them for a validation. Gradients are reduced to rank 0 after
-    the last micro-batch, or after each as DataParallel must.
+    Rank 0 broadcasts the weights after every update, so all ranks have them for a validation;
+    DataParallel instead creates its replicas in every forward. Ranks reduce gradients to rank 0
+    after the last micro-batch, or after each as DataParallel must.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CentralStrategy(ProcessGroupStrategy):
         return 0, 1
 
     def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
-        """The batches on rank 0; elsewhere their counts and shapes, without reading the corpus."""
+        """The batches on rank 0; on other ranks their counts and shapes, without reading data."""
         if not self.process.is_main:
             numbers = [0] * (6 + 4 * self.micro_batches)
             while True:
@@ -111,9 +111,9 @@ class CentralStrategy(ProcessGroupStrategy):
 
 
 class CentralObjective(nn.Module):
-    """An objective whose batch and loss are those of rank 0, and 0 on every other rank.
+    """An objective with the batch and the loss of rank 0; on every other rank the loss is 0.
 
-    Backward takes the gradient of rank 0's loss to the parameters of all ranks.
+    Backward propagates the gradient of rank 0's loss to the parameters of all ranks.
     """
 
     def __init__(self, module: nn.Module, hub: Hub, local_loss: bool) -> None:
@@ -127,13 +127,12 @@ class CentralObjective(nn.Module):
     ) -> Tensor:
         """Loss sum, a scalar, from source [b, s] and target input and output [b, t].
 
-        Only their shapes count on ranks other than 0. Rows are added, so that ``known`` counts
-        nowhere.
+        Ranks other than 0 only use their shapes. Since we add rows, no rank can use ``known``.
         """
         columns = [source, target_input, target_output]
         firsts = [EOS, BOS, PAD]
         if not self.local_loss:
-            # The labels stay where the logits arrive.
+            # Rank 0 keeps the labels, since it gets the logits.
             del columns[2], firsts[2]
         own = self._scatter_rows(columns, firsts)
         if self.local_loss:
@@ -148,8 +147,8 @@ class CentralObjective(nn.Module):
     def _scatter_rows(self, columns: list[Tensor], firsts: list[int]) -> list[Tensor]:
         """This rank's rows of all ``columns`` [b, n] of rank 0, in one message.
 
-        Rows are added, each a token of ``firsts`` and padding, until all ranks have equally many:
-        they have no label, so their loss and gradients are 0.
+        Adds rows, each a token of ``firsts`` and padding, until all ranks have equally many. They
+        have no label, so their loss and gradients are 0.
         """
         widths = [column.size(1) for column in columns]
         share = -(-len(columns[0]) // self.hub.world_size)
@@ -164,15 +163,15 @@ class CentralObjective(nn.Module):
 
 
 def _fill(tokens: Tensor, rows: int, first: int) -> Tensor:
-    """tokens [b, n] -> [rows, n]; each row that is added has the token ``first``, then padding."""
+    """tokens [b, n] -> [rows, n]; each added row has the token ``first``, then padding."""
     filled = tokens.new_full((rows, tokens.size(1)), PAD)
     filled[: len(tokens)] = tokens
-    filled[len(tokens) :, :1] = first  # texts have a source of no width
+    filled[len(tokens) :, :1] = first  # the source of texts has no column to fill
     return filled
 
 
 def _description(batch: GlobalBatch) -> list[int]:
-    """Six counts of the batch, then four of every micro-batch: what :func:`_described` takes."""
+    """Six counts of the batch, then four of every micro-batch, for :func:`_described`."""
     counts = [batch.epoch, batch.index, batch.pairs]
     counts += [batch.tokens, batch.target_tokens, batch.padded_tokens]
     for micro in batch.micro_batches:
@@ -193,10 +192,10 @@ def _described(numbers: list[int]) -> GlobalBatch:
 
 
 class DataParallelStrategy(Strategy):
-    """Every forward copies the model to all GPUs, scatters the batch and gathers what comes out.
+    """Every forward copies the model to all GPUs, scatters the batch and gathers the results.
 
     The first GPU holds the weights, receives logits and gradients, and updates. With ``local_loss``
-    the loss is computed where the logits are, and a number per GPU is gathered.
+    each GPU computes its loss, and the first gathers one number per GPU.
     """
 
     def __init__(self, spec: DataParallel, process: Process, machine: Machine) -> None:
@@ -204,7 +203,7 @@ class DataParallelStrategy(Strategy):
         self.spec = spec
         if machine.nodes > 1:
             raise Unsupported(
-                f"DataParallel drives the GPUs of one host; the study asks for {machine.nodes}"
+                f"DataParallel drives the GPUs of one host; the study asks for {machine.nodes} hosts"
             )
         if process.device.type != "cuda":
             raise Unsupported(
@@ -216,7 +215,7 @@ class DataParallelStrategy(Strategy):
                 "torch.nn.DataParallel is the plain model"
             )
         self._devices = [torch.device("cuda", i) for i in range(machine.devices_per_node)]
-        # One seed sets all GPUs alike, but replicas must not drop the same activations.
+        # One seed would set all GPUs to the same state, but replicas must drop different activations.
         seed = torch.initial_seed()
         for device in self._devices:
             with torch.cuda.device(device):
@@ -241,10 +240,9 @@ class DataParallelObjective(nn.Module):
     def forward(
         self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
     ) -> Tensor:
-        # Replicas run in threads of their own, of which torch tells whether autocast is on, but
-        # not its dtype.
+        # torch tells the threads of replicas whether autocast is on, but not its dtype.
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        known = Known(known.source_full)  # a replica has some of the rows
+        known = Known(known.source_full)  # without lengths, since a replica only has some rows
         gathered = self.replicas(source, target_input, target_output, known, *autocast)
         if self.local_loss:
             return gathered.sum()
@@ -271,6 +269,6 @@ class Replica(nn.Module):
         """Logits [b, t, v], or the loss sum [1], of this device's rows."""
         with torch.autocast(source.device.type, dtype=dtype, enabled=autocast):
             if self.local_loss:
-                # DataParallel gathers tensors of at least one dimension.
+                # DataParallel only gathers tensors with at least one dimension.
                 return self.objective(source, target_input, target_output, known)[None]
             return cast(Objective, self.objective).logits(source, target_input, known)

@@ -1,5 +1,5 @@
 """Whole replicas on every rank: DistributedDataParallel (Li et al., VLDB 2020, arXiv 2006.15704), and
-those that meet every few steps only."""
+replicas that synchronise only every few steps."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +23,7 @@ from transformer_core.parallel.topology import Process, emulated_link
 class DdpStrategy(ProcessGroupStrategy):
     """Replicas that start equal and all-reduce their gradients, in buckets, during backward.
 
-    Without ``overlap`` backward leaves every rank its own gradients, and buckets of the same size
-    are all-reduced when it is done.
+    Without ``overlap`` ranks all-reduce buckets of the same size after backward.
     """
 
     averages = True
@@ -85,7 +84,7 @@ class DdpStrategy(ProcessGroupStrategy):
 
     @torch.no_grad()
     def _reduce_late(self) -> None:
-        """Average the gradients of all ranks, in buckets in the order in which DDP fills them."""
+        """Averages the gradients of all ranks, in the order and buckets of DDP."""
         assert self.replica is not None, "wrap comes first"
         world_size = self.process.world_size
         found = gradients(self.replica.parameters())[::-1]
@@ -116,7 +115,7 @@ class DdpStrategy(ProcessGroupStrategy):
         first, rebuilt = self._buckets()
         traffic, all_reduces = self.traffic, self.reduced_buckets
         if self.spec.overlap and self.reductions:
-            # Buckets are rebuilt in the order of the gradients, once, after the first reduction.
+            # DDP rebuilds its buckets once, after the first reduction, in the order of gradients.
             all_reduces = len(first) + (self.reductions - 1) * len(rebuilt)
             if self.hook is None:
                 payload = sum(first) * self.reductions
@@ -131,11 +130,11 @@ class DdpStrategy(ProcessGroupStrategy):
         }
 
     def _buckets(self) -> tuple[list[int], list[int]]:
-        """Bytes of the buckets of the first reduction, and of all that follow."""
+        """Bytes of the buckets of the first reduction, and of all later ones."""
         assert self.module is not None, "wrap comes first"
         if not self.spec.overlap:
             return self.late_buckets, self.late_buckets
-        # torch has no public way to read the buckets that it rebuilt after the first step.
+        # torch has no public way to read the rebuilt buckets.
         data = self.module._get_ddp_logging_data()
         first, rebuilt = (
             [int(size) for size in str(data.get(name, "")).split(",") if size.strip()]
@@ -147,20 +146,20 @@ class DdpStrategy(ProcessGroupStrategy):
         if self.hook is not None:
             self.hook.close()
         if self.module is not None:
-            # They hold the process group. Were they the last to do so, its end would wait, with the
-            # interpreter locked, for threads of gloo that may be waiting for the interpreter.
+            # They hold the process group. If they were its last holders, its end would wait, with
+            # the interpreter locked, for gloo threads that may be waiting for the interpreter.
             del self.module.reducer, self.module.logger
         super().close()
 
 
 class LocalStepsStrategy(ProcessGroupStrategy):
-    """Replicas that train apart and meet every few steps (DiLoCo, arXiv 2311.08105).
+    """Replicas that train separately and synchronise every few steps (DiLoCo, arXiv 2311.08105).
 
-    Every rank updates its own replica by its share of each batch. At a meeting the average of the
-    changes since the last one is the gradient of an outer step, from which all go on.
+    Every rank updates its own replica with its share of each batch. At a synchronisation, the average
+    change since the last one is the gradient of an outer step, from which all ranks continue.
     """
 
-    averages = True  # about: the loop divides by the tokens of all ranks
+    averages = True  # approximately, since the loop divides by the tokens of all ranks
 
     def __init__(self, spec: LocalSteps, process: Process, machine: Machine) -> None:
         super().__init__(process, machine)
@@ -205,8 +204,8 @@ class LocalStepsStrategy(ProcessGroupStrategy):
 
     def memory(self) -> dict[str, Tensor]:
         raise Unsupported(
-            "parallel: {kind: local_steps} keeps weights and optimizer state of its own on every "
-            "rank, which a checkpoint does not hold: take training.checkpoint_every: 0"
+            "parallel: {kind: local_steps} keeps different weights and optimizer state on every "
+            "rank, which checkpoints do not support: set training.checkpoint_every: 0"
         )
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ from transformer_core.parallel.topology import Process
 
 
 def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost ``nn.ModuleList``s: the layers of a stack, in any model."""
+    """Yields the members of the outermost ``nn.ModuleList``s: the layers of any model."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from (layer for layer in child if any(True for _ in layer.parameters()))
@@ -29,9 +29,9 @@ def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
 class FsdpStrategy(ProcessGroupStrategy):
     """Every rank holds its rows of parameters, gradients and optimizer state.
 
-    The parameters of a layer are gathered for its forward, again for its backward unless they were
-    kept, and its gradients are reduced and scattered: each layer is one message, and what lies
-    outside the layers (embeddings, last normalizations) is one more.
+    FSDP gathers the parameters of a layer for its forward, and again for its backward unless they
+    were kept, then reduces and scatters its gradients. Each layer is one message; everything outside
+    the layers (embeddings, last normalizations) is one more.
     """
 
     averages = True
@@ -72,10 +72,10 @@ class FsdpStrategy(ProcessGroupStrategy):
                 mp_policy=policy,
                 shard_placement_fn=self.placement,
             )
-        # The roots are its children (the model), not the module around model and loss: a module
-        # gathers its parameters when it is called, and the validation calls the model alone.
+        # A module gathers its parameters when called, and validation calls only the model. So the
+        # roots are the children (the model), not the module that holds model and loss.
         for child in module.children():
-            # A root keeps its parameters: backward needs them at once.
+            # A root keeps its parameters, which backward needs at once.
             fully_shard(
                 child,
                 mesh=mesh,
@@ -84,13 +84,13 @@ class FsdpStrategy(ProcessGroupStrategy):
                 shard_placement_fn=self.placement,
             )
             self.roots.append(cast(FSDPModule, child))
-        # Counted now: while layers are gathered, the module shows their whole parameters.
+        # Counted now, since gathered layers show their whole parameters.
         shards = [p for p in module.parameters() if isinstance(p, DTensor)]
         self.mine = sum(p.to_local().numel() for p in shards)
         return module
 
     def placement(self, parameter: nn.Parameter) -> Shard | None:
-        """The dimension along which a parameter is divided; null for its rows."""
+        """The dimension along which a parameter is divided; None for its rows."""
         return None
 
     def sync_context(self, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -102,7 +102,7 @@ class FsdpStrategy(ProcessGroupStrategy):
         return contextlib.nullcontext()
 
     def communication(self) -> dict[str, Any] | None:
-        """The traffic of training; that of the validations is not counted."""
+        """The traffic of training, without that of validations."""
         whole = _elements(self.roots)
         messages = len(self.layers) + len(self.roots)
         gathers, gathered = messages, whole
@@ -115,7 +115,7 @@ class FsdpStrategy(ProcessGroupStrategy):
             ("all_gather", self.micro_batches * gathers, self.micro_batches * gathered * width),
             ("reduce_scatter", self.reductions * messages, self.reductions * whole * 4),
         ]:
-            # The least that a rank must send and receive: everything but its own share.
+            # A rank must send and receive at least everything but its own share.
             others = payload * (self.process.world_size - 1) // self.process.world_size
             traffic.add(operation, others, others, calls)
         return {

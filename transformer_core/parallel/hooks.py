@@ -1,10 +1,9 @@
 """Communication hooks: how DistributedDataParallel reduces a bucket of gradients.
 
-A hook is called once for every bucket, on the thread of the backward pass, in the same order on all
-ranks. It averages the bucket over ranks and gives a future of the result; backward goes on
-meanwhile. There are a ring of point-to-point messages (Patarasuk and Yuan, JPDC 69, 2009), messages
-of 16 bits, PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727), and a link that is slower than
-the real one.
+DDP calls a hook once for every bucket, on the thread of the backward pass, in the same order on all
+ranks. The hook averages the bucket over ranks and returns a future of the result, while backward
+continues. The hooks are a ring of point-to-point messages (Patarasuk and Yuan, JPDC 69, 2009), 16-bit
+messages, PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727), and an emulated slower link.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ from transformer_core.parallel.messages import Traffic
 
 
 class Hook:
-    """The backend's own all-reduce, counting its traffic; subclasses average otherwise."""
+    """The backend's own all-reduce, counting its traffic; subclasses average differently."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -47,11 +46,11 @@ class Hook:
         module.register_comm_hook(None, average)
 
     def payload(self, bucket: dist.GradBucket) -> int:
-        """Bytes of the bucket on the wire."""
+        """Number of bytes that the bucket takes on the wire."""
         return bucket.buffer().nbytes
 
     def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """A future of the bucket's buffer, averaged over ranks."""
+        """Returns a future of the bucket's buffer, averaged over ranks."""
         self.traffic.add_all_reduce(self.payload(bucket), dist.get_world_size())
         return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
@@ -71,19 +70,19 @@ class Hook:
         """Ends everything that the hook started."""
 
 
-Count = Callable[[int, int], None]  # told the bytes sent and received by every step
+Count = Callable[[int, int], None]  # called with the bytes sent and received in each step
 
 
 def ring_all_reduce(
     values: Tensor, group: dist.ProcessGroup, count: Count = lambda sent, received: None
 ) -> None:
-    """Replace ``values``, contiguous and of the same shape on all ranks, by their sum over ranks.
+    """Replaces ``values``, contiguous and of the same shape on all ranks, by their sum over ranks.
 
-    ``values`` is cut into p chunks, one for each of the p ranks. In p - 1 steps of reduce-scatter
-    every rank sends a chunk to its right neighbour and adds the one that comes from its left, so
-    that each rank ends up with one whole sum; in p - 1 steps of all-gather the sums go round. A
-    rank sends and receives about 2 (p - 1) / p of the bytes, however many ranks there are. All
-    ranks get the same bits, because every sum is made in one place.
+    We cut ``values`` into p chunks, one for each of the p ranks. In p - 1 steps of reduce-scatter
+    every rank sends a chunk to its right neighbour and adds the one from its left, so that each rank
+    ends up with one complete sum; in p - 1 steps of all-gather the sums go round. A rank sends and
+    receives about 2 (p - 1) / p of the bytes, whatever the number of ranks. All ranks get the same
+    bits, because only one rank computes each sum.
     """
     rank, world_size = group.rank(), group.size()
     chunks = values.view(-1).tensor_split(world_size)
@@ -91,11 +90,11 @@ def ring_all_reduce(
     right, left = (dist.get_global_rank(group, (rank + offset) % world_size) for offset in (1, -1))
     for step in range(2 * (world_size - 1)):
         reducing = step < world_size - 1
-        # A chunk is complete on the rank before the one with its number.
+        # The rank before the one with its number completes a chunk.
         outgoing = chunks[(rank - step) % world_size]
         target = chunks[(rank - step - 1) % world_size]
         received = incoming[: target.numel()] if reducing else target
-        # A chunk is empty where there are fewer values than ranks; both ends know, and skip it.
+        # With fewer values than ranks, some chunks are empty; both ends know and skip them.
         operations = []
         if outgoing.numel():
             operations.append(dist.P2POp(dist.isend, outgoing, right, group))
@@ -112,12 +111,12 @@ _ERROR, _FACTOR, _STEPS = "error/", "factor/", "steps"
 
 
 class PowerSgd(Hook):
-    """torch's PowerSGD: two thin factors of every gradient matrix in its place.
+    """torch's PowerSGD, which sends two thin factors in place of every gradient matrix.
 
-    What a step leaves out is added to the next one (error feedback), which begins with the second
-    factors of the step before. torch keeps both by bucket. A run that goes on from a checkpoint has
-    other buckets in its first step than in those after it, so they are kept here by parameter where
-    buckets change. On a CPU, backward waits for every bucket.
+    The error of a step is added to the next gradient (error feedback), and a step starts with the
+    second factors of the one before. torch keeps both by bucket. But a resumed run has different
+    buckets in its first step, so we keep them by parameter when buckets change. On a CPU, backward
+    waits for every bucket.
     """
 
     def __init__(self, traffic: Traffic, spec: PowerSgdHook, reductions_per_step: int) -> None:
@@ -130,7 +129,7 @@ class PowerSgd(Hook):
         )
         self.parameters: dict[int, list[Tensor]] = {}
         self.kept: dict[Tensor, tuple[Tensor | None, Tensor | None]] = {}
-        """Error and second factor, flat, of parameters whose bucket has not come since."""
+        """Flat error and second factor of parameters whose bucket has not been reduced since."""
 
     def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
         plain = self.state.iter < self.state.start_powerSGD_iter
@@ -140,12 +139,12 @@ class PowerSgd(Hook):
         with _own_random_numbers(buffer.device):
             future = powerSGD_hook.powerSGD_hook(self.state, bucket)
         if buffer.device.type != "cuda":
-            # The second and third all-reduce are started by whatever thread of gloo ends the one
-            # before. Ranks would not agree on their order with the first of the next bucket.
+            # Whichever gloo thread ends an all-reduce starts the second and third. Without waiting,
+            # ranks might order them differently from the first all-reduce of the next bucket.
             future.wait()
         compressed = self.state.total_numel_after_compression - before
         payload = (buffer.numel() if plain else compressed) * buffer.element_size()
-        # Compressed, a bucket takes three: what does not pay to compress, and the two factors.
+        # A compressed bucket takes three: tensors not worth compressing, and the two factors.
         self.traffic.add_all_reduce(payload, dist.get_world_size(), calls=1 if plain else 3)
         return future
 
@@ -183,7 +182,7 @@ class PowerSgd(Hook):
         }
 
     def _take_up(self, index: int, parameters: list[Tensor], compresses: bool) -> None:
-        """Let torch find under ``index`` what it kept of these parameters in any bucket."""
+        """Moves what we kept of these parameters to where torch looks for the bucket ``index``."""
         if index in self.parameters and (
             len(self.parameters[index]) != len(parameters)
             or any(map(operator.is_not, self.parameters[index], parameters))
@@ -204,12 +203,12 @@ class PowerSgd(Hook):
         found = [factor for factor in factors if factor is not None]
         if found and len(found) == len(compressed):
             state.q_memory_dict[index] = torch.cat(found)
-            # Written before it is read: only its size counts.
+            # torch writes it before reading it, so only its size matters.
             size = sum(rows for _, rows, _ in compressed)
             state.p_memory_dict[index] = found[0].new_empty(size)
 
     def _apart(self) -> dict[Tensor, tuple[Tensor | None, Tensor | None]]:
-        """Error and second factor of every parameter, of the buckets that there are."""
+        """Error and second factor of every parameter in the current buckets."""
         found: dict[Tensor, tuple[Tensor | None, Tensor | None]] = {}
         for index, parameters in self.parameters.items():
             errors, factors = (
@@ -230,8 +229,8 @@ class PowerSgd(Hook):
             memory.clear()
 
     def _compressed(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, int, int]]:
-        """The matrices of a bucket that are compressed, with the elements of their first and second
-        factors, in the order in which torch lays these out: by shape."""
+        """The compressed matrices of a bucket with the sizes of their first and second factors, in
+        torch's order of the factors: by shape."""
         by_shape: dict[tuple[int, int], list[tuple[Tensor, int, int]]] = {}
         for parameter in parameters:
             n = parameter.shape[0]
@@ -243,9 +242,9 @@ class PowerSgd(Hook):
 
 
 def _own_random_numbers(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Keep the random numbers of a GPU. torch draws the first factors on the CPU, from a seed that
-    is the same on all ranks, and sets that of every GPU by the way: from then on all replicas would
-    drop the same activations."""
+    """Preserves the random state of a GPU. torch draws the first factors on the CPU, from the same
+    seed on all ranks, but also sets this seed on every GPU: all replicas would then drop the same
+    activations."""
     if device.type != "cuda":
         return contextlib.nullcontext()
     return torch.random.fork_rng([device])
@@ -262,19 +261,19 @@ def _at(flat: Tensor | None, parameter: Tensor) -> Tensor | None:
 
 
 class EmulatedLink(Hook):
-    """A hook around another one, ``inner``, that lets it work and holds its result back.
+    """Emulates a slower link by delaying the results of another hook, ``inner``.
 
-    The modelled link takes the buckets one after the other: one begins when all ranks have filled
-    it and the link is done with the one before, and takes as long as ``model`` says for ``devices``
-    devices. Backward goes on meanwhile, as with the real thing. That all ranks have filled it, an
-    all-reduce of one number tells: without it a rank that is early would not wait for the others.
+    The modelled link takes the buckets one by one: it starts one when all ranks have filled it and
+    the one before is done, and takes as long as ``model`` says for ``devices`` devices. Backward
+    continues meanwhile, as with a real link. An all-reduce of one number tells when all ranks have
+    filled the bucket; without it, an early rank would not wait for the others.
 
-    On a CPU a thread waits for the moment. On CUDA a kernel that does nothing but spin comes before
-    the result on a stream of its own: the device's stream is held, the host is not.
+    On a CPU a thread sleeps until the delivery. On CUDA a kernel spins before the result on a
+    separate stream, which delays the device's work but not the host.
 
-    A rate limit is a bucket of tokens: after a rest of ``burst_seconds`` or more, it lets through
-    at once what takes it so long otherwise (Tanenbaum and Wetherall, Computer Networks, 5th ed.,
-    section 5.4.2). On CUDA the host does not know how long the link rested, and there is none.
+    A rate limit is a token bucket: after a rest of ``burst_seconds`` or more, it passes at once an
+    amount that normally takes that long (Tanenbaum and Wetherall, Computer Networks, 5th ed.,
+    section 5.4.2). On CUDA the host does not know how long the link rested, so there are no bursts.
     """
 
     def __init__(
@@ -311,7 +310,7 @@ class EmulatedLink(Hook):
             return held
         held = Future(devices=[self.device])
         with torch.cuda.stream(self.stream):
-            # On CUDA these two waits are the stream's, and return at once.
+            # On CUDA the stream waits, and these two calls return at once.
             everybody.wait()
             torch.cuda._sleep(int(seconds * self.cycles_per_second))
             held.set_result(result.wait())
@@ -347,10 +346,10 @@ class EmulatedLink(Hook):
 
 
 def _cycles_per_second(device: torch.device) -> float:
-    """How many cycles of the spinning kernel are a second on a CUDA device at work.
+    """Measures the cycles per second of the spinning kernel on a busy CUDA device.
 
-    An idle device may have other clocks than one that trains: so matrix products run beside, from
-    before the spinning until after it.
+    An idle device may run at different clocks, so matrix products run at the same time, from before
+    the spinning until after it.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.device(device):
@@ -359,7 +358,7 @@ def _cycles_per_second(device: torch.device) -> float:
         with torch.cuda.stream(beside):
             for _ in range(_LOAD_PRODUCTS):
                 torch.mm(factor, factor)
-        torch.cuda._sleep(_CYCLES)  # the first one loads the kernel and waits for the clocks
+        torch.cuda._sleep(_CYCLES)  # loads the kernel and gives the clocks time to rise
         start.record()
         torch.cuda._sleep(_CYCLES)
         end.record()
@@ -370,19 +369,18 @@ def _cycles_per_second(device: torch.device) -> float:
 
 _CYCLES = 50_000_000
 _LOAD_SIZE, _LOAD_PRODUCTS = 4096, 100
-"""Width and number of the matrix products beside: 14 TFLOP, longer than the spinning on all but
-the fastest devices, and not so long that a start takes notice."""
+"""Width and number of the concurrent matrix products: 14 TFLOP, which take longer than the spinning
+on all but the fastest devices, but do not delay a start noticeably."""
 
 
 class Ring(Hook):
-    """:func:`ring_all_reduce` while backward goes on.
+    """:func:`ring_all_reduce` while backward continues.
 
-    Its steps depend on one another, so somebody must wait between them. On a CPU that is a thread
-    of its own: one thread, so the rings of several buckets run one after the other, in the order in
-    which backward calls the hook, which DDP keeps the same on all ranks. Messages of two buckets
-    can therefore not be taken for one another, and a process group of the ring's own keeps them
-    apart from all other messages. On CUDA it is a stream of its own: the steps are enqueued in the
-    hook, and wait for one another on the device.
+    Each step waits for the one before. On a CPU one thread does the waiting, so the rings of several
+    buckets run one by one, in the order in which DDP calls the hook on all ranks. Messages of
+    different buckets therefore cannot be confused, and a separate process group keeps them apart from
+    all other messages. On CUDA the hook enqueues the steps on a separate stream, where they wait for
+    one another.
     """
 
     def __init__(self, traffic: Traffic, device: torch.device) -> None:
@@ -406,7 +404,7 @@ class Ring(Hook):
 
     def _fulfil(self, future: Future[Tensor], buffer: Tensor) -> None:
         try:
-            # Divided first, as DDP does, so that a sum cannot overflow where the mean would not.
+            # Divide first, as DDP does, so that a sum cannot overflow if the mean would not.
             buffer.div_(self.group.size())
             ring_all_reduce(buffer, self.group, partial(self.traffic.add, "ring_step"))
         except Exception as error:
@@ -419,11 +417,11 @@ class Ring(Hook):
 
 
 class Compressed(Hook):
-    """The backend's all-reduce on gradients rounded to a 16-bit format."""
+    """The backend's all-reduce of gradients rounded to a 16-bit format."""
 
     def __init__(self, traffic: Traffic, dtype: torch.dtype) -> None:
         super().__init__(traffic)
-        # DDP refuses torch's bfloat16 hook by its name where the backend is not NCCL; gloo can.
+        # DDP rejects torch's bfloat16 hook by name unless the backend is NCCL, but gloo supports it.
         self.hook: Callable[[Any, dist.GradBucket], Future[Tensor]] = {
             torch.float16: default_hooks.fp16_compress_hook,
             torch.bfloat16: default_hooks.bf16_compress_hook,
@@ -441,7 +439,7 @@ class Compressed(Hook):
 def build_hook(
     spec: AnyHook, traffic: Traffic, device: torch.device, reductions_per_step: int
 ) -> Hook:
-    """The hook that ``spec`` names; every rank must call this."""
+    """Builds the hook of ``spec``; every rank must call this."""
     match spec:
         case RingHook():
             return Ring(traffic, device)

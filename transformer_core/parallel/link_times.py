@@ -1,26 +1,24 @@
-"""How long messages and collective operations take over a link (the alpha-beta model)."""
+"""Times of messages and collective operations over a link (the alpha-beta model)."""
 
 from schemas.config.parallel import LinkModel
 
 PAYLOAD_SHARE = 1448 / 1514
-"""Share of the bits on an Ethernet that TCP delivers: of a frame of 1,514 bytes, 14 are Ethernet's,
-20 IPv4's and 32 TCP's with its time stamps (RFC 894, RFC 791, RFC 7323)."""
-
-
+"""Share of the bits on an Ethernet that are TCP payload: of a frame of 1,514 bytes, 14 are headers of
+Ethernet, 20 of IPv4, and 32 of TCP with time stamps (RFC 894, RFC 791, RFC 7323)."""
 _BURST_BYTES, _BURST_SECONDS = 16 * 1024, 0.001
 
 
 def burst_bytes(bandwidth: float) -> int:
     """Bytes that a limited link of ``bandwidth`` bits per second passes at once after a rest.
 
-    A rate limit needs it to be kept at all, and with little of it short messages cost what they
+    No rate limit works without such bursts, but they are so small that short messages cost what they
     should.
     """
     return max(_BURST_BYTES, round(bandwidth / 8 * _BURST_SECONDS))
 
 
 def burst_seconds(bandwidth: float) -> float:
-    """How long the link needs for :func:`burst_bytes` otherwise, and to gather them again."""
+    """Time in which the link normally sends :func:`burst_bytes`, and in which it regains a burst."""
     return 8 * burst_bytes(bandwidth) / bandwidth
 
 
@@ -42,7 +40,7 @@ def all_reduce_seconds(link: LinkModel, size: float, devices: int) -> float:
 
 
 def gather_seconds(link: LinkModel, size: float, devices: int) -> float:
-    """Time of a ring all-gather, or reduce-scatter, of ``size`` bytes in all."""
+    """Time of a ring all-gather, or reduce-scatter, of ``size`` bytes in total."""
     return (devices - 1) * send_seconds(link, size / devices)
 
 
@@ -52,5 +50,5 @@ def broadcast_seconds(link: LinkModel, size: float, devices: int) -> float:
 
 
 def scatter_seconds(link: LinkModel, size: float, devices: int) -> float:
-    """Time of one device to send everybody's share of ``size`` bytes, or to gather them."""
+    """Time in which one device sends all others their share of ``size`` bytes, or gathers them."""
     return (devices - 1) * send_seconds(link, size / devices)

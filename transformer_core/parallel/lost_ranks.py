@@ -1,7 +1,7 @@
-"""The ranks of a run that still answer, and the report when one is gone.
+"""Finds out which ranks of a run still answer, and reports lost ones.
 
-Every process answers on a thread of its own, through torchrun's key-value store, whatever its main
-thread waits for. A process whose peers are gone calls the roll, and names those that are silent.
+In every process a thread answers through torchrun's key-value store, whatever the main thread waits
+for. A process that misses its peers calls the roll and names the silent ones.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import torch.distributed as dist
 from schemas.errors import PeerLost
 from schemas.results import RankPlace
 
-PERIOD = 0.5  # seconds between two looks at the store. One look costs some 0.1 ms.
+PERIOD = 0.5  # seconds between two reads of the store, each of which takes some 0.1 ms
 PATIENCE = 3.0  # seconds that a rank has for its answer
-MARGIN = 30.0  # seconds that a deadline comes before that of a process group
+MARGIN = 30.0  # seconds by which our deadline precedes that of a process group
 
 _MESSAGES = ("gloo", "NCCL", "onnection closed", "onnection reset", "onnection refused")
 
@@ -45,14 +45,15 @@ class RollCall:
         self._closed = False
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
-        # torchrun ends the processes of a host by SIGTERM when one of them has died. The main
-        # thread may be waiting for the dead one, so the thread of this object takes the signal.
+        # When a process dies, torchrun ends the others of its host by SIGTERM. The main thread may
+        # be waiting for the dead one, so the thread of this object handles the signal.
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         threading.Thread(target=self._serve, name="roll call", daemon=True).start()
 
     def progress(self) -> None:
-        """The main thread goes on. Without this for ``deadline`` seconds, the process ends."""
+        """Records progress of the main thread; after ``deadline`` seconds without it, the process
+        ends."""
         self._steps += 1
         self._last = time.monotonic()
 
@@ -66,14 +67,12 @@ class RollCall:
         return lost
 
     def lost(self) -> PeerLost | None:
-        """Peers that neither answer nor ended by themselves; null if there are none.
-
-        Gives them :data:`PATIENCE` seconds.
-        """
+        """Calls the roll and waits :data:`PATIENCE` seconds. Returns an error that names the peers
+        that neither answer nor have ended themselves; None if there are none."""
         try:
             return self._call()
         except RuntimeError:
-            # The store lives on the first host.
+            # The store runs on the first host, so that is lost.
             return PeerLost(f"{_name(self.places[0])} does not answer, and nobody else on its host")
 
     def close(self) -> None:
@@ -115,7 +114,7 @@ class RollCall:
             try:
                 self._answer()
             except RuntimeError:
-                return  # the run is over, or its first host is gone: the main thread finds out
+                return  # the run is over, or its first host is lost: the main thread will notice
             readable, _, _ = select.select([self._signals], [], [], PERIOD)
             if readable and signal.SIGTERM in os.read(self._signals, 64):
                 self._end(self.lost(), 128 + signal.SIGTERM)
@@ -137,19 +136,20 @@ class RollCall:
 
 current: RollCall | None = None  # the roll of this process, once it has joined a run
 report: Callable[[PeerLost], None] = lambda lost: None  # noqa: E731
-"""Told which peers are lost when the process ends without an exception of its own."""
+"""Called with the lost peers when the process ends without raising an exception."""
 
 
 def explain(error: Exception) -> Exception:
-    """``error``, or the loss of a peer that it comes from; this process is about to end."""
+    """Returns the loss of a peer that caused ``error``, or ``error`` itself. Call this when the
+    process is about to end."""
     return current.explain(error) if current is not None else error
 
 
 def begin(rank: int, places: Sequence[RankPlace], deadline: float | None) -> RollCall | None:
-    """The roll of a process that torchrun started; null for another one.
+    """Starts the roll call of a process that torchrun started; returns None in others.
 
-    Called on the main thread. Without :meth:`RollCall.progress` for ``deadline`` seconds the
-    process ends; null for never.
+    Must be called on the main thread. After ``deadline`` seconds without :meth:`RollCall.progress`
+    the process ends; None means never.
     """
     global current
     if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -163,7 +163,7 @@ def begin(rank: int, places: Sequence[RankPlace], deadline: float | None) -> Rol
 
 
 def _is_about_peers(error: Exception) -> bool:
-    """Whether ``error`` says that a peer is gone or silent, rather than what went wrong."""
+    """Whether ``error`` only says that a peer is lost or silent, not the cause."""
     return isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or any(words in str(error) for words in _MESSAGES)
     )

@@ -1,5 +1,5 @@
-"""Messages between ranks: many tensors as few contiguous ones, collectives around rank 0, and a
-count of the bytes that every rank sends and receives."""
+"""Messages between ranks: combining tensors, collectives centered on rank 0, and a count of the bytes
+that every rank sends and receives."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +16,8 @@ MIB = 2**20
 
 
 def buckets(tensors: Iterable[Tensor], limit_bytes: float) -> list[list[Tensor]]:
-    """Consecutive tensors of one dtype in groups; a group ends once it has ``limit_bytes``.
-
-    This is how DistributedDataParallel fills its buckets.
-    """
+    """Groups consecutive tensors of one dtype; a group ends once it reaches ``limit_bytes``, like the
+    buckets of DistributedDataParallel."""
     groups: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:
@@ -32,19 +30,19 @@ def buckets(tensors: Iterable[Tensor], limit_bytes: float) -> list[list[Tensor]]
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """The elements of ``tensors``, of one dtype, one after the other, in new memory."""
+    """Copies the elements of ``tensors``, of one dtype, into one flat tensor."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Overwrite ``tensors`` with the elements that :func:`flatten` would take from them."""
+    """Writes the elements of ``flat`` to ``tensors``: the inverse of :func:`flatten`."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.detach().copy_(part.view_as(tensor))
 
 
 def gradients(parameters: Iterable[torch.nn.Parameter]) -> list[Tensor]:
-    """The gradients of all parameters that are trained; zeros, also in place, where none is."""
+    """The gradients of all trained parameters; sets missing ones to zeros."""
     found = []
     for parameter in parameters:
         if parameter.requires_grad:
@@ -55,26 +53,26 @@ def gradients(parameters: Iterable[torch.nn.Parameter]) -> list[Tensor]:
 
 
 class Traffic:
-    """Messages of one process, by operation, as counted since it started.
+    """Counts the messages of one process, by operation, since it started.
 
-    Bytes are those of the scheme itself. A backend may take a detour (a tree for a broadcast, say),
-    which moves bytes from one rank to another.
+    Bytes follow from the scheme. A backend may use another route, such as a tree for a broadcast,
+    which shifts bytes between ranks.
     """
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
     def add(self, operation: str, sent: int = 0, received: int = 0, calls: int = 1) -> None:
-        """Count ``calls`` of an operation, with the bytes that they sent and received in all."""
+        """Counts ``calls`` of an operation, with their total bytes sent and received."""
         entry = self._counts[operation]
         for index, value in enumerate((calls, sent, received)):
             entry[index] += value
 
     def add_all_reduce(self, payload: int, world_size: int, calls: int = 1) -> None:
-        """Count all-reduces of ``payload`` bytes in all.
+        """Counts all-reduces of ``payload`` bytes in total.
 
-        The backend does not tell its algorithm: what counts is the least that every rank must send
-        and receive, 2 (p - 1) / p of the payload (Patarasuk and Yuan, 2009), as in a ring.
+        The backend does not tell its algorithm, so we count the least that every rank must send and
+        receive, 2 (p - 1) / p of the payload (Patarasuk and Yuan, 2009), as in a ring.
         """
         least = 2 * (world_size - 1) * payload // world_size
         self.add("all_reduce", least, least, calls)
@@ -84,7 +82,7 @@ class Traffic:
     ) -> dict[str, dict[str, Any]]:
         """Operations in alphabetical order: calls, and bytes sent and received by each rank.
 
-        Called on every rank, all of which must have counted the same operations.
+        Every rank must call this, after counting the same operations.
         """
         names = sorted(self._counts)
         everyone = gather([value for name in names for value in self._counts[name]])
@@ -104,8 +102,8 @@ class Traffic:
 class Hub:
     """Broadcast, scatter, gather and reduce between rank 0 and all others.
 
-    All shares are of equal size, which NCCL asks for, and contents travel as bytes, since backends
-    differ in the number formats that they know.
+    All shares have equal size, as NCCL requires. We send contents as bytes, since backends support
+    different number formats.
     """
 
     def __init__(self, process: Process) -> None:
@@ -113,17 +111,17 @@ class Hub:
         self.world_size = process.world_size
         self.device = process.device
         self.traffic = Traffic()
-        # Numbers for the host go from host to host: through the device they would stop both.
+        # Numbers for hosts travel between hosts: through the devices, both hosts would have to wait.
         on_gpus = dist.is_initialized() and dist.get_backend() == "nccl"
         self.hosts = dist.new_group(backend="gloo") if on_gpus else None
 
     def broadcast(self, name: str, values: Tensor) -> None:
-        """Overwrite the contiguous ``values`` with those of rank 0."""
+        """Overwrites the contiguous ``values`` with those of rank 0."""
         dist.broadcast(_bytes(values), src=0)
         self._count(f"broadcast of {name}", values.nbytes, from_main=True)
 
     def broadcast_numbers(self, name: str, numbers: Sequence[int]) -> list[int]:
-        """The integers of rank 0; others give as many of any value."""
+        """Returns the integers of rank 0; the other ranks pass as many arbitrary ones."""
         device = torch.device("cpu") if self.hosts is not None else self.device
         message = torch.tensor(numbers, dtype=torch.int64, device=device)
         dist.broadcast(_bytes(message), src=0, group=self.hosts)
@@ -133,10 +131,7 @@ class Hub:
     def scatter(
         self, name: str, whole: Tensor | None, shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
-        """This rank's share, of the given shape [n, ...], of the tensor ``whole`` [p n, ...].
-
-        Ranks other than 0 need not have it.
-        """
+        """This rank's share, of the given shape [n, ...], of rank 0's tensor ``whole`` [p n, ...]."""
         own = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         parts = None
         if self.is_main:
@@ -157,7 +152,7 @@ class Hub:
         return whole
 
     def reduce(self, name: str, values: Tensor) -> None:
-        """Sum ``values`` over ranks, in place on rank 0; elsewhere they are undefined after."""
+        """Sums ``values`` over ranks, in place on rank 0; on other ranks they become undefined."""
         dist.reduce(values, dst=0)
         self._count(f"reduce of {name}", values.nbytes, from_main=False)
 
@@ -170,9 +165,9 @@ class Hub:
 
 
 def gather_with_gradient(own: Tensor, name: str, hub: Hub) -> Tensor:
-    """The shares [n, ...] of all ranks as one tensor [p n, ...] on rank 0; elsewhere a scalar 0.
+    """The shares [n, ...] of all ranks as one tensor [p n, ...] on rank 0; on others a scalar 0.
 
-    Every rank must go backward from its result, to which rank 0 scatters the gradient.
+    Every rank must run backward from its result, because rank 0 then scatters the gradient.
     """
     return _Gather.apply(own, name, hub)
 
@@ -192,6 +187,6 @@ class _Gather(torch.autograd.Function):
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
-    # A single element counts as contiguous whatever its stride, which is 0 in an expanded gradient.
+    """The memory of a contiguous tensor, as bytes."""
+    # as_strided, because the stride of a single element may be 0, as in an expanded gradient.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,8 +1,8 @@
-"""GPUs according to NVML: their names, their memory, how much of it is in use, and whether several
-processes may share one. Nothing here imports torch at once: supervisors use it.
+"""GPUs according to NVML: names, memory, use, state, and whether several processes may share one.
+Supervisors use this module, so it imports torch only on demand.
 
-The module ``pynvml`` comes with two distributions: nvidia-ml-py3 returns bytes and lacks newer
-functions, nvidia-ml-py returns str. Both work here, and so does a host without a GPU.
+Two distributions provide the module ``pynvml``: nvidia-ml-py3 returns bytes and lacks newer
+functions, nvidia-ml-py returns str. We support both, and hosts without a GPU.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class NvmlUnavailableError(Exception):
 def gpus() -> tuple[list[Gpu], str | None]:
     """All GPUs of the host in NVML's order, and why some or all are missing from the list.
 
-    CUDA_VISIBLE_DEVICES has no influence on the list. The note is None if nothing is missing.
+    CUDA_VISIBLE_DEVICES does not affect the list. The note is None if nothing is missing.
     """
     found: list[Gpu] = []
     missing: list[str] = []
@@ -47,16 +47,16 @@ def gpus() -> tuple[list[Gpu], str | None]:
 def device_memory_used(index: int) -> int | None:
     """Bytes in use, by all processes, on the GPU that torch calls ``cuda:<index>``.
 
-    The count includes what the driver reserves, CUDA contexts, and buffers of libraries. None if
-    NVML is not there, does not tell, or does not know the device (a MIG slice).
+    The count includes memory that the driver reserves, CUDA contexts, and buffers of libraries. None
+    if NVML is missing, does not tell, or does not know the device (a MIG slice).
     """
     identity = cuda_uuid(index)
     return None if identity is None else memory_by_uuid().get(identity)
 
 
 def memory_by_uuid() -> dict[str, int]:
-    """Bytes in use, by all processes, on every GPU of the host that reports them; needs no context
-    on any of them."""
+    """Bytes in use, by all processes, on every GPU of the host that reports them; creates no CUDA
+    context."""
     return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
 
 
@@ -65,7 +65,7 @@ def free_by_uuid() -> dict[str, int]:
 
 
 def process_memory(identity: str) -> dict[int, int | None]:
-    """Bytes that each process has on the GPU ``identity`` by process id, null where NVML does not
+    """Bytes that each process has on the GPU ``identity``, by process id; None if NVML does not
     tell. Inside a container the ids may be those of the host."""
 
     def read(nvml: Any, handle: Any) -> dict[int, int | None]:
@@ -78,7 +78,7 @@ def process_memory(identity: str) -> dict[int, int | None]:
 
 
 def states() -> list[GpuState]:
-    """Clocks, temperature and power of all GPUs of the host; empty where NVML cannot be used."""
+    """Clocks, temperature and power of all GPUs of the host; empty if NVML cannot be used."""
     return list(_of_each_device(_state).values())
 
 
@@ -88,17 +88,17 @@ def uuids() -> list[str]:
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts of a GPU since its driver was loaded; null where NVML has none."""
+    """Counts of a GPU since its driver was loaded; None for those that NVML lacks."""
 
     joules: float | None
-    power_held_seconds: float | None  # for how long the limit of its power held its clocks down
-    heat_held_seconds: float | None  # the same by its temperature
+    power_held_seconds: float | None  # how long its power limit held its clocks down
+    heat_held_seconds: float | None  # how long its temperature did
 
     def until(self, index: int, later: "Counters") -> GpuWork:
         """The work of GPU ``index`` between this reading and a ``later`` one."""
 
         def grown(before: float | None, after: float | None) -> float | None:
-            # A driver that was loaded anew counts from 0.
+            # A reloaded driver counts from 0 again.
             return None if before is None or after is None or after < before else after - before
 
         return GpuWork(
@@ -126,7 +126,7 @@ def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:
 
 
 def cpus_near(index: int) -> list[int]:
-    """CPUs next to the GPU that torch calls ``cuda:<index>``; none where NVML does not tell."""
+    """CPUs close to the GPU that torch calls ``cuda:<index>``; empty if NVML does not tell."""
 
     def read(nvml: Any, handle: Any) -> list[int]:
         words = _optional(nvml, "nvmlDeviceGetCpuAffinity", handle, _MOST_CPUS // 64) or ()
@@ -142,7 +142,7 @@ _EXCLUSIVE_PROCESS = 3  # NVML_COMPUTEMODE_EXCLUSIVE_PROCESS of nvml.h
 
 
 def exclusive_gpus() -> list[int]:
-    """Indexes, in NVML's order, of the GPUs that let in one process at a time."""
+    """Indexes, in NVML's order, of the GPUs that accept only one process at a time."""
 
     def mode(nvml: Any, index: int) -> Any:
         return _optional(nvml, "nvmlDeviceGetComputeMode", nvml.nvmlDeviceGetHandleByIndex(index))
@@ -173,7 +173,7 @@ def _session() -> Iterator[Any]:
 
 
 def _of_each_device(read: Callable[[Any, int], Read]) -> dict[int, Read]:
-    """``read(nvml, index)`` of every GPU of the host by index, without those that fail."""
+    """Results of ``read(nvml, index)`` for every GPU of the host by index, without failing ones."""
     found: dict[int, Read] = {}
     with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -183,7 +183,7 @@ def _of_each_device(read: Callable[[Any, int], Read]) -> dict[int, Read]:
 
 
 def _by_uuid(read: Callable[[Any, Any], Read]) -> dict[str, Read]:
-    """``read(nvml, handle)`` of every GPU by UUID, without those that fail."""
+    """Results of ``read(nvml, handle)`` for every GPU by UUID, without failing ones."""
 
     def with_uuid(nvml: Any, index: int) -> tuple[str, Read]:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -241,7 +241,7 @@ def _state(nvml: Any, index: int) -> GpuState:
 
 
 def _optional(nvml: Any, function: str, handle: Any, *arguments: int) -> Any:
-    """The result of an NVML function, or None where module, driver or device lack it."""
+    """The result of an NVML function, or None if module, driver or device lack it."""
     call = getattr(nvml, function, None)
     if call is None:
         return None
@@ -252,9 +252,9 @@ def _optional(nvml: Any, function: str, handle: Any, *arguments: int) -> Any:
 
 
 def _of_the_library(function: str, *arguments: Any) -> bool:
-    """Calls a function of the library itself, which nvidia-ml-py3 lacks; whether it succeeded."""
+    """Calls a function of the C library, since nvidia-ml-py3 lacks it; returns whether it succeeded."""
     try:
-        # The library is loaded and initialised by now: this only takes another reference.
+        # The library is already loaded and initialised, so this only takes another reference.
         call = getattr(ctypes.CDLL("libnvidia-ml.so.1"), function)
     except (AttributeError, OSError):
         return False
@@ -276,9 +276,9 @@ def _joules(handle: Any) -> float | None:
 
 
 def _held(handle: Any, policy: int) -> float | None:
-    """Seconds that NVML's performance ``policy`` has held the clocks down (nvml.h: 0 power, 1
+    """Seconds for which NVML's performance ``policy`` held the clocks down (nvml.h: 0 power, 1
     heat)."""
-    times = (ctypes.c_ulonglong * 2)()  # of the reading in us, of the violation in ns
+    times = (ctypes.c_ulonglong * 2)()  # time of the reading in us, duration in ns
     policy_number = ctypes.c_uint(policy)
     known = _of_the_library(
         "nvmlDeviceGetViolationStatus", handle, policy_number, ctypes.byref(times)
@@ -287,8 +287,8 @@ def _held(handle: Any, policy: int) -> float | None:
 
 
 def cuda_uuid(index: int) -> str | None:
-    """UUID of torch's CUDA device: CUDA_VISIBLE_DEVICES reorders indexes, never UUIDs."""
-    # Only here: reading the hardware must not cost the import of torch.
+    """UUID of torch's CUDA device, which unlike its index does not depend on CUDA_VISIBLE_DEVICES."""
+    # Imported late, so that reading the hardware does not cost the import of torch.
     import torch
 
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
@@ -297,7 +297,7 @@ def cuda_uuid(index: int) -> str | None:
 
 
 def _bare_uuid(uuid: str) -> str:
-    """A UUID without NVML's prefix, which torch leaves out."""
+    """A UUID without NVML's prefix, as torch has it."""
     return uuid.lower().removeprefix("gpu-")
 
 
@@ -306,7 +306,7 @@ def _text(value: str | bytes) -> str:
 
 
 def require_shared_gpus(processes: int) -> None:
-    """Raise Unsupported where ``processes`` processes are to use a GPU that lets in only one."""
+    """Raises Unsupported if several ``processes`` would share a GPU that accepts only one."""
     exclusive = exclusive_gpus() if processes > 1 else []
     if exclusive:
         raise Unsupported(
@@ -316,11 +316,11 @@ def require_shared_gpus(processes: int) -> None:
 
 
 _BUSY = "busy or unavailable"
-"""CUDA's message when a GPU refuses this process (cudaErrorDevicesUnavailable)."""
+"""CUDA's message when a GPU rejects this process (cudaErrorDevicesUnavailable)."""
 
 
 def busy(error: BaseException) -> str | None:
-    """The cause and its remedy, if ``error`` says that a GPU refuses this process."""
+    """The cause and its remedy, if ``error`` says that a GPU rejects this process."""
     if not isinstance(error, RuntimeError) or _BUSY not in str(error):
         return None
     exclusive = exclusive_gpus()

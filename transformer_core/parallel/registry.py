@@ -21,7 +21,7 @@ from transformer_core.parallel.topology import Process
 def build_strategy(
     spec: AnyParallel, process: Process, machine: Machine, accumulation: Accumulation
 ) -> Strategy:
-    """The strategy that ``spec`` names; joins the process group where it needs one."""
+    """Builds the strategy of ``spec``, and joins the process group if it needs one."""
     every = accumulation.synchronise == "every"
     match spec:
         case Single():
@@ -34,7 +34,7 @@ def build_strategy(
             return DdpStrategy(spec, process, machine, accumulation)
         case LocalSteps():
             return LocalStepsStrategy(spec, process, machine)
-        # Only here: they import DTensor and more, which takes others half a second.
+        # Imported late, because they import DTensor and more, which takes half a second.
         case Fsdp():
             from transformer_core.parallel.fsdp import FsdpStrategy
 

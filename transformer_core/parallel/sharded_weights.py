@@ -1,4 +1,4 @@
-"""Weights that may be sharded over ranks (DTensor), and the whole tensors they stand for."""
+"""Weights that may be sharded over ranks (DTensor), and how to gather and divide them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,16 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# torch.distributed.tensor is imported where a tensor is sharded: it takes 0.4 s, in every process.
+# We import torch.distributed.tensor only for sharded tensors: it takes 0.4 s in every process.
 
-
-TOGETHER = 2**24  # elements of small tensors that are gathered in one message, about: 64 MB
+TOGETHER = 2**24  # approximate number of elements of small tensors in one message: 64 MB
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; one that has several names comes once."""
+    """Parameters and persistent buffers by name; each appears once, under its first name."""
     unique: dict[int, tuple[str, Tensor]] = {}
-    # Not named_parameters(): a state dict also takes sharded layers back to their sharded state.
+    # Unlike named_parameters(), state_dict() also returns gathered layers to their sharded state.
     for name, tensor in model.state_dict(keep_vars=True).items():
         unique.setdefault(id(tensor), (name, tensor))
     return dict(unique.values())
@@ -27,7 +26,7 @@ def is_sharded(tensor: object) -> bool:
 
 
 def mesh_of(tensor: object) -> Any:
-    """The ranks over which a tensor is sharded; null for a whole one."""
+    """The mesh of ranks over which a tensor is sharded; None for a whole tensor."""
     return getattr(tensor, "device_mesh", None)
 
 
@@ -36,13 +35,13 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor that a sharded one stands for; every rank must call this. Others as they are."""
+    """Gathers a sharded tensor; every rank must call this. Returns other tensors unchanged."""
     tensor = tensor.detach()
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole_tensors(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """:func:`whole` of each; small ones that are sharded share messages, which costs much less than
+    """Yields :func:`whole` of each. Small sharded tensors share messages, which is much cheaper than
     one for each. Every rank must take all."""
     bundle: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -58,7 +57,7 @@ def whole_tensors(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]
 
 
 def _is_in_rows(tensor: Tensor) -> bool:
-    """Whether ranks have rows of a tensor in order, along one dimension of the mesh."""
+    """Whether ranks hold consecutive rows of a tensor, along one dimension of the mesh."""
     if not is_sharded(tensor):
         return False
     from torch.distributed.tensor import Shard
@@ -67,7 +66,7 @@ def _is_in_rows(tensor: Tensor) -> bool:
 
 
 def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in rows, of one mesh, as whole ones: each rank's pieces in one message."""
+    """Gathers tensors in rows, of one mesh, with one message for each rank's pieces."""
     if not bundle:
         return
     mesh = next(iter(bundle.values())).device_mesh
@@ -87,8 +86,9 @@ def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def piece(tensor: Tensor, main: bool) -> Tensor | None:
-    """This rank's rows of a sharded tensor; the pieces of all ranks, in order, are the whole. The
-    ``main`` rank has tensors that are not divided so, for which every rank must call this."""
+    """This rank's rows of a tensor sharded in rows; the pieces of all ranks in order form the whole.
+    Of any other tensor, the ``main`` rank gets the whole and others None; every rank must call
+    this."""
     if _is_in_rows(tensor) and mesh_of(tensor).size() == dist.get_world_size():
         return local(tensor.detach())
     gathered = whole(tensor)
@@ -96,9 +96,9 @@ def piece(tensor: Tensor, main: bool) -> Tensor | None:
 
 
 def divided_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """A whole ``tensor``, the same on every rank, on the device and in the shards of ``pattern``.
+    """Moves a whole ``tensor``, equal on all ranks, to the device and the shards of ``pattern``.
 
-    Ranks do not talk: each keeps its own piece.
+    Ranks do not communicate: each keeps its own piece.
     """
     tensor = tensor.to(pattern.device)
     if not is_sharded(pattern):
@@ -112,8 +112,8 @@ def divided_like(tensor: Tensor, pattern: Tensor) -> Tensor:
 def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     """:func:`named_tensors` as whole tensors on the CPU.
 
-    Every rank must call this, one tensor at a time is gathered, and those that do not ``keep``
-    them get an empty dict.
+    Gathers one tensor at a time, and every rank must call this. Ranks that do not ``keep`` them get
+    an empty dict.
     """
     weights = {}
     for name, tensor in named_tensors(model).items():

@@ -18,10 +18,10 @@ from transformer_core.parallel.topology import Process, link_in_use
 
 
 def gather_texts(text: str, device: torch.device) -> list[str]:
-    """The ``text`` of each rank, in their order. A collective of the default group, whose tensors
-    lie on ``device``. Not by torch's gather of objects: it unpickles what others send."""
+    """Gathers the ``text`` of each rank, in order: a collective of the default group, whose tensors
+    lie on ``device``. torch's gather of objects would unpickle data from others."""
     if dist.get_backend() == "fake":
-        # One process stands for all ranks, where memory is predicted.
+        # Memory predictions use one process for all ranks.
         return [text] * dist.get_world_size()
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
     sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
@@ -40,11 +40,11 @@ class Strategy:
 
     The loop calls :meth:`wrap` once, :meth:`sync_context` around forward and backward of every
     micro-batch, :meth:`reduce_gradients` before the optimizer's step, and :meth:`update` for it.
-    The gradient that the optimizer then finds is that of the *sum* of all ranks' losses.
+    The optimizer then finds the gradient of the *sum* of all ranks' losses.
     """
 
     backend: str | None = None
-    averages = False  # whether its gradients are means over ranks
+    averages = False  # whether it averages gradients over ranks
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -52,16 +52,16 @@ class Strategy:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices that this process works on, its own first."""
+        """The devices that this process drives, its own first."""
         return [self.device]
 
     @property
     def share(self) -> tuple[int, int]:
-        """Which share of every global batch this process reads, and how many shares there are."""
+        """The number of this process's share of every global batch, and the number of shares."""
         return self.process.rank, self.process.world_size
 
     def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
-        """The global batches of ``feed`` from this position on, as this process gets them."""
+        """Yields the global batches of ``feed`` from this position on, as this process sees them."""
         return feed.batches(epoch, batch)
 
     def wrap(self, module: nn.Module) -> nn.Module:
@@ -70,37 +70,36 @@ class Strategy:
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss that undoes any averaging over ranks: the loop wants the gradient of the
-        sum."""
+        """Factor of the loss that undoes averaging over ranks, since the loop needs the gradient of
+        the sum."""
         return float(self.process.world_size) if self.averages else 1.0
 
     def sync_context(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Context of a micro-batch's forward and backward; ``last`` of its optimizer step."""
+        """Context of a micro-batch's forward and backward; ``last`` if it ends an optimizer step."""
         return contextlib.nullcontext()
 
     def reduce_gradients(self) -> None:
         """Called after the last backward pass and before the optimizer's step."""
 
     def update(self, step: Callable[[], Tensor]) -> Tensor:
-        """Update the weights by ``step``, which gives the norm of the gradient; its result."""
+        """Updates the weights by ``step``, and returns its result, the norm of the gradient."""
         return step()
 
     def replica_difference(self) -> float | None:
         """Largest absolute difference between a parameter on any rank and on rank 0.
 
-        Called on every rank. Null where there is one copy of the parameters only.
+        Every rank must call this. None if there is only one copy of the parameters.
         """
         return None
 
     def held_back(self) -> dict[Tensor, Tensor] | None:
-        """By parameter, what lossy messages have left out of the gradients so far and will return
-        in later steps, averaged over ranks. Called on every rank; null where nothing is left out.
-        """
+        """Errors of lossy messages by parameter, averaged over ranks, which later steps will add to
+        the gradients. Every rank must call this. None if messages lose nothing."""
         return None
 
     def memory(self) -> dict[str, Tensor]:
-        """The messages that this rank keeps from step to step, by name: a checkpoint saves them, so
-        that a resumed run continues as if it had never stopped."""
+        """The tensors that messages of this rank keep from step to step, by name. A checkpoint saves
+        them, so that a resumed run continues as if it had never stopped."""
         return {}
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
@@ -111,12 +110,11 @@ class Strategy:
         return values
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """``values`` of every rank, in the order of ranks; of equal length on all ranks."""
+        """``values`` of every rank in order; all must have equal length."""
         return [list(values)]
 
     def synchronise(self) -> None:
-        """Waits until all devices of all ranks have finished: the points between which time is
-        measured."""
+        """Waits until all devices of all ranks have finished; we measure time between such points."""
         for device in self.devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -125,20 +123,17 @@ class Strategy:
         return self.process.describe(self.backend, [self.process.place], None)
 
     def communication(self) -> dict[str, Any] | None:
-        """Facts about the traffic, for the report; null if there is none.
-
-        Called on every rank.
-        """
+        """Facts about the traffic, for the report; None if there is none. Every rank must call this."""
         return None
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leaves the process group."""
 
 
 class ProcessGroupStrategy(Strategy):
     """One process per device, joined by NCCL on CUDA and by gloo on CPU.
 
-    A strategy that keeps whole replicas puts its own into ``replica``.
+    A strategy with whole replicas stores its own in ``replica``.
     """
 
     def __init__(self, process: Process, machine: Machine) -> None:
@@ -150,8 +145,8 @@ class ProcessGroupStrategy(Strategy):
             self._join(machine)
         everyone = gather_texts(process.place.model_dump_json(), process.device)
         self.places = [RankPlace.model_validate_json(text) for text in everyone]
-        # gloo raises an exception when it runs out of time. NCCL ends the process without one, so
-        # the roll is called before that.
+        # On a timeout gloo raises an exception, but NCCL ends the process without one, so we call
+        # the roll before that.
         deadline = machine.timeout if self.backend == "nccl" else None
         self.roll_call = lost_ranks.begin(process.rank, self.places, deadline)
 
@@ -175,7 +170,7 @@ class ProcessGroupStrategy(Strategy):
             yield item
 
     def progress(self) -> None:
-        """Counts progress of this rank. The rank with the lowest count keeps the others waiting."""
+        """Counts progress of this rank; the rank with the lowest count is holding up the others."""
         if self.roll_call is not None:
             self.roll_call.progress()
 
@@ -195,7 +190,7 @@ class ProcessGroupStrategy(Strategy):
             mine = flatten(bucket)
             first = mine.clone()
             dist.broadcast(first, src=0)
-            # Not a number is different from everything; as the largest number it wins the maximum.
+            # NaN differs from everything, so we turn it into infinity, which wins the maximum.
             difference = (mine - first).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
             largest = torch.maximum(largest, difference.max().to(largest.dtype))
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)

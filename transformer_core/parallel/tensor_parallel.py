@@ -1,9 +1,9 @@
 """Tensor and sequence parallelism (arXiv 1909.08053, 2205.05198) of a language model, by DTensor.
 
 Ranks of a group share each layer: every rank has some heads of the attention and some columns of
-the feed-forward layers. Embeddings, normalizations and the output map are whole on every rank of a
-group, and so are batches. With ``sequence`` each rank holds its part of every row between the
-sub-layers, where nothing else divides the activations. Groups share batches by FSDP2.
+the feed-forward layers. Every rank of a group has whole embeddings, normalizations, output map and
+batches. With ``sequence`` each rank only holds its part of every row between the sub-layers. Groups
+divide batches among each other by FSDP2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,9 +32,9 @@ from transformer_core.parallel.topology import Process
 
 
 class TensorParallelStrategy(FsdpStrategy):
-    """Groups of neighbouring ranks share each layer; groups shard the rest, if there are several.
+    """Groups of neighbouring ranks share each layer; several groups shard the rest.
 
-    Raises Unsupported for a model that cannot be divided in this way.
+    Raises Unsupported for a model that it cannot divide in this way.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class TensorParallelStrategy(FsdpStrategy):
     ) -> None:
         if process.world_size % spec.ranks:
             raise Unsupported(
-                f"parallel.ranks: {spec.ranks} ranks share a layer, which do not divide a run of "
-                f"{process.world_size}"
+                f"parallel.ranks: groups of {spec.ranks} ranks do not divide a run of "
+                f"{process.world_size} ranks"
             )
         fsdp = Fsdp(kind="fsdp")
         super().__init__(fsdp, process, machine, synchronise_every)
@@ -56,7 +56,7 @@ class TensorParallelStrategy(FsdpStrategy):
         self.groups = groups
         self.width = 0
         self.partial: list[nn.Parameter] = []
-        """Parameters of which each rank of a group sees the gradient of its part of the rows."""
+        """Parameters whose gradient on each rank of a group only covers its part of the rows."""
 
     @property
     def share(self) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class TensorParallelStrategy(FsdpStrategy):
         for layer in model.layers:
             parallelize_module(layer, self.shared, dict(_styles(layer, sequence)))
         if sequence:
-            # The inner hooks are registered first, and called first.
+            # Inner hooks are registered first, and run first.
             model.layers[0].register_forward_pre_hook(self._divide_rows)
             model.norm.register_forward_pre_hook(self._gather_rows)
             model.register_forward_pre_hook(self._fill, with_kwargs=True)
@@ -101,17 +101,17 @@ class TensorParallelStrategy(FsdpStrategy):
             reason = "divides the layers of model: {kind: decoder_only} only"
         elif spec.dropout:
             reason = (
-                "would drop other elements on each rank where all must drop the same: take "
+                "would drop different elements on each rank, but all must drop the same: set "
                 "model.dropout: 0"
             )
         elif spec.heads % ranks or (spec.kv_heads or spec.heads) % ranks or spec.d_ff % ranks:
-            reason = f"needs model.heads, kv_heads and d_ff that {ranks} ranks divide"
+            reason = f"needs model.heads, kv_heads and d_ff that are multiples of {ranks} ranks"
         elif spec.qkv.kind == "fused" and spec.kv_heads not in (None, spec.heads):
-            reason = "divides grouped queries only where model.qkv is separate"
+            reason = "divides grouped queries only if model.qkv is separate"
         elif self.divided.sequence and self.groups > 1:
-            reason = "with sequence: true takes as many ranks as the run has"
+            reason = "with sequence: true needs as many ranks as the run has"
         elif self.divided.sequence and spec.tokens.kind != "padded":
-            reason = "with sequence: true takes rows, not lists of tokens"
+            reason = "with sequence: true needs padded rows (model.tokens), not lists of tokens"
         if reason:
             raise Unsupported(f"parallel: {{kind: tensor}} {reason}")
 
@@ -128,10 +128,10 @@ class TensorParallelStrategy(FsdpStrategy):
     def _fill(
         self, model: nn.Module, given: Sequence[Any], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Rows as long as the ranks can divide; what is added is padding."""
+        """Pads rows until the ranks can divide them."""
         self.width = given[0].size(1)
         missing = -self.width % self.divided.ranks
-        if missing:  # tokens, targets, and numbers of texts, of which padding has its own
+        if missing:  # tokens, targets, and numbers of texts, where padding has a separate number
             values = (PAD, PAD, -1)
             given = [
                 pad(x, (0, missing), value=values[number]) if isinstance(x, Tensor) else x
@@ -148,7 +148,7 @@ class TensorParallelStrategy(FsdpStrategy):
                 dist.all_reduce(parameter.grad, group=self.shared.get_group())
 
     def sum(self, values: Tensor) -> Tensor:
-        # The ranks of a group have the same.
+        # Ranks of a group hold equal values.
         values = values.to(self.device, copy=True)
         with self.waiting():
             dist.all_reduce(values, group=self.mesh.get_group())
@@ -159,7 +159,7 @@ class TensorParallelStrategy(FsdpStrategy):
 
 
 class Columns(ColwiseParallel):
-    """Columns of a linear map, of each of ``parts`` that stand side by side in it."""
+    """Divides the columns of a linear map, separately for each of its adjacent ``parts``."""
 
     def __init__(self, parts: int, rows: Placement) -> None:
         super().__init__(input_layouts=rows)
@@ -179,7 +179,7 @@ class Columns(ColwiseParallel):
 
 
 def _styles(layer: nn.Module, sequence: bool) -> Iterator[tuple[str, ParallelStyle]]:
-    """How the linear maps of a layer are divided, by name."""
+    """Yields how to divide the linear maps of a layer, by name."""
     rows: Placement = Shard(1) if sequence else Replicate()
     attention: Any = layer.self_attention
     if isinstance(attention.project, FusedProjection):

@@ -1,8 +1,8 @@
-"""This process's place in the run, and its device; if this torch cannot use a GPU that is there, the
-reason and the remedy.
+"""This process's place in the run, and its device; the reason and remedy if torch cannot use a GPU of
+the host.
 
-Without these, a driver that is too old, or a torch without CUDA, would train on the CPU without a
-word, and report the CPU's numbers as those of the machine.
+Without these checks, a run with an outdated driver, or a torch without CUDA, would silently train on
+the CPU, and report the CPU's numbers as those of the machine.
 """
 
 import os
@@ -25,10 +25,10 @@ version compatibility")."""
 
 
 def require_usable_gpus(machine: Machine) -> None:
-    """Raise Unsupported where ``machine`` could mean GPUs that are there but that torch cannot use.
+    """Raises Unsupported if ``machine`` may want GPUs of this host, but torch cannot use them.
 
-    A host without GPUs, one whose GPUs are hidden by CUDA_VISIBLE_DEVICES, and a run that asks for
-    the CPU pass.
+    Accepts a host without GPUs, GPUs hidden by CUDA_VISIBLE_DEVICES, and a run that asks for the
+    CPU.
     """
     if machine.device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
@@ -45,8 +45,8 @@ def require_usable_gpus(machine: Machine) -> None:
 
 
 def cuda_fault() -> str | None:
-    """The reason that torch gives for not using CUDA, such as a driver that is too old; None if it
-    can. NVML may know of no GPU then, or may not be there."""
+    """torch's reason for not using CUDA, such as an outdated driver; None if it can. Works even if
+    NVML finds no GPU, or is missing."""
     if torch.cuda.is_available():
         return None
     try:
@@ -65,7 +65,7 @@ def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bo
     """
     for architecture in architectures:
         kind, _, digits = architecture.partition("_")
-        digits = digits.rstrip("af")  # features of one architecture only
+        digits = digits.rstrip("af")  # suffixes of code for one architecture only
         version = int(digits[:-1]), int(digits[-1])
         same = version[0] == capability[0] and version[1] <= capability[1]
         if same or (kind == "compute" and version <= capability):
@@ -95,7 +95,7 @@ def _unseen(found: Sequence[Gpu]) -> str:
     needed = f", which needs driver {oldest} or newer" if oldest else ""
     return (
         f"{seen}{torch.__version__} sees none of them. It was built for CUDA {version}{needed}. "
-        "Renew the driver, install a torch built for an older CUDA, or set machine.device: cpu to "
+        "Update the driver, install a torch built for an older CUDA, or set machine.device: cpu to "
         "train on the CPU on purpose"
     )
 
@@ -119,8 +119,8 @@ class Process:
         return self.rank == 0
 
     def among(self, machine: Machine) -> tuple[int, int]:
-        """Its number among the processes of this machine, and how many those are."""
-        if machine.link is not None:  # its hosts are emulated on one machine
+        """Its number among the processes of this machine, and the number of these processes."""
+        if machine.link is not None:  # one machine emulates all hosts
             return self.rank, self.world_size
         return self.local_rank, self.local_world_size
 
@@ -152,10 +152,10 @@ class Process:
 
 
 def link_in_use(machine: Machine) -> LinkUse | None:
-    """The limited link that this process was started with; null without one."""
+    """The limited link with which this process was started; None without one."""
     if machine.link is None:
         return None
-    # Set by the launcher of the hosts: without it there is no limit, whatever the run spec says.
+    # The launcher of the hosts sets it; without it there is no limit, despite the run spec.
     kind = os.environ.get(LINK_VARIABLE)
     if kind is None:
         raise RuntimeError(
@@ -165,7 +165,7 @@ def link_in_use(machine: Machine) -> LinkUse | None:
 
 
 def emulated_link(machine: Machine) -> LinkModel | None:
-    """The link to which the strategy must slow its messages; null if the link is real."""
+    """The link that the strategy must emulate by slowing its messages; None if the link is real."""
     use = link_in_use(machine)
     if use is None or use.kind != "emulated":
         return None
@@ -173,10 +173,10 @@ def emulated_link(machine: Machine) -> LinkModel | None:
 
 
 def this_process(machine: Machine, processes_per_node: int) -> Process:
-    """The process described by torchrun's environment; a lone process without one.
+    """The process that torchrun's environment describes; without one, a single process.
 
-    Raises Unsupported where the devices that ``machine`` asks for are not there, let nobody else
-    in or cannot be used by this torch, and RuntimeError where the environment contradicts it.
+    Raises Unsupported if the devices that ``machine`` asks for are missing, reserved by another
+    process, or unusable with this torch, and RuntimeError if the environment contradicts ``machine``.
     """
     require_usable_gpus(machine)
     rank = int(os.environ.get("RANK", 0))

@@ -1,6 +1,6 @@
-"""Techniques that stand in one file each: settings, facts and implementation.
+"""Techniques, one in each file: settings, facts and implementation.
 
-Schemas name them, so they import no torch before they are used, and nothing else of the project.
+Schemas name them, so they import torch only on demand, and nothing else of the project.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ def require_gpu(field: str, x: Any) -> None:
 
 
 def imported(module: str, needs: str, package: str) -> Any:
-    """A module of a library that is optional; Unsupported where it is missing."""
+    """Imports a module of an optional library; Unsupported if it is missing."""
     import importlib
 
     try:

@@ -24,17 +24,15 @@ class CompiledAdamW(DecayedMoments):
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
     ) -> "Optimizer":
-        """The optimizer of these parameters. Unsupported for shards."""
+        """Builds the optimizer of these parameters. Unsupported for shards."""
         import inspect
 
         import torch
         from torch._subclasses.fake_tensor import FakeTensor
 
         if sharded:
-            raise Unsupported(
-                "adamw_compiled was not made for shards: take DDP, or adamw with FSDP"
-            )
-        # The method itself, below the wrappers that call hooks: those are called once, by ours.
+            raise Unsupported("adamw_compiled does not support shards: use DDP, or adamw with FSDP")
+        # The bare method, without torch's wrappers, since those of our subclass call the hooks.
         plain = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
         compiled = torch.compile(plain, backend=self.backend)
 
@@ -45,11 +43,11 @@ class CompiledAdamW(DecayedMoments):
                 from torch._dynamo.exc import TorchDynamoException
 
                 if isinstance(self.param_groups[0]["params"][0].data, FakeTensor):
-                    plain(self)  # predictions have shapes only, which nothing is compiled for
+                    plain(self)  # predictions only have shapes, so there is nothing to compile
                     return
                 rates = [group["lr"] for group in self.param_groups]
                 for group, rate, kept in zip(self.param_groups, rates, self.rates, strict=True):
-                    # In a tensor: a number would be compiled in, and every step anew.
+                    # A tensor, because a number would become a constant and need a new compilation.
                     group["lr"] = kept.fill_(rate)
                 try:
                     compiled(self)

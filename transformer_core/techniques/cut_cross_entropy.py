@@ -26,12 +26,12 @@ class CutCrossEntropy(LossFacts, Schema):
         """Label-smoothed cross-entropy of ``hidden @ output.T``, in nats, summed over the labels
         that are not ``padding``: a scalar. hidden [b, t, d], output [v, d], labels [b, t].
 
-        Raises Unsupported on other devices than GPUs, and where the library is missing."""
+        Raises Unsupported if the device is not a GPU, or the library is missing."""
         import torch
 
         function = library(hidden)
         device = hidden.device.type
-        # The kernel knows nothing of autocast.
+        # The kernel ignores autocast.
         if torch.is_autocast_enabled(device):
             hidden = hidden.to(torch.get_autocast_dtype(device))
         h, y = hidden.flatten(0, 1), labels.flatten()
@@ -42,7 +42,7 @@ class CutCrossEntropy(LossFacts, Schema):
 
 
 def library(x: "Tensor") -> Any:
-    """The library's function. Unsupported where ``x`` is not on a GPU, or it is missing."""
+    """The library's function. Unsupported if ``x`` is not on a GPU, or the library is missing."""
     field = "training.loss: cut_cross_entropy"
     require_gpu(field, x)
     found = imported("cut_cross_entropy", f"{field} needs its library", "cut-cross-entropy")

@@ -10,9 +10,8 @@ from transformer_core.techniques import imported
 if TYPE_CHECKING:
     from torch import device, nn
 
-_BLACKWELL = (10, 0)
-_ADA = (8, 9)  # first CUDA compute capability with products of float8 by tensor; by row, of Hopper
-_HOPPER = (9, 0)
+# First CUDA compute capabilities with float8 products scaled by tensor, by row, and by block.
+_ADA, _HOPPER, _BLACKWELL = (8, 9), (9, 0), (10, 0)
 
 
 class Float8(Schema):
@@ -30,9 +29,9 @@ class Float8(Schema):
     """Whether products are computed in more bits from rounded numbers, which any device can."""
 
     def convert_maps(self, model: "nn.Module", device: "device") -> None:
-        """Replaces the linear maps of ``model`` whose sizes tensor cores take, under their names.
+        """Replaces the linear maps of ``model`` whose sizes tensor cores support; keeps their names.
 
-        Raises Unsupported where the device has no such products, or the library is missing.
+        Raises Unsupported if the device has no such products, or the library is missing.
         """
         from dataclasses import replace
 
@@ -42,7 +41,7 @@ class Float8(Schema):
         library = imported("torchao.float8", needs, "torchao")
         recipe = {"tensor": "tensorwise", "row": "rowwise"}[self.scaling]
         config = library.Float8LinearConfig.from_recipe_name(recipe)
-        # Batches have any number of tokens, which products of weights' gradients sum over.
+        # Products for gradients of weights sum over the tokens of a batch, which may be any number.
         config = replace(config, pad_inner_dim=True, emulate=self.emulated)
         library.convert_to_float8_training(
             model,
@@ -69,6 +68,6 @@ class Float8(Schema):
             )
         if needed == _BLACKWELL:
             raise Unsupported(
-                f"training.precision.scaling: torchao 0.18 has {self.scaling} for inference, and no "
-                "linear map that trains with it: take row"
+                f"training.precision.scaling: torchao 0.18 supports {self.scaling} for inference, "
+                "but not for training: use row"
             )

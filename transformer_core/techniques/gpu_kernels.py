@@ -1,7 +1,7 @@
 """Triton kernels for GPUs: one pass over memory between two matrix products.
 
-Each computes in 32 bits whatever the formats of its tensors are. Dropout's masks are not kept: they
-are drawn by Philox from a seed and the place of each element, in both directions alike.
+All compute in 32 bits, whatever the formats of their tensors. They do not store dropout masks:
+Philox draws them from a seed and the place of each element, the same in both directions.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _PROGRAMS = 1024
-"""Programs of a backward pass at most: each adds up its rows' gradients of weight and bias."""
-_LOGITS = 4096  # logits of a row that a program reads at a time
+"""Limit of programs in a backward pass; each adds up its rows' gradients of weight and bias."""
+_LOGITS = 4096  # number of logits that a program reads at a time
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def add_and_normalize(  # type: ignore[no-untyped-def]
     if drops:
         value = tl.where(tl.rand(seed, place.to(tl.int32)) >= p, value / (1 - p), 0.0)
     value += tl.load(residual + place, inside, 0.0).to(tl.float32)
-    # What is normalized is the sum as the next layers see it.
+    # Normalize the sum as the next layers see it, rounded to its format.
     value = value.to(total.dtype.element_ty).to(tl.float32)
     tl.store(total + place, value, inside)
     mean = tl.sum(value, 0) / d
@@ -50,7 +50,7 @@ def add_and_normalize_gradient(  # type: ignore[no-untyped-def]
     rows, d, p, seed, rows_each,
     block: tl.constexpr, drops: tl.constexpr, adds: tl.constexpr,
 ):  # fmt: skip
-    """Some rows: gradients of residual and x, and of weight and bias by these rows."""
+    """Some rows: gradients of residual and x, and the rows' share of those of weight and bias."""
     program = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     w = tl.load(weight + at, at < d, 0.0).to(tl.float32)
@@ -82,12 +82,12 @@ def add_and_normalize_gradient(  # type: ignore[no-untyped-def]
 def loss_of_row(  # type: ignore[no-untyped-def]
     logits, labels, counted, losses, v, share, lift, padded: tl.constexpr, block: tl.constexpr
 ):
-    """One row of logits, which becomes ``lift`` times its gradient; the evenly spread share of the
-    target is not in it. Reads the logits twice and writes them once."""
+    """One row of logits, which becomes ``lift`` times its gradient, without the evenly spread share
+    of the target. Reads the logits twice and writes them once."""
     row = tl.program_id(0)
     first = logits + row.to(tl.int64) * v
     label = tl.load(labels + row)
-    # Before the sums, whose barriers keep other threads from writing over it.
+    # Before the sums, whose barriers prevent other threads from overwriting it.
     chosen = tl.load(first + label).to(tl.float32)
     top = -float("inf")
     total = 0.0
@@ -111,8 +111,9 @@ def loss_of_row(  # type: ignore[no-untyped-def]
 def loss_and_gradient(
     logits: Tensor, labels: Tensor, counted: Tensor | None, smoothing: float, lift: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss [n] of logits [n, v], both without the evenly spread share of the target, and ``lift``
-    times its gradient, which takes the place of the logits; 0 in rows that are not ``counted``."""
+    """Loss [n] of logits [n, v], and ``lift`` times its gradient, which overwrites the logits; both
+    without the evenly spread share of the target. The gradient is 0 in rows that are not
+    ``counted``."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if len(logits):
         loss_of_row[(len(logits),)](

@@ -42,7 +42,7 @@ class LigerLoss(LossFacts, Schema):
 
 def rms_norm(x: "Tensor", weight: "Tensor", eps: float) -> "Tensor":
     """x [..., d] over its root mean square, times ``weight`` [d], in the format of x."""
-    # Not in place: the gradient of a residual stream is needed by its other branch, too.
+    # Not in place, because the other branch of the residual stream needs its gradient, too.
     kernel = library("model.kernels: liger", x).liger_rms_norm
     return kernel(x, weight.to(x.dtype), eps, in_place=False)
 
@@ -54,7 +54,7 @@ def swiglu(x: "Tensor") -> "Tensor":
 
 
 def rotated(q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":
-    """q and k [b, h, n, k] turned by cosines and sines [b or 1, 1, n, k / 2]."""
+    """Rotates q and k [b, h, n, k] by cosines and sines [b or 1, 1, n, k / 2]."""
     import torch
 
     cos, sin = (torch.cat([part, part], -1).squeeze(1).to(q.dtype) for part in turn)
@@ -62,7 +62,7 @@ def rotated(q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]") -> "tuple[T
 
 
 def library(field: str, x: "Tensor") -> Any:
-    """The functions of Liger. Unsupported where ``x`` is not on a GPU, or it is missing."""
+    """Liger's functions. Unsupported if ``x`` is not on a GPU, or the library is missing."""
     require_gpu(field, x)
     module = "liger_kernel.transformers.functional"
     return imported(module, f"{field} needs the library Liger", "liger-kernel")

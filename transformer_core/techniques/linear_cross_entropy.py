@@ -26,14 +26,14 @@ class LinearCrossEntropy(LossFacts, Schema):
         """Label-smoothed cross-entropy of ``hidden @ output.T``, in nats, summed over the labels
         that are not ``padding``: a scalar.
 
-        hidden [b, t, d], output [v, d], labels [b, t]; ``smoothing`` gives that share of the
-        target to all v tokens evenly. Raises Unsupported where torch is too old.
+        hidden [b, t, d], output [v, d], labels [b, t]; ``smoothing`` spreads that share of the
+        target evenly over all v tokens. Raises Unsupported if torch is too old.
         """
         import torch.nn.functional as F
 
         if not hasattr(F, "linear_cross_entropy"):
             raise Unsupported(
-                "training.loss: linear_cross_entropy needs torch 2.13 or newer: take one_pass"
+                "training.loss: linear_cross_entropy needs torch 2.13 or newer: use one_pass"
             )
         from torch.nn import LinearCrossEntropyOptions
 
@@ -47,8 +47,8 @@ class LinearCrossEntropy(LossFacts, Schema):
 def smoothing_term(
     hidden: "Tensor", output: "Tensor", labels: "Tensor", smoothing: float, padding: int
 ) -> "Tensor | float":
-    """Label smoothing for functions that take none, to be added to their cross-entropy: smoothing *
-    (logit of the label - mean of all logits), two scalar products with the hidden state.
+    """Term to add to a cross-entropy without label smoothing: smoothing * (logit of the label - mean
+    of all logits), two scalar products with the hidden state.
 
     hidden [n, d], output [v, d], labels [n] -> a scalar, summed over labels that are not
     ``padding``."""

@@ -7,7 +7,7 @@ from schemas.base import Fraction
 from schemas.config.facts import DecayedMoments, OptimizerState
 from schemas.errors import Unsupported
 
-if TYPE_CHECKING:  # schemas are read where torch is not
+if TYPE_CHECKING:  # reading schemas must not import torch
     from torch import device, nn
     from torch.optim import Optimizer
 
@@ -21,15 +21,15 @@ class Muon(DecayedMoments):
     kind: Literal["muon"]
     momentum: Fraction = 0.95  # fraction of the previous momentum that is kept
 
-    # Of matrices 4, of embeddings 8: an upper bound.
+    # An upper bound: 4 for matrices, 8 for embeddings.
     state: ClassVar = OptimizerState(8.0)
     rule: ClassVar = None
 
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
     ) -> "Optimizer":
-        """The optimizer of these parameters. Raises Unsupported for an older torch, and for shards,
-        of which no rank has a whole matrix."""
+        """Builds the optimizer of these parameters. Raises Unsupported if torch is too old, and for
+        shards, since then no rank has a whole matrix."""
         import torch
         from torch.optim import AdamW, Optimizer
 
@@ -38,7 +38,7 @@ class Muon(DecayedMoments):
                 f"torch.optim.Muon needs torch 2.9 or newer; this is {torch.__version__}"
             )
         if sharded:
-            raise Unsupported("muon needs whole matrices: take DDP, or another optimizer with FSDP")
+            raise Unsupported("muon needs whole matrices: use DDP, or another optimizer with FSDP")
         matrices: list[Any] = []
         others: list[Any] = []
         for name, p in named:
@@ -58,14 +58,14 @@ class Muon(DecayedMoments):
 
 
 def is_map_of_tokens(name: str) -> bool:
-    """Whether a parameter has a row for every token, by its name: embeddings and the output map."""
+    """Whether a parameter, by its name, has a row for every token: an embedding or output map."""
     return any(part in name for part in ("embedding", "places")) or name.endswith(
         "model.output.weight"
     )
 
 
 def together(parts: "list[Optimizer]") -> "Optimizer":
-    """Several optimizers as one, with one state and all their groups."""
+    """Combines several optimizers in one, with a common state and all their groups."""
     from torch.optim import Optimizer
 
     class Together(Optimizer):

@@ -1,4 +1,4 @@
-"""Selective recomputation: which activations of a layer are kept for the backward pass."""
+"""Selective recomputation of the activations of a layer in the backward pass."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,8 +10,8 @@ cheaper to compute than a matrix product."""
 
 
 def recomputing(kind: Recomputed, number: int, call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call`` of layer ``number``, whose activations are recomputed as ``kind`` says, with the
-    same random numbers (arXiv 1604.06174)."""
+    """Wraps ``call`` of layer ``number`` so that backward recomputes its activations as ``kind``
+    says, with the same random numbers (arXiv 1604.06174)."""
     import torch
 
     if kind == "none" or (kind == "alternate" and number % 2) or not torch.is_grad_enabled():
@@ -25,7 +25,7 @@ def recomputing(kind: Recomputed, number: int, call: Callable[..., Any]) -> Call
 
 
 def _products() -> list[Any]:
-    """torch's operators whose results are kept: matrix products, and fused attention."""
+    """torch's operators whose results we store: matrix products, and fused attention."""
     from torch import ops
 
     aten = ops.aten

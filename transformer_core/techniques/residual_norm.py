@@ -25,15 +25,15 @@ def added_and_normalized(
     """residual + dropout(x), in the format of ``residual``, and its layer normalization, in that of
     x; residual and x [..., d].
 
-    ``kind`` is that of the device the work is laid out for. Raises Unsupported where it has no such
-    kernel. Tensors without memory take the operations that the kernel stands for.
+    ``kind`` is the kind of device for which we plan the work. Raises Unsupported if it has no such
+    kernel. Tensors without memory use the operations that the kernel replaces.
     """
     import torch
 
     if kind != "cuda":
         raise Unsupported(
             "model.norm_method: with_residual is a kernel of Triton for GPUs; this run is on a "
-            f"{kind}: take fused"
+            f"{kind}: use fused"
         )
     if not x.is_cuda or type(x) is not torch.Tensor:
         return by_torch(residual, x, norm, p)
@@ -41,7 +41,7 @@ def added_and_normalized(
         from transformer_core.techniques.gpu_kernels import AddedAndNormalized
     except ImportError as error:
         raise Unsupported(f"model.norm_method: with_residual needs Triton ({error})") from None
-    # Triton's generator takes 31 bits of a seed; from torch's on the host, so that nothing waits.
+    # Triton's generator takes 31 bits of a seed. We draw it on the host, so that nothing waits.
     seed = int(torch.randint(2**31 - 1, ())) if p else 0
     return AddedAndNormalized.apply(residual, x, norm.weight, norm.bias, p, norm.eps, seed)
 
@@ -49,7 +49,7 @@ def added_and_normalized(
 def by_torch(
     residual: "Tensor", x: "Tensor", norm: "nn.LayerNorm", p: float
 ) -> "tuple[Tensor, Tensor]":
-    """The same in torch's operations, one by one."""
+    """The same by separate operations of torch."""
     import torch.nn.functional as F
 
     total = residual + F.dropout(x, p)

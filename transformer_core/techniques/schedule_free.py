@@ -27,18 +27,18 @@ class ScheduleFreeAdamW(DecayedMoments):
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
     ) -> "Optimizer":
-        """The optimizer of these parameters, ready for training."""
+        """Builds the optimizer of these parameters, in its training mode."""
         needs = "adamw_schedule_free needs the library schedulefree"
         library = imported("schedulefree", needs, "schedulefree")
         optimizer = library.AdamWScheduleFree(
             [parameter for _, parameter in named],
-            lr=1e-3,  # the loop sets that of the schedule at every step
+            lr=1e-3,  # the loop sets the schedule's rate at every step
             betas=self.betas,
             eps=self.eps,
             weight_decay=self.weight_decay,
             warmup_steps=self.warmup,
         )
         optimizer.train()
-        # Numbers of its groups that a checkpoint must keep.
+        # Numbers in its groups that a checkpoint must store.
         optimizer.counted = ("k", "weight_sum", "lr_max")
         return optimizer

@@ -24,18 +24,18 @@ class ZeroRedundancy(DecayedMoments):
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
     ) -> "Optimizer":
-        """The optimizer of these parameters, with the state of this rank's share.
+        """Builds the optimizer of these parameters, with the state of this rank's share.
 
-        Unsupported without a group of ranks that hold whole parameters.
+        Raises Unsupported without a group of ranks that hold whole parameters.
         """
         import torch.distributed as dist
         from torch.distributed.optim import ZeroRedundancyOptimizer
         from torch.optim import AdamW
 
         if sharded:
-            raise Unsupported("adamw_zero divides what FSDP has divided already: take adamw")
+            raise Unsupported("adamw_zero cannot divide what FSDP has already divided: use adamw")
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            raise Unsupported("adamw_zero has no other rank to divide its state with: take DDP")
+            raise Unsupported("adamw_zero has no other rank to share its state with: use DDP")
         optimizer = ZeroRedundancyOptimizer(
             [parameter for _, parameter in named],
             optimizer_class=AdamW,
@@ -45,6 +45,6 @@ class ZeroRedundancy(DecayedMoments):
             weight_decay=self.weight_decay,
             fused=device.type in ("cuda", "cpu"),
         )
-        # The state of this rank's share, where everybody looks for it.
+        # The usual place for the state, here that of this rank's share.
         optimizer.state = optimizer.optim.state
         return optimizer

@@ -119,7 +119,7 @@ def _check(path: Path, limits: ReadingLimits, total: int, most: float, line: int
         limit = "file" if most == limits.file else "ratio"
     else:
         return
-    remedy = f"check what the file holds, or raise corpus.limits.{limit}"
+    remedy = f"check the file, or raise corpus.limits.{limit}"
     raise CorpusError(message, file=path, remedy=remedy)
 
 

@@ -56,7 +56,7 @@ def table_rows(
             if isinstance(error, OSError) and error.errno is not None:
                 raise unreadable(path, error) from error
             kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
-            message = f"is not a valid {kind} file after row {number:,} ({error})"
+            message = f"is not a valid {kind} file, or is damaged after row {number:,} ({error})"
             raise CorpusError(message, file=path, remedy="get the file again") from error
 
 
