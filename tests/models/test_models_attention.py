@@ -137,7 +137,7 @@ def test_a_kernel_that_is_not_there_is_unsupported_with_the_remedy():
     attend = build_attention(SdpaAttention(backend="cudnn"))
     with laid_out_for("cuda"), pytest.raises(Unsupported, match=r"no kernel of cudnn .* 16 bits"):
         attend(*tensors(), None, False, 0.0)
-    with pytest.raises(Unsupported, match="kernel of CUDA devices; this run is on a cpu"):
+    with pytest.raises(Unsupported, match="kernel for CUDA devices; this run is on a cpu"):
         attend(*tensors(), None, False, 0.0)
 
 

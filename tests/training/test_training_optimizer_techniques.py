@@ -50,7 +50,7 @@ def test_the_compiled_step_is_that_of_adamw_and_compiled_once(monkeypatch):
 def test_there_must_be_ranks_to_divide_it_among():
     with pytest.raises(Unsupported, match="no other rank"):
         ZeroRedundancy(kind="adamw_zero").build([], CPU, False)
-    with pytest.raises(Unsupported, match="FSDP has divided"):
+    with pytest.raises(Unsupported, match="FSDP has already divided"):
         ZeroRedundancy(kind="adamw_zero").build([], CPU, True)
 
 

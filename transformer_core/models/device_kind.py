@@ -1,7 +1,7 @@
 """The kind of device that a computation is for: that of its tensors, or an imitated one."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -28,22 +28,16 @@ def laid_out_for(kind: str) -> Iterator[None]:
     """
     modules: tuple[Any, ...] = (optimizers, foreach) if kind == "cuda" else ()
     kinds = [*foreach._get_foreach_kernels_supported_devices(), "cpu"]
-    changes = [
-        change
-        for module in modules
-        for change in (
-            patch.object(module, "_get_foreach_kernels_supported_devices", lambda: kinds),
-            patch.object(
-                module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor]
-            ),
-        )
-    ]
-    _IMITATED.append(kind)
-    for change in changes:
-        change.start()
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            types = [*module._foreach_supported_types, FakeTensor]
+            stack.enter_context(
+                patch.multiple(
+                    module,
+                    _get_foreach_kernels_supported_devices=lambda: kinds,
+                    _foreach_supported_types=types,
+                )
+            )
+        _IMITATED.append(kind)
+        stack.callback(_IMITATED.pop)
         yield
-    finally:
-        for change in changes:
-            change.stop()
-        _IMITATED.pop()

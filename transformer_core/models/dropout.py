@@ -99,21 +99,25 @@ def _seed() -> int:
     return int(torch.empty((), dtype=torch.int64).random_())
 
 
+def _loops() -> Any:
+    # Imported late, because the compiler takes half a second in every process.
+    from transformer_core.models import compiled_loops
+
+    return compiled_loops
+
+
 class _Kept(torch.autograd.Function):
     """x, p -> the same shape."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        # Imported late, because the compiler takes half a second in every process.
-        from transformer_core.models import compiled_loops as kernels
-
-        ctx.seed, ctx.p, ctx.kernels = _seed(), p, kernels
-        return kernels.kept(x, ctx.seed, p)
+        ctx.seed, ctx.p = _seed(), p
+        return _loops().kept(x, ctx.seed, p)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.kernels.kept(grad, ctx.seed, ctx.p), None
+        return _loops().kept(grad, ctx.seed, ctx.p), None
 
 
 class _Added(torch.autograd.Function):
@@ -121,15 +125,13 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, x: Tensor, p: float) -> Tensor:
-        from transformer_core.models import compiled_loops as kernels
-
-        ctx.seed, ctx.p, ctx.kernels, ctx.format = _seed(), p, kernels, x.dtype
-        return kernels.added(residual, x, ctx.seed, p)
+        ctx.seed, ctx.p, ctx.format = _seed(), p, x.dtype
+        return _loops().added(residual, x, ctx.seed, p)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad, ctx.kernels.kept(grad, ctx.seed, ctx.p, ctx.format), None
+        return grad, _loops().kept(grad, ctx.seed, ctx.p, ctx.format), None
 
 
 class _OfRelu(torch.autograd.Function):
@@ -137,18 +139,16 @@ class _OfRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        from transformer_core.models import compiled_loops as kernels
-
-        result = kernels.positive(x, _seed(), p)
+        result = _loops().positive(x, _seed(), p)
         ctx.save_for_backward(result)
-        ctx.p, ctx.kernels = p, kernels
+        ctx.p = p
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
-        return ctx.kernels.where_positive(grad, result, ctx.p), None
+        return _loops().where_positive(grad, result, ctx.p), None
 
 
 class _Weights(torch.autograd.Function):
@@ -156,11 +156,8 @@ class _Weights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:
-        # Imported late, because the compiler takes half a second in every process.
-        from transformer_core.models import compiled_loops as kernels
-
-        ctx.seed, ctx.p, ctx.kernels = _seed() if p else 0, p, kernels
-        softmax, weights = kernels.weights_of(scores.detach(), mask, causal, ctx.seed, p)
+        ctx.seed, ctx.p = _seed() if p else 0, p
+        softmax, weights = _loops().weights_of(scores.detach(), mask, causal, ctx.seed, p)
         ctx.save_for_backward(softmax)
         return weights
 
@@ -168,4 +165,4 @@ class _Weights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (softmax,) = ctx.saved_tensors
-        return ctx.kernels.gradient_of(grad, softmax, ctx.seed, ctx.p), None, None, None
+        return _loops().gradient_of(grad, softmax, ctx.seed, ctx.p), None, None, None

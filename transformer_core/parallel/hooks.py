@@ -173,13 +173,11 @@ class PowerSgd(Hook):
             return
         self.state.iter = int(memory[_STEPS])
         self._forget()
-        self.kept = {
-            parameter: (
-                _at(memory.get(f"{_ERROR}{name}"), parameter),
-                _at(memory.get(f"{_FACTOR}{name}"), parameter),
-            )
-            for parameter, name in names.items()
-        }
+        self.kept = {}
+        for parameter, name in names.items():
+            found = (memory.get(f"{prefix}{name}") for prefix in (_ERROR, _FACTOR))
+            error, factor = (flat if flat is None else flat.to(parameter.device) for flat in found)
+            self.kept[parameter] = error, factor
 
     def _take_up(self, index: int, parameters: list[Tensor], compresses: bool) -> None:
         """Moves what we kept of these parameters to where torch looks for the bucket ``index``."""
@@ -254,10 +252,6 @@ def _parts(flat: Tensor, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Ten
     """Pairs each parameter with its part of ``flat``."""
     sizes = [parameter.numel() for parameter in parameters]
     return list(zip(parameters, flat.split(sizes), strict=True))
-
-
-def _at(flat: Tensor | None, parameter: Tensor) -> Tensor | None:
-    return None if flat is None else flat.to(parameter.device)
 
 
 class EmulatedLink(Hook):

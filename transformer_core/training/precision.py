@@ -234,7 +234,10 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
     take_torchs()
     match spec.numbers.matmul:
         case "onednn":
-            _require_cpu(device)
+            if device.type != "cpu":
+                raise Unsupported(
+                    "oneDNN computes on CPUs; this run is on CUDA: use the precision fp32 or tf32"
+                )
             take_onednn()
         case "tf32":
             _require_tf32(device)
@@ -242,13 +245,6 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
         case "bf16":
             _require_bf16_products(device)
             _ONEDNN.matmul.fp32_precision = "bf16"
-
-
-def _require_cpu(device: torch.device) -> None:
-    if device.type != "cpu":
-        raise Unsupported(
-            "oneDNN computes on CPUs; this run is on CUDA: use the precision fp32 or tf32"
-        )
 
 
 def _require_tf32(device: torch.device) -> None:

@@ -188,7 +188,7 @@ fault(
 
 @fused("fused dropout with another mask in the backward pass", dropout._Added, "backward")
 def other_mask(real, ctx, grad):
-    return (grad, ctx.kernels.kept(grad, ctx.seed + 1, ctx.p), None)
+    return (grad, compiled_loops.kept(grad, ctx.seed + 1, ctx.p), None)
 
 
 @fused("the gradient of fused dropout is not scaled", compiled_loops, "where_positive")

@@ -177,19 +177,15 @@ class TrainTokenizer(Job):
         )
         write_result(self.output, text)
         write_result(self.report, report.model_dump_json(indent=2) + "\n")
-        _tell(report, settings.vocabulary, self.output)
-
-
-def _tell(report: TokenizerReport, asked: int, output: Path) -> None:
-    tokens, sentences = report.vocabulary, 2 * report.sample_pairs
-    if tokens < asked:
-        told = "%d tokens, fewer than the %d requested: the corpus has no more repeated pieces"
-        log.warning(told, tokens, asked)
-    if report.different:
-        told = "%d of %d sentences are encoded differently from %s"
-        log.warning(told, report.different, sentences, report.source)
-    if report.inexact:
-        told = "decoding does not restore %d of %d sentences exactly: BLEU uses the decoded text"
-        log.warning(told, report.inexact, sentences)
-    told = "%s: %d tokens from %d pairs in %.1f s"
-    log.info(told, output, tokens, report.sample_pairs, report.seconds)
+        tokens, sentences = report.vocabulary, 2 * sample_pairs
+        if tokens < settings.vocabulary:
+            told = "%d tokens, fewer than the %d requested: the corpus has no more repeated pieces"
+            log.warning(told, tokens, settings.vocabulary)
+        if different:
+            told = "%d of %d sentences are encoded differently from %s"
+            log.warning(told, different, sentences, source)
+        if inexact:
+            told = "decoding does not restore %d of %d sentences exactly: BLEU uses decoded text"
+            log.warning(told, inexact, sentences)
+        told = "%s: %d tokens from %d pairs in %.1f s"
+        log.info(told, self.output, tokens, sample_pairs, report.seconds)
