@@ -6,7 +6,7 @@ from transformer_core.data.tokenizing.job import load_tokenizer
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
-    """File of a small tokenizer."""
+    """The file of a small tokenizer."""
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
@@ -18,7 +18,7 @@ def bpe(tokenizer):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """A folder with a store of 60 pairs in three shards, which tests that change it copy."""
+    """A folder with a store of 60 pairs in three shards; tests must copy it before changing it."""
     folder = tmp_path_factory.mktemp("made")
     make_store(folder)
     return folder

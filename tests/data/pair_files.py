@@ -1,4 +1,4 @@
-"""Small files of sentence pairs, tokenizers and stores for the tests of the data room."""
+"""Small files of sentence pairs, tokenizers and stores for the tests of the data package."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,9 +21,10 @@ from transformer_core.data.corpus.rows import Row
 from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.data.tokenizing.job import load_tokenizer, train
+from transformer_core.data.tokenizing.special_tokens import PAD
 
 steady = settings(deadline=None, derandomize=True, max_examples=50)
-"""Properties that do not depend on the load of the machine or on luck."""
+"""Settings of property tests that depend neither on the load of the machine nor on luck."""
 
 ENGLISH = [
     "A dog runs over the green meadow.",
@@ -52,12 +53,12 @@ def reader(kind: str, files: Any = None, **fields: Any) -> Reader:
 
 
 def rows(kind: str, files: Any = None, **fields: Any) -> list[Row]:
-    """All that it reads."""
+    """All rows of the first split of such a corpus."""
     return list(reader(kind, files, **fields).rows())
 
 
 def text_files(folder: Path, source: bytes | str, target: bytes | str) -> dict[str, str]:
-    """The files of a corpus of lines, source and target."""
+    """Writes the source and target file of a corpus of lines."""
     paths = {"source": folder / "a.en", "target": folder / "a.de"}
     for path, content in zip(paths.values(), (source, target), strict=True):
         path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -65,7 +66,7 @@ def text_files(folder: Path, source: bytes | str, target: bytes | str) -> dict[s
 
 
 def write_table(path: Path, table: pa.Table, **options: Any) -> Path:
-    """Parquet or Arrow, as the name says; files called data-* are Arrow streams."""
+    """Writes Parquet or Arrow, depending on the name; files called data-* are Arrow streams."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(table, path, **options)
@@ -79,7 +80,7 @@ def write_table(path: Path, table: pa.Table, **options: Any) -> Path:
 def write_pairs(
     path: Path, sources: Sequence[str], targets: Sequence[str], batch: int = 3
 ) -> PairFile:
-    """Write ``path`` and the record beside it; line numbers start at 11."""
+    """Writes ``path`` and the record next to it; line numbers start at 11."""
     lines = np.arange(len(sources)) + 11
     columns = [
         pa.array(sources, pa.large_string()),
@@ -106,7 +107,7 @@ def write_pairs(
 
 
 def write_tokenizer(folder: Path, vocabulary: int = 320) -> Path:
-    """Train a tokenizer on the sentences above; the path of its tokenizer.json."""
+    """Trains a tokenizer on the sentences above; returns the path of its tokenizer.json."""
     pairs = write_pairs(folder / "for_tokenizer.arrow", ENGLISH * 3, GERMAN * 3)
     bpe: Bpe = train(pairs, Tokenizer(vocabulary=vocabulary))[0]
     path = folder / "tokenizer.json"
@@ -125,17 +126,16 @@ def make_store(folder: Path, pairs: int = 60, pairs_per_shard: int = 25) -> Pair
 
 
 def decoded(tokenizer: Path, rows: Iterable[Any]) -> list[str]:
-    """The texts of rows of ids."""
+    """Decodes rows of ids."""
     bpe = load_tokenizer(tokenizer)
     return [bpe.decode(ids.tolist()) for ids in rows]
 
 
-FIRST_ID = 4
-"""Ids below are special."""
+FIRST_ID = 4  # lower ids are special
 
 
 def store_of(sources, targets, per_shard=1_000_000):
-    """A store in memory whose pairs have these lengths, and ids that tell them apart."""
+    """A store in memory whose pairs have these lengths, and ids that identify them."""
     sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
     pairs = len(sources)
     batches = []
@@ -157,3 +157,8 @@ def normal_text(pairs, seed=0):
     sources = np.clip(random.lognormal(2.8, 0.5, pairs), 1, 128).astype(np.int32)
     targets = np.clip(sources * random.normal(1.05, 0.2, pairs), 1, 128).astype(np.int32)
     return sources, targets
+
+
+def tokens_of(batch):
+    """Number of non-padding tokens of a batch; a row that stands for no pair has none."""
+    return int((batch.source != PAD).sum() + (batch.target_output != PAD).sum()) * (batch.pairs > 0)

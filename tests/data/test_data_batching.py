@@ -1,4 +1,4 @@
-"""Batches of pairs to the bit as they were before there were rows of texts."""
+"""Planning, packing and padding of global batches, which must not change by a bit."""
 
 import hashlib
 from contextlib import closing
@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_files import normal_text, steady, store_of
+from pair_files import normal_text, steady, store_of, tokens_of
 
 from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.arrays import Ragged
@@ -69,7 +69,7 @@ def test_every_pair_exactly_once_in_batches_that_are_not_empty(lengths, batching
 
 @pytest.mark.usefixtures("small_windows")
 def test_every_pair_exactly_once_in_many_windows():
-    # One function, not a property: hypothesis would see the patched sizes once only.
+    # Not a property test, because hypothesis would only see the patched sizes once.
     for pairs in [*range(1, 40), 71, 72, 73, 200, 211]:
         sources, targets = normal_text(pairs, pairs)
         for batching in (TokenBudget(tokens=200), fixed(5), fixed(7), fixed(40)):
@@ -87,7 +87,7 @@ def test_every_pair_exactly_once_in_many_windows():
 
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("batching", [TokenBudget(tokens=200), fixed(5), fixed(30)])
-def test_windows_from_any_batch_on(batching):
+def test_planning_can_start_at_any_batch(batching):
     store = store_of(*normal_text(200))
     whole = list(plan_epoch(store, batching, 3, 1))
     assert len(whole) > 4
@@ -106,7 +106,7 @@ def test_windows_from_any_batch_on(batching):
 @steady
 @given(lengths=lengths, tokens=st.integers(1, 400))
 def test_cut_is_greedy(lengths, tokens):
-    """Against the definition: the next pair starts a batch only where it does not fit."""
+    """Compares with the definition: a pair starts a batch only if it does not fit."""
     sources, targets = lengths
     starts, longest = [0], [0, 0]
     for row, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
@@ -120,7 +120,7 @@ def test_cut_is_greedy(lengths, tokens):
 
 
 @pytest.mark.parametrize("batching", [TokenBudget(tokens=500), fixed(64)])
-def test_same_arguments_same_plan_other_seed_or_epoch_other_batches(batching):
+def test_seed_and_epoch_alone_change_the_batches(batching):
     lengths = normal_text(600)
     plans = [plan(*lengths, batching, *key) for key in [(1, 0), (2, 0), (1, 1), (0, 1)]]
     assert as_lists(plan(*lengths, batching, 1, 0)) == as_lists(plans[0])
@@ -140,8 +140,8 @@ def test_rows_and_shards_change_no_batch(batching):
     assert as_lists(rows for window in windows for rows in window.rows) == expected
 
 
-def test_study_is_pinned(monkeypatch):
-    """A checkpoint resumes in the middle of an epoch: the order must outlive versions."""
+def test_the_order_is_pinned(monkeypatch):
+    """A checkpoint may resume in the middle of an epoch, so the order must outlive versions."""
     sources, targets = np.arange(10) % 4, np.arange(10) % 3
     assert as_lists(plan(sources, targets, fixed(4))) == [[2, 6, 8, 3], [9, 5, 0, 1], [4, 7]]
     assert as_lists(plan(sources, targets, TokenBudget(tokens=20))) == [
@@ -178,7 +178,7 @@ def test_lengths_beyond_16_bits():
         (fixed(16), "81b89498f08a78f2"),
     ],
 )
-def test_training_batches_stay_what_they_are(batching, expected):
+def test_training_batches_do_not_change(batching, expected):
     feed = Feed(store_of(*normal_text(300)), batching, 1, 1, 2, 2, torch.device("cpu"))
     with closing(feed.batches()) as batches:
         first = list(islice(batches, 30))
@@ -198,7 +198,7 @@ keys = st.lists(st.integers(0, 2**64 - 1), min_size=ROUNDS, max_size=ROUNDS).map
 
 @steady
 @given(count=st.integers(1, 3_000), keys=keys, data=st.data())
-def test_every_number_once_and_each_part_by_itself(count, keys, data):
+def test_any_part_of_a_permutation_can_be_computed_alone(count, keys, data):
     whole = permute(np.arange(count), count, keys)
     assert sorted(whole.tolist()) == list(range(count))
     start = data.draw(st.integers(0, count))
@@ -222,7 +222,7 @@ def test_pairs_fill_rows_from_the_left_without_gap_or_overlap(groups, tokens):
         for row in range(packing.rows[group]):
             mine = begin + np.flatnonzero(packing.row[begin:end] == row)
             assert len(mine), "no row is empty"
-            # Source and target stand in the same order.
+            # Source and target have the same order.
             order = mine[np.argsort(packing.source_column[mine])]
             for side, column in enumerate((packing.source_column, packing.target_column)):
                 ends = column[order] + pairs[order, side]
@@ -232,12 +232,12 @@ def test_pairs_fill_rows_from_the_left_without_gap_or_overlap(groups, tokens):
             max(width) for width in zip(*widths, strict=True)
         ]
         assert set(packing.row[begin:end].tolist()) == set(range(packing.rows[group]))
-        # As many rows as the tokens ask for.
+        # As many rows as the tokens require.
         length = max(tokens, pairs[begin:end].max(initial=0))
         assert packing.rows[group] == -(-pairs[begin:end].sum(axis=0).max() // length)
 
 
-def test_packing_takes_the_padding_out_of_random_batches():
+def test_packing_removes_most_padding_of_random_batches():
     sources, targets = normal_text(5_000)
     store = store_of(sources, targets)
     share = {}
@@ -257,17 +257,13 @@ def test_packing_takes_the_padding_out_of_random_batches():
     assert long < short < 0.15
 
 
-def tokens_of(batch):
-    return int((batch.source != PAD).sum() + (batch.target_output != PAD).sum())
-
-
 def ragged(*rows):
     return Ragged.join(
         [np.array(row) for row in rows], np.array([len(row) for row in rows], np.int32)
     )
 
 
-def test_packed_rows_hold_the_pairs_one_after_the_other():
+def test_packed_rows_hold_consecutive_pairs():
     batch = collate_packed(
         ragged([11, 12], [21], [31, 32, 33]),
         ragged([15], [25, 26, 27], []),
@@ -321,7 +317,7 @@ def test_widths_are_multiples_and_the_sentences_the_same(rows):
     assert widths - {0}
 
 
-def test_a_part_without_pairs_stays_one_token():
+def test_a_part_without_pairs_has_one_token():
     batches = taken(PaddedRows(width_multiple=8), store_of(*normal_text(60)), 4, 1, rank=1, ranks=2)
     empty = [micro for batch in batches for micro in batch.micro_batches if not micro.pairs]
     assert empty
@@ -333,7 +329,7 @@ OF_THREE = [PaddedRows(row_multiple=3), PackedRows(kind="packed", tokens=20, row
 
 
 @pytest.mark.parametrize("rows", OF_THREE)
-def test_rows_are_filled_up_with_rows_without_a_label(rows):
+def test_added_rows_have_no_label(rows):
     store = store_of(*normal_text(60))
     plain = rows.model_copy(update={"row_multiple": 1})
     added = 0

@@ -1,4 +1,4 @@
-"""The corpora job: filters, counts, and the files it leaves behind."""
+"""The corpora job: filters, counts, and the files that it writes."""
 
 import hashlib
 import json
@@ -127,7 +127,7 @@ def test_an_error_leaves_nothing_behind(tmp_path, source, target, message):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_columns_are_filtered_as_rows_are(tmp_path, monkeypatch):
+def test_columns_are_filtered_like_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "BATCH_PAIRS", 1_000)
     corpus = GrammarCorpus(kind="grammar", train_pairs=2_345, names=500)
     found = []
@@ -144,7 +144,7 @@ def test_columns_are_filtered_as_rows_are(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("odd", ["", " b", "b\u2003", "b\x1f", "bbbbb", "ü" * 4])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_columns_with_something_odd_are_looked_at_one_by_one(odd, side):
+def test_odd_columns_are_checked_row_by_row(odd, side):
     texts = {"source": ["a", "üüü"], "target": ["üüü", "a"]}
     reader = open_split(GrammarCorpus(kind="grammar"), "train")
     pair_filter = PairFilter(Filter(max_characters=3), reader)
@@ -170,7 +170,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path):
     assert (report.pairs_kept, report.files) == (2345, ["grammar (seed 3)"])
 
 
-def test_the_job_tells_mistakes_without_a_traceback(tmp_path, capsys):
+def test_the_job_reports_mistakes_without_a_traceback(tmp_path, capsys):
     found = corpus(tmp_path, "a\n\n", "b\nc\n")
     assert run(tmp_path, found) == 1
     message = capsys.readouterr().err

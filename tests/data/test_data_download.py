@@ -1,4 +1,4 @@
-"""Downloads: resumed after a break, retried with pauses, checked, never half there, whatever a server
+"""Downloads resume after a break, retry with pauses, and are checked and complete, whatever a server
 sends."""
 
 import contextlib
@@ -32,10 +32,10 @@ class Server:
 
     url: str = ""
     content: bytes = CONTENT
-    break_after: list[int] = field(default_factory=list)  # bytes, of the next answers
+    break_after: list[int] = field(default_factory=list)  # bytes after which the next answers break
     statuses: list[int] = field(default_factory=list)  # statuses of the next answers
     ranges: bool = True
-    shift: int = 0  # bytes by which an answer begins later than asked
+    shift: int = 0  # bytes by which an answer begins later than requested
     requests: list[str | None] = field(default_factory=list)  # the Range header of each request
 
     def file(self, name: str = "train.en.gz", sha256: str = SHA256) -> RemoteFile:
@@ -44,7 +44,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(server: socketserver.TCPServer) -> Iterator[str]:
-    """The host and port of a server that runs meanwhile."""
+    """Runs a server within the block; yields its host and port."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -112,7 +112,7 @@ def test_a_file_is_downloaded_once(server, get, tmp_path):
     assert server.requests == [None]
     assert not leftovers(tmp_path)
     path.write_bytes(CONTENT[:-1])
-    assert get(server.file()).read_bytes() == CONTENT, "damaged: once more"
+    assert get(server.file()).read_bytes() == CONTENT, "a damaged file is downloaded again"
 
 
 def test_files_of_one_name_do_not_collide(server, get):
@@ -122,7 +122,7 @@ def test_files_of_one_name_do_not_collide(server, get):
     assert (first.read_bytes(), second.read_bytes()) == (CONTENT, b"another")
 
 
-def test_a_broken_transfer_goes_on_where_it_broke(server, get, tmp_path):
+def test_a_broken_transfer_resumes_where_it_broke(server, get, tmp_path):
     server.break_after = [200_000, 100_000]
     pauses: list[float] = []
     assert get(server.file(), pauses=pauses).read_bytes() == CONTENT
@@ -134,8 +134,8 @@ def test_a_broken_transfer_goes_on_where_it_broke(server, get, tmp_path):
 
 
 @pytest.mark.parametrize(("ranges", "shift", "more"), [(False, 0, 1), (True, 10, 2)])
-def test_what_is_not_the_rest_is_not_appended(server, get, ranges, shift, more):
-    """From a server that ignores Range, and from one whose part begins elsewhere."""
+def test_only_the_requested_rest_is_appended(server, get, ranges, shift, more):
+    """The server ignores Range, or its part begins elsewhere."""
     server.break_after, server.ranges, server.shift = [200_000], ranges, shift
     assert get(server.file()).read_bytes() == CONTENT
     assert [asked is None for asked in server.requests] == [True, False, True][: 1 + more]
@@ -146,19 +146,19 @@ def test_what_is_not_the_rest_is_not_appended(server, get, ranges, shift, more):
     [
         (CONTENT[:150_000], "bytes=150000-"),
         (CONTENT, "bytes=400000-"),
-        (b"x" * 1000, None),  # of another version: thrown away
+        (b"x" * 1000, None),  # of another version, so it is deleted
         (b"x" * 500_000, None),
     ],
     ids=["part", "whole", "stale", "stale and longer"],
 )
-def test_what_an_earlier_job_left_is_used_if_it_fits(server, get, tmp_path, part, asked):
+def test_a_partial_file_of_an_earlier_job_is_used_if_it_fits(server, get, tmp_path, part, asked):
     left = tmp_path / f"{SHA256[:12]}-{base_name(server.file().url)}.part"
     left.write_bytes(part)
     assert get(server.file()).read_bytes() == CONTENT
     assert server.requests[-1] == asked
 
 
-def test_a_wrong_sum_is_an_error_and_nothing_is_kept(server, get, tmp_path):
+def test_a_wrong_checksum_is_an_error_and_the_file_is_deleted(server, get, tmp_path):
     file = server.file(sha256="0" * 64)
     with pytest.raises(CorpusError) as caught:
         get(file)
@@ -169,7 +169,7 @@ def test_a_wrong_sum_is_an_error_and_nothing_is_kept(server, get, tmp_path):
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_busy_server_is_asked_again_for_a_while(server, get, status):
+def test_requests_to_a_busy_server_are_retried(server, get, status):
     server.statuses = [status] * 3
     pauses: list[float] = []
     assert get(server.file(), pauses=pauses).read_bytes() == CONTENT
@@ -180,14 +180,14 @@ def test_a_busy_server_is_asked_again_for_a_while(server, get, status):
     assert pauses[3:] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
-def test_a_missing_file_is_not_asked_for_again(server, get):
+def test_a_missing_file_is_not_requested_again(server, get):
     server.statuses = [404] * 9
     with pytest.raises(CorpusError, match="the server answered 404"):
         get(server.file())
     assert len(server.requests) == 1
 
 
-def test_a_server_that_is_not_there_is_an_error(tmp_path):
+def test_an_unreachable_server_is_an_error(tmp_path):
     file = RemoteFile(url="http://127.0.0.1:9/a.gz", sha256=SHA256)
     with pytest.raises(CorpusError, match="cannot be downloaded, 1 attempts"):
         fetch(file, tmp_path, retries=0, timeout=1.0)
@@ -199,7 +199,7 @@ def test_two_jobs_share_one_download(server, get):
     assert len(set(found)) == len(server.requests) == 1
 
 
-def test_a_local_folder_is_checked_alike(tmp_path):
+def test_files_in_a_local_folder_are_checked(tmp_path):
     file = RemoteFile(url="https://example.org/data/train.en.gz?raw=1", sha256=SHA256)
     with pytest.raises(CorpusError, match=f"is not in the folder {tmp_path}"):
         find(file, tmp_path)
@@ -224,7 +224,7 @@ OF_BODY = "87428fc522803d31065e7bce3cf03fe475096631e5e07bbd7a0fde60c4cf25c7"
 
 
 class Scripted(socketserver.BaseRequestHandler):
-    """Sends the server's next answer, and the last of them again."""
+    """Sends the server's next answer, and repeats the last one."""
 
     def handle(self) -> None:
         answers = self.server.answers
@@ -235,7 +235,7 @@ class Scripted(socketserver.BaseRequestHandler):
 
 @contextlib.contextmanager
 def scripted(*answers: bytes) -> Iterator[str]:
-    """The host and port of a server that gives these answers."""
+    """Runs a server that gives these answers; yields its host and port."""
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Scripted)
     server.answers = list(answers)
     with serving(server) as here:
@@ -280,7 +280,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_a_download_takes_a_limited_time(tmp_path, monkeypatch, kind):
-    """A server that never stops sending, a little at a time."""
+    """The server never stops sending a few bytes at a time."""
     monkeypatch.setattr(download, "_LONGEST", 0.3)
     first, again = ENDLESS[kind]
     ended = threading.Event()

@@ -17,10 +17,10 @@ from transformer_core.data.tokenizing.encoding import (
     words_are_independent,
 )
 
-# What word boundaries could go wrong on, mixed with any other text.
+# Text on which word boundaries could fail, mixed with any other text.
 SHORT = [piece for piece in PIECES if len(piece) < 1_000]
 texts = st.lists(st.one_of(st.sampled_from(SHORT), st.text(max_size=4)), max_size=9).map("".join)
-# Letters of all sorts, and what may stand between them: where a word may end before punctuation.
+# Letters of all sorts, and signs between them, before which a word may end.
 letters = st.sampled_from([*"azAZéßσΣ5_'\u0301", "s", "ll", "İ"])
 signs = st.sampled_from(
     [*".,!?;:", "...", "?!", "'", "-", " ", "  ", "\u00a0", "\n", "\u0301", "\u0338"]
@@ -70,7 +70,7 @@ def test_equals_the_tokenizer_id_for_id(bpe, shared, kind, values):
     assert encoded.offsets[-1] == len(encoded.ids)
 
 
-def test_punctuation_is_cut_where_that_is_certain(bpe):
+def test_punctuation_is_split_where_that_is_safe(bpe):
     assert punctuation_is_independent(bpe)
     found = {kind for kind in BY_WORD if punctuation_is_independent(other(kind))}
     patterns = {kind for kind in BY_WORD if kind.startswith("pattern_")}
@@ -81,7 +81,7 @@ def test_punctuation_is_cut_where_that_is_certain(bpe):
 @pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "dropout"])
 @few
 @given(values=st.lists(texts, min_size=1, max_size=6))
-def test_all_others_are_used_as_they_are(kind, values):
+def test_other_tokenizers_encode_whole_texts(kind, values):
     assert not encoder(kind).by_word
     assert lists(encoder(kind).encode(column(values))) == expected(other(kind), values)
 
@@ -100,7 +100,7 @@ def test_adversarial_lines(bpe, shared, kind):
 @given(
     values=st.lists(texts, min_size=1, max_size=8), words=st.integers(1, 6), size=st.integers(1, 99)
 )
-def test_a_small_table_changes_nothing(bpe, values, words, size):
+def test_a_small_cache_gives_the_same_ids(bpe, values, words, size):
     encoder = Encoder(bpe, words=words, size=size)
     for part in (values, values[::-1], values[:1]):
         assert lists(encoder.encode(column(part))) == expected(bpe, part)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_files import steady
+from pair_files import steady, tokens_of
 
 from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.batching.collate import collate
@@ -93,13 +93,8 @@ def test_ranks_share_each_global_batch_and_agree_on_its_counts(store, batching, 
         assert sentences(micros) == sentences(alone[step].micro_batches)
 
 
-def tokens_of(batch):
-    """Non-padding tokens; a row that stands in for no pair has none."""
-    return int((batch.source != PAD).sum() + (batch.target_output != PAD).sum()) * (batch.pairs > 0)
-
-
 def sentences(micros):
-    """The pairs of ids in micro-batches, without padding and ends, in any order."""
+    """The pairs of ids in micro-batches, sorted, without padding and ends."""
     return sorted(
         pair
         for micro in micros
@@ -109,7 +104,7 @@ def sentences(micros):
 
 
 def cut(tokens):
-    """The ids of each sentence in a tensor of rows, each of which ends with EOS."""
+    """The ids of each sentence in a tensor of rows, in which EOS ends every sentence."""
     found, sentence = [], []
     for row in tokens.tolist():
         for token in row:
@@ -214,7 +209,7 @@ def test_cuda_gets_the_same_batches(store, prefetch):
 
 @pytest.mark.gpu
 def test_cuda_batches_wait_for_their_copies_and_keep_their_memory(store):
-    """Batches are used on a busy stream while later ones are copied: none may be overwritten."""
+    """A busy stream uses batches while later ones are copied, which must not overwrite them."""
     device = torch.device("cuda", torch.cuda.current_device())
     expected = [
         int(batch.micro_batches[0].source.sum()) for batch in islice(feed(store).batches(), 200)

@@ -1,4 +1,4 @@
-"""The embedded corpus: the same pairs for ever, and both languages by the book."""
+"""The built-in corpus: its pairs never change, and both languages are grammatical."""
 
 import hashlib
 import re
@@ -58,13 +58,13 @@ def test_a_longer_corpus_begins_with_the_shorter_one(seed, one, other):
 
 
 def test_the_stream_does_not_change():
-    # Results are compared across machines: a change of these pairs is a change of the corpus.
+    # We compare results across machines, so a change of these pairs would be another corpus.
     assert list(generate(1, "train", 3))[1:] == SECOND_AND_THIRD
     digest = hashlib.sha256(repr(list(generate(42, "test", 2_500, 500))).encode()).hexdigest()
     assert digest == "b18d0cdbca9399beed62ee7898c802ace5309bad296b8632796ac9af3e99b443"
 
 
-def test_hardly_a_sentence_is_seen_twice(pairs):
+def test_sentences_are_hardly_ever_repeated(pairs):
     seen = set(pairs)
     assert len(seen) > 0.98 * len(pairs)
     for split in ("validation", "test"):
@@ -223,7 +223,7 @@ def test_a_clause_is_negated_once_in_both_languages(tense):
 
 
 @pytest.mark.parametrize(("person", "own"), [(0, {"me", "us"}), (1, {"you"}), (3, {"me", "us"})])
-def test_nobody_is_the_object_of_his_own_verb(person, own):
+def test_no_subject_is_its_own_object(person, own):
     random = Random(1).random
     objects = [person_object(random, person, "accusative")[0].strip() for _ in range(2_000)]
     assert not own & set(objects)
@@ -234,7 +234,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
 
-def test_names_are_different_and_stay_as_they_are():
+def test_names_are_distinct_and_do_not_change():
     names = invented_names(60_000)
     assert len(set(names)) == 60_000
     assert names[:2] == invented_names(2)

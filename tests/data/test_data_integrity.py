@@ -1,5 +1,5 @@
-"""Shards that are missing, damaged or of another tokenizer are refused before they are read, and other
-programs open whole ones."""
+"""Missing or damaged shards, and those of another tokenizer, are refused before they are read; other
+programs can open intact ones."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from transformer_core.data.tokenizing.job import load_tokenizer
 
 @pytest.fixture
 def folder(tmp_path, made):
-    """The folder of shards that a test may change."""
+    """A folder of shards that a test may change."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "shards"
 
@@ -41,7 +41,7 @@ def disk(tmp_path):
 
 
 def change(file):
-    """Flip a bit; the time stamps stay."""
+    """Flips a bit without changing the time stamps."""
     stat, content = file.stat(), bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -54,7 +54,7 @@ def verify(folder):
     return run_job("verify_data", manifests=manifests, output=output), output
 
 
-def test_whole_shards_are_recorded(folder):
+def test_intact_shards_are_recorded(folder):
     code, output = verify(folder)
     assert code == 0
     (split,) = DataCheck.model_validate_json(output.read_text()).splits
@@ -83,7 +83,7 @@ def test_every_damaged_shard_is_named_with_its_repair(folder, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("read", ["source_rows", "target_rows"])
-def test_a_shard_is_checked_once_by_whoever_reads_it(folder, monkeypatch, read):
+def test_a_shard_is_checked_when_it_is_first_read(folder, monkeypatch, read):
     checked = []
     monkeypatch.setattr(digests, "digest", lambda path: checked.append(path.name) or digest(path))
     opened = open_shards(folder / "manifest.json")
@@ -110,7 +110,7 @@ def test_the_first_process_of_a_host_checks_for_all(manifest, monkeypatch):
         open_shards(manifest).source_rows([0])
 
 
-def test_shards_from_earlier_times_are_compared_with_their_sha256(manifest):
+def test_old_shards_without_xxh3_are_compared_by_sha256(manifest):
     before = ShardManifest.model_validate_json(manifest.read_text())
     old = [s.model_copy(update={"xxh3": ""}) for s in before.shards]
     manifest.write_text(before.model_copy(update={"shards": old}).model_dump_json())
@@ -122,7 +122,7 @@ def test_shards_from_earlier_times_are_compared_with_their_sha256(manifest):
 
 
 def other_columns(manifest):
-    """A shard whose columns have other names, as long as the manifest says."""
+    """Renames the columns of a shard, and corrects its size in the manifest."""
     text, shard = manifest.read_text(), manifest.with_name("shard-00000.arrow")
     before = shard.stat().st_size
     columns = pa.ipc.open_file(shard).read_all().rename_columns(["source", "wrong"])
@@ -156,7 +156,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_shards_that_are_not_as_their_manifest_says(manifest, name):
+def test_shards_that_contradict_their_manifest(manifest, name):
     break_it, message = WRONG[name]
     break_it(manifest)
     digests.forget(manifest)
@@ -174,7 +174,7 @@ def test_a_copy_holds_the_same_pairs(manifest, disk):
         assert [row.tolist() for row in before] == [row.tolist() for row in after]
 
 
-def test_the_environment_says_whether_and_where(manifest, disk, monkeypatch):
+def test_the_environment_decides_whether_and_where_to_copy(manifest, disk, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert len(open_nearest(manifest)) == 60
     assert not disk.exists()
@@ -184,7 +184,7 @@ def test_the_environment_says_whether_and_where(manifest, disk, monkeypatch):
     assert (place / "shard-00001.arrow").exists()
 
 
-def test_it_is_made_once_and_again_when_the_shards_are_others(manifest, disk):
+def test_a_copy_is_made_once_and_again_for_other_shards(manifest, disk):
     copy = copy_to(disk, manifest)
     made = (copy.parent / "shard-00000.arrow").stat().st_ino
     assert copy_to(disk, manifest) == copy
@@ -196,7 +196,7 @@ def test_it_is_made_once_and_again_when_the_shards_are_others(manifest, disk):
     assert len(open_shards(other)) == 70
 
 
-def test_jobs_of_a_host_share_one(manifest, disk, monkeypatch):
+def test_jobs_of_a_host_share_a_copy(manifest, disk, monkeypatch):
     together, copies = Barrier(4), []
     copy_shard = shutil.copy2
     monkeypatch.setattr(shutil, "copy2", lambda *of: copies.append(of[0]) or copy_shard(*of))
@@ -212,7 +212,7 @@ def test_jobs_of_a_host_share_one(manifest, disk, monkeypatch):
     assert len(copies) == 4, "three shards and their manifest"
 
 
-def test_a_copy_that_was_cut_short_is_made_anew(manifest, disk):
+def test_an_interrupted_copy_is_replaced(manifest, disk):
     place = copy_to(disk, manifest).parent
     left_over = place.rename(place.with_name(f".{place.name}.partial"))
     (left_over / "shard-00000.arrow").write_bytes(b"half")
@@ -233,7 +233,7 @@ def test_damaged_shards_are_not_copied(manifest, disk):
     assert not list(disk.glob(".*.partial"))
 
 
-def test_a_copy_that_changes_later_is_to_be_removed(manifest, disk):
+def test_the_remedy_for_a_changed_copy_is_to_remove_it(manifest, disk):
     copy = copy_to(disk, manifest)
     change(copy.parent / "shard-00001.arrow")
     with pytest.raises(ShardError, match="has changed") as found:

@@ -1,4 +1,4 @@
-"""Readers: every kind of corpus becomes the same stream of numbered pairs."""
+"""Readers turn every kind of corpus into the same stream of numbered pairs."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ def test_unequal_line_counts_are_an_error(tmp_path, source, target, counts):
         rows("text", files)
 
 
-def test_tsv_takes_the_columns_asked_for(tmp_path):
+def test_tsv_reads_the_configured_columns(tmp_path):
     path = line_file(tmp_path, b"id\ten\tde", b'1\ta "quoted" one\teins', b"2\ttwo\tzwei\r")
     found = rows("tsv", path, source_column=2, target_column=3, header=True)
     assert found == [Pair(2, 'a "quoted" one', "eins"), Pair(3, "two", "zwei")]
@@ -149,7 +149,7 @@ def test_folders_of_datasets_are_read_in_order(tmp_path, files):
     assert found.files == [str(tmp_path / name) for name in files]
 
 
-def test_what_datasets_saves_is_read(tmp_path):
+def test_files_saved_by_datasets_are_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     pairs = [{"translation": {"en": p.source, "de": p.target}} for p in EXPECTED]
     saved = datasets.DatasetDict({"training": datasets.Dataset.from_list(pairs)})
@@ -201,7 +201,7 @@ def test_grammar_corpus_knows_its_size_and_splits():
     assert not {tuple(row)[1:] for row in train} & {tuple(row)[1:] for row in found["test"].rows()}
 
 
-def test_url_corpus_without_a_folder_says_what_to_give():
+def test_url_corpus_without_a_folder_names_the_remedy():
     file = {"url": "http://127.0.0.1:9/a.en", "sha256": "0" * 64}
     with pytest.raises(CorpusError, match="give --downloads"):
         reader("url", {"source": file, "target": file})
@@ -251,14 +251,14 @@ def test_line_ends_and_byte_order_mark(tmp_path, content, lines):
 
 @settings(deadline=None)
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))))
-def test_any_lines_come_back(tmp_path_factory, lines):
+def test_any_lines_are_read_back(tmp_path_factory, lines):
     first_is_mark = bool(lines) and lines[0].startswith(b"\xef\xbb\xbf")
     path = written(tmp_path_factory.mktemp("lines"), b"".join(line + b"\n" for line in lines))
     expected = [lines[0][3:], *lines[1:]] if first_is_mark else lines
     assert list(read_lines(path)) == expected
 
 
-def test_compressed_files_one_behind_the_other_are_one(tmp_path):
+def test_concatenated_compressed_files_are_read_as_one(tmp_path):
     for ending, padding in ((".gz", 0), (".xz", 8), (".zst", 0)):
         first, second = map(COMPRESSORS[ending], (b"a\nb", b"c\n"))
         path = tmp_path / f"two{ending}"
@@ -268,7 +268,7 @@ def test_compressed_files_one_behind_the_other_are_one(tmp_path):
 
 @pytest.mark.parametrize("ending", COMPRESSED)
 @pytest.mark.parametrize("kept", [0.3, 0.99])
-def test_a_cut_file_is_an_error(tmp_path, ending, kept):
+def test_a_truncated_file_is_an_error(tmp_path, ending, kept):
     content = "".join(f"{number * 7919 % 10007}\n" for number in range(50_000)).encode()
     path = written(tmp_path, content, ending)
     whole = path.read_bytes()
@@ -303,7 +303,7 @@ SMALL = ReadingLimits(line=2**18, file=2**21, ratio=2.0)
 
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
-def test_a_line_without_end_is_refused_where_it_begins(tmp_path, ending):
+def test_an_endless_line_is_refused_early(tmp_path, ending):
     path = written(tmp_path, b"short\n" * 1_000 + b"x" * 800_000, ending)
     words = r"a line of more than 262,144 bytes before byte \d{3},\d{3}\b"
     with pytest.raises(CorpusError, match=words) as caught:
@@ -332,7 +332,7 @@ def test_a_file_beyond_its_size_is_refused(tmp_path, ending):
     [(b"x", "before byte 1,"), (b"\n", "more than 1,048,576 bytes, .* its size")],
 )
 def test_a_compressed_bomb_is_refused_early(tmp_path, ending, content, words, monkeypatch):
-    """Without an end of line, and with many."""
+    """With no end of line, and with many."""
     monkeypatch.setattr(text_lines, "_FREE", 2**20)
     path = written(tmp_path, content * 4_000_000, ending)
     with pytest.raises(CorpusError, match=words):

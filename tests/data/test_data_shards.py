@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def same(left, right):
-    """Manifests of equal shards, whatever time they took."""
+    """Whether manifests are equal but for the time that they took."""
     return left == right.model_copy(update={"seconds": left.seconds})
 
 
@@ -93,7 +93,7 @@ def some_long(tmp_path):
     return write_pairs(tmp_path / "p.arrow", sources, targets)
 
 
-def test_too_long_pairs_are_skipped_and_told(tmp_path, tokenizer):
+def test_too_long_pairs_are_skipped_and_reported(tmp_path, tokenizer):
     sources, targets = [*ENGLISH, LONG, "a", "b"], [*GERMAN, "kurz", LONG, "b"]
     file = write_pairs(tmp_path / "p.arrow", sources, targets)
     manifest = write_shards(file, tokenizer, NOT_LONG, tmp_path)
@@ -137,7 +137,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.glob("shard-*")}
 
 
-def test_fewer_shards_leave_no_old_ones(tmp_path, tokenizer):
+def test_old_shards_are_deleted(tmp_path, tokenizer):
     file, out = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN), tmp_path / "out"
     write_shards(file, tokenizer, Filter(), out, 1)
     first = contents(out)
@@ -167,7 +167,7 @@ def test_long_sentences_make_smaller_shards(tmp_path, tokenizer, monkeypatch):
     assert manifest.pairs == 12
 
 
-def test_old_manifest_is_gone_while_shards_change(tmp_path, tokenizer, monkeypatch):
+def test_the_old_manifest_is_deleted_before_shards_change(tmp_path, tokenizer, monkeypatch):
     file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
     write_shards(file, tokenizer, Filter(), tmp_path, 2)
     monkeypatch.setattr(job, "_write", lambda *_: 1 / 0)
@@ -208,10 +208,10 @@ def test_job(tmp_path, tokenizer, capsys):
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_parts_together_are_the_split(tmp_path, tokenizer, some_long, count):
+def test_the_parts_make_up_the_split(tmp_path, tokenizer, some_long, count):
     whole = write_shards(some_long, tokenizer, NOT_LONG, tmp_path / "whole", 5)
     out = tmp_path / "out"
-    # What an earlier job of the whole split, or of more parts, left behind.
+    # Leftovers of an earlier job of the whole split, or of more parts.
     for stale in (out / "shard-00000.arrow", out / "part-009" / "shard-00000.arrow"):
         stale.parent.mkdir(parents=True, exist_ok=True)
         stale.touch()
@@ -275,7 +275,7 @@ class KilledError(Exception):
 
 @contextmanager
 def killed_after(monkeypatch, shards):
-    """Let a job end after it has written so many shards."""
+    """Kills a job after it has written so many shards."""
     write, left = job._write, iter(range(shards))
 
     def until(*arguments):
@@ -290,14 +290,14 @@ def killed_after(monkeypatch, shards):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The numbers of pairs that were encoded, one after the other."""
+    """The numbers of pairs in each call of the encoder."""
     counts, encode = [], job._encode
     monkeypatch.setattr(job, "_encode", lambda *a: counts.append(a[2].num_rows) or encode(*a))
     return counts
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
-def test_a_killed_job_goes_on_and_ends_like_any_other(
+def test_a_killed_job_resumes_and_writes_the_same_shards(
     tmp_path, tokenizer, monkeypatch, encoded, shards
 ):
     sources, targets = [*ENGLISH, LONG, *GERMAN, "a"] * 4, [*GERMAN, "b", *ENGLISH, LONG] * 4
@@ -322,7 +322,9 @@ def test_a_killed_job_goes_on_and_ends_like_any_other(
 
 
 @pytest.mark.parametrize("change", ["rules", "shards", "pairs", "tokenizer", "code", "damage"])
-def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatch, encoded, change):
+def test_different_work_or_damaged_shards_start_from_scratch(
+    tmp_path, tokenizer, monkeypatch, encoded, change
+):
     file = write_pairs(tmp_path / "p.arrow", ENGLISH * 5, GERMAN * 5)
     out = tmp_path / "out"
     with killed_after(monkeypatch, 3), pytest.raises(KilledError):
@@ -352,7 +354,7 @@ def test_other_work_or_damaged_shards_begin_anew(tmp_path, tokenizer, monkeypatc
 
 
 @pytest.mark.slow
-def test_kill_9_leaves_whole_shards_only(tmp_path, tokenizer):
+def test_kill_9_leaves_only_complete_shards(tmp_path, tokenizer):
     write_pairs(tmp_path / "p.arrow", ENGLISH * 3_000, GERMAN * 3_000, batch=3_000)
     out, work = tmp_path / "out", order(tmp_path, tokenizer, pairs_per_shard=50, threads=2)
     running = subprocess.Popen(job_command(**work), cwd=ROOT, stderr=subprocess.DEVNULL)

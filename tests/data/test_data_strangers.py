@@ -1,4 +1,4 @@
-"""Corpora from strangers: broken on purpose or by accident, they are refused by name."""
+"""Untrusted corpora: files broken on purpose or by accident are refused by name."""
 
 import gzip
 import io
@@ -43,7 +43,7 @@ def refused(read: Callable[[], Any], *words: str) -> None:
         assert word in str(caught.value), str(caught.value)
 
 
-# Arrow files whose texts lie where nothing is
+# Arrow files whose texts lie outside their buffers
 
 
 def view(length: int, buffer: int, offset: int) -> bytes:
@@ -91,12 +91,12 @@ def table(source: Any, name: str = "source") -> pa.Table:
 
 
 def repeated(text: str, rows: int) -> pa.DictionaryArray:
-    """A column that has one long text in every row, and holds it once."""
+    """A column with the same long text in every row, stored once."""
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
 
 
 BEYOND_MEMORY = {
-    # First what asks for its memory in one piece: those behind may use what others have left.
+    # The first takes its memory in one piece; later ones may reuse memory that others have freed.
     "train.arrow": ("x" * 100_000_000, 1, {"compression": "zstd"}),
     "dictionary.parquet": ("x" * 200_000, 1_000, {"store_schema": True}),
     "texts.parquet": ("x" * 200_000, 1_000, {"store_schema": False}),
@@ -104,8 +104,8 @@ BEYOND_MEMORY = {
 
 
 def test_tables_that_would_end_the_process(tmp_path):
-    """Texts that lie nowhere, and long ones that are larger than the memory. Another process reads
-    them: this one would end with it, and has memory left from writing."""
+    """Texts outside their buffers, and texts larger than the memory. A separate process reads them:
+    they could crash this one, which could also reuse the memory of writing them."""
     expected = {}
     for name, (text, count, options) in BEYOND_MEMORY.items():
         path = write_table(tmp_path / name, table(repeated(text, count)), **options)
@@ -123,7 +123,7 @@ def test_tables_that_would_end_the_process(tmp_path):
     assert told.count("corpus.limits.memory") == len(BEYOND_MEMORY)
 
 
-def test_a_text_that_is_not_utf8_is_a_bad_row_only(tmp_path):
+def test_invalid_utf8_only_makes_a_bad_row(tmp_path):
     bad = column(pa.string(), struct.pack("<3i", 0, 2, 4), b"\xff\xfeok")
     for source in (bad, pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), bad)):
         for ending in ("arrow", "parquet"):
@@ -140,7 +140,7 @@ def test_two_columns_of_one_name(tmp_path):
         refused(lambda path=path: one_table(path, FIELDS), str(path), "has several columns source")
 
 
-# Text that is none, or has no end
+# Files that are not text, or have no end
 
 
 def test_a_text_without_a_blank_line(tmp_path):
@@ -160,7 +160,7 @@ def test_an_xz_file_with_a_large_dictionary(tmp_path):
     small = lzma.compress(b"a\n" * 10, filters=filters)
     path.write_bytes(small)
     assert list(read_lines(path)) == [b"a"] * 10
-    # Byte 15 of the block's head is the size of the dictionary: 40 stands for 4 GiB - 1.
+    # Byte 15 of the block's head is the size of the dictionary: 40 means 4 GiB - 1.
     head = bytearray(small[12:24])
     assert head[4] == 16
     head[4] = 40
@@ -169,7 +169,7 @@ def test_an_xz_file_with_a_large_dictionary(tmp_path):
     refused(lambda: read_lines(path), str(path), "268,435,456 bytes of memory", "xz -9")
 
 
-def test_an_archive_is_no_text(tmp_path):
+def test_an_archive_is_not_text(tmp_path):
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("train.en"))
@@ -180,7 +180,7 @@ def test_an_archive_is_no_text(tmp_path):
         refused(lambda path=path: read_lines(path), str(path), "is a tar archive", "unpack it")
 
 
-def test_a_nul_character_is_told_or_skipped(tmp_path):
+def test_a_nul_character_is_reported_or_skipped(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_bytes(b"a\tb\nc\0d\te\n")
     files = tmp_path / "p.arrow", tmp_path / "p.json"
@@ -193,7 +193,7 @@ def test_a_nul_character_is_told_or_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
-def test_a_pipe_or_a_device_is_no_file(tmp_path, name):
+def test_pipes_and_devices_are_refused(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")
     path = tmp_path / name
     for read in (
@@ -242,12 +242,12 @@ def test_a_table_beyond_a_limit(tmp_path, name):
 
 
 @pytest.mark.parametrize("dictionary", [True, False])
-def test_rows_that_are_only_claimed(tmp_path, dictionary):
+def test_a_file_that_claims_more_rows_than_it_has(tmp_path, dictionary):
     texts = [f"a{number}" for number in range(1_000)]
     columns = table(pa.array(texts))
     path = write_table(tmp_path / "claimed.parquet", columns, use_dictionary=dictionary)
     content = path.read_bytes()
-    # Thrift's compact form of 1,000, and of 8,000: in the heads of pages and in the footer.
+    # Thrift's compact forms of 1,000 and of 8,000, in the heads of pages and in the footer.
     claimed = content.replace(b"\xd0\x0f", b"\x80\x7d")
     assert claimed != content
     path.write_bytes(claimed)
@@ -257,7 +257,7 @@ def test_rows_that_are_only_claimed(tmp_path, dictionary):
     assert [row.source for row in rows("parquet", str(path))] == texts
 
 
-def test_files_of_a_folder_are_counted_on(tmp_path):
+def test_rows_are_numbered_across_the_files_of_a_folder(tmp_path):
     write_table(tmp_path / "train/data-0.arrow", table(pa.array(["a", "b"])))
     write_table(tmp_path / "train/data-1.arrow", table(pa.array(["c", "x" * 300_000])))
     refused(
@@ -282,7 +282,7 @@ def test_long_documents_are_read_a_few_at_a_time(tmp_path, monkeypatch):
     assert max(counts) <= 10
 
 
-# Corpora that chance makes up
+# Random corpora
 
 some = settings(deadline=None, max_examples=40)
 PACKED = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -294,7 +294,7 @@ field_names = st.sampled_from(
 
 
 def odd_table(kind: str, texts: list[str]) -> bytes:
-    """A file of two columns and of odd ones."""
+    """A file with two plain and some odd columns."""
     columns = {
         "source": pa.array(texts),
         "a.b": pa.array(texts).dictionary_encode(),

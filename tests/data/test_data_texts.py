@@ -1,4 +1,4 @@
-"""Texts: read from files, cut into rows, and fed."""
+"""Texts are read from files, cut into rows, and fed to a training."""
 
 import gzip
 import json
@@ -99,7 +99,7 @@ def shards(tmp_path_factory, tokenizer):
     return texts, pairs, folder / "out" / "manifest.json"
 
 
-def test_shards_give_the_texts_back_and_count_their_bytes(shards, bpe):
+def test_shards_restore_the_texts_and_count_their_bytes(shards, bpe):
     texts, _, manifest = shards
     store = open_shards(manifest)
     stream = np.concatenate(store.target_rows(np.arange(len(store))))
@@ -113,7 +113,7 @@ def test_shards_give_the_texts_back_and_count_their_bytes(shards, bpe):
     assert store.manifest.target_tokens == len(stream)
 
 
-def test_a_batch_begins_every_text_anew(shards):
+def test_a_batch_begins_every_text_with_bos(shards):
     store = open_shards(shards[-1])
     seen = 0
     for chosen, batch in evaluation_batches(store):
@@ -132,7 +132,7 @@ def test_a_batch_begins_every_text_anew(shards):
 @pytest.mark.parametrize(
     "batching", [FixedSize(kind="fixed_size", pairs=6), TokenBudget(tokens=48)]
 )
-def test_ranks_share_the_same_global_batches_and_go_on_in_the_middle(shards, batching):
+def test_ranks_share_global_batches_and_resume_in_the_middle(shards, batching):
     store = open_shards(shards[-1])
 
     def first(rank, world, batch=0, count=5):

@@ -1,4 +1,4 @@
-"""Tokenizers: trained here, or there already: their tokens stay, the ids 0 to 3 become ours."""
+"""Tokenizers are trained here, or converted: they keep their tokens, but the ids 0 to 3 are ours."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD, SPECI
 @example("<s>a <pad> b<unk></s>")
 @example("  two  spaces  ")
 @example("\t\n")
-def test_any_text_comes_back_exactly_and_is_known(bpe, text):
+def test_any_text_is_decoded_exactly_without_unknown_tokens(bpe, text):
     ids = bpe.encode(text).ids
     assert bpe.decode(ids) == text
     assert detokenize(bpe, ids) == text
@@ -133,7 +133,7 @@ def test_special_tokens_with_other_ids_are_refused(tmp_path, tokenizer):
 
 
 TEXTS = [*ENGLISH, *GERMAN, "unseen Wörter: ŋ ☃", *adversarial_lines(100)]
-# A foreign Unigram finds its <unk> in text; it does not once it is ours.
+# A foreign Unigram finds its <unk> in text, but not after the conversion.
 SPELLED = [text for text in TEXTS if "<unk>" not in text]
 
 
@@ -144,7 +144,7 @@ def saved(folder, tokenizer):
 
 
 def converted(path, kind="file"):
-    """With the size that the message about a wrong one tells."""
+    """Converts with the size given in the message about a wrong one."""
     spec = {"file": TokenizerFile, "sentencepiece": SentencePieceModel}[kind]
     with pytest.raises(CorpusError, match=r"remedy: set tokenizer\.vocabulary: ") as wrong:
         convert(spec(kind=kind, path=str(path), vocabulary=5))
@@ -156,7 +156,7 @@ def converted(path, kind="file"):
     "kind",
     ["gpt2", "metaspace_bpe", "whitespace", "unigram_always", "word_piece", "word_level", "nfkc"],
 )
-def test_texts_are_spelled_as_before(tmp_path, kind):
+def test_converted_tokenizers_spell_like_the_original(tmp_path, kind):
     theirs = (BY_WORD | PLAIN)[kind]()
     theirs.post_processor = processors.TemplateProcessing(
         single="$A " + theirs.id_to_token(0), special_tokens=[(theirs.id_to_token(0), 0)]
@@ -175,7 +175,7 @@ def test_texts_are_spelled_as_before(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["unigram_always", "word_piece"])
-def test_words_are_still_encoded_by_themselves(tmp_path, kind):
+def test_converted_tokenizers_still_encode_word_by_word(tmp_path, kind):
     path = saved(tmp_path, BY_WORD[kind]())
     (tmp_path / "tokenizer.json").write_text(converted(path)[0].to_str(), encoding="utf-8")
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
@@ -186,7 +186,7 @@ def test_words_are_still_encoded_by_themselves(tmp_path, kind):
     assert [row.tolist() for row in np.split(encoded.ids, encoded.offsets[1:-1])] == wanted
 
 
-def test_own_special_tokens_go_and_added_ones_stay(tmp_path):
+def test_the_originals_special_tokens_are_dropped_and_added_ones_kept(tmp_path):
     theirs = BY_WORD["gpt2"]()
     theirs.decoder = decoders.ByteLevel()
     theirs.add_special_tokens(["<|endoftext|>", "<s>"])
@@ -209,7 +209,7 @@ def test_older_merges_are_read(tmp_path):
     assert speller(ours, None)(TEXTS) == spell(TEXTS)
 
 
-def test_what_is_no_tokenizer_is_named(tmp_path):
+def test_files_that_are_not_tokenizers_are_named(tmp_path):
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "text.json").write_text("no JSON")
     for name in ("empty", "text", "none"):
@@ -257,7 +257,7 @@ def sentencepiece_model(folder, **options):
     ],
     ids=["default", "identity", "byte_fallback", "no_prefix", "other_ids"],
 )
-def test_a_sentencepiece_model_is_spelled_as_by_itself(tmp_path, model_type, options):
+def test_a_converted_sentencepiece_model_spells_like_the_original(tmp_path, model_type, options):
     path = sentencepiece_model(tmp_path, model_type=model_type, **options)
     texts = [*ENGLISH, *GERMAN, "unseen Wörter: ŋ ☃ <x> <s>", "zwei  Leerzeichen", "ﬁ ½"]
     ours, spell = converted(path, kind="sentencepiece")

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that people bring along, trained on the sentences of the tests."""
+"""Small tokenizers of every kind that users may have, trained on the sentences of the tests."""
 
 from collections.abc import Callable
 
@@ -90,4 +90,4 @@ PLAIN: dict[str, Callable[[], Tokenizer]] = {
     "other_pattern": lambda: _pattern(r"\w+ ?|\W"),
     "dropout": lambda: _bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), dropout=0.5),
 }
-"""Tokenizers whose words depend on each other, or may."""
+"""Tokenizers whose words depend, or may depend, on each other."""

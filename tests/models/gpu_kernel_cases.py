@@ -1,5 +1,5 @@
-"""Cases of the Triton kernels by Triton's interpreter: ``python gpu_kernel_cases.py FILE``, with
-TRITON_INTERPRET=1, which counts when a kernel is defined."""
+"""Runs cases of the Triton kernels with Triton's interpreter: ``python gpu_kernel_cases.py FILE`` with
+TRITON_INTERPRET=1, which must be set when a kernel is defined."""
 
 import sys
 
@@ -24,7 +24,7 @@ def norm_results(inputs, factors, apply):
 
 
 def masks(rows=64, d=96):
-    """What is dropped forward and backward: a residual of 0 and an x of 1."""
+    """The elements dropped forward and backward, from a residual of 0 and an x of 1."""
     x = torch.ones(rows, d, requires_grad=True)
     total, _ = gpu_kernels.AddedAndNormalized.apply(
         torch.zeros(rows, d), x, torch.ones(d), torch.zeros(d), P, 1e-5, 7

@@ -1,8 +1,8 @@
-"""Machine code for GPUs of the kernels that torch.compile makes of the layers, without a GPU.
+"""Compiles the kernels of torch.compile's layers to machine code for GPUs, without a GPU.
 
-Inductor writes its kernels in Triton also for a CPU; here Triton compiles them for GPUs, and they
-are not run: their results are whatever stands in memory. Prints a line of JSON: by architecture and
-kernel, registers of a thread and bytes of them that lie in memory instead.
+Inductor can write its kernels in Triton even for a CPU. Here Triton compiles them for GPUs, but we do
+not run them, so their results are arbitrary. Prints a line of JSON: registers of a thread and bytes
+of spilled registers, by architecture and kernel.
 """
 
 import json
@@ -43,7 +43,7 @@ class NoDriver:
 
 
 def registers_and_spills(code: str) -> list[int]:
-    """Registers of each thread, and bytes of them that lie in memory instead."""
+    """Registers of each thread, and bytes of spilled registers."""
     (target,) = re.findall(r"\.target (\w+)", code)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(code)
@@ -58,7 +58,7 @@ def registers_and_spills(code: str) -> list[int]:
 
 
 def compiled(kernel: triton_heuristics.CachingAutotuner, *_: Any, **__: Any) -> None:
-    """Compiles the first of the configurations among which a GPU would choose."""
+    """Compiles the first of the configurations from which a GPU would choose."""
     meta, config = kernel.triton_meta, kernel.configs[0]
     signature = dict(meta["signature"])
     constants = {name: value for name, value in config.kwargs.items() if name in signature}

@@ -1,4 +1,4 @@
-"""Attention: all kinds and CUDA's kernels agree, and which of those computes it, as far as a CPU can
+"""Attention: all kinds and CUDA's kernels agree, and the right kernel computes it, as far as a CPU can
 tell."""
 
 import itertools
@@ -45,7 +45,7 @@ def padding(*lengths):
 
 
 def by_hand(q, k, v, visible):
-    """Attention of one query after the other, over the keys that ``visible(b, i)`` lists."""
+    """Attention query by query, over the keys that ``visible(b, i)`` lists."""
     result = torch.zeros(q.shape)
     for b, h, i in itertools.product(range(B), range(H), range(q.size(2))):
         keys = visible(b, i)
@@ -88,7 +88,7 @@ def test_hidden_rows_are_finite_in_every_type(kind, device, dtype, dropout):
 def test_a_hidden_key_weighs_nothing_in_fp16(kind):
     q, k, v = tensors(dtype=torch.float16)
     with torch.no_grad():
-        # As large as fp16 allows: the fill must stay below every score.
+        # The largest scores of fp16: the fill must stay below every score.
         k[:, :, 2:] *= 4_000
         v[:, :, 2:] = 60_000
     result = ATTENTIONS[kind](q, k, v, padding(2, 2), False, 0.0)
@@ -110,14 +110,14 @@ def test_dropout_drops_attention_weights(kind):
 
 
 @backends
-def test_torch_may_choose_among_the_kernels_of_the_backend_only(monkeypatch, backend):
+def test_torch_only_chooses_among_the_kernels_of_the_backend(monkeypatch, backend):
     seen = []
     monkeypatch.setattr(
         attention.F,
         "scaled_dot_product_attention",
         lambda q, *_, **__: seen.append({name for name, on in SWITCHES.items() if on()}),
     )
-    attention.leave_out_cudnn()  # as every model does that is built
+    attention.leave_out_cudnn()  # as building a model does
     attend = build_attention(SdpaAttention(backend=backend))
     with laid_out_for("cuda"):
         for dropout in (0.0, 0.1):  # the same kernels in training, validation and decoding
@@ -125,7 +125,7 @@ def test_torch_may_choose_among_the_kernels_of_the_backend_only(monkeypatch, bac
     assert seen == [{"flash", "efficient", "math"} if backend == "auto" else {backend}] * 2
 
 
-def test_no_model_leaves_the_choice_of_cudnn_to_torch():
+def test_no_model_lets_torch_choose_cudnn():
     for spec in (Transformer(d_model=16, heads=2), TorchTransformer(kind="torch_nn", heads=2)):
         torch.backends.cuda.enable_cudnn_sdp(True)
         with torch.device("meta"):
@@ -133,7 +133,7 @@ def test_no_model_leaves_the_choice_of_cudnn_to_torch():
         assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_a_kernel_that_is_not_there_is_unsupported_with_the_remedy():
+def test_a_missing_kernel_is_unsupported_with_the_remedy():
     attend = build_attention(SdpaAttention(backend="cudnn"))
     with laid_out_for("cuda"), pytest.raises(Unsupported, match=r"no kernel of cudnn .* 16 bits"):
         attend(*tensors(), None, False, 0.0)
@@ -151,14 +151,14 @@ def test_an_additive_mask_hides_what_the_boolean_one_hides(dtype):
         assert all(stride % 16 == 0 for stride in bias.stride()[:-1])
         ours = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias)
         ours.float().sum().backward()
-        seen = mask.any(-1).flatten()  # rows without a key are finite, and mean nothing
+        seen = mask.any(-1).flatten()  # rows without a key are finite but meaningless
         expected = reference_attention(q, k, v, mask, False, 0.0)
         torch.testing.assert_close(ours[seen], expected[seen], rtol=0.02, atol=0.02)
         assert all(x.isfinite().all() for x in (ours, q.grad, k.grad, v.grad))
 
 
 def test_sentences_of_any_lengths_have_shapes_and_gradients():
-    """By torch's own shape functions: more cannot be known of the kernel without a GPU."""
+    """By torch's own shape functions, which are all that a host without a GPU knows of the kernel."""
     with FakeTensorMode(), torch.device("cpu"):
         q, k, v = (
             torch.empty(n, 3, 8, dtype=torch.bfloat16, requires_grad=True) for n in (7, 9, 9)
@@ -183,7 +183,7 @@ def test_sentences_of_any_lengths_have_shapes_and_gradients():
         (264, torch.bfloat16, "at most 256"),
     ],
 )
-def test_heads_that_the_kernel_of_sentences_does_not_take_are_refused(elements, dtype, message):
+def test_heads_unsuited_to_the_kernel_of_sentences_are_refused(elements, dtype, message):
     q = torch.zeros(4, 2, elements, dtype=dtype)
     starts = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(Unsupported, match=message):
@@ -205,7 +205,7 @@ def test_the_kernels_of_a_gpu_agree_with_the_reference(backend, masked):
     try:
         ours = attend(q, k, v, bias, False, 0.0)
     except Unsupported as error:
-        if backend != "cudnn":  # which not every build has for every device
+        if backend != "cudnn":  # some builds lack it for some devices
             raise
         pytest.skip(str(error))
     expected = reference_attention(*(x.float() for x in (q, k, v)), mask, False, 0.0)

@@ -50,7 +50,7 @@ def test_losses_and_gradients_are_the_same_to_the_last_bit(kind, schema, fields)
 
 
 def kept_bytes(forward: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps of a forward pass, each piece of memory once."""
+    """Bytes that autograd saves in a forward pass, counting each piece of memory once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def kept_bytes(forward: Callable[[], Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = forward()  # which keeps them until they are counted
+        result = forward()  # keeps them alive until they are counted
     assert result.requires_grad
     return sum(storages.values())
 
@@ -85,7 +85,7 @@ class Counting(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("kind", "number", "products", "activations"),
-    # Of two products, the second is not computed again: nothing in backward needs its result.
+    # The second product is never computed again, since backward does not need its result.
     [
         ("none", 0, 2, 1),
         ("layers", 0, 3, 2),
@@ -99,7 +99,7 @@ def test_which_operations_are_computed_twice(kind, number, products, activations
     x = torch.randn(4, 8, requires_grad=True)
     with Counting() as forward:
         recomputing(kind, number, layer)(x).sum().backward()
-    # Four are those of the backward pass: gradients of two weights and of two inputs.
+    # Four belong to the backward pass: gradients of two weights and of two inputs.
     assert forward.calls["mm"] == 4 + products
     assert forward.calls["gelu"] == activations
 

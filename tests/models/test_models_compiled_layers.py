@@ -1,4 +1,4 @@
-"""Layers by torch.compile: graphs are made, and run as they are, without the compiler."""
+"""Layers by torch.compile: captures their graphs and runs these without the compiler."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ V = 50
 
 
 def compile_by(backend, monkeypatch):
-    """Compile layers with ``backend`` from now on, and reset the count of graphs."""
+    """Makes models compile layers with ``backend``, and resets the count of graphs."""
     for module in (transformer, language_model):
         monkeypatch.setattr(
             module,
@@ -65,7 +65,7 @@ def test_two_graphs_serve_all_layers_and_lengths(monkeypatch):
 
 @pytest.mark.slow
 def test_one_graph_serves_all_layers_and_lengths_of_a_decoder_and_keeps_a_share(monkeypatch):
-    """torch's partition of a graph recomputes more where less may be kept, with the same result."""
+    """torch's partition of a graph recomputes more if it may keep less, with the same result."""
     kept = []
     for share in (1.0, 0.0):
         compile_by("aot_eager_decomp_partition", monkeypatch)
@@ -82,11 +82,17 @@ def test_one_graph_serves_all_layers_and_lengths_of_a_decoder_and_keeps_a_share(
     [
         ({"compile": "layers"}, r"model\.compile: layers cannot be compiled here"),
         ({"compile": "graphs"}, r"graphs needs a GPU.*this run is on a cpu"),
-        ({"compile": "layers", "kept_share": 0.5}, "kept_share: torch draws different dropout masks"),
-        ({"compile": "layers", "kept_share": 0.5, "dropout": 1e-9}, "draws different dropout masks"),
+        (
+            {"compile": "layers", "kept_share": 0.5},
+            "kept_share: torch draws different dropout masks",
+        ),
+        (
+            {"compile": "layers", "kept_share": 0.5, "dropout": 1e-9},
+            "draws different dropout masks",
+        ),
     ],
 )
-def test_training_that_cannot_be_compiled_says_why_and_evaluation_compiles_nothing(
+def test_training_that_cannot_be_compiled_explains_why_and_evaluation_compiles_nothing(
     monkeypatch, fields, message
 ):
     def broken(graph, inputs):
@@ -103,7 +109,7 @@ def test_training_that_cannot_be_compiled_says_why_and_evaluation_compiles_nothi
 def test_graphs_give_the_gradients_of_every_step():
     sizes = {"d_model": 64, "d_ff": 128, "dropout": 0.0}
     models = built(**sizes, compile="graphs").cuda(), built(**sizes).cuda()
-    # Every shape several times: it is warmed up, then recorded, then played.
+    # Every shape occurs several times: to warm up, to be recorded, and to be replayed.
     shapes = 3 * ((4, 8, 8), (3, 16, 8)) + ((4, 8, 8),)
     batches = [[tensor.cuda() for tensor in batch(*shape)] for shape in shapes]
     assert_same_gradients(models, batches, 1e-3)

@@ -11,7 +11,7 @@ from transformer_core.models import compiled_loops
 from transformer_core.models.compiled_loops import in_pieces
 
 COUNT = 2**17
-"""Elements that are worth three threads."""
+"""Number of elements that is worth three threads."""
 
 
 @pytest.fixture(params=["torch's threads", "pool"])
@@ -39,7 +39,7 @@ def test_every_element_is_in_one_piece(run, count):
 
 
 def test_pieces_run_at_the_same_time(run):
-    """Each waits for the others: one after the other they would never meet."""
+    """Each piece waits for the others, so pieces in sequence would never end."""
     meeting, threads = threading.Barrier(3, timeout=60), set()
 
     def work(_: int, __: int) -> None:
@@ -51,8 +51,8 @@ def test_pieces_run_at_the_same_time(run):
 
 
 @pytest.mark.parametrize("run", ["torch's threads"], indirect=True)
-def test_threads_are_those_of_torchs_operators(run):
-    """Started once by either, and taken by both: nothing new is started for the other."""
+def test_loops_run_on_the_threads_of_torchs_operators(run):
+    """Both use the same threads: after either started them, the other starts no new ones."""
 
     def threads() -> set[int]:
         return {thread.id for thread in psutil.Process().threads()}
@@ -77,15 +77,15 @@ def test_an_error_of_a_piece_is_raised_when_all_have_ended(run, error):
     assert done == [0]
 
 
-def test_a_signal_that_is_lost_in_c_ends_the_program(monkeypatch):
-    """This thread's call never came to its first line."""
+def test_a_signal_lost_in_c_ends_the_program(monkeypatch):
+    """This thread's call never reached its first line."""
     monkeypatch.setattr(compiled_loops, "_on_threads", lambda: lambda _, __: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(KeyboardInterrupt):
         in_pieces(lambda _, __: None, COUNT)
 
 
-def test_without_gccs_way_in_there_is_a_pool(monkeypatch):
+def test_without_gccs_entry_point_there_is_a_pool(monkeypatch):
     find: Callable[[], object] = compiled_loops._on_threads.__wrapped__
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert find() is compiled_loops._on_pool

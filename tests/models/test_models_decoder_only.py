@@ -104,7 +104,7 @@ def test_texts_in_a_list_have_the_gradients_of_padded_rows(masked, head):
 
 
 def rope(q, k, cos, sin):
-    """As the transformers library turns Llama's heads; cos and sin [b, n, k]."""
+    """Rotates as the transformers library does for Llama; cos and sin [b, n, k]."""
 
     def turned(x):
         first, second = x.chunk(2, -1)
@@ -118,7 +118,7 @@ LIGER = SimpleNamespace(
     liger_swiglu=lambda gate, value: F.silu(gate) * value,
     liger_rope=rope,
 )
-"""The library's kernels, by torch."""
+"""The library's kernels, implemented in torch."""
 
 
 def test_a_model_of_ligers_kernels_is_the_same_model(monkeypatch):

@@ -31,14 +31,14 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 
 def pair(name):
-    """Our model, the library's with the same weights, and how names are translated."""
+    """Our model, the library's with the same weights, and the translation of names."""
     ours, theirs, translate = MODELS[name]
     own = build_model(DecoderOnly(**SIZES, **ours), V)
     spec = HuggingFaceCausal(kind="huggingface_causal", architecture=name, **SIZES, **theirs)
     torch.manual_seed(4)
     other = build_model(spec, V)
     with torch.no_grad():
-        for p in other.parameters():  # biases that are zero would hide that they are mixed up
+        for p in other.parameters():  # zero biases would hide mix-ups
             p.add_(torch.randn_like(p) * 0.05)
     own.load_state_dict(translate(other.causal.state_dict(), SIZES["layers"]))
     return own.eval(), other.eval(), translate
@@ -84,13 +84,13 @@ def test_documents_of_a_row_are_those_of_the_library(name):
         own.logits(tokens, segments), other.logits(tokens, segments), rtol=1e-4, atol=1e-5
     )
     torch.testing.assert_close(own(tokens, targets, segments), other(tokens, targets, segments))
-    # As if each stood in a row of its own.
+    # The same as each in a separate row.
     alone = other.causal(tokens[2:, 2:6]).logits
     torch.testing.assert_close(own.logits(tokens, segments)[2:, 2:6], alone, rtol=1e-4, atol=1e-5)
 
 
 @every_model
-def test_the_generated_text_is_that_of_the_library(name):
+def test_generated_text_equals_that_of_the_library(name):
     own, other, _ = pair(name)
     with torch.no_grad():
         (own.output or own.embedding).weight.mul_(5)

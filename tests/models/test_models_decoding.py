@@ -36,7 +36,7 @@ def sentences(seed, vocabulary, lengths=(3, 6, 1, 4)):
 
 @torch.no_grad()
 def next_log_p(model, source, prefix):
-    """Log-probabilities of the token after BOS and ``prefix``; nothing is cached or batched."""
+    """Log-probabilities of the token after BOS and ``prefix``, without cache or batch."""
     tokens = torch.tensor([[BOS, *prefix]])
     return model(source[None], tokens)[0, -1].log_softmax(-1).tolist()
 
@@ -89,7 +89,7 @@ def test_beam_search_equals_plain_beam_search(beam_size, alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
-def test_a_wide_beam_finds_the_best_of_all(alpha):
+def test_a_wide_beam_finds_the_best_hypothesis(alpha):
     found = set()
     for seed in range(3):
         model, source = build(seed, 6, gain=1.0), sentences(seed, 6, lengths=(2, 3))
@@ -106,7 +106,7 @@ searches = pytest.mark.parametrize(
 
 
 def ending(bias):
-    """A model to which EOS is more (or less) probable at every step."""
+    """A model for which EOS is more (or less) probable at every step."""
     model = build(0, 8)
     plain = model.decode
 

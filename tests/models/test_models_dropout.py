@@ -19,7 +19,7 @@ def test_drops_with_probability_p_and_keeps_the_mean(kind, p):
 
 
 def test_neighbours_are_independent():
-    # Four elements share one draw: none of the four places may be biased or tied to another.
+    # Four elements share a draw: no place may be biased or depend on another.
     torch.manual_seed(0)
     dropped = (dropout(torch.ones(100_000, 4), 0.3) == 0).float()
     torch.testing.assert_close(dropped.mean(0), torch.full((4,), 0.3), rtol=0, atol=0.008)
@@ -54,7 +54,7 @@ def test_nothing_happens_in_evaluation_or_without_probability(method):
     assert (Dropout(0.5, method).train()(torch.randn(100)) == 0).any()
 
 
-# Small, and so large that threads share it; odd, so that the pieces are not equal.
+# Small, and large enough for several threads; odd, so that the pieces are not equal.
 @pytest.mark.parametrize("size", [8, 3 * 2**16 + 1])
 @pytest.mark.parametrize("beside", ["residual", "relu"])
 def test_a_fused_loop_and_its_gradient_are_those_of_one_mask(size, beside):
@@ -81,11 +81,11 @@ def test_a_fused_loop_and_its_gradient_are_those_of_one_mask(size, beside):
         assert kept[may_pass].float().mean().item() == pytest.approx(1 - p, abs=0.01)
 
 
-def test_masks_of_two_calls_are_not_one_sequence_with_another_start():
+def test_masks_of_two_calls_are_not_shifted_copies():
     torch.manual_seed(0)
     layer = Dropout(0.5, FUSED)
     first, second = ((layer(torch.ones(20_000)) != 0).float() - 0.5 for _ in range(2))
-    # Any shift of one against the other would stand out of the noise, 5 standard errors.
+    # A shifted copy would exceed the noise of 5 standard errors.
     size = torch.fft.rfft(first, 40_000).conj() * torch.fft.rfft(second, 40_000)
     assert torch.fft.irfft(size).abs().max() < 5.5 * 0.25 * 20_000**0.5
 
@@ -100,7 +100,7 @@ def test_the_seed_decides_the_masks_of_compiled_loops_too():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_formats_are_dropped_in_small_operations(dtype):
+def test_other_formats_fall_back_to_separate_operations(dtype):
     layer, x = Dropout(0.5, FUSED), torch.ones(1000, dtype=dtype)
     for result in (layer.added(torch.ones_like(x), x) - 1, layer.of_relu(x), layer(x)):
         assert result.dtype == dtype

@@ -1,4 +1,4 @@
-"""Models whose attention takes sentences of any lengths, with a stand-in for the kernel of GPUs."""
+"""Models whose attention takes sentences of any lengths, with a stand-in for the GPU kernel."""
 
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ FLASH = {"attention": {"kind": "sdpa", "backend": "flash"}}
 
 
 def stand_in(q, k, v, starts, longest, causal, dropout):
-    """The kernel, sentence by sentence. What no sentence covers is left as it was: no number."""
+    """Computes what the kernel does, sentence by sentence."""
     found = []
     for side, bound, x in zip(starts, longest, (q, k), strict=True):
         assert side.dtype == torch.int32
@@ -57,7 +57,7 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def torchs(monkeypatch):
-    """Of each call of torch's attention: whether it has a mask, and whether it may take another
+    """For each call of torch's attention, whether it has a mask, and whether it may use another
     kernel than FlashAttention."""
     made = []
     real = attention.F.scaled_dot_product_attention
@@ -81,7 +81,7 @@ def test_training_and_validation_compute_what_padded_rows_compute(calls, packed,
         assert_equal(loss_and_gradients(model, batch), expected)
         trained = len(calls)
         model.eval()
-        loss_and_gradients(model, batch)  # the same kernel where nothing is trained
+        loss_and_gradients(model, batch)  # the same kernel in evaluation
     assert len(calls) == 2 * trained == 2 * 6
 
 

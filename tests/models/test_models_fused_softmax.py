@@ -1,4 +1,4 @@
-"""Mask, softmax and dropout in one compiled loop, beside the same step by step."""
+"""Mask, softmax and dropout in one compiled loop, compared with separate operations."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_weights_and_gradients_are_those_of_the_mask_that_is_drawn(dtype, m, cas
     weights = attention_weights(scores * 1, None if causal else mask, causal, p)
     exact = scores.detach().double().requires_grad_()
     hidden = torch.tensor(False) if mask is None else ~mask
-    # What is not 0 was kept. A probability may be 0 too, which then makes no difference.
+    # Elements other than 0 were kept. A probability of 0 makes no difference.
     expected = exact.masked_fill(hidden, -1e30).softmax(-1) * (weights != 0) / (1 - p)
     gradient = torch.randn(weights.shape).to(dtype)
     weights.backward(gradient)
@@ -65,14 +65,14 @@ def test_a_query_without_a_key_sees_nothing():
     assert not scores.grad.any()
 
 
-def test_a_score_that_is_no_number_is_not_hidden():
+def test_a_nan_score_is_not_hidden():
     scores = scores_of(20, torch.float32)
     scores[0, 0, 0, 3] = torch.nan
     assert attention_weights(scores, None, False, 0.1)[0, 0, 0].isnan().any()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_attention_is_the_reference_where_next_to_nothing_is_dropped(dtype):
+def test_attention_equals_the_reference_with_almost_no_dropout(dtype):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 7, 8).to(dtype) for _ in range(3))
     ours = fused_softmax_attention(q, k, v, None, True, 1e-9)
@@ -81,7 +81,7 @@ def test_attention_is_the_reference_where_next_to_nothing_is_dropped(dtype):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_it_is_the_reference():
+def test_on_a_gpu_attention_equals_the_reference():
     q, k, v = (torch.randn(2, 2, 7, 8, device="cuda") for _ in range(3))
     found = []
     for attend in (fused_softmax_attention, reference_attention):

@@ -1,4 +1,4 @@
-"""Text from a language model: with cache and without, greedy and drawn, prompts of many lengths."""
+"""Text from a language model: with and without a cache, greedy and sampled, with any prompts."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_equals_decoding_without_a_cache(fields):
 @torch.no_grad()
 def test_texts_end_with_eos_and_leave_the_batch():
     model = build()
-    # EOS is what follows some token of the first text and of no other.
+    # Make EOS follow a token that only the first text has.
     first = model.generate(PROMPTS, 9)[0]
     weight = model.embedding.weight
     weight[EOS] = weight[first[3]] * 1.01

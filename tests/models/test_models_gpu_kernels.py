@@ -1,5 +1,5 @@
-"""Triton's kernels without a GPU: their numbers by its interpreter, their machine code by its
-compiler; and the layers that use them, with torch's operations in their place."""
+"""Triton kernels without a GPU: their numbers by Triton's interpreter, their machine code by its
+compiler; and the layers that use them, with torch's operations instead."""
 
 import importlib
 import importlib.util
@@ -33,7 +33,7 @@ needs_triton = pytest.mark.skipif(
 
 
 def run_script(name: str, *arguments: str, **variables: str) -> str:
-    """The output of a script of this folder, in a process of its own."""
+    """Runs a script of this folder in a separate process, and returns its output."""
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(HERE / name), *arguments]
@@ -51,7 +51,7 @@ def interpreted(tmp_path_factory):
 
 
 class Norm:
-    """Weight and bias that are given, not copies."""
+    """A normalization with exactly the given weight and bias, not copies."""
 
     def __init__(self, weight, bias):
         self.weight, self.bias, self.eps = weight, bias, 1e-5
@@ -70,7 +70,7 @@ def test_normalization_with_its_residual_has_the_numbers_of_torch(interpreted, d
 
 
 @needs_triton
-def test_a_sum_that_nothing_uses_has_no_gradient_of_its_own(interpreted):
+def test_an_unused_sum_contributes_no_gradient(interpreted):
     inputs, _ = cases.norm_inputs(48, torch.float32)
     _, normed = by_torch(*inputs[:2], Norm(*inputs[2:]), 0.0)
     normed.square().sum().backward()
@@ -86,7 +86,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(interpreted):
     assert torch.equal(total, gradient)
     kept = total[total != 0]
     torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - cases.P)))
-    assert not torch.equal(total[0], total[1]), "rows have masks of their own"
+    assert not torch.equal(total[0], total[1]), "rows must have different masks"
 
 
 @needs_triton
@@ -150,18 +150,18 @@ def test_kernels_become_machine_code_without_spills(name, architecture):
     assert f".target sm_{architecture}" in code
     registers, spills = registers_and_spills(code)
     assert spills == 0
-    # Of 65,536 on a multiprocessor: at least half of the 64 warps that it can hold find room.
+    # A multiprocessor has 65,536: at least half of its 64 warps must fit.
     assert registers * 32 * 32 <= 65_536
 
 
 @needs_triton
 @pytest.mark.slow
-def test_what_the_compiler_makes_of_the_layers_becomes_machine_code():
+def test_compiled_layers_become_machine_code():
     found = json.loads(run_script("inductor_for_gpus.py"))
     assert set(found) == {"86", "90"}
     for kernels in found.values():
         assert any("layer_norm_backward" in name for name in kernels)
-        # 16 bytes are the compiler's own limit for a configuration that it keeps.
+        # The compiler itself drops configurations with more than 16 bytes.
         assert {name: spills for name, (_, spills) in kernels.items() if spills > 16} == {}
 
 
@@ -169,8 +169,8 @@ WITH_RESIDUAL = {"norm_method": {"kind": "with_residual"}}
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_layers_with_it_train_as_those_without(norm, monkeypatch):
-    """With torch's operations in place of the kernel, which no CPU has."""
+def test_layers_with_the_kernel_train_like_those_without(norm, monkeypatch):
+    """With torch's operations in place of the kernel, which needs a GPU."""
     calls = []
 
     def stand_in(residual, x, layer_norm, p, kind):
@@ -187,13 +187,13 @@ def test_layers_with_it_train_as_those_without(norm, monkeypatch):
         model(source, target).square().sum().backward()
         found.append({name: p.grad for name, p in model.named_parameters()})
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-    # Two layers of an encoder with one or two of them, two of a decoder with two or three.
+    # Two encoder layers call it once or twice, two decoder layers twice or three times.
     assert len(calls) == (6 if norm == "pre" else 10)
     build_model(Transformer(**sizes, **WITH_RESIDUAL), 50).eval()(source, target)
     assert len(calls) == (6 if norm == "pre" else 10), "evaluation takes torch's operations"
 
 
-def test_a_cpu_refuses_it_and_tensors_without_memory_pass():
+def test_a_cpu_refuses_the_kernel_but_fake_tensors_pass():
     x, norm = torch.zeros(2, 3, 8), nn.LayerNorm(8)
     with pytest.raises(Unsupported, match="with_residual is a kernel of Triton for GPUs"):
         added_and_normalized(x, x, norm, 0.1, "cpu")

@@ -1,5 +1,5 @@
-"""Losses of hidden states that never hold all logits are the loss of whole logits; those of libraries
-are called by a stand-in in torch, and refused where they cannot work."""
+"""Losses that never hold all logits equal the loss of whole logits; stand-ins in torch replace those
+of libraries, which are refused if they cannot work."""
 
 import importlib
 from types import SimpleNamespace
@@ -98,7 +98,7 @@ def test_value_and_gradients_are_those_of_whole_logits(head, smoothing, scale, c
 
 @heads
 @pytest.mark.usefixtures("stand_ins")
-def test_padding_counts_nothing_even_where_there_is_nothing_else(head):
+def test_padding_does_not_count_even_in_a_batch_of_padding(head):
     hidden, output, labels = drawn()
     loss = head(hidden, output, torch.full_like(labels, PAD), 0.1)
     loss.backward()
@@ -134,7 +134,7 @@ def test_under_autocast_cut_cross_entropy_gets_the_format_of_autocast(monkeypatc
     assert loss.dtype == torch.float32
 
 
-def test_the_reason_is_said_where_a_library_cannot_work(monkeypatch):
+def test_a_library_that_cannot_work_is_named_with_the_reason(monkeypatch):
     monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
     with pytest.raises(Unsupported, match=r"needs torch 2\.13 or newer: use one_pass"):
         LINEAR(*drawn(), 0.1)

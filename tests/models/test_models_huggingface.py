@@ -1,4 +1,4 @@
-"""Models of the transformers library behind the interfaces of this project's."""
+"""Models of the transformers library behind this project's interfaces."""
 
 import builtins
 
@@ -151,6 +151,6 @@ def test_models_that_cannot_take_a_loss_or_documents(architecture, fields, more,
         ({"options": {"n_ctxx": 3}}, r"model\.options\.n_ctxx.*gpt2"),
     ],
 )
-def test_what_the_library_does_not_have_is_refused(fields, message):
+def test_unknown_architectures_and_options_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         causal(**fields)

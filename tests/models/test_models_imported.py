@@ -1,4 +1,4 @@
-"""Models of the user's own: what they must offer, and what is said when they do not."""
+"""Users' own models: what they must offer, and the messages if they do not."""
 
 import sys
 from pathlib import Path
@@ -62,7 +62,7 @@ class Ids(Bag):
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """A folder on the path of modules; those imported from it are forgotten afterwards."""
+    """A folder on the module path; removes its modules from Python's cache afterwards."""
     (tmp_path / "users_model.py").write_text(MODULE)
     (tmp_path / "broken_model.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -87,7 +87,7 @@ def build(factory, **fields):
         ("users_model:Half", "has no decode and no new_cache; remedy: define all of encode, "),
     ],
 )
-def test_what_cannot_be_built_is_said(modules, factory, message):
+def test_factories_that_cannot_be_used_are_explained(modules, factory, message):
     with pytest.raises(ValueError, match=f"^model.factory = {factory}: ") as raised:
         build(factory)
     assert message in str(raised.value)
@@ -107,14 +107,14 @@ def test_an_import_that_fails_inside_the_module_is_the_users_own_error(modules):
         ("Ids", r"returns torch.int64 \[3, 4, 31\]"),
     ],
 )
-def test_wrong_logits_are_said_at_the_first_batch(modules, factory, message):
+def test_wrong_logits_are_reported_at_the_first_batch(modules, factory, message):
     model = build(f"users_model:{factory}")
     with pytest.raises(ValueError, match=message):
         model(*pairs(V, 6, 4))
 
 
 @torch.no_grad()
-def test_forward_alone_is_enough_for_both_searches(modules):
+def test_both_searches_work_with_forward_alone(modules):
     source, _ = pairs(V, 6, 4)
     alone, own = build("users_model:Bag").eval(), build("users_model:Full").eval()
     assert greedy(alone, source, 6) == greedy(own, source, 6)

@@ -114,7 +114,7 @@ def test_chunks_never_hold_the_logits_of_more_tokens_than_they_may():
 
 
 def test_chunks_sum_their_gradients_in_the_format_of_the_weights():
-    """Summed up in bfloat16, 64 small parts would be lost beside a large one."""
+    """A sum in bfloat16 would lose 64 small parts next to a large one."""
     torch.manual_seed(0)
     hidden, output = torch.randn(1, 64, 8), torch.randn(12, 8)
     hidden[0, 0] *= 100

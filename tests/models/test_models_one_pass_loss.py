@@ -19,7 +19,7 @@ def test_chunks_of_any_size_compute_the_same(monkeypatch, elements):
 
 
 def assert_rounded(autocast):
-    """Products are rounded to the format of autocast, and nothing else."""
+    """Checks that only products are rounded to the format of autocast."""
     value, *gradients = value_and_gradients(one_pass_loss_sum, 0.1, autocast=autocast)
     exact, *expected = value_and_gradients(whole, 0.1)
     torch.testing.assert_close(value, exact, rtol=1e-2, atol=1e-2)
@@ -47,7 +47,7 @@ def test_on_cuda():
 
 @pytest.fixture
 def for_a_gpu(monkeypatch):
-    """The way of GPUs, by a kernel that stands for Triton's; its calls."""
+    """Makes losses compute as on a GPU, with a stand-in for Triton's kernel; returns its calls."""
     calls = []
 
     def kernel(logits, *arguments):
@@ -63,12 +63,12 @@ def for_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 def test_a_kernel_that_writes_over_the_logits(for_a_gpu, autocast):
-    """Padding is masked there: to leave it out costs a GPU more."""
+    """On a GPU the kernel masks padding, since skipping it would cost more."""
     assert_rounded(autocast)
     assert for_a_gpu
 
 
-def test_operators_that_are_seen_do_not_change_the_kernel(for_a_gpu):
+def test_observed_operators_do_not_change_the_kernel(for_a_gpu):
     with FirstStep() as kernels:
         kernels.begin()
         value_and_gradients(one_pass_loss_sum, 0.1)
@@ -87,7 +87,7 @@ def test_a_host_without_a_compiler_computes_step_by_step(monkeypatch, caplog):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("words", [7, 64, 1001])
-def test_one_loop_in_bfloat16_is_that_step_by_step_but_for_rounding(smoothing, words):
+def test_one_loop_in_bfloat16_only_differs_by_rounding(smoothing, words):
     torch.manual_seed(0)
     logits = (5 * torch.randn(40, words)).to(torch.bfloat16)
     labels = torch.randint(0, words, (40,))
@@ -98,7 +98,7 @@ def test_one_loop_in_bfloat16_is_that_step_by_step_but_for_rounding(smoothing, w
     torch.testing.assert_close(gradient.float(), wide[1].float(), rtol=2**-8, atol=1e-6)
 
 
-def test_a_logit_that_is_no_number_is_in_the_loss():
+def test_a_nan_logit_makes_the_loss_nan():
     logits = torch.zeros(2, 40, dtype=torch.bfloat16)
     logits[1, 3] = torch.nan
     losses, _ = one_pass_loss._in_one_loop(logits, torch.tensor([1, 2]), None, 0.1, 1.0)

@@ -1,4 +1,4 @@
-"""Several pairs in a row, and real tokens in a list, against each pair in a padded row of its own."""
+"""Several pairs in a row, and real tokens in a list, give the results of pairs in padded rows."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def padded_batch():
 
 
 def packed_batch(sources, targets, tokens=20):
-    """The pairs in rows together, and where each stands: row, columns."""
+    """Packs the pairs; also returns row and columns of each."""
     source, target = ragged(sources), ragged(targets)
     lengths = [side.lengths.astype(np.int64) + 1 for side in (source, target)]
     packing = pack(*lengths, np.array([0, len(sources)]), tokens)
@@ -91,7 +91,7 @@ def test_loss_and_gradients_of_packed_rows_are_those_of_padded_rows(kind, device
 
 
 def test_a_pair_sees_nothing_of_the_others_in_its_row():
-    """Cross-contamination: other ids in one pair change not a bit of another's logits."""
+    """No cross-contamination: changing the ids of one pair does not change another's logits."""
     given = pairs()
     model = build(True)
     batch, places = packed_batch(*given)
@@ -110,7 +110,7 @@ def test_a_pair_sees_nothing_of_the_others_in_its_row():
 
 
 def test_rows_of_one_pair_are_a_special_case():
-    """As in validation: a packed model takes padded rows, and rows that stand in for nothing."""
+    """As in validation, a packed model takes padded rows, and rows that stand for no pair."""
     for batch in (padded_batch(), collate(ragged([]), ragged([]))):
         expected = build()(batch.source, batch.target_input)
         found = build(True)(batch.source, batch.target_input)
@@ -144,7 +144,7 @@ def test_loss_and_gradients_of_unpadded_tokens_are_those_of_padded_rows(blocks, 
 
 
 @pytest.mark.parametrize(("packed", "multiple"), [(False, 1), (False, 16), (True, 16)])
-def test_only_real_tokens_are_computed_and_what_fills_a_list_up(packed, multiple):
+def test_only_real_tokens_and_fillers_are_computed(packed, multiple):
     padded = padded_batch()
     expected = loss_and_gradients(build(), padded)
     tokens = {"kind": "unpadded", "blocks": 2, "row_multiple": multiple}
@@ -158,7 +158,7 @@ def test_only_real_tokens_are_computed_and_what_fills_a_list_up(packed, multiple
     assert rows == [-(-n // multiple) * multiple for n in real for _ in range(2)]
 
 
-def test_evaluation_takes_padded_rows_as_ever():
+def test_evaluation_still_takes_padded_rows():
     batch = padded_batch()
     ours, expected = build(**unpadded(2)).eval(), build().eval()
     assert torch.equal(
@@ -166,7 +166,7 @@ def test_evaluation_takes_padded_rows_as_ever():
     )
 
 
-def test_tensors_without_values_pass_as_if_nothing_were_padding():
+def test_tensors_without_values_count_as_full_rows():
     with torch.device("meta"):
         spec = {"d_model": 16, "d_ff": 32, "heads": 4} | unpadded(2)
         model = build_model(Transformer.model_validate(spec), V)

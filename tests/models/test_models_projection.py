@@ -1,4 +1,4 @@
-"""Projections: the kinds differ in how they compute, not in what."""
+"""Projections: all kinds compute the same, in different ways."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def results(projection, x, dtype=torch.float32):
     with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
         heads = projection(x)
     sum((i + 1) * part.float().square().sum() for i, part in enumerate(heads)).backward()
-    with torch.no_grad():  # the parts of the gradient are where those of the weight are
+    with torch.no_grad():  # write gradients over weights, so that blocks() finds their parts
         for parameter in projection.parameters():
             parameter.copy_(parameter.grad)
     gradients = [gradient for _, *both in projection.blocks() for gradient in both]
@@ -84,7 +84,7 @@ def test_same_seed_same_initial_weights(kind):
 
 
 @pytest.mark.parametrize(("kind", "dimension"), [("batch_outer", 1), ("batch_inner", 0)])
-def test_layouts_lie_in_memory_as_they_say(kind, dimension):
+def test_layouts_are_stored_in_their_order(kind, dimension):
     parts = build_kind(kind, 12, 3)(torch.randn(2, 5, 12))
     shape = [2, 3, 5, 4]  # b, h, n, k
     shape.insert(dimension, 3)

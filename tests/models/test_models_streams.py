@@ -1,7 +1,7 @@
-"""Streams: order and memory, checked with a model of CUDA's streams where there is no GPU.
+"""Streams: order and memory, checked with a model of CUDA's streams on hosts without a GPU.
 
-The model knows which work has surely ended when other work starts, as a vector clock for each
-stream. It runs nothing late, so it finds a missing event whatever the timing.
+The model keeps a vector clock for each stream, so it knows which work must have ended when other work
+starts. It does not depend on timing, so it always finds a missing event.
 """
 
 import itertools
@@ -25,7 +25,7 @@ PARTS = ("query", "key", "value")
 
 
 class Stream:
-    """A queue; ``clock`` tells how far each queue is when the next work of this one starts."""
+    """A queue; ``clock`` is the progress of each queue when the next work of this one starts."""
 
     def __init__(self):
         self.clock = {}
@@ -44,7 +44,7 @@ class FakeCuda:
         self.writers = {}
         self.used_by, self.recorded = set(), set()
         self.races = []
-        self.kept = []  # so that an address stands for one tensor
+        self.kept = []  # so that no address is reused
 
     def is_available(self):
         return True
@@ -63,7 +63,7 @@ class FakeCuda:
         self.current = before
 
     def synchronize(self, device=None):
-        """The host waits for every stream: what is launched from now on starts later."""
+        """The host waits for every stream, so all later launches start after this."""
         self.synchronisations += 1
         for stream, other in itertools.permutations([self.main, *self.made], 2):
             stream.wait_stream(other)
@@ -86,7 +86,7 @@ class FakeCuda:
 
     @property
     def forgotten(self):
-        """Uses of memory by another stream than its own that the allocator was not told of."""
+        """Uses of memory by a stream that did not allocate it, without telling the allocator."""
         return self.used_by - self.recorded
 
     @staticmethod
@@ -106,7 +106,7 @@ def cuda(monkeypatch):
 
 
 def launched(cuda, as_published, parts=PARTS, calls=1):
-    """A projection of an input that the current stream made, read there afterwards."""
+    """Projects an input of the current stream, which then reads the results."""
     torch.manual_seed(0)
     spec = StreamsQkv(kind="streams", device_synchronise=as_published)
     projection = build_projection(spec, 12, 3, parts)
@@ -181,7 +181,7 @@ def test_planted_fault_one_synchronisation_of_two(cuda, monkeypatch, forgotten):
 
 
 @MODES
-def test_planted_fault_memory_that_is_not_handed_over(cuda, monkeypatch, as_published):
+def test_planted_fault_memory_that_is_not_recorded(cuda, monkeypatch, as_published):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     launched(cuda, as_published)
     assert len(cuda.forgotten) == 6  # the input by three streams, three results by the main one
@@ -195,7 +195,7 @@ def test_counting_without_data_needs_no_streams(monkeypatch):
 
 
 @MODES
-def test_a_machine_without_cuda_is_told_so(monkeypatch, as_published):
+def test_a_machine_without_cuda_is_unsupported(monkeypatch, as_published):
     spec = Transformer(qkv={"kind": "streams", "device_synchronise": as_published})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Unsupported, match=r"^needs CUDA: .*this host has none$"):
@@ -231,13 +231,13 @@ def concurrently_late(linears, x):
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("run", [concurrently, concurrently_late, between_synchronisations])
-def test_large_tensors_on_cuda_come_in_time(run, seed):
+def test_large_tensors_on_cuda_are_not_read_too_early(run, seed):
     """Three products of a late input, read at once."""
     linears = large_maps(seed)
     values = torch.randn(64, 512, 1024, device="cuda")
     x = torch.zeros_like(values)
-    # Once for the memory, whose first allocation might wait for the device, and to leave other
-    # values in it.
+    # A first run, because allocating memory may wait for the device, and to leave other values
+    # in the memory.
     warm = [result.clone() for result in run(linears, x)]
     torch.cuda.synchronize()
     del warm
@@ -252,7 +252,7 @@ def test_large_tensors_on_cuda_come_in_time(run, seed):
 @pytest.mark.gpu
 @torch.no_grad()
 @pytest.mark.parametrize("run", [concurrently, between_synchronisations])
-def test_memory_that_is_still_read_is_not_reused_on_cuda(run):
+def test_memory_still_in_use_is_not_reused_on_cuda(run):
     used = []
 
     def noted(linear):

@@ -38,7 +38,7 @@ def test_starts_from_the_same_weights(norm, tied):
     assert mine.keys() == other.keys()
     for name, tensor in mine.items():
         assert torch.equal(tensor, other[name]), name
-    # Everything is named: nothing is left without a value.
+    # Every parameter has a canonical name, so none lacks a value.
     assert sum(t.numel() for t in other.values()) == sum(p.numel() for p in theirs.parameters())
 
 
@@ -49,7 +49,7 @@ def test_computes_the_same_function_and_gradients(norm, training):
     logits, gradients = {}, {}
     for kind in ("transformer", "torch_nn"):
         model = build(kind, norm=norm).train(training)
-        # Biases and normalizations that are 0 or 1 would hide where they are mixed up.
+        # Biases of 0 and normalizations of 1 would hide mix-ups.
         generator = torch.Generator().manual_seed(4)
         with torch.no_grad():
             for _, tensor in sorted(canonical_state_dict(model).items()):

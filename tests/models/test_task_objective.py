@@ -1,4 +1,4 @@
-"""Objectives: what a loss is of a batch, whatever computes it."""
+"""Objectives: the loss of a batch, whatever computes it."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def texts():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["whole", "chunked", "one_pass"])
-def test_every_loss_is_that_of_the_logits(kind, smoothing):
+def test_every_loss_equals_that_of_the_logits(kind, smoothing):
     loss = TypeAdapter(AnyLoss).validate_python({"kind": kind})
     module = objective(MASKED, model(), smoothing, loss)
     source, inputs, labels = texts()
@@ -43,7 +43,7 @@ def test_every_loss_is_that_of_the_logits(kind, smoothing):
     torch.testing.assert_close(module(source, inputs, labels), expected)
 
 
-def test_a_text_in_a_row_is_as_if_it_were_alone_unless_they_are_joined():
+def test_texts_in_a_row_are_independent_unless_joined():
     source, inputs, _ = texts()
     second = inputs[:1, 3:]
     network = model()
