@@ -6,12 +6,12 @@ import torch.nn.functional as F
 
 from benchmarks._copied_weights import gpt2_weights, llama_weights
 from schemas.config.model import DecoderOnly, HuggingFaceCausal
+from tests.models.test_models_decoder_only import SIZES, V
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.registry import build_model
 
 pytest.importorskip("transformers")
 
-V, SIZES = 37, {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
 GPT2 = {
     "positions": {"kind": "learned", "length": 1024},
     "norm": {"kind": "layer"},

@@ -3,18 +3,16 @@
 import pytest
 import torch
 
-from schemas.config.model import DecoderOnly, Sampling
+from schemas.config.model import Sampling
+from tests.models.test_models_decoder_only import V
+from tests.models.test_models_decoder_only import build as decoder
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.registry import build_model
 
-V = 37
 PROMPTS = [[BOS, 5, 6, 7], [BOS], [BOS, 9]]
 
 
 def build(**fields):
-    torch.manual_seed(1)
-    spec = DecoderOnly(layers=2, d_model=24, d_ff=40, heads=4, **fields)
-    model = build_model(spec, V).eval()
+    model = decoder(**fields).eval()
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 2:

@@ -1,6 +1,6 @@
-/* A libnvidia-ml.so.1 for tests. It answers from the lines "name=value" of the file $FAKE_NVML, read
-   anew at every call; "used.1=5" is about GPU 1. A value of "error:3" is that error of nvml.h. With
-   OLD defined it lacks functions that old drivers lack. */
+/* A libnvidia-ml.so.1 for tests. Every call reads its answer from the lines "name=value" of the file
+   $FAKE_NVML; "used.1=5" is about GPU 1, and the value "error:3" is that error of nvml.h. If OLD is
+   defined, functions that old drivers lack are left out. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-"""Gradients of one global batch by any strategy, as every rank finds them before its update."""
+"""Gradients of one global batch by any strategy, as every rank has them before its update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
 
 PAIRS = 13
-"""Pairs of a global batch: no number of ranks divides it. The last of an epoch has one pair."""
+"""Pairs of a global batch, which no number of ranks divides; an epoch's last batch has one pair."""
 FULL, LAST = 0, 3
 
 
 @dataclass
 class Found:
-    """The state of a rank after steps whose learning rate is 0."""
+    """The state of a rank after steps with a learning rate of 0."""
 
     loss: float
     norm: float
@@ -40,7 +40,7 @@ def spec_of(**sections: Any) -> RunSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """``steps`` steps on the same ``batch``; ``change(setup)`` comes first."""
+    """``steps`` steps on the same ``batch``, after a call of ``change(setup)``."""
 
     spec: RunSpec
     batch: int = FULL
@@ -84,7 +84,7 @@ def find_all_on_gpus(cases: dict[str, Case]) -> dict[str, Found]:
 def find_on_ranks(
     cases: dict[str, Case], world_size: int, gpus: bool = False
 ) -> dict[str, list[Found]]:
-    """The findings of every rank, by case; the processes are started once."""
+    """The results of every rank by case; the processes are started once."""
     ranks = (
         run_ranks(find_all_on_gpus, world_size, cases, backend="nccl")
         if gpus
@@ -108,7 +108,7 @@ def distance(found: Found, expected: Found) -> float:
 
 
 def assert_same(found: Found, expected: Found, tolerance: float) -> None:
-    """Loss, gradients and their norm are the expected ones, up to a relative ``tolerance``."""
+    """Assert that loss, gradients and norm are the expected ones up to a relative ``tolerance``."""
     assert abs(found.loss - expected.loss) <= 1e-5 * abs(expected.loss)
     assert distance(found, expected) <= tolerance
     assert abs(found.norm - expected.norm) <= tolerance * expected.norm

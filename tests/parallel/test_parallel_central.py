@@ -1,4 +1,4 @@
-"""The central scheme trains as one process does, and its imbalance shows."""
+"""The central scheme trains like one process, and its imbalance is measured."""
 
 import tempfile
 from pathlib import Path
@@ -29,7 +29,7 @@ CASES = {name: (kind, "fp32") for name, kind in KINDS.items()} | {
 
 
 def trained(parallel: dict[str, Any], precision: str = "fp32") -> dict[str, Any]:
-    """Six steps and a validation: losses, weights, and what was held and sent on the way."""
+    """Losses, weights, memory and traffic of six steps and a validation."""
     setup = small_setup(spec_of(parallel=parallel, training={"precision": {"kind": precision}}))
     watcher, saved = Watcher(), []
 
@@ -42,7 +42,7 @@ def trained(parallel: dict[str, Any], precision: str = "fp32") -> dict[str, Any]
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
         patch.object(Feed, "_make", autospec=True, side_effect=Feed._make) as read,
     ):
-        exact = precision == "fp32"  # a CPU validates slowly in 16 bits
+        exact = precision == "fp32"  # on a CPU validation in 16 bits is slow
         history = train(setup, watcher, Path(folder), validate_last=exact)
     states = [value for state in setup.optimizer.state.values() for value in state.values()]
     return {
@@ -72,14 +72,14 @@ def single():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_trains_as_one_process(ranks, single, name):
+def test_the_central_scheme_trains_like_one_process(ranks, single, name):
     for rank in ranks:
         result = rank[name]
         assert result["losses"] == pytest.approx(single["losses"], rel=1e-5)
         assert result["validations"] == pytest.approx(single["validations"], rel=1e-5)
         assert result["steps"] == single["steps"]
-        # Of all weights together: Adam makes a full-sized update of the rounding in those that
-        # have no gradient, as the biases of keys.
+        # Compared all together: where the true gradient is zero, as for biases of keys, Adam
+        # turns rounding errors into full-sized updates.
         found, expected = (
             torch.cat([w.flatten() for w in side["weights"]]) for side in (result, single)
         )
@@ -104,7 +104,7 @@ def test_only_the_first_rank_reads_and_updates(ranks):
 def test_the_first_rank_holds_the_logits_of_all(ranks):
     excess = {name: ranks[0][name]["saved_bytes"] - ranks[1][name]["saved_bytes"] for name in KINDS}
     gathered = ranks[0]["central"]["told"]["traffic"]["gather of logits"]["received_bytes"][0]
-    # For its loss the first rank keeps its own logits and those that it received.
+    # The first rank keeps its own logits and the received ones for the loss.
     assert excess["central"] >= 2 * gathered
     assert abs(excess["central_local_loss"]) < gathered / 10
 
@@ -115,7 +115,7 @@ def test_traffic_of_logits_and_of_losses(ranks):
     for traffic in (central, local):
         weights = sum(tensor.nbytes for tensor in ranks[0]["central"]["weights"])
         sent = traffic["broadcast of weights"]["sent_bytes"]
-        # Once at the start and after every update; messages of other ranks are their gradients.
+        # Weights are sent at the start and after every update; other ranks send gradients.
         assert sent == [(1 + steps) * weights, 0]
         assert traffic["reduce of gradients"]["sent_bytes"] == [0, steps * weights]
         for operation in traffic.values():
@@ -126,13 +126,13 @@ def test_traffic_of_logits_and_of_losses(ranks):
         central["scatter of gradients of logits"]["sent_bytes"]
         == central["gather of logits"]["received_bytes"]
     )
-    # A number of four bytes.
+    # Each loss is one number of four bytes.
     assert local["gather of losses"]["sent_bytes"] == [0, 4 * steps]
     assert "gather of logits" not in local
 
 
-def test_numbers_for_the_host_go_from_host_to_host_beside_nccl(monkeypatch):
-    """Through the GPU both hosts would wait for their devices at every step."""
+def test_numbers_for_hosts_travel_between_hosts_under_nccl(monkeypatch):
+    """Sent through the GPU, they would make both hosts wait for their devices at every step."""
     hosts = object()
     sent: list[tuple[str, object]] = []
     dist = messages.dist

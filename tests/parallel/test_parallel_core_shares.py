@@ -63,7 +63,7 @@ def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these():
     assert told.endswith(", 1 threads on one core each")
 
 
-def test_fewer_cores_than_threads_are_told(monkeypatch):
+def test_fewer_cores_than_threads_are_refused(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("bound"), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -71,7 +71,7 @@ def test_fewer_cores_than_threads_are_told(monkeypatch):
         bind_threads(1, 2)
 
 
-def test_systems_that_bind_nothing_say_so(monkeypatch):
+def test_systems_that_cannot_bind_threads_are_refused(monkeypatch):
     system = SimpleNamespace(sched_getaffinity=lambda _: {0, 1})
     monkeypatch.setattr(settling, "os", system)
     with pytest.raises(Unsupported, match="needs Linux"):
@@ -79,7 +79,7 @@ def test_systems_that_bind_nothing_say_so(monkeypatch):
 
 
 @pytest.mark.parametrize(("affinity", "bound"), [("none", []), ("cores", [(3, 4)])])
-def test_only_what_the_run_spec_says_is_bound(affinity, bound, monkeypatch):
+def test_threads_are_bound_only_on_request(affinity, bound, monkeypatch):
     seen: list[tuple[int, int]] = []
     monkeypatch.setattr(settling, "bind_threads", lambda *places: seen.append(places))
     settle(CPU, Machine.model_validate({"affinity": affinity}), 3, 4)
@@ -93,7 +93,7 @@ def test_torchs_own_segments_are_refused_on_a_cpu():
     settle(CPU, Machine(), 0, 1)
 
 
-def test_hosts_that_are_made_on_this_machine_share_its_cores():
+def test_emulated_hosts_share_the_cores_of_this_machine():
     process = Process(rank=3, world_size=4, local_rank=1, local_world_size=2, device=CPU)
     assert process.among(Machine()) == (1, 2)
     assert process.among(Machine(nodes=2, link=Link(bandwidth="100Mbit/s"))) == (3, 4)

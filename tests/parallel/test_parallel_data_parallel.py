@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel where it works, and the reason where it does not."""
+"""torch.nn.DataParallel, and the reasons for which it is refused."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_too_few_devices_or_too_many_hosts_are_refused(machine, reason):
 
 @each_loss
 def test_the_wrapped_objective_is_the_objective(local_loss):
-    # Without devices DataParallel calls the module itself: what is around it must change nothing.
+    # Without devices DataParallel calls the module directly; our wrapper must change nothing.
     setup = small_setup(spec_of())
     (micro,) = next(setup.feed.batches()).micro_batches
     arguments = (micro.source, micro.target_input, micro.target_output)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel and its hooks tell the traffic that there is."""
+"""DistributedDataParallel and its hooks report the traffic that really occurs."""
 
 from collections import Counter
 from itertools import islice
@@ -34,13 +34,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
-    """Collectives that were seen in three steps, and what the strategy told of them."""
+    """The collectives seen in three steps, and those that the strategy reported."""
     accumulation = {"micro_batches": MICRO_BATCHES, "synchronise": synchronise}
     setup = small_setup(spec_of(parallel=parallel, training={"accumulation": accumulation}))
     batches = list(islice(setup.strategy.batches(setup.feed, 0, 0), STEPS))
-    # The profiler's own warm-up must not fall between the ranks' collectives.
+    # All ranks finish the profiler's warm-up before any starts a collective.
     dist.barrier()
-    # The profiler sees what DDP starts, also in C++; the calls, what hooks start on other threads.
+    # The profiler sees what DDP starts, even in C++; the mocks see what hooks start on threads.
     with (
         profile(activities=[ProfilerActivity.CPU]) as profiler,
         patch.object(dist, "all_reduce", wraps=dist.all_reduce) as called,
@@ -48,7 +48,7 @@ def observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
     ):
         for batch in batches:
             optimizer_step(setup, batch, 1e-3)
-    # As they were recorded: torch takes seconds to make a tree of them.
+    # The raw events: torch would take seconds to make a tree of them.
     names = Counter(event.name() for event in profiler.profiler.kineto_results.events())
     return {
         "all_reduces": max(names["c10d::allreduce_"], called.call_count),
@@ -60,7 +60,7 @@ def observe(parallel: dict[str, Any], synchronise: str) -> dict[str, Any]:
 
 
 def drifted(changes: list[float]) -> list[float | None]:
-    """Largest difference of replicas at first, and after each change of a weight of rank 1."""
+    """Largest difference between replicas at first, and after each change of a weight of rank 1."""
     setup = small_setup(spec_of(parallel={"kind": "ddp"}))
     found = [setup.strategy.replica_difference()]
     for change in changes:
@@ -72,9 +72,9 @@ def drifted(changes: list[float]) -> list[float | None]:
 
 
 def powersgd_errors(steps: int) -> tuple[float, float]:
-    """Relative error of a compressed gradient, and of the mean over ``steps`` of them.
+    """Relative errors of one compressed gradient and of the mean of ``steps`` of them.
 
-    Error feedback gives in later steps what earlier ones left out.
+    Error feedback adds in later steps what earlier ones left out, so the mean is closer.
     """
     hook = {"kind": "powersgd", "rank": 1, "start_step": 2}
     setup = small_setup(spec_of(parallel={"kind": "ddp", "hook": hook}))
@@ -92,7 +92,7 @@ def powersgd_errors(steps: int) -> tuple[float, float]:
 
 
 def work_of_a_rank() -> dict[str, Any]:
-    """By case what is observed, and what the last two tests need."""
+    """Observations by case, and the numbers for the tests of drift and of error feedback."""
     found: dict[str, Any] = {name: observe(*case) for name, case in CASES.items()}
     return found | {"drifted": drifted([0.25, float("nan")]), "errors": powersgd_errors(30)}
 
@@ -108,7 +108,7 @@ def test_all_reduces_and_exchanges_are_counted(ranks, name):
         case, told = rank[name], rank[name]["told"]
         if name == "ring":
             assert case["all_reduces"] == 0
-            # Two ranks: two steps for each bucket.
+            # A ring of two ranks takes two steps for each bucket.
             assert case["exchanges"] == told["traffic"]["ring_step"]["calls"]
             assert case["exchanges"] == 2 * told["all_reduces"] > 0
         else:
@@ -133,18 +133,18 @@ def test_reductions_follow_the_accumulation(ranks):
 
 
 def test_bytes_of_the_hooks(ranks):
-    # Two ranks: each sends its gradients once, 2 (p - 1) / p = 1.
+    # Each of two ranks sends its gradients once: 2 (p - 1) / p = 1.
     told = {name: ranks[0][name]["told"]["traffic"] for name in CASES}
     whole = 4 * ranks[0]["default"]["elements"]
     assert told["default"]["all_reduce"]["sent_bytes"] == [STEPS * whole] * 2
     assert told["fp16"]["all_reduce"]["sent_bytes"] == [STEPS * whole // 2] * 2
     assert sum(told["ring"]["ring_step"]["sent_bytes"]) == 2 * STEPS * whole
-    # Plain for two steps, which are four reductions; then two more of a fraction.
+    # Two steps make four plain reductions; the third makes two compressed ones.
     (sent, _) = told["powersgd"]["all_reduce"]["sent_bytes"]
     assert 4 * whole < sent < 4.8 * whole
 
 
-def test_a_drifted_replica_is_seen(ranks):
+def test_a_drifted_replica_is_detected(ranks):
     for rank in ranks:
         assert rank["drifted"] == [0.0, pytest.approx(0.25), float("inf")]
 
@@ -152,7 +152,7 @@ def test_a_drifted_replica_is_seen(ranks):
 def test_powersgd_feeds_its_error_back(ranks):
     first, mean = ranks[0]["errors"]
     assert ranks[1]["errors"] == (first, mean)
-    assert first > 0.05  # it does compress
+    assert first > 0.05  # compression did lose something
     assert mean < first / 3
 
 

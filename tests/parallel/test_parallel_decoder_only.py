@@ -1,4 +1,4 @@
-"""A language model over several ranks: the losses, gradients and weights of one process."""
+"""A language model on several ranks has the losses, gradients and weights of one process."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ SEQUENCE = {"ranks": 2, "sequence": True}
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, with what differs from the usual model and loss."""
+    """A strategy and its changes to the default model and loss."""
 
     parallel: Any = None
     model: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def batch(width: int) -> tuple[Tensor, Tensor]:
 
 
 def train(case: Case, strategy: Strategy) -> tuple[list[float], dict[str, Tensor], float | None]:
-    """Losses and norms of two steps with clipping, then weights and the difference of replicas."""
+    """Losses and norms of two clipped steps, final weights, and the difference between replicas."""
     torch.manual_seed(1)
     spec = DecoderOnly(layers=2, d_model=24, d_ff=40, heads=4, **case.model)
     model = build_model(spec, V)
@@ -132,7 +132,7 @@ def refusals() -> list[str]:
 
 
 def meetings(every: int, rate: float) -> tuple[dict[str, Tensor], int]:
-    """Weights of this rank at the end, and how often the replicas met."""
+    """This rank's final weights, and how often the replicas synchronised."""
     spec = LocalSteps(kind="local_steps", every=every, outer_rate=rate, outer_momentum=0.0)
     strategy = build_strategy(spec, process(), Machine(), Accumulation())
     _, weights, _ = train(Case(), strategy)
@@ -171,13 +171,13 @@ def test_ranks_find_what_one_process_finds(name, request):
         assert not apart
 
 
-def test_what_cannot_be_divided_is_refused(two):
+def test_models_that_cannot_be_divided_are_refused(two):
     for rank in two:
         for reason, (_, _, words) in zip(rank["refused"], REFUSED, strict=True):
             assert words in reason
 
 
-def test_replicas_meet_at_the_average_of_their_changes(two):
+def test_replicas_synchronise_at_the_average_of_their_changes(two):
     mine, other = (rank["apart"][0] for rank in two)
     torch.manual_seed(1)
     model = build_model(DecoderOnly(layers=2, d_model=24, d_ff=40, heads=4), V)

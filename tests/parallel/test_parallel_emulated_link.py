@@ -1,4 +1,4 @@
-"""The emulated link: no bucket comes back before a real one would bring it, nor blocks backward."""
+"""The emulated link returns no bucket earlier than a real link would, and never blocks backward."""
 
 import time
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from transformer_core.parallel.messages import Traffic
 BYTES = 4096
 SECONDS = 0.1
 LINK = LinkModel(bandwidth=8 * BYTES / SECONDS)
-"""A bucket of two devices takes SECONDS: each sends its whole length."""
+"""A bucket takes SECONDS between two devices: each sends all its bytes."""
 BURST = 0.8 * SECONDS
 CPU = torch.device("cpu")
 
 
 @dataclass
 class Bucket:
-    """As much of DDP's bucket as a hook sees."""
+    """The part of DDP's bucket that a hook uses."""
 
     values: torch.Tensor
 
@@ -37,7 +37,7 @@ class Bucket:
 
 @dataclass
 class Seen:
-    """When a rank began, when its buckets were done (on the host's clock), and their values."""
+    """When a rank began and its buckets were done, by the host's clock, and their values."""
 
     began: float
     done: list[float]
@@ -45,8 +45,8 @@ class Seen:
 
 
 def two_buckets(device: str = "cpu") -> Seen:
-    """Two buckets, one right after the other. The second rank begins when the first has called the
-    hook for both: a hook that waited for it would never return."""
+    """Average two buckets, one right after the other. The second rank begins only when the first
+    has called the hook for both, so a hook that waited for other ranks would never return."""
     place = torch.device(device, dist.get_rank() if device == "cuda" else None)
     link = EmulatedLink(Hook(Traffic()), LINK, None, place)
     store = dist.distributed_c10d._get_default_store()
@@ -65,8 +65,7 @@ def two_buckets(device: str = "cpu") -> Seen:
 
 
 def after_a_rest() -> tuple[list[float], list[float]]:
-    """Seconds that two buckets take together after a rest, a few times, and for how long the link
-    held each of them back."""
+    """Seconds that two buckets take after a rest, three times, and the link's own delays."""
     link = EmulatedLink(Hook(Traffic()), LINK, None, CPU, BURST)
     took: list[float] = []
     held: list[float] = []
@@ -89,7 +88,7 @@ def after_a_rest() -> tuple[list[float], list[float]]:
 
 
 def imagined(devices: int) -> float:
-    """Seconds that a bucket takes among so many devices."""
+    """Seconds that a bucket takes on a link modelled for ``devices`` devices."""
     link = EmulatedLink(Hook(Traffic()), LINK, devices, CPU)
     dist.barrier()
     began = time.monotonic()
@@ -106,7 +105,7 @@ class Broken(Hook):
 
 
 def failing() -> str:
-    """The error of a link whose own collective fails."""
+    """The error that a rank sees if the real collective fails."""
     link = EmulatedLink(Broken(Traffic()), LINK, None, CPU)
     try:
         link.average(Bucket(torch.zeros(4))).wait()
@@ -123,7 +122,7 @@ def work_of_a_rank() -> tuple[Seen, tuple[list[float], list[float]], float, str]
 
 @pytest.fixture(scope="module")
 def found():
-    """For each of these functions, what two ranks found."""
+    """The results of both ranks, for each function of :func:`work_of_a_rank`."""
     return [*zip(*run_ranks(work_of_a_rank, 2), strict=True)]
 
 
@@ -131,12 +130,12 @@ def check(ranks: Sequence[Seen]) -> None:
     _, late = ranks
     for seen in ranks:
         assert seen.results == [0.5, 1.5]
-        # From when the last rank is there, and one after the other: never earlier.
+        # Buckets take their time in turn, counted from the arrival of the last rank.
         assert seen.done[0] >= late.began + SECONDS
         assert seen.done[1] >= late.began + 2 * SECONDS
 
 
-def test_buckets_wait_for_the_link_and_for_the_last_rank(found):
+def test_buckets_wait_for_the_link_and_the_last_rank(found):
     check(found[0])
 
 
@@ -151,22 +150,22 @@ def test_an_idle_link_lets_a_burst_through_at_once(found):
         assert max(held[::2]) <= SECONDS - BURST + 1e-6
 
 
-def test_more_devices_can_be_imagined_than_there_are(found):
+def test_a_link_can_be_modelled_for_more_devices(found):
     seconds = all_reduce_seconds(LINK, BYTES, 8)
     assert seconds > 1.5 * SECONDS
     assert min(found[2]) >= seconds
 
 
-def test_an_error_of_the_real_collective_is_handed_on(found):
+def test_an_error_of_the_real_collective_is_passed_on(found):
     assert all("torn cable" in said for said in found[3])
 
 
 def held_alone() -> bool:
-    """Whether the link still holds a bucket when work of the device that began later is done."""
+    """Whether the link still holds a bucket when later work of the device is done."""
     place = torch.device("cuda", 0)
     link = EmulatedLink(Hook(Traffic()), LINK, 2, place)
     bucket = Bucket(torch.ones(BYTES // 4, device=place))
-    for _ in range(2):  # the first time loads kernels
+    for _ in range(2):  # the first call loads kernels
         future = link.average(bucket)
         bucket.values.new_ones(4).sum().item()
         held = not link.stream.query()
@@ -177,5 +176,5 @@ def held_alone() -> bool:
 
 
 @pytest.mark.gpu
-def test_on_cuda_neither_the_host_nor_the_computing_stream_is_held():
+def test_on_cuda_neither_the_host_nor_the_computing_stream_waits():
     assert run_ranks(held_alone, 1, backend="nccl") == [True]

@@ -1,4 +1,4 @@
-"""Fully sharded training: the same model as one process trains, in shares."""
+"""Fully sharded training gives the model that one process trains."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ BF16 = FSDP | {"bf16": True}
 
 
 def spec_of(parallel: dict[str, Any], model: Any = None, **training: Any) -> RunSpec:
-    """A small run spec without dropout, whose batches leave an unequal last one."""
+    """A small run spec without dropout; the last batch of an epoch is smaller."""
     return small_spec(
         batching={"pairs": 13},
         parallel=parallel,
@@ -48,7 +48,7 @@ def spec_of(parallel: dict[str, Any], model: Any = None, **training: Any) -> Run
 
 
 def course(spec: RunSpec, process: Process | None = None) -> dict[str, Any]:
-    """The numbers of a training, and what this rank holds at its end."""
+    """The losses of a training, and the state that this rank holds at its end."""
     setup, watcher = small_setup(spec, process), Watcher()
     with tempfile.TemporaryDirectory() as nowhere:
         history = train(setup, watcher, Path(nowhere))
@@ -90,12 +90,12 @@ MESSAGES = [
 
 
 def messages_of_a_step(spec: RunSpec) -> tuple[list[int], list[int]]:
-    """All-gathers and reduce-scatters as the strategy tells them, and as the profiler sees them."""
+    """All-gathers and reduce-scatters that the strategy reports, and that the profiler sees."""
     setup = small_setup(spec)
     batch = next(setup.feed.batches())
     with profile() as profiler:
         optimizer_step(setup, batch, 1e-3)
-    # As they were recorded: torch takes seconds to make a tree of them.
+    # The raw events: torch would take seconds to make a tree of them.
     seen = Counter(event.name() for event in profiler.profiler.kineto_results.events())
     told = setup.strategy.communication()["traffic"]
     return (
@@ -154,11 +154,11 @@ def test_ranks_share_parameters_and_optimizer_state(ranks):
     assert found["communication"]["parameters_by_rank"] == [share // 2 for share in shares]
 
 
-def test_the_messages_told_are_those_sent(ranks):
+def test_the_reported_messages_are_those_sent(ranks):
     for rank in ranks:
         assert all(told == seen for told, seen in rank["messages"])
-        # Two layers in each stack and the rest are five groups; backward finds the rest as forward
-        # left it.
+        # There are five groups: two layers in each stack, and the rest. Backward gathers all but
+        # the rest again.
         assert [told for told, _ in rank["messages"]] == [
             [2 * (5 + 4), 5], [2 * (5 + 4), 2 * 5], [2 * 5, 5], [2 * 5, 2 * 5]
         ]  # fmt: skip
@@ -180,7 +180,7 @@ def test_layers_are_found_in_any_model():
 
 
 class Tied(nn.Module):
-    """Layers in a list, and one matrix under two names."""
+    """A model with its layers in a list, and one matrix under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Tied(nn.Module):
 
 
 def tied_and_sharded(folder: Path) -> tuple[list[str], float, float]:
-    """Names, and the output of a sharded tied model before and after a way through a file."""
+    """The names in a file of a sharded tied model, and its outputs before saving and after loading."""
     torch.manual_seed(0)
     model, spec = Tied(), spec_of(FSDP)
     process = small_setup(spec).process
@@ -226,7 +226,7 @@ def snapshot(setup: Setup) -> dict[str, Tensor]:
 
 
 def save_at_3(spec: RunSpec, folder: Path) -> tuple[dict[str, Tensor], Watcher]:
-    """Train to step 3, keep a checkpoint of it, and go on to the end."""
+    """Train to step 3, keep a checkpoint, and train on to the end."""
     run_small(spec, folder, stop_at=3)
     setup = small_setup(spec)
     path = checkpoint.latest(folder, setup)
@@ -236,7 +236,7 @@ def save_at_3(spec: RunSpec, folder: Path) -> tuple[dict[str, Tensor], Watcher]:
 
 
 def go_on_from(spec: RunSpec, path: Path) -> tuple[dict[str, Tensor], float, dict[int, float]]:
-    """From a checkpoint of any strategy: state, validation loss, losses of later steps."""
+    """State, validation loss and later losses of a run resumed from any strategy's checkpoint."""
     setup = small_setup(spec)
     done, state = checkpoint.load(path, setup)
     loaded, validation = snapshot(setup), validation_loss(setup)
@@ -261,7 +261,7 @@ def step_3(folder: Path, writer: str) -> Path:
 
 
 def stop_and_resume(folder: Path) -> list[Any]:
-    """Losses and final state of an uninterrupted run with dropout, and of one that was stopped."""
+    """Losses and final states of two runs with dropout: one uninterrupted, one resumed."""
     spec = small_spec(parallel=FSDP, training={"checkpoint_every": 2, "validate_every": 2})
     assert spec.model.dropout > 0
     run_small(spec, folder / "stopped", stop_at=4)
@@ -301,7 +301,7 @@ def test_a_tied_matrix_is_written_once_and_read_under_both_names(stored):
 
 @pytest.mark.parametrize("reader", STORING)
 @pytest.mark.parametrize("writer", DIVIDED)
-def test_a_checkpoint_goes_on_under_every_strategy(stored, folder, writer, reader):
+def test_every_strategy_resumes_from_a_checkpoint_of_any_other(stored, folder, writer, reader):
     saved, course_of_writer = stored[0]["saved"][writer]
     if reader == "single":
         found = [go_on_from(STORING[reader], step_3(folder, writer))]
@@ -315,7 +315,7 @@ def test_a_checkpoint_goes_on_under_every_strategy(stored, folder, writer, reade
         assert losses == pytest.approx(later, rel=1e-5)
 
 
-def test_shares_are_written_by_each_rank_and_replicas_once(stored, folder):
+def test_each_rank_writes_its_shards_and_replicas_are_written_once(stored, folder):
     shares, replicas = (
         [file.stat().st_size for file in step_3(folder, writer).glob("rank-*")]
         for writer in ("fsdp", "ddp")

@@ -1,5 +1,4 @@
-"""Every strategy finds the gradient of the global batch, in every way of computing it, and a broken
-one is caught."""
+"""Every strategy computes the gradient of the global batch in every way, and faults are caught."""
 
 import contextlib
 from typing import Any
@@ -29,8 +28,8 @@ from transformer_core.training.assemble import Setup
 
 pytestmark = pytest.mark.slow
 
-EXACT = 1e-6  # another order of float32 sums
-SMALL = 0.01  # MiB: several buckets even in a tiny model
+EXACT = 1e-6  # float32 sums in another order
+SMALL = 0.01  # MiB: even a tiny model has several buckets
 
 STRATEGIES = {
     "ddp": ({"kind": "ddp"}, EXACT),
@@ -38,7 +37,7 @@ STRATEGIES = {
     "ddp_bucket_view": ({"kind": "ddp", "bucket_mb": SMALL, "bucket_view": True}, EXACT),
     "ddp_no_overlap": ({"kind": "ddp", "bucket_mb": SMALL, "overlap": False}, EXACT),
     "ddp_ring": ({"kind": "ddp", "bucket_mb": SMALL, "hook": {"kind": "ring"}}, EXACT),
-    # Half of the last bit of a number with 11 (8) bits, and of every partial sum.
+    # Half of the last of 11 (or 8) bits is lost in each number and in each partial sum.
     "ddp_fp16": ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}}, 2 * 2**-11),
     "ddp_bf16": ({"kind": "ddp", "hook": {"kind": "compress", "dtype": "bf16"}}, 2 * 2**-8),
     "ddp_emulated_link": (
@@ -59,14 +58,14 @@ DIVISIONS = [("once", "unequal"), ("every", "unequal"), ("last", "unequal"), ("l
 WAYS: dict[str, dict[str, Any]] = {
     "checkpoint": {"model": {"checkpoint": "layers"}},
     "chunks": {"training": {"loss": {"kind": "chunked", "rows": 3}}},
-    # Rows of some three pairs on a rank, whose parts have four to thirteen.
+    # A row holds about three pairs; the ranks' parts have four to thirteen pairs.
     "packed": {"batching": {"rows": {"kind": "packed", "tokens": 16}}},
     "packed_last": {
         "batching": {"rows": {"kind": "packed", "tokens": 16}},
         "training": {"accumulation": {"micro_batches": 2}},
     },
 }
-"""Other ways to compute the same gradients; the last of them of the last batch."""
+"""Other ways to compute the same gradients; "packed_last" takes the last batch."""
 IN_OTHER_WAYS = {
     name: STRATEGIES[name][0] for name in ("ddp_small_buckets", "central", "central_local_loss")
 } | {"fsdp": {"kind": "fsdp"}}
@@ -74,12 +73,12 @@ OTHER_CASES = [
     (strategy, way)
     for strategy in IN_OTHER_WAYS
     for way in WAYS
-    if (strategy, way) != ("fsdp", "packed_last")  # whose ranks would all but one be empty
+    if (strategy, way) != ("fsdp", "packed_last")  # all ranks but one would be empty
 ]
 
 
 class ForgottenScale(DdpStrategy):
-    """The average over ranks is taken for the sum."""
+    """The average over ranks is used as if it were the sum."""
 
     @property
     def loss_scale(self) -> float:
@@ -87,14 +86,14 @@ class ForgottenScale(DdpStrategy):
 
 
 class NeverSynchronises(DdpStrategy):
-    """no_sync is also around the last micro-batch."""
+    """Even the last micro-batch runs under no_sync."""
 
     def sync_context(self, last: bool) -> contextlib.AbstractContextManager[None]:
         return self.module.no_sync()
 
 
 class DroppedBucket(Hook):
-    """The second bucket is given back as it came."""
+    """The second bucket is returned without an all-reduce."""
 
     def average(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         future: Future[torch.Tensor] = Future()
@@ -131,7 +130,7 @@ def in_another_way(way: str, parallel: dict[str, Any]) -> Case:
 
 
 def all_cases() -> dict[str, Case]:
-    """Of two steps: DDP rebuilds its buckets after the first."""
+    """All cases, of two steps each: DDP rebuilds its buckets after the first."""
     cases = {
         f"{strategy}-{way}": in_another_way(way, IN_OTHER_WAYS[strategy])
         for strategy, way in OTHER_CASES
@@ -147,7 +146,7 @@ def all_cases() -> dict[str, Case]:
 
 @pytest.fixture(scope="module")
 def found():
-    """On three ranks, none of which has as many pairs as another."""
+    """The results of three ranks with different numbers of pairs."""
     return find_on_ranks(all_cases(), 3)
 
 
@@ -161,7 +160,7 @@ def test_other_ways_find_the_same(found, expected, strategy, way):
     main = found[f"{strategy}-{way}"][0]
     wanted = expected["empty" if way == "packed_last" else "unequal"]
     if strategy == "fsdp":
-        # Each rank has its rows of the gradients; their norm is that of all.
+        # Each rank has only its own rows of the gradients, but the norm of all.
         assert main.loss == pytest.approx(wanted.loss, rel=1e-5)
         assert main.norm == pytest.approx(wanted.norm, rel=1e-5)
     else:
@@ -175,7 +174,7 @@ def test_one_process_finds_the_same_in_other_ways(expected, way):
 
 
 def having_gradients(ranks: list[Found], strategy: str) -> list[Found]:
-    """All but those of the central scheme, of which only the first has them."""
+    """The ranks with gradients: all, or only the first in the central scheme."""
     if STRATEGIES[strategy][0]["kind"] != "central":
         return ranks
     assert not any(rank.gradients for rank in ranks[1:])

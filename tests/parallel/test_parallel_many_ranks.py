@@ -1,5 +1,7 @@
-"""A step as one of four ranks, whose messages go nowhere, by every strategy: without a host for
-each rank, and with the imitation of DDP's reducer that predictions take."""
+"""A step by every strategy as one of four ranks whose messages go nowhere.
+
+Ranks do not need a host each, and DDP's reducer is imitated, as in predictions.
+"""
 
 from typing import Any
 
@@ -30,7 +32,7 @@ def test_rows_and_weights_by_the_number_of_ranks(name):
     with laid_out_for("cuda"):
         ranks, parameters = predict_ranks(spec, VOCABULARY, torch.device("cpu"))
     central = name.startswith("central")
-    assert len(ranks) == (2 if central else 1)  # the first, and another that has other work
+    assert len(ranks) == (2 if central else 1)  # the first rank, and one with other work
     assert ranks[0].batch.rows == (8 if central else 8 // RANKS)
     share = ranks[0].anatomy.weights_bytes / (4 * parameters)
     if name.startswith("fsdp"):

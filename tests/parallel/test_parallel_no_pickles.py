@@ -1,4 +1,4 @@
-"""Nothing that another process sends is unpickled: whoever reaches a port can send."""
+"""No message from another process is unpickled: anyone who reaches the port could send it."""
 
 from pathlib import Path
 from typing import Any

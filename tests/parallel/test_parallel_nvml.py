@@ -1,4 +1,4 @@
-"""NVML by a library of its own that answers what a test says, through either module pynvml."""
+"""Reading NVML, imitated by a library that answers as each test says, through both pynvml modules."""
 
 import importlib.metadata
 import json
@@ -37,12 +37,12 @@ HOST = {
     **of_gpu(0, heat_held=0, processes="41:1000,42:-"),
     **of_gpu(1, name="NVIDIA H200", uuid=UUIDS[1], used=11, total=1001, capability=86, mode=3),
 }
-"""The second GPU is a MIG parent: NVML tells little of it."""
+"""The second GPU is a MIG parent, of which NVML reports little."""
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
-    """Folders of libraries: a driver of today, and an old one."""
+    """Folders with imitated libraries of a current and of an old driver."""
     found = {}
     for name, options in {"new": [], "old": ["-DOLD"]}.items():
         found[name] = tmp_path_factory.mktemp(name)
@@ -52,7 +52,7 @@ def libraries(tmp_path_factory):
 
 
 def folder_of(package: str) -> list[str]:
-    """The folder to import ``package`` from: none if it is installed."""
+    """The folder to import ``package`` from; empty if it is installed."""
     try:
         importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -82,7 +82,7 @@ for expression in sys.stdin:
 
 
 class Asked:
-    """A process with the library, in which expressions are evaluated that say ``nvml``."""
+    """A process with the imitated library that evaluates expressions of ``nvml``."""
 
     def __init__(self, library: Path, package: str) -> None:
         self.host = library / f"host of {package}"
@@ -100,7 +100,7 @@ class Asked:
         )
 
     def __call__(self, expression: str, **changes: Any) -> Any:
-        """Its value, as JSON; ``changes`` of the host with __ for a dot."""
+        """Value of ``expression`` after ``changes`` to the host; their names have __ for a dot."""
         said = HOST | {key.replace("__", "."): value for key, value in changes.items()}
         self.host.write_text("".join(f"{key}={value}\n" for key, value in said.items()))
         self.process.stdin.write(expression + "\n")
@@ -119,7 +119,7 @@ def ask(request, libraries):
 
 
 @needs_gcc
-def test_gpus_are_listed_with_what_they_tell(ask):
+def test_gpus_are_listed_with_their_facts(ask):
     found, note = ask("nvml.gpus()")
     assert note is None
     usual = {"name": "NVIDIA H200", "driver": "580.82"}
@@ -141,8 +141,8 @@ def test_gpus_are_listed_with_what_they_tell(ask):
 
 
 @needs_gcc
-def test_a_process_whose_memory_is_not_available_is_null(ask):
-    # The sentinel of nvml.h is the largest number of 64 bits.
+def test_unavailable_memory_of_a_process_is_null(ask):
+    # nvml.h marks a missing number by the largest one of 64 bits.
     assert ask(f"nvml.process_memory('{IDS[0]}')") == {"41": 1000, "42": None}
     assert ask(f"nvml.process_memory('{IDS[1]}')") == {}
 
@@ -208,7 +208,7 @@ def test_no_module(monkeypatch):
 
 def test_memory_is_found_by_uuid_not_by_index(monkeypatch):
     monkeypatch.setattr(nvml, "memory_by_uuid", lambda: {IDS[0]: 10, IDS[1]: 11})
-    # As with CUDA_VISIBLE_DEVICES=1,0; torch leaves the prefix out and writes lower case.
+    # As if CUDA_VISIBLE_DEVICES=1,0; torch omits the prefix and writes lower case.
     seen = [SimpleNamespace(uuid=uuid) for uuid in (IDS[1], IDS[0], "one that NVML does not list")]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
@@ -220,9 +220,9 @@ def test_memory_is_found_by_uuid_not_by_index(monkeypatch):
     ("processes", "expected"),
     [
         ({"own": 900}, 900 - 100),  # NVML knows this process
-        ({}, 500 - 100),  # in a container: all that was added
-        ({7: 400}, 500 - 100),  # in a container, under the number that the host has for it
-        ({7: 400, 8: 50}, None),  # another job grows meanwhile
+        ({}, 500 - 100),  # in a container without numbers: all that was added
+        ({7: 400}, 500 - 100),  # in a container, by the number on the host
+        ({7: 400, 8: 50}, None),  # another job grew meanwhile
     ],
 )
 def test_memory_of_this_process_beside_other_jobs(monkeypatch, processes, expected):

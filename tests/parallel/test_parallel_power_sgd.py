@@ -1,4 +1,4 @@
-"""PowerSGD goes on from a checkpoint as if it had never stopped, with random numbers of its own."""
+"""PowerSGD resumes from a checkpoint as if it had never stopped, and draws its own random numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from transformer_core.parallel import hooks
 pytestmark = pytest.mark.slow
 
 HOOK = {"kind": "powersgd", "rank": 1, "start_step": 2}
-# Buckets of some kilobytes: several, and others after the first step than in it.
+# Buckets of a few kilobytes: there are several, and DDP rebuilds them after the first step.
 PARALLEL = {"kind": "ddp", "bucket_mb": 0.01, "hook": HOOK}
 STOPS = (3, 4)
-"""Steps after which a run stops; from the third on gradients are compressed."""
+"""Steps after which a run stops. Compression starts in the third step."""
 
 
 def ends(folder: Path) -> dict[int, dict[str, Any]]:
-    """The end of a training by the step at which it went on from a checkpoint (0: never), and how
-    many buckets its first step and the others had."""
+    """Final states by the step from which a run was resumed (0: never), and the numbers of buckets
+    in the first step and in later ones."""
     training = {"steps": 6, "checkpoint_every": 1}
     spec = small_spec(parallel=PARALLEL, training=training, machine={"devices_per_node": 2})
     found = {}
@@ -58,15 +58,15 @@ def test_a_resumed_run_is_the_whole_one_to_the_last_bit(ranks, stop_at):
             assert all(map(torch.equal, resumed[part], whole[part])), part
 
 
-def test_there_are_several_buckets_and_something_left_out(ranks):
+def test_there_are_several_buckets_and_errors(ranks):
     whole = ranks[0][0]
     first, rebuilt = whole["buckets"]
     assert rebuilt > first, "a resumed run begins with other buckets than it goes on with"
     assert any(error.abs().max() > 0 for error in whole["errors"])
 
 
-def test_a_gpu_keeps_its_random_numbers(monkeypatch):
-    """torch seeds every GPU where it draws the first factors."""
+def test_a_gpu_keeps_its_random_state(monkeypatch):
+    """torch seeds every GPU when it draws the first factors."""
     state = {"cuda:1": torch.tensor([5])}
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state[str(device)])
     monkeypatch.setattr(

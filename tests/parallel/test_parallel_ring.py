@@ -1,4 +1,4 @@
-"""The ring gives the sum of the native all-reduce, in 2 (p - 1) steps."""
+"""The ring computes the sum of the native all-reduce in 2 (p - 1) steps."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from transformer_core.parallel.hooks import ring_all_reduce
 
 LENGTHS = [1, 2, 3, 4, 5, 6, 7, 63, 64, 1_000, 4_099]
 GROUPS = {1: [2], 2: [1, 2], 3: [0, 1, 2]}
-"""Ranks of a group by its size."""
+"""The ranks of each group, by its size."""
 
 
 def both_sums() -> dict[int, list[dict[str, Any]]]:
-    """In each group of this rank, by its size: ring and native sum of the same random values of
-    every length, and the bytes of every step of the ring."""
+    """For each group of this rank, by its size: the ring's and the native sum of the same random
+    values of every length, and the bytes of every step of the ring."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     found: dict[int, list[dict[str, Any]]] = {}
     for size, ranks in GROUPS.items():
@@ -46,10 +46,10 @@ def test_sums_bits_steps_and_bytes(found, p):
             torch.testing.assert_close(result["ring"], result["native"], rtol=1e-6, atol=1e-6)
             assert torch.equal(result["ring"], results[0]["ring"])
             assert len(result["steps"]) == 2 * (p - 1)
-            # A chunk is the p-th part, rounded up or down, of 4 bytes each.
+            # A chunk is a p-th of the numbers, rounded up or down, of 4 bytes each.
             least, most = 4 * (length // p), 4 * -(-length // p)
             assert all(least <= sent <= most for sent, _ in result["steps"])
-        # Every chunk but a rank's own passes it once in each half; what is sent arrives.
+        # In each half a rank sends every chunk but one, and all that is sent arrives.
         steps = [sizes for result in results for sizes in result["steps"]]
         sent, received = (sum(sizes) for sizes in zip(*steps, strict=True)) if steps else (0, 0)
         assert sent == received == 2 * (p - 1) * length * 4

@@ -1,4 +1,4 @@
-"""Which process this is, how many there are, and how they are started."""
+"""The rank of a process, the number of processes, and their start."""
 
 import sys
 
@@ -39,7 +39,7 @@ def test_data_parallel_is_one_process_for_all_devices():
 
 
 @pytest.mark.parametrize("kind", ["ddp", "central", "fsdp"])
-def test_one_process_per_device_elsewhere(kind):
+def test_other_strategies_have_one_process_per_device(kind):
     spec = spec_of(parallel={"kind": kind}, machine={"devices_per_node": 3})
     command = launcher(spec, "worker", anew=True)
     assert "transformer_core.run.rendezvous" in command
@@ -48,7 +48,7 @@ def test_one_process_per_device_elsewhere(kind):
         this_process(spec.machine, spec.processes_per_node)
 
 
-def test_missing_devices_are_a_reason(monkeypatch):
+def test_missing_devices_are_unsupported(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(topology, "require_usable_gpus", lambda machine: None)

@@ -1,4 +1,4 @@
-"""GPUs that are there but cannot be used are refused with the remedy, never passed over."""
+"""GPUs that exist but cannot be used are refused with a remedy, never silently ignored."""
 
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ GPU = Gpu(
 
 
 def host(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], **cuda: Any) -> None:
-    """A host with these GPUs, as NVML sees them, and what torch says of CUDA."""
+    """A host whose NVML lists these GPUs, and what torch says about CUDA."""
     said = {"is_available": False, "device_count": 0, "arch_list": [], "capability": (9, 0)} | cuda
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(nvml, "gpus", lambda: (gpus, None))
@@ -74,13 +74,13 @@ def test_gpus_that_cannot_be_used_are_refused_with_what_is_needed(monkeypatch, f
     host(monkeypatch, [GPU], **facts)
     with pytest.raises(Unsupported, match=words):
         require_usable_gpus(Machine(device="auto"))
-    require_usable_gpus(Machine(device="cpu"))  # on purpose
+    require_usable_gpus(Machine(device="cpu"))  # the CPU was asked for
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         require_usable_gpus(Machine(device="auto"))
 
 
-def test_usable_gpus_and_none_at_all_are_no_reason_to_refuse(monkeypatch):
+def test_usable_gpus_and_hosts_without_gpus_are_accepted(monkeypatch):
     host(monkeypatch, [])
     require_usable_gpus(Machine(device="auto"))
     host(monkeypatch, [GPU], **THERE, capability=(8, 6))
@@ -119,7 +119,7 @@ def evaluate(spec: RunSpec, folder: Path) -> None:
     evaluation_job.work(order, Program(order, 0.0))
 
 
-def test_every_program_looks_before_it_begins(monkeypatch, tmp_path, capsys):
+def test_every_program_checks_the_gpus_first(monkeypatch, tmp_path, capsys):
     host(monkeypatch, [GPU], version="13.0")
     spec = RunSpec(variant="single")
     with pytest.raises(Unsupported, match="sees none of them"):
@@ -132,7 +132,7 @@ def test_every_program_looks_before_it_begins(monkeypatch, tmp_path, capsys):
     assert "driver 550.54" in capsys.readouterr().err
 
 
-def test_threads_change_often_where_one_of_them_launches_kernels(monkeypatch, tmp_path):
+def test_threads_switch_often_on_gpus(monkeypatch, tmp_path):
     order = Order(spec=RunSpec(variant="single"), output=tmp_path, command="")
     before = sys.getswitchinterval()
     monkeypatch.setattr(settling, "take_segments", lambda device: None)
@@ -172,7 +172,7 @@ def test_a_driver_that_grows_no_segments_gets_those_of_fixed_size(monkeypatch, s
         assert not settings
 
 
-def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(monkeypatch):
+def test_without_nvml_torch_explains_why_it_has_no_device(monkeypatch):
     old = "The NVIDIA driver on your system is too old (found version 12040). Please update it."
 
     refuse = Mock(side_effect=RuntimeError(old + "\nAlternatively, go to: ..."))
@@ -183,7 +183,7 @@ def test_where_nvml_sees_nothing_torch_says_why_it_has_no_device(monkeypatch):
         this_process(Machine(device="cuda", devices_per_node=1), 1)
 
 
-def test_an_evaluation_for_a_gpu_is_not_quietly_done_without(tmp_path):
+def test_an_evaluation_for_a_gpu_does_not_silently_use_the_cpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     machine = {"device": "cuda", "devices_per_node": 4}
@@ -199,7 +199,7 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     ("exclusive", "words"),
     [([1], "nvidia-smi -i 1 -c DEFAULT"), ([], "another process may have it")],
 )
-def test_a_gpu_that_lets_nobody_in(monkeypatch, exclusive, words):
+def test_a_gpu_that_rejects_the_process(monkeypatch, exclusive, words):
     refuse = Mock(side_effect=RuntimeError(BUSY))
     facts = {"is_available": True, "device_count": 1, "arch_list": ["sm_90"]}
     host(monkeypatch, [GPU], **facts)

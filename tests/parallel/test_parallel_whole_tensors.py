@@ -1,4 +1,4 @@
-"""Sharded tensors that are gathered in one message are what each of them stands for."""
+"""Sharded tensors gathered in one message equal the whole tensors that they stand for."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from transformer_core.parallel import sharded_weights
 from transformer_core.parallel.sharded_weights import whole_tensors
 
 SHAPES = [(5, 3), (1,), (4, 2, 3), (3,), (2, 40)]
-"""Also of fewer rows than ranks, and of rows that cannot be shared out evenly."""
+"""Shapes, also with fewer rows than ranks and with rows that cannot be divided evenly."""
 
 
 def originals() -> dict[str, Tensor]:
@@ -19,7 +19,7 @@ def originals() -> dict[str, Tensor]:
 
 
 def gathered() -> list[dict[str, Tensor]]:
-    """All in one message, and few in each."""
+    """The tensors gathered all in one message, and a few in each."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     tensors: dict[str, Tensor] = {
         name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in originals().items()
@@ -32,7 +32,7 @@ def gathered() -> list[dict[str, Tensor]]:
     return found
 
 
-def test_tensors_come_back_whole_however_many_share_a_message():
+def test_tensors_are_restored_however_many_share_a_message():
     expected = originals() | {"replicated": torch.arange(4.0), "of no ranks": torch.arange(3.0)}
     for rank in run_ranks(gathered, 3):
         for found in rank:

@@ -1,6 +1,8 @@
-"""A device of its own, of which each tensor's numbers are on the CPU, by torch's Python back end for
-PrivateUse1: ``python second_device.py`` takes a step of every variant on it, and prints as JSON
-how each ended. An operator that gets tensors of both devices raises, as on a GPU."""
+"""An imitated second device: a Python back end for PrivateUse1 that keeps the numbers on the CPU.
+
+``python second_device.py`` takes one step of every variant on it and prints the outcomes as JSON.
+An operator that gets tensors of both devices raises, as on a GPU.
+"""
 
 import json
 import sys
@@ -29,7 +31,7 @@ MODULE = SimpleNamespace(
 
 
 class There(Tensor):
-    """A tensor on the device, which wraps one on the CPU."""
+    """A tensor on the imitated device that wraps one on the CPU."""
 
     here: Tensor
 
@@ -58,11 +60,11 @@ class Mixed(RuntimeError):
 
 
 _TAKE_BOTH = ("_to_copy", "copy_", "index", "index_put_", "_index_put_impl_")
-"""Copies between devices, and indexes, which CUDA takes from the host too."""
+"""Operators that CUDA, too, lets take tensors of both devices: copies and indexing."""
 
 
 def fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs an operator on the CPU's numbers."""
+    """Run an operator on the numbers that the CPU holds."""
     name = func._schema.name.split("::")[-1]
     flat = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     there = [x for x in flat if isinstance(x, There)]
@@ -84,14 +86,14 @@ def fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
     def wrap(x: Any) -> Any:
         if not isinstance(x, Tensor) or isinstance(x, There):
             return x
-        # An operator that changes its argument returns that very tensor.
+        # An operator that changes its argument in place must return the same tensor.
         return known[id(x)] if id(x) in known else There(x) if to_there else x
 
     return pytree.tree_map(wrap, found)
 
 
 def in_autocast(operator: Any) -> Any:
-    """``operator`` with its numbers in autocast's format."""
+    """``operator`` on arguments that are converted to autocast's format."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +118,7 @@ def register() -> torch.device:
     for name in ("linear", "matmul", "mm", "bmm", "addmm", "scaled_dot_product_attention"):
         operator = getattr(torch.ops.aten, name)
         products.impl(name, in_autocast(operator), "AutocastPrivateUse1")
-    # Elsewhere it is made of size 0 and then resized, which a wrapper does not follow.
+    # torch's own arange resizes an empty tensor, which a wrapper cannot do.
     for overload in ("default", "start", "start_step"):
         operator = getattr(torch.ops.aten.arange, overload)
         products.impl(operator.name(), partial(fallback, operator), "PrivateUse1")
@@ -125,13 +127,13 @@ def register() -> torch.device:
 
 
 def with_one_layer(spec: Any) -> Any:
-    """``spec`` with one layer on each side: they all have the same operators."""
+    """``spec`` with one layer on each side: more would repeat the same operators."""
     model = spec.model.model_copy(update={"encoder_layers": 1, "decoder_layers": 1})
     return spec.model_copy(update={"model": model})
 
 
 def step(spec: Any, device: torch.device) -> str:
-    """How a step of ``spec`` on ``device`` ended."""
+    """The outcome of a step of ``spec`` on ``device``: "ok", or what was wrong."""
     from schemas.results import BatchShape
     from tests.training.small_training import VOCABULARY
     from transformer_core.measure import memory_prediction
@@ -154,7 +156,7 @@ def step(spec: Any, device: torch.device) -> str:
 
 
 def certificate(device: torch.device) -> str:
-    """Whether 64 bits on ``device`` give a certificate the numbers of the CPU, there."""
+    """Whether a model in 64 bits on ``device`` gives a certificate the same numbers as on the CPU."""
     from schemas.config.model import Transformer
     from transformer_core.certify.number_formats import EXACT
     from transformer_core.certify.plain_models import PlainModel
@@ -178,7 +180,7 @@ def main() -> None:
     from transformer_core.models import qkv_projection, sublayers
     from transformer_core.models.device_kind import laid_out_for
 
-    # The compiler would follow what this device does for each operator, and give up.
+    # The compiler would trace into this device's Python code and give up.
     torch._dynamo.config.disable = True
     qkv_projection.require_cuda = lambda: None
     qkv_projection.concurrently = qkv_projection.between_synchronisations = in_turn

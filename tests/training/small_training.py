@@ -39,13 +39,13 @@ _SPEC: dict[str, Any] = {
 
 
 def small_spec(**sections: Any) -> RunSpec:
-    """A run spec of the tiny model, with these sections laid over it."""
+    """A run spec of the tiny model; ``sections`` override its defaults."""
     return RunSpec.model_validate(merge(_SPEC, sections))
 
 
 @cache
 def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
-    """Pairs of random ids of many lengths, the same for the same seed."""
+    """Pairs of random ids and random lengths; the same seed gives the same pairs."""
     random = np.random.default_rng(seed)
 
     def side() -> pa.Array:
@@ -56,7 +56,7 @@ def small_store(pairs: int = 40, seed: int = 0) -> PairStore:
 
 
 def small_texts(rows: int = 40, seed: int = 0, context: int = 12) -> PairStore:
-    """Rows of texts, of random ids; some are shorter than the context, as the last one may be."""
+    """Rows of texts of random ids; some are shorter than the context, as a text's last row may be."""
     random = np.random.default_rng(seed)
     ids = []
     for _ in range(rows):
@@ -76,17 +76,17 @@ def store_of(
 
 
 def small_setup(spec: RunSpec, process: Process | None = None) -> Setup:
-    """The training of ``spec`` by ``process``: where it is not given, by this rank, on the CPU."""
+    """The training of ``spec`` by ``process``, by default this rank on the CPU."""
     if process is None:
         joined = dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
         process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
-    # Validation batches hold thousands of tokens: these pairs make an odd number of batches.
+    # Validation batches hold thousands of tokens; 1,300 pairs make an odd number of batches.
     return assemble(spec, process, VOCABULARY, small_store(), small_store(1_300, seed=1))
 
 
 class Watcher(Observer):
-    """Keeps what it is told; ``stop_at`` ends a run after that step."""
+    """Records what it is told; ends a run after step ``stop_at``."""
 
     def __init__(self, stop_at: int = 0) -> None:
         self.stop_at = stop_at
@@ -117,11 +117,11 @@ class Watcher(Observer):
 
 
 class Stopped(Exception):
-    """The end of a run before its last step."""
+    """Ends a run before its last step."""
 
 
 def run_small(spec: RunSpec, checkpoints: Path, stop_at: int = 0) -> tuple[Watcher, Setup]:
-    """Train, from the newest checkpoint if there is one; ``stop_at`` as in :class:`Watcher`."""
+    """Train from the newest checkpoint, if there is one, to the end or to step ``stop_at``."""
     watcher, setup = Watcher(stop_at), small_setup(spec)
     try:
         train(setup, watcher, checkpoints)

@@ -1,4 +1,4 @@
-"""Training by itself: ``python -m transformer_core.training``."""
+"""Training without the rest of the program: ``python -m transformer_core.training``."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def losses(folder: Path) -> list[float]:
     return pq.read_table(folder / "out/steps.parquet")["loss"].to_pylist()
 
 
-def test_it_trains_validates_and_saves(tmp_path):
+def test_training_alone_validates_and_saves(tmp_path):
     spec = small_spec(training={"steps": 4, "validate_every": 2, "log_every": 1})
     assert main(tmp_path, spec) == 0
     assert len(losses(tmp_path)) == 4
@@ -47,7 +47,7 @@ def test_it_trains_validates_and_saves(tmp_path):
     assert "validation loss" in (tmp_path / "out/train.log").read_text()
 
 
-def test_the_same_line_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
+def test_the_same_command_resumes_from_the_last_checkpoint(tmp_path, monkeypatch):
     spec = small_spec(training={"steps": 5, "log_every": 1})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main(whole, spec, "--checkpoint-every=2") == 0
@@ -69,7 +69,7 @@ def test_the_same_line_goes_on_from_the_last_checkpoint(tmp_path, monkeypatch):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_too_few_processes_and_a_missing_spec_are_told(tmp_path, capsys):
+def test_too_few_processes_and_a_missing_spec_are_reported(tmp_path, capsys):
     spec = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     assert main(tmp_path, spec) == 1
     command = "torchrun --standalone --nproc-per-node=2 -m transformer_core.training"

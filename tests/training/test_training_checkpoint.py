@@ -1,4 +1,4 @@
-"""Checkpoints: exact resumption, and a usable one at any moment."""
+"""Checkpoints: runs resume exactly, and a usable checkpoint exists at every moment."""
 
 import json
 import os
@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "masters": {"precision": {"kind": "bf16_weights"}},
     "accumulation": {"accumulation": {"micro_batches": 3}},
     "behind": {"checkpoint_writing": "behind"},
-    # It doubles every two steps, so a scale that starts anew shows.
+    # The scale doubles every two steps, so a run that forgot it would differ.
     "fp16": {"precision": {"kind": "fp16", "initial_scale": 8.0, "growth_interval": 2}},
 }
 LIBRARIES = {"adamw_8bit": "bitsandbytes", "adamw_schedule_free": "schedulefree"}
@@ -48,7 +48,7 @@ def everything(setup: Setup) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop_at", "every"),
-    # Before the first checkpoint, after the last step of an epoch, between two epochs' ends.
+    # Stops before the first checkpoint, at the end of an epoch, and within an epoch.
     [("adamw", 1, 3), ("adamw", 5, 1), *((kind, 4, 3) for kind in KINDS)],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(kind, stop_at, every, tmp_path):
@@ -56,7 +56,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(kind, stop_at, e
         pytest.importorskip(LIBRARIES[kind])
     if kind == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("needs torch 2.9 or newer")
-    # Moments of 4,096 elements or more have 8 bits.
+    # Only moments of 4,096 or more elements have 8 bits.
     model = {"d_model": 64, "d_ff": 64} if kind == "adamw_8bit" else {}
     training = KINDS[kind] | {"checkpoint_every": every, "validate_every": 2}
     spec = small_spec(model=model, training=training)
@@ -74,7 +74,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(kind, stop_at, e
         assert loss == whole.validations[step]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     goes_on, write = Event(), checkpoint._write
 
     def late(*arguments: Any) -> None:
@@ -139,8 +139,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """Checkpoints of a training that stopped at step 4; the losses and the end of a whole one,
-    which saved none."""
+    """Checkpoints of a run that stopped at step 4; losses and final state of a run that did not
+    stop and saved none."""
     folder = tmp_path_factory.mktemp("stopped")
     whole, end = run_small(small_spec(), folder / "whole")
     assert not (folder / "whole").exists()
@@ -171,17 +171,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
         assert str(file.parent) in caplog.text
     assert caplog.text.count("ignoring this checkpoint") == len(damaged) > 0
     assert resumed.started_at == [resumed_at]
-    # To save checkpoints disturbs nothing.
+    # Saving checkpoints changed nothing either.
     assert everything(end) == expected
     assert resumed.losses == losses
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed at this point."""
 
 
 class Killer:
-    """Ends the process at the ``moment``-th change of the file system, before or half-way."""
+    """Kills the process before or during its ``moment``-th change of the file system."""
 
     def __init__(self, moment: int, patch: pytest.MonkeyPatch) -> None:
         self.left = moment
@@ -217,7 +217,7 @@ def _delete_one(path: Path) -> None:
         file.unlink()
 
 
-def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path):
+def test_wherever_a_save_is_killed_a_complete_checkpoint_remains(tmp_path):
     setup = small_setup(small_spec())
     weight = next(setup.model.parameters())
     survivors: list[float] = []
@@ -243,7 +243,7 @@ def test_wherever_a_save_is_killed_a_whole_checkpoint_is_left(tmp_path):
         _, state = checkpoint.load(path, setup)
         assert weight.unique().tolist() == [state["mark"]]
         survivors.append(state["mark"])
-        # A later save leaves no rubbish.
+        # A later save clears up what the killed one left.
         checkpoint.save(folder, setup, 6, {})
         left = sorted(path.name for path in folder.iterdir())
         assert left == [path.name, "step-00000006"]
@@ -267,8 +267,8 @@ def test_nothing_in_a_checkpoint_can_execute(stopped):
     assert json.loads((path / "state.json").read_text())["step"] == 4
 
 
-def test_the_random_state_of_every_gpu_comes_back(monkeypatch, tmp_path):
-    """DataParallel drives several, and each drops by numbers of its own."""
+def test_the_random_state_of_every_gpu_is_restored(monkeypatch, tmp_path):
+    """DataParallel uses several GPUs, each with random numbers of its own for dropout."""
     setup = small_setup(small_spec())
     states = {torch.device("cuda", n): torch.tensor([n, 7], dtype=torch.uint8) for n in range(3)}
     devices = property(lambda self: list(states))

@@ -1,5 +1,8 @@
-"""Every variant of the GPU studies, laid out as for CUDA, on a CPU: nothing breaks a graph, no step
-makes the host wait, and a step has the operators that it should have."""
+"""Every variant of the GPU studies, laid out as for CUDA but run on a CPU.
+
+Layers compile without graph breaks, no step makes the host wait, and steps have the expected
+number of operators.
+"""
 
 import json
 import os
@@ -59,11 +62,11 @@ SMALL: dict[str, Any] = {
     "training": {"validate_every": 0},
 }
 OTHERS = ("torch_nn", "huggingface")
-"""Models of other libraries, which are as they are."""
+"""Models of other libraries, whose layout is not ours to change."""
 
 
 def studied() -> dict[str, RunSpec]:
-    """The run specs of both studies by variant, of a small model."""
+    """The run spec of every variant of both studies, with a small model."""
     variants, _ = read_variants(ROOT / "config/variants.yaml")
     found: dict[str, RunSpec] = {}
     for name in ("gpu_check", "h200"):
@@ -74,7 +77,7 @@ def studied() -> dict[str, RunSpec]:
 
 
 def laid_out_alike(spec: RunSpec) -> str:
-    """All that a step's layout depends on: not the size of batches, nor what is read between steps."""
+    """The settings that a step's layout depends on, to find variants with the same layout."""
     t = spec.training
     arithmetic = (t.precision, t.optimizer, t.loss, t.clipping, t.accumulation)
     return repr((spec.model, *arithmetic, spec.parallel, spec.batching.rows.kind))
@@ -84,7 +87,7 @@ SPECS = studied()
 _FIRST = {laid_out_alike(spec): name for name, spec in reversed(SPECS.items())}
 OURS = [name for name in _FIRST.values() if name not in (*OTHERS, "adamw_8bit")]
 COUNTERS = "adam_published", "adamw_unfused"
-"""Optimizers that count steps on the host, and read that there, also where weights are on a GPU."""
+"""Optimizers that keep their step counts on the host even if the weights are on a GPU."""
 UNSTUDIED: dict[str, dict[str, Any]] = {
     "published": {"model": {"attention": {"kind": "published"}}},
     "packed": {"batching": {"rows": {"kind": "packed"}}},
@@ -93,13 +96,13 @@ UNSTUDIED: dict[str, dict[str, Any]] = {
     "central": {"parallel": {"kind": "central"}},
     "central_local_loss": {"parallel": {"kind": "central", "local_loss": True}},
 }
-"""Settings that no study of GPUs has."""
+"""Settings that occur in neither study."""
 KERNEL = "attention_cudnn"
-"""Names a kernel that no CPU has, not even for tensors without memory."""
+"""Asks for a kernel that does not exist on a CPU, not even for tensors without memory."""
 
 
 def on_a_cpu(spec: RunSpec) -> RunSpec:
-    """``spec`` without what a CPU refuses and a layout does not see."""
+    """``spec`` without settings that a CPU refuses and that do not affect the layout."""
     machine = {"device": "cpu", "cuda_allocator": "expandable_segments"}
     spec = spec.model_copy(update={"machine": spec.machine.model_copy(update=machine)})
     return memory_prediction._on_a_cpu(spec)
@@ -107,7 +110,7 @@ def on_a_cpu(spec: RunSpec) -> RunSpec:
 
 @pytest.fixture(autouse=True)
 def _as_if_on_cuda(monkeypatch):
-    """Streams become calls one after the other."""
+    """Replaces streams by calls in turn, and FlashAttention by :func:`sentences`."""
     monkeypatch.setattr(qkv_projection, "require_cuda", lambda: None)
     monkeypatch.setattr(qkv_projection, "concurrently", in_turn)
     monkeypatch.setattr(qkv_projection, "between_synchronisations", in_turn)
@@ -119,12 +122,12 @@ def in_turn(work: Any, x: Tensor) -> list[Tensor]:
 
 
 def sentences(q: Tensor, k: Tensor, v: Tensor, starts: Any, *_: Any) -> Tensor:
-    """Depends on everything that FlashAttention over sentences takes."""
+    """A stand-in whose result depends on every tensor that FlashAttention over sentences takes."""
     return q + (k + v).mean(0) + (starts[0].sum() + starts[1].sum()) * 0
 
 
 class OneKernel(TorchFunctionMode):
-    """Attention of 16 bits on a GPU has dropout and is one operator; a CPU has none such."""
+    """Stands in for a GPU's fused attention in 16 bits with dropout, which a CPU lacks."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.nn.functional.scaled_dot_product_attention:
@@ -134,7 +137,7 @@ class OneKernel(TorchFunctionMode):
 
 
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
-"""Operators whose result the host needs, or whose shape depends on numbers."""
+"""Operators whose result the host reads, or whose output shape depends on values."""
 
 
 class Waited(Exception):
@@ -151,7 +154,7 @@ class NoWaiting(TorchDispatchMode):
 
 @contextmanager
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Raises where the host reads a tensor: it would wait for its GPU, and launch nothing meanwhile."""
+    """Raise if the host reads a tensor: with a GPU it would wait and launch nothing meanwhile."""
     with monkeypatch.context() as patched, NoWaiting():
         for reading in ("tolist", "numpy", "cpu"):
             patched.setattr(Tensor, reading, Mock(side_effect=Waited(reading)))
@@ -159,7 +162,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def take_steps(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of a training, of which the second must not wait."""
+    """Take two steps of a training; the second must not wait."""
     with laid_out_for("cuda"), OneKernel():
         setup = small_setup(spec)
         setup.module.train()
@@ -174,7 +177,7 @@ def take_steps(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [name for name in OURS if name not in COUNTERS])
 def test_no_step_waits(name, monkeypatch):
     spec = on_a_cpu(SPECS[name])
-    if spec.model.compile != "none":  # the compiler's own passes are no steps
+    if spec.model.compile != "none":  # the compiler itself may read tensors
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"compile": "none"})})
     take_steps(spec, monkeypatch)
 
@@ -210,7 +213,7 @@ def compiled(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"model": model})
 
 
-# A graph depends on the model alone.
+# Only the model decides about graphs: one variant for each model is enough.
 _MODELS = {repr(compiled(SPECS[name]).model): name for name in reversed(OURS) if name != KERNEL}
 GRAPHED = {
     name
@@ -226,7 +229,7 @@ TOGETHER = [
     ("attention_reference", "qkv_streams"),
     ("attention_math", "qkv_streams_as_published"),
 ]
-"""All of :data:`GRAPHED`: a variant, and one whose projections it takes."""
+"""Pairs that cover :data:`GRAPHED`: a variant, and another whose projections it takes over."""
 
 
 def test_every_model_is_compiled():
@@ -236,7 +239,8 @@ def test_every_model_is_compiled():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "projections"), TOGETHER)
 def test_no_layer_breaks_its_graph(name, projections, monkeypatch):
-    """One graph for each kind of layer; one of the decoder has all parts of one of the encoder."""
+    """There is one graph for each kind of layer. Where projections are taken over, only the decoder
+    runs: its layers have all parts of the encoder's."""
     spec = on_a_cpu(SPECS[name])
     if projections:
         model = spec.model.model_copy(update={"qkv": SPECS[projections].model.qkv})
@@ -261,8 +265,8 @@ def test_no_layer_breaks_its_graph(name, projections, monkeypatch):
 
 
 def test_graphs_are_recorded_before_the_first_step(monkeypatch, tmp_path):
-    """Every layer's call in a step plays a graph, and the training is the one without graphs. No CPU
-    records one: the layers are called as they are."""
+    """Every call of a layer in a step replays a graph, and the losses equal those without graphs.
+    (On a CPU no graph is recorded; the layers themselves are called.)"""
     monkeypatch.setattr(transformers, "compile_layers", lambda *_: None)
     spec = on_a_cpu(SPECS["layers_graphed"])
     training = spec.training.model_copy(update={"steps": 3, "log_every": 1})
@@ -287,7 +291,7 @@ def test_graphs_are_recorded_before_the_first_step(monkeypatch, tmp_path):
     ("study", "variant"), [("gpu_check", "single"), ("h200", "layers_graphed")]
 )
 def test_a_library_that_plans_for_each_shape_sees_few(study, variant):
-    """Of pairs whose sides are of similar length, as those of a corpus."""
+    """The two sides of each pair have similar lengths, as in a corpus."""
     variants, _ = read_variants(ROOT / "config/variants.yaml")
     file = ROOT / f"config/studies/{study}.yaml"
     batching = resolve(
@@ -327,7 +331,7 @@ class Operators(TorchDispatchMode):
 
 _FREE = ("_local_scalar_dense", "detach", "empty", "empty_like", "empty_strided", "new_empty")
 _FREE += ("_unsafe_view", "lift_fresh")
-"""Operators that touch no number, and reads of counters that an optimizer keeps on the host."""
+"""Operators that touch no values, and reads of an optimizer's step counts on the host."""
 
 OPERATORS = {
     "single": 261,
@@ -344,7 +348,7 @@ OPERATORS = {
     "accum4_no_sync": 1218,
     "fsdp": 399,
 }
-"""Operators of a step of two and two layers, by torch 2.13, of what others are made of."""
+"""Operators in a step by torch 2.13, for two layers on each side. Other variants combine these."""
 
 
 def operators(name: str) -> Counter[str]:
@@ -370,14 +374,14 @@ def operators(name: str) -> Counter[str]:
     not torch.__version__.startswith("2.13"), reason="another torch has other operators"
 )
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_step_has_as_many_operators_as_it_should(name):
+def test_a_step_has_the_expected_number_of_operators(name):
     found = operators(name)
     assert found.total() == OPERATORS[name], found.most_common(12)
 
 
 @pytest.mark.slow
 def test_every_variant_takes_a_step_on_a_second_device():
-    """What is made on the host where it belongs on the device meets a tensor of the device."""
+    """A tensor made on the host by mistake meets a tensor of the device, which raises."""
     command = [sys.executable, str(Path(__file__).with_name("second_device.py"))]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)

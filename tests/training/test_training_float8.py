@@ -1,4 +1,4 @@
-"""Products of 8 bits: emulated on a CPU, and refused where the device has none."""
+"""Products of 8 bits: emulated on a CPU, and refused on devices without them."""
 
 import importlib
 from unittest.mock import Mock
@@ -53,7 +53,7 @@ def test_the_rounding_that_certificates_allow():
     assert 2**-5 < error.max() <= 2**-4 + 1e-6
 
 
-def test_a_device_without_them_is_named(monkeypatch):
+def test_a_device_without_float8_products_is_named(monkeypatch):
     with pytest.raises(Unsupported, match="those of GPUs; this run is on a CPU"):
         build_precision(Float8(kind="float8"), CPU).convert(torch.nn.Linear(16, 16))
     cuda = torch.device("cuda")

@@ -1,4 +1,4 @@
-"""Where no source has padding, nothing is masked on a GPU: the mask excludes the fastest kernel."""
+"""Batches without padding in their sources get no mask on a GPU: masks rule out the fastest kernel."""
 
 from itertools import islice
 from typing import Any
@@ -18,7 +18,7 @@ from transformer_core.parallel.central import DataParallelObjective
 
 
 def batch(*lengths: int) -> Batch:
-    """Pairs of random ids; the sources have these lengths, the targets others."""
+    """Pairs of random ids; sources have these lengths, targets other ones."""
     random = np.random.default_rng(0)
 
     def side(counts: list[int]) -> Ragged:
@@ -30,7 +30,7 @@ def batch(*lengths: int) -> Batch:
 
 @pytest.fixture
 def masks(monkeypatch):
-    """The mask of each call of torch's attention that is not causal."""
+    """The masks of all calls of torch's attention that are not causal."""
     seen: list[Tensor | None] = []
     real = attention.F.scaled_dot_product_attention
 
@@ -66,13 +66,13 @@ def test_nothing_is_masked_on_a_gpu_where_nothing_is_padded(masks, kind):
     with laid_out_for("cuda"):
         unmasked, masked = loss(setup, full, full.known), loss(setup, full, NOTHING)
         loss(setup, padded, padded.known)
-    loss(setup, full, full.known)  # on a CPU a mask costs next to nothing
+    loss(setup, full, full.known)  # on a CPU the mask is kept: it costs next to nothing
     assert [mask is None for mask in masks] == [True] * 4 + [False] * 12
     assert unmasked == pytest.approx(masked, rel=1e-6)
 
 
 @pytest.mark.parametrize("local_loss", [False, True])
-def test_replicas_are_told(masks, local_loss):
+def test_replicas_know_which_batches_are_full(masks, local_loss):
     setup = small_setup(small_spec(model={"dropout": 0.0}))
     wrapped = DataParallelObjective(setup.module, [], local_loss)
     wrapped.replicas.device_ids = []
@@ -87,12 +87,12 @@ def test_replicas_are_told(masks, local_loss):
     [{"batching": {"rows": {"kind": "packed"}}}, {"model": {"attention": {"kind": "published"}}}],
     ids=["packed", "published"],
 )
-def test_masks_that_tell_more_than_padding_stay(sections):
+def test_masks_against_more_than_padding_remain(sections):
     setup = small_setup(small_spec(**sections))
     assert setup.model.needs_mask
 
 
-def test_models_of_others_are_told_nothing():
+def test_models_of_other_libraries_get_no_facts():
     setup = small_setup(small_spec(model={"kind": "torch_nn"}))
     given = batch(4, 4)
     with laid_out_for("cuda"):

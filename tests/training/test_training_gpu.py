@@ -1,4 +1,4 @@
-"""Trainings on a GPU from end to end: formats, models, resumption, translation, one NCCL rank."""
+"""Whole trainings on a GPU: formats, models, resumption, translation and one NCCL rank."""
 
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
 CUDA = {"device": "cuda", "devices_per_node": 1}
 MODEL = {"d_model": 64, "d_ff": 128, "heads": 2}
-"""32 elements a head: what fused kernels take."""
+"""Heads have 32 elements, as fused kernels require."""
 
 
 def on_gpu(**sections: Any) -> RunSpec:
@@ -69,7 +69,8 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def losses():
-    """Of the same training in 32 bits on the CPU, without dropout: it has other random numbers."""
+    """Losses of the same training in 32 bits on the CPU; without dropout, whose random numbers
+    differ there."""
     spec = small_spec(model=MODEL | {"dropout": 0.0})
     watcher = Watcher()
     train(small_setup(spec), watcher, Path("/nowhere"))
@@ -122,7 +123,7 @@ def test_translations_are_those_of_the_cpu(half):
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=half):
         found = beam_search(model, source.to(DEVICE), 3, 0.6, 12)
     expected = beam_search(model.cpu(), source, 3, 0.6, 12)
-    # Rounding may turn one of nearly equal hypotheses into another.
+    # Rounding may swap hypotheses whose scores are nearly equal.
     same = sum(ours == theirs for ours, theirs in zip(found, expected, strict=True))
     assert same >= (3 if half else 6)
 

@@ -1,4 +1,4 @@
-"""How often the host waits for the device: only where a loss is logged."""
+"""The host waits for the device only at steps whose loss is logged."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ class Reads(TorchDispatchMode):
     def __init__(self, monkeypatch):
         super().__init__()
         self.count = 0
-        for name in ("tolist", "numpy"):  # no operator tells of these two
+        for name in ("tolist", "numpy"):  # these two call no operator
             monkeypatch.setattr(torch.Tensor, name, self.counting(getattr(torch.Tensor, name)))
 
     def counting(self, method):
@@ -33,7 +33,7 @@ class Reads(TorchDispatchMode):
 
 
 class CountingWatcher(Watcher):
-    """Keeps how many numbers had been read when each step was done, and at the end of it."""
+    """Records how many numbers had been read after each step and before each validation."""
 
     def __init__(self, reads):
         super().__init__()
@@ -79,7 +79,7 @@ def test_the_host_reads_at_logged_steps_only(monkeypatch, tmp_path, kind, log_ev
     settings = {"log_every": log_every, "precision": {"kind": kind}}
     _, watcher = trained(monkeypatch, tmp_path, **settings)
     assert list(watcher.losses) == logged
-    # Two numbers each, loss and norm, when the step is done: reading them is a part of it.
+    # Each logged step reads two numbers, loss and norm, before it counts as done.
     read = [2 * sum(step <= now for step in logged) for now in range(1, STEPS + 1)]
     assert watcher.after_update == read
     assert watcher.before_validation == 2 * len(logged)

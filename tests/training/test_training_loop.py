@@ -1,4 +1,4 @@
-"""The loop: what it computes, what it records, when it stops."""
+"""The training loop: its gradients, its records, its end."""
 
 import gc
 import math
@@ -22,7 +22,7 @@ def steps_of(history: History, column: str) -> list[Any]:
 
 
 def spoil(module: torch.nn.Module, at_call: int, value: float) -> None:
-    """Let the loss of the ``at_call``-th forward pass be ``value``."""
+    """Make the loss of the ``at_call``-th forward pass ``value``."""
     calls = count(1)
     module.register_forward_hook(
         lambda *given: given[2] * value if next(calls) == at_call else None
@@ -36,7 +36,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_target_tokens():
     setup = small_setup(spec)
     batch = next(setup.feed.batches())
     sizes = {int((micro.source != 0).sum()) for micro in batch.micro_batches}
-    assert len(sizes) > 1  # a mean of means would differ
+    assert len(sizes) > 1  # otherwise a mean of means would be right too
     setup.model.zero_grad()
     losses = [
         token_loss_sum(setup.model(b.source, b.target_input), b.target_output, 0.1)
@@ -68,7 +68,7 @@ def test_clipping(clip_norm, expected):
     ("optimizer", "factor"),
     [({"kind": "adamw"}, 1.0), ({"kind": "sgd", "rate_factor": 25.0}, 25.0)],
 )
-def test_the_rate_of_the_schedule_is_the_rate_of_the_step(tmp_path, optimizer, factor):
+def test_a_step_uses_the_rate_of_the_schedule(tmp_path, optimizer, factor):
     schedule = {"kind": "linear", "peak": 1e-2, "warmup": 2}
     spec = small_spec(training={"schedule": schedule, "optimizer": optimizer})
     setup, rates = small_setup(spec), []
@@ -97,7 +97,7 @@ def test_validation_is_the_mean_over_all_tokens_without_dropout():
     setup = small_setup(small_spec())
     setup.module.train()
     batches = [batch for _, batch in evaluation_batches(small_store(1_300, seed=1))]
-    assert len(batches) % 2  # so that the tests of two ranks have a turn with one batch
+    assert len(batches) % 2  # tests of two ranks then have one batch left over
     value = validation_loss(setup)
     assert setup.model.training
     setup.model.eval()
@@ -134,7 +134,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path):
         train(setup, Watcher(), tmp_path)
 
 
-def test_pauses_enclose_what_is_not_training(tmp_path):
+def test_pauses_enclose_all_other_work(tmp_path):
     events: list[str] = []
 
     class Listener(Watcher):
@@ -166,7 +166,7 @@ def test_pauses_enclose_what_is_not_training(tmp_path):
     ]
 
 
-def test_collections_of_garbage_wait_for_validations(tmp_path):
+def test_garbage_collections_wait_for_validations(tmp_path):
     seen: list[bool] = []
 
     class Looker(Watcher):

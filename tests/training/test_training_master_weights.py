@@ -1,4 +1,4 @@
-"""Weights in bfloat16 with masters of 32 bits."""
+"""Weights in bfloat16 with master copies of 32 bits."""
 
 from contextlib import closing
 
@@ -67,11 +67,11 @@ def test_small_updates_are_not_lost():
         weight.grad = torch.ones_like(weight)
         optimizer.param_groups[0]["lr"] = 1e-4
         optimizer.step()
-    # Each is a fortieth of the distance to the next number of 8 bits.
+    # Each update is a fortieth of the distance to the next bfloat16 number.
     assert weight.detach().float().max() < 0.995
 
 
-def test_gradients_are_divided_as_by_torchs_fused_kernels():
+def test_gradients_are_divided_as_in_torchs_fused_kernels():
     weight, wide, (gradient, *_) = problem()
     optimizer = optimizer_of(weight, wide)
     optimizer.grad_scale = torch.tensor(4.0)
@@ -96,7 +96,7 @@ def test_other_optimizers_are_refused():
         ({"model": {"kind": "torch_nn"}}, "precision: {kind: bf16}"),
     ],
 )
-def test_what_does_not_go_together_is_named_with_a_remedy(sections, remedy):
+def test_incompatible_settings_are_named_with_a_remedy(sections, remedy):
     training = FORMAT | sections.pop("training", {})
     found = list(violations(small_spec(training=training, **sections)))
     assert [field for field, *_ in found] == ["training.precision.kind"]
@@ -115,7 +115,7 @@ def test_a_residual_of_16_bits_needs_products_of_16_bits():
     "model", [{}, {"tokens": {"kind": "unpadded"}, "memory_products": "together"}]
 )
 @pytest.mark.parametrize("training", [{}, {"loss": {"kind": "one_pass"}, "clipping": "folded"}])
-def test_losses_are_those_of_32_bits_but_for_rounding(model, training):
+def test_losses_only_differ_from_32_bits_by_rounding(model, training):
     plain = small_setup(small_spec(training=training, model=model))
     low = small_setup(small_spec(training=FORMAT | training, model=model))
     assert all(p.dtype == torch.bfloat16 for p in low.model.parameters())
@@ -142,14 +142,14 @@ def test_the_residual_stream_has_16_bits(method):
     assert all(p.dtype == torch.float32 for p in setup.model.parameters())
 
 
-def test_an_evaluation_takes_16_bit_weights_in_32_bits_whatever_the_residual_stream_has():
+def test_an_evaluation_takes_16_bit_weights_in_32_bits_for_any_residual_stream():
     model = build_model(small_spec(model={"residual": "bf16"}, training=FORMAT).model, 50)
     tokens = torch.randint(4, 50, (2, 5))
     assert model.decode(model.encode(tokens), tokens, tokens).dtype == torch.float32
 
 
 def test_moves_of_the_weights_for_a_certificate_go_to_the_masters():
-    # In weights of 8 bits most of such a move would be lost, and the next update undoes the rest.
+    # bfloat16 weights would lose most of such a move, and the next update would undo the rest.
     setup = small_setup(small_spec(training=FORMAT, model={"dropout": 0.1}))
     before = [master.clone() for master in masters_of(setup.optimizer).values()]
     direction = [torch.full_like(p, 1e-4) for p in setup.module.parameters()]

@@ -22,7 +22,7 @@ def test_every_parameter_is_trained_once_by_the_right_one():
     assert not any("embedding" in name for name in of_muon)
 
 
-def test_the_output_map_has_a_row_for_every_token_and_an_attention_has_not():
+def test_the_output_map_has_a_row_for_every_token_but_attention_does_not():
     assert is_map_of_tokens("module.model.output.weight")
     assert not is_map_of_tokens("model.encoder.0.self_attention.output.weight")
 
@@ -36,7 +36,7 @@ def test_an_update_of_a_matrix_is_orthogonal():
     weight.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
     optimizer.step()
     values = torch.linalg.svdvals(weight.detach())
-    # Newton-Schulz brings most singular values near 1, not to it; the gradient's are further apart.
+    # Newton-Schulz brings most singular values only near 1; the gradient's are further apart.
     before = torch.linalg.svdvals(weight.grad)
     assert values.std() / values.mean() < 0.5 * before.std() / before.mean()
 

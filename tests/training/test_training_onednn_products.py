@@ -1,4 +1,4 @@
-"""Products of 32 bits by oneDNN: the same numbers, wherever and however a product is asked for."""
+"""Products of 32 bits by oneDNN: the same numbers for every operator and layout."""
 
 from unittest.mock import Mock
 
@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_torch(onednn, shape):
 
 
 def forms(a, b):
-    """[n, k] by [k, m] in all layouts and forms of the operator."""
+    """Arguments of products [n, k] by [k, m] in all layouts and forms of the operator."""
     n, m = len(a), b.size(1)
     torch.manual_seed(1)
     c, row = torch.randn(n, m), torch.randn(m)
@@ -85,7 +85,7 @@ def test_every_layout_and_form_gives_the_same(onednn, n, k, m):
     torch.testing.assert_close(mine, list(forms(a, b)), rtol=1e-5, atol=1e-5)
 
 
-def test_it_is_onednn_that_computes_32_bits_and_only_until_switched_back(onednn):
+def test_onednn_computes_32_bits_until_switched_back(onednn):
     assert PRODUCT in operators(torch.float32)
     assert PRODUCT not in operators(torch.float64) | operators(torch.bfloat16)
     set_matmul(Fp32(), CPU)
@@ -99,7 +99,7 @@ def test_empty_products_are_left_to_torch_and_shapes_that_do_not_fit_refused(one
         torch.randn(2, 3) @ torch.randn(4, 5)
 
 
-def test_other_devices_and_a_torch_without_it_refuse(monkeypatch):
+def test_other_devices_and_a_torch_without_onednn_are_refused(monkeypatch):
     with pytest.raises(Unsupported, match="computes on CPUs; this run is on CUDA"):
         set_matmul(ONEDNN, torch.device("cuda"))
     monkeypatch.setattr(precision, "_product", Mock(side_effect=AttributeError("no such operator")))

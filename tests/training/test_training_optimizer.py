@@ -24,7 +24,7 @@ def need_eight_bit():
 
 
 def problem(spec, width=128, rate=1e-2):
-    """A linear regression, an optimizer for it, and a function that takes a step."""
+    """A linear model, an optimizer for it, and a function that takes a step."""
     torch.manual_seed(5)
     module = nn.Linear(width, 64, bias=False)
     x = torch.randn(32, width)
@@ -43,8 +43,8 @@ def problem(spec, width=128, rate=1e-2):
     return SimpleNamespace(module=module, optimizer=optimizer, step=step)
 
 
-def test_adamw_is_that_of_the_paper():
-    """Algorithm 2 of arXiv 1711.05101, two steps."""
+def test_adamw_follows_the_paper():
+    """Compares two steps with Algorithm 2 of arXiv 1711.05101."""
     spec = AdamW(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
     it = problem(spec, rate=0.01)
     w = it.module.weight.detach().double()
@@ -117,7 +117,7 @@ def test_missing_library_is_named_with_its_remedy(monkeypatch):
         problem(SPECS["8bit"])
 
 
-def test_library_without_a_kernel_for_the_device_is_found_out(monkeypatch):
+def test_a_library_without_a_kernel_for_the_device_is_detected(monkeypatch):
     need_eight_bit()
     from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
 

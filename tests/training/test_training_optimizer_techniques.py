@@ -1,4 +1,4 @@
-"""Optimizers that stand in a file of their own: compiled, divided among ranks, schedule-free."""
+"""Optimizers that are techniques: compiled, divided among ranks, schedule-free."""
 
 import importlib
 from unittest.mock import Mock
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def weights(steps, build):
-    """A small model after some steps of an optimizer, whose rate changes at every step."""
+    """The weights of a small model after some steps, each with another rate, and the optimizer."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
     optimizer = build(list(model.named_parameters()))
@@ -47,14 +47,14 @@ def test_the_compiled_step_is_that_of_adamw_and_compiled_once(monkeypatch):
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.04)
 
 
-def test_there_must_be_ranks_to_divide_it_among():
+def test_divided_state_needs_several_ranks_with_whole_parameters():
     with pytest.raises(Unsupported, match="no other rank"):
         ZeroRedundancy(kind="adamw_zero").build([], CPU, False)
     with pytest.raises(Unsupported, match="FSDP has already divided"):
         ZeroRedundancy(kind="adamw_zero").build([], CPU, True)
 
 
-def test_schedule_free_adamw_keeps_the_average_beside_what_it_trains():
+def test_schedule_free_adamw_keeps_an_average_of_its_weights():
     pytest.importorskip("schedulefree")
     spec = ScheduleFreeAdamW(kind="adamw_schedule_free")
     last, optimizer = weights(5, lambda named: spec.build(named, CPU, False))
@@ -62,12 +62,12 @@ def test_schedule_free_adamw_keeps_the_average_beside_what_it_trains():
     optimizer.eval()
     z = [optimizer.state[p]["z"] for p in optimizer.param_groups[0]["params"]]
     one = spec.betas[0]
-    # What is trained lies between the average and the last weights.
+    # Gradients are taken at weights between the average and the last ones.
     for trained_now, average, end in zip(before, last, z, strict=True):
         torch.testing.assert_close(trained_now, one * average + (1 - one) * end)
 
 
-def test_without_the_library_the_reason_is_said(monkeypatch):
+def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match="pip install schedulefree"):
         ScheduleFreeAdamW(kind="adamw_schedule_free").build([], CPU, False)

@@ -53,7 +53,7 @@ def linear_and_optimizer(kind="adamw"):
 
 
 def one_step(precision, module, optimizer, factor=1.0, clip_norm=0.0):
-    """A step whose gradient is ``factor`` for every weight; returns the norm."""
+    """Take a step with the gradient ``factor`` for every weight; return the norm."""
     optimizer.zero_grad()
     with precision.autocast():
         loss = module(torch.ones(1, 4)).float().sum()
@@ -62,7 +62,7 @@ def one_step(precision, module, optimizer, factor=1.0, clip_norm=0.0):
 
 
 NORM = math.sqrt(12)
-"""Of the gradient of :func:`one_step`, with a factor of 1: twelve ones."""
+"""Norm of the gradient of :func:`one_step` for a factor of 1: twelve ones."""
 
 
 @pytest.mark.parametrize("spec", [Fp32(), Bf16(kind="bf16"), fp16(initial_scale=1024.0)])
@@ -121,12 +121,12 @@ def test_fp16_skips_a_step_that_overflows_and_halves_the_scale(kind):
     precision = build_precision(fp16(initial_scale=1024.0), CPU)
     one_step(precision, module, optimizer)
     weights = module.weight.detach().clone()
-    # float16 ends at 65504.
+    # The largest number of float16 is 65504.
     assert not math.isfinite(one_step(precision, module, optimizer, factor=100.0, clip_norm=1.0))
     assert torch.equal(module.weight, weights)
     assert precision.report() == {"skipped_steps": 1, "loss_scale": 512.0}
     one_step(precision, module, optimizer)
-    # The skipped step left no trace in the moments either.
+    # The skipped step did not change the moments either.
     straight, its_optimizer = linear_and_optimizer(kind)
     for _ in range(2):
         one_step(build_precision(Fp32(), CPU), straight, its_optimizer)
@@ -142,7 +142,7 @@ def test_fp16_saves_gradients_that_float16_would_lose():
         assert norm == (pytest.approx(tiny * NORM, rel=1e-2) if kept else 0.0)
 
 
-def test_fp16_state_goes_on_where_it_was():
+def test_fp16_state_is_restored():
     settings = fp16(initial_scale=2048.0, growth_interval=2)
     factors = [1.0, 100.0, 1.0, 1.0, 60.0, 1.0, 1.0]
 
@@ -160,7 +160,7 @@ def test_fp16_state_goes_on_where_it_was():
         return scales, module.weight
 
     whole, weights = run(stop=None)
-    # Halved where a step overflows, doubled after two good ones.
+    # The scale is halved when a step overflows and doubled after two good ones.
     assert [said["loss_scale"] for said in whole] == [2048, 1024, 1024, 2048, 1024, 1024, 2048]
     assert whole[-1]["skipped_steps"] == 2
     for stop in range(1, len(factors)):
@@ -213,7 +213,7 @@ def test_32_bit_products_are_switched_on_whatever_was_before():
         (Bf16Matmul(kind="bf16_matmul"), CPU, "need a CPU with AMX-BF16"),
     ],
 )
-def test_products_that_a_device_does_not_have_are_refused(monkeypatch, spec, device, reason):
+def test_products_that_a_device_lacks_are_refused(monkeypatch, spec, device, reason):
     monkeypatch.setattr(matmul_mode, "_rounds_to_bf16", lambda: False)
     with pytest.raises(Unsupported, match=reason):
         build_precision(spec, device)
@@ -228,7 +228,7 @@ def test_tf32_needs_ampere(monkeypatch, capability, known):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     if known:
         build_precision(Tf32(kind="tf32"), CUDA)
-        # Compilers and users' code read it: torch raises where only the newer setting was made.
+        # Other code reads the older setting; torch raises if only the newer one was made.
         assert torch.backends.cuda.matmul.allow_tf32
         assert torch.get_float32_matmul_precision() == "high"
         assert modes() == ("tf32", "ieee")
@@ -240,7 +240,7 @@ def test_tf32_needs_ampere(monkeypatch, capability, known):
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the limit is one of x86 CPUs")
-def test_a_cpu_without_the_instructions_is_found_out():
+def test_a_cpu_without_the_instructions_is_detected():
     code = (
         "import torch\n"
         "from schemas.config.training import Bf16Matmul\n"

@@ -1,4 +1,4 @@
-"""Two ranks: they resume to the last bit, skip the same steps, and divide the optimizer's state."""
+"""Two ranks resume to the last bit, skip the same steps and divide the optimizer's state."""
 
 import math
 
@@ -19,7 +19,7 @@ TWO = {"devices_per_node": 2}
 
 
 def trained(kind, checkpoints, stop_at=0):
-    """The step at which it began, and all that is left of it."""
+    """The step at which a training began, and its final state."""
     training = TRAININGS[kind] | {"checkpoint_every": 3, "validate_every": 4}
     spec = small_spec(parallel={"kind": "ddp"}, machine=TWO, training=training)
     watcher, end = run_small(spec, checkpoints, stop_at)
@@ -27,7 +27,7 @@ def trained(kind, checkpoints, stop_at=0):
 
 
 def overflow_in_one_rank(strategy):
-    """Three steps in fp16 where rank 1 alone overflows in the second; report, weights."""
+    """Norms, report and weights of three fp16 steps; only rank 1 overflows, in the second."""
     spec = small_spec(
         parallel={"kind": strategy},
         machine=TWO,
@@ -65,7 +65,7 @@ def trainings(folder):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """By rank, each of its trainings: one start of processes serves them all."""
+    """The trainings of each rank; processes start once for all of them."""
     return run_ranks(trainings, 2, tmp_path_factory.mktemp("ranks"))
 
 

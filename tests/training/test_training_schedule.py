@@ -31,7 +31,7 @@ def test_noam_has_the_values_of_the_paper(factor, step, d_model, times):
 def test_noam_peaks_at_the_end_of_its_warm_up(warmup, steps):
     values = rates(Noam(warmup=warmup), steps)
     assert values.index(max(values)) == warmup - 1
-    # Linear before, the inverse square root after.
+    # The rate is linear before, and falls with the inverse square root after.
     assert values[0] * warmup == pytest.approx(values[warmup - 1])
     assert values[-1] * math.sqrt(steps / warmup) == pytest.approx(values[warmup - 1])
 
@@ -68,6 +68,6 @@ def test_no_rate_is_negative_or_above_the_peak(kind, warmup, more, peak):
     assert all(0 <= value <= peak * (1 + 1e-12) for value in values)
     if warmup:
         assert values[warmup - 1] == pytest.approx(peak)
-    # It rises to the peak and does not rise again.
+    # The rate rises to the peak and never rises again.
     assert values[:warmup] == sorted(values[:warmup])
     assert values[warmup:] == sorted(values[warmup:], reverse=True)

@@ -30,7 +30,7 @@ def spec_with(kind="fp32", **evaluation):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folder with a test split, tokenizer and the weights of a model that knows nothing."""
+    """A folder with a test split, a tokenizer and the weights of an untrained model."""
     folder = tmp_path_factory.mktemp("translate")
     store = make_store(folder, pairs=30)
     torch.manual_seed(1)
@@ -45,7 +45,7 @@ def evaluate(trained, kind="fp32", **evaluation):
 
 
 class Oracle:
-    """Stands in for a search: the store's targets, found by their source ids."""
+    """Stands in for the search: finds each source's target in the store."""
 
     def __init__(self, store):
         self.sizes = []
@@ -65,8 +65,8 @@ class Oracle:
 
 
 @pytest.mark.parametrize(("search", "beam_size"), [("beam_search", 4), ("greedy", 1)])
-def test_hypotheses_meet_their_own_references(monkeypatch, trained, search, beam_size):
-    """Batches are sorted by length: only the right order gives 100."""
+def test_hypotheses_are_compared_with_their_own_references(monkeypatch, trained, search, beam_size):
+    """Batches are sorted by length, so only the restored order scores 100."""
     oracle = Oracle(trained[1])
     monkeypatch.setattr(translate, search, oracle)
     result = evaluate(trained, beam_size=beam_size, samples=3)
@@ -98,7 +98,7 @@ def test_scores_are_sacrebleus(monkeypatch, trained):
     assert "tok:13a" in result.signature
 
 
-def test_at_most_so_many_pairs(trained):
+def test_the_number_of_pairs_can_be_limited(trained):
     result = evaluate(trained, max_pairs=4, beam_size=1)
     assert result.pairs == 4
     assert len(result.samples) == 4
@@ -110,7 +110,7 @@ def test_an_untrained_model_translates_in_any_precision(trained, kind):
     assert evaluate(trained, kind, max_pairs=1, beam_size=1).pairs == 1
 
 
-def test_it_computes_where_it_is_told(monkeypatch, trained):
+def test_evaluation_runs_on_the_given_device(monkeypatch, trained):
     refuse = Mock(side_effect=Unsupported("enough"))
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)
     monkeypatch.setattr(translate, "build_precision", refuse)
