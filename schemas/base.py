@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 
 def refusal(message: str, remedy: str) -> PydanticCustomError:
-    """The error that a validator raises: what is wrong with a value, and the remedy."""
+    """The error that a validator raises: the problem with a value, and the remedy."""
     return PydanticCustomError("refused", "{message}", {"message": message, "remedy": remedy})
 
 
@@ -39,7 +39,7 @@ _NUMBERS = BeforeValidator(_no_switch)
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """The types that an annotation is made of, without those within schemas."""
+    """The types in an annotation, without those inside schemas."""
     yield annotation
     for part in get_args(annotation):
         yield from _types(part)
@@ -156,8 +156,8 @@ def merge(
 
 
 def omitted(default: Any, **more: Any) -> Any:
-    """A field that is left out of files where it has its default, so that run specs that are older
-    than it keep their hashes."""
+    """A field that is left out of files if it has its default, so that older run specs keep their
+    hashes."""
     return Field(default=default, exclude_if=lambda value: value == default, **more)
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import FACTORY_PATTERN, LINE_PATTERN, NAME_PATTERN, SHA256_PATTERN, URL_PATTERN
 
-CHANGES_NO_RESULT = True  # it says what is wrong with a file
+CHANGES_NO_RESULT = True  # it only reports errors
 
 
 WHOLE_FILE = "(file)"  # the field of a problem that concerns the whole file
@@ -37,7 +37,7 @@ class ConfigProblem:
 
 
 class Refusal(ValueError):
-    """Unusable input; the message says which, why, and what to do."""
+    """Unusable input; the message names the input, the reason and the remedy."""
 
 
 class ConfigError(Refusal):
@@ -73,7 +73,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(names)}" if names else "there is none to choose from"
+    return f"choose from {', '.join(names)}" if names else "there are none to choose from"
 
 
 _MOST_PROBLEMS = 50
@@ -147,7 +147,7 @@ def _message(item: Any) -> str:
         case "missing":
             return "is missing"
         case "union_tag_not_found":
-            return "does not say its kind"
+            return "has no kind"
         case "union_tag_invalid":
             return f"is of unknown kind {item['ctx']['tag']}"
         case "model_type" | "model_attributes_type" | "dict_type":
@@ -169,7 +169,7 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str]) -> str:
             known = re.findall(r"'([^']*)'", context["expected_tags"])
             return f"kind: {nearest(str(context['tag']), known)}"
         case "union_tag_not_found":
-            return "add kind, which says which fields the section has"
+            return "add kind, which selects the fields of the section"
         case "literal_error":
             return nearest(str(item["input"]), re.findall(r"'([^']*)'", context["expected"]))
         case "string_pattern_mismatch":
@@ -177,11 +177,11 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str]) -> str:
         case _ if kind in _REMEDIES:
             return _REMEDIES[kind].format(**context)
         case _:
-            return f"give a value of which this holds: {item['msg'].lower()}"
+            return f"give a value that meets this condition: {item['msg'].lower()}"
 
 
 _PATTERNS = {
-    FACTORY_PATTERN: "write package.module:function, the place of the function that makes it",
+    FACTORY_PATTERN: "write package.module:function, which names the function that builds it",
     LINE_PATTERN: "leave out control characters, such as NUL and ends of lines",
     NAME_PATTERN: "use lower-case letters, digits and underscores, a letter first",
     SHA256_PATTERN: "give the 64 lower-case hexadecimal digits that sha256sum prints",
@@ -209,6 +209,6 @@ _REMEDIES = {
 
 
 def _cut(text: str, limit: int = 300) -> str:
-    """A text that is not too long, without characters that would steer the terminal."""
+    """Text of limited length, with control characters escaped."""
     text = "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -49,8 +49,8 @@ def describe_fields() -> None:
 
 
 def field_texts(schema: type[Schema]) -> dict[str, str]:
-    """The text of each field, including inherited ones: the docstring below it, or the comment
-    beside it, as a sentence."""
+    """The text of each field, including inherited ones: the docstring below it, or the comment after
+    it, as a sentence."""
     found: dict[str, str] = {}
     for parent in reversed(schema.__mro__):
         if issubclass(parent, Schema):

@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
 
 
 def by_name(file: Any) -> list[str]:
-    """The settings in a file that holds records by name."""
+    """The settings in a file of records by name."""
     blocks = []
     records = list(schemas_in(file))
     for record in records:
@@ -54,13 +54,13 @@ def by_name(file: Any) -> list[str]:
 
 
 Put = Callable[[dict[str, Any]], dict[str, Any]]
-"""Puts the settings of a section in their place in the file."""
+"""Puts the settings of a section into their place in the file."""
 
 
 def sections(
     fields: dict[str, FieldInfo], path: str = "", level: int = 2, put: Put = dict
 ) -> list[str]:
-    """The sections that fields hold, each with its kinds and the sections below it."""
+    """The sections in fields, each with its kinds and the sections below it."""
     blocks: list[str] = []
     for name, field in fields.items():
         kinds = list(schemas_in(field.annotation))
@@ -75,7 +75,7 @@ def sections(
             blocks += [prose(kind.__doc__), *table(kind, place), f"```yaml\n{example}```"]
         done: set[str] = set()
         for kind in kinds:
-            # The same setting may be a word in one kind and a section in another.
+            # A setting may be a word in one kind and a section in another.
             below = {k: v for k, v in kind.model_fields.items() if any(schemas_in(v.annotation))}
             beside = {"kind": kind_of(kind)} if len(kinds) > 1 else {}
             new = {key: value for key, value in below.items() if key not in done}
@@ -85,7 +85,8 @@ def sections(
 
 
 def within(name: str, field: FieldInfo, put: Put, beside: dict[str, Any] | None = None) -> Put:
-    """Puts settings into a section, ``beside`` its others: alone, in a list, or under a name."""
+    """Puts settings into a section with its other settings ``beside`` them: as they are, in a list, or
+    under a name."""
     origins = {get_origin(part) for part in (field.annotation, *get_args(field.annotation))}
 
     def place(settings: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def value_text(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> s
 
 
 def parts_of(item: Any) -> Iterator[Any]:
-    """Everything that an annotation, or the metadata of a field, is made of."""
+    """All parts of an annotation, or of the metadata of a field."""
     yield item
     inside = item.metadata if isinstance(item, FieldInfo) else ()
     for part in (*get_args(item), *inside):
@@ -235,30 +236,30 @@ def prose(text: str | None) -> str:
 STUDY = """
 # The study file
 
-Everything that may stand in a study: [config/config.yaml](../../config/config.yaml) is one, and
-those of [config/studies/](../../config/studies/full.yaml) are others. A setting that is left
-out has its default. Only `name` and `variants` must be there:
+All settings of a study. [config/config.yaml](../../config/config.yaml) is one, and
+[config/studies/](../../config/studies/full.yaml) has others. A setting that is left out has its
+default. Only `name` and `variants` are required:
 
 ```yaml
 name: my_study
 variants: [single, amp_bf16]
 ```
 
-The examples below show every setting, not what one would choose. An editor with a YAML language
-server shows all of this while you type.
+The examples below show every setting, not a recommended choice. An editor with a YAML language server
+shows all of this while you type.
 """
 
 VARIANTS = """
 # Variants
 
-[config/variants.yaml](../../config/variants.yaml) holds them by name; a study lists those that it
-runs. A variant may change every section of a [study](study.md) that says how a run trains, and the
-sections below that only runs have.
+[config/variants.yaml](../../config/variants.yaml) defines them by name; a study lists those that it
+runs. A variant may change every section of a [study](study.md) that affects how a run trains, and the
+sections below, which only runs have.
 """
 
 CLAIMS = """
 # Claims
 
-[config/claims.yaml](../../config/claims.yaml) holds them by name; [adding a
-claim](../adding-a-claim.md) explains how they become a verdict.
+[config/claims.yaml](../../config/claims.yaml) defines them by name; [adding a
+claim](../adding-a-claim.md) explains how each gets its verdict.
 """

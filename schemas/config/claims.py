@@ -40,7 +40,7 @@ class Expected(Schema):
         low, high = self.at_least, self.at_most
         if low is not None and high is not None and low > high:
             message = f"expects at least {low} and at most {high}"
-            raise refusal(message, f"exchange them: at_least: {high:g}")
+            raise refusal(message, f"swap them: at_least: {high:g}")
         return self
 
 
@@ -87,7 +87,7 @@ class Number(Schema):
         except JMESPathError as error:
             message = " ".join(str(error).split())
             message = f"is not a JMESPath expression: {message}"
-            raise refusal(message, "write it as jmespath.org says: repeats[0].steps") from None
+            raise refusal(message, "write it as on jmespath.org: repeats[0].steps") from None
         return value
 
     @model_validator(mode="after")

@@ -202,13 +202,13 @@ class GrammarTexts(Schema):
     validation_texts: Pairs = 100  # texts for the validation loss
     test_texts: Pairs = 100  # texts for the trained model's loss and its continuations
     sentences: int = Field(default=8, ge=1, le=10_000)
-    """Average sentences per text; a text has 1 to twice this number less 1."""
+    """Average sentences per text; a text has from 1 to twice this number minus 1."""
     seed: Seed = 1  # seed of the generator
     names: int = Field(default=0, ge=0, le=200_000)
     """Number of invented names of people and places used instead of the lexicon's, as for the
     kind grammar."""
     limits: ReadingLimits = ReadingLimits()
-    """Limits on the size of its files; unused, as it has none."""
+    """Limits on the size of its files; unused, because it has none."""
 
 
 TEXT_KINDS = ("documents", "grammar_documents")
@@ -298,7 +298,7 @@ class Rows(Schema):
 
 
 class PaddedRows(Rows):
-    """Each pair in a row of its own, padded to the longest of its micro-batch."""
+    """Each pair in its own row, padded to the longest of its micro-batch."""
 
     kind: Literal["padded"] = "padded"
 

@@ -1,6 +1,6 @@
 """Facts that techniques state with their settings, for measurements, predictions and checks.
 
-Nothing else asks which technique it is: a new one that states its facts works everywhere.
+No other code asks for the technique: a new one that states its facts works everywhere.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Numbers:
     copies: float = 0.0  # bytes per weight of the copies that layers compute with
     gradients: float = 4.0  # bytes per gradient element, in messages too
     masters: float = 0.0
-    """Bytes per 32-bit master weight that the optimizer keeps beside a shorter one."""
+    """Bytes per 32-bit master weight that the optimizer keeps in addition to a shorter one."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class OptimizerState:
     moment_bits: Literal[8, 32] = 32
     """Bits per number: 8 in blocks with their own scales (arXiv 2110.02861)."""
     takes_masters: bool = False
-    """Whether it can keep 32-bit weights beside 16-bit ones and update those."""
+    """Whether it can keep 32-bit weights in addition to 16-bit ones and update those."""
     divided: bool = False
-    """Whether the ranks divide it, so that each keeps that of a share of the parameters."""
+    """Whether the ranks divide it, so that each keeps only the part for its share of parameters."""
 
 
 class LossFacts:

@@ -149,7 +149,7 @@ class SelfTest(Schema):
     planted: Annotated[
         tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...], Field(min_length=1, max_length=100)
     ] = (0.0, 0.03, 0.05, 0.10)
-    """Sides of a session beside the reference: fractions by which their steps are deliberately
+    """Sides of a session besides the reference: fractions by which their steps are deliberately
     slowed down. 0 is an equal side. A fraction may occur several times: more comparisons for
     the same sessions."""
 

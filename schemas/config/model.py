@@ -203,10 +203,10 @@ class Transformer(SizedModel):
     compile: Compiling = "none"
     """torch.compile in training: with layers, compiled once per kind of layer for any lengths,
     which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
-    process or with DDP, on padded rows. With autotuned, also with kernels for matrix products that
-    torch tries out for each shape (max-autotune), which takes longer. With graphs, on CUDA, each layer is also recorded as a
-    CUDA graph for every shape and launched at once; batching.rows.width_multiple limits the
-    number of shapes. In one process, without accumulation."""
+    process or with DDP, on padded rows. With autotuned, torch also tries kernels for matrix products
+    for each shape (max-autotune), which takes longer. With graphs, on CUDA, each layer is also
+    recorded as a CUDA graph for every shape and launched as a whole; batching.rows.width_multiple
+    limits the number of shapes. In one process, without accumulation."""
     checkpoint: Recomputed = "none"
     """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
     pass does not keep. With layers only the input of each layer is kept, with alternate that of
@@ -369,9 +369,9 @@ class DecoderOnly(Schema):
     compile: Compiling = "none"
     """torch.compile in training: with layers, compiled once for all layers and any lengths,
     which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
-    process or with DDP. With autotuned, also with kernels for matrix products that torch tries out
-    for each shape (max-autotune), which takes longer. With graphs, on CUDA, each layer is also recorded as a CUDA graph and
-    launched at once; in one process, without accumulation."""
+    process or with DDP. With autotuned, torch also tries kernels for matrix products for each shape
+    (max-autotune), which takes longer. With graphs, on CUDA, each layer is also recorded as a CUDA
+    graph and launched as a whole; in one process, without accumulation."""
     initial_std: float = Field(default=0.02, gt=0, le=10.0)
     """Standard deviation of the initial weights; maps that write to the residual stream use a
     value smaller by sqrt(2 layers), as in GPT-2."""

@@ -260,10 +260,10 @@ class Machine(Schema):
     (default), which is unsupported for runs without CUDA."""
     garbage_collection: Literal["automatic", "off"] = "automatic"
     """Whether Python looks for reference cycles whenever it has made enough objects, or (off) only
-    at validations, with what exists before the first step left out for good (gc.freeze)."""
+    at validations, without the objects that exist before the first step (gc.freeze)."""
     affinity: Affinity = "none"
-    """Cores that threads run on: wherever the system places them (none), or each process on
-    cores of its own, with each of torch's threads pinned to one (cores)."""
+    """Cores that threads run on: wherever the system places them (none), or separate cores for each
+    process, with each of torch's threads pinned to one (cores)."""
     kept_kernels: Annotated[int, Field(ge=1, le=100_000)] | None = 256
     """oneDNN kernels that each process caches on a CPU, one for every shape of a bfloat16
     product, at about 1 MiB each. Null is torch's default, some 2,000, or the environment's

@@ -81,7 +81,7 @@ class Study(Sections):
         cls, quality: Quality | None, info: ValidationInfo
     ) -> Quality | None:
         if quality is not None and info.data.get("search", True) is None:
-            message = "trains what the search recommends, and search is null"
+            message = "trains what the search recommends, but search is null"
             raise refusal(message, "give search a budget, or leave quality out")
         return quality
 

@@ -274,8 +274,8 @@ class Training(Schema):
     validate_every: StepsOrNone = 100
     """Steps between two validation losses; 0 validates at the end only."""
     checkpoint_writing: Literal["waiting", "behind"] = omitted("waiting")
-    """Whether training waits until a checkpoint is on disk, or only until it is copied to host
-    memory, and goes on while a thread writes it (behind)."""
+    """Whether training waits until a checkpoint is on disk (waiting), or only until it is copied to
+    host memory, and continues while a thread writes it (behind)."""
     checkpoint_every: StepsOrNone = 0
     """Steps between two checkpoints; 0 saves the final weights only."""
 

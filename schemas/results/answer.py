@@ -80,8 +80,8 @@ class AnswerStage(Schema):
 
 
 class AnswerTechnique(Schema):
-    """A technique by itself: as one change beside the baseline, and as one change less, or more,
-    beside the recommendation."""
+    """A technique by itself: as the only change to the baseline, and as one change less, or more,
+    than the recommendation."""
 
     technique: str  # variant whose change it is
     taken: bool  # whether the recommendation has it
@@ -181,9 +181,7 @@ class Answer(Schema):
     """Something faster was found, nothing beats the baseline, or no search was run."""
     reason: str  # reason for the status, in a sentence
     recommended: list[str]  # variants whose changes it has; empty for the baseline
-    bundle: list[str] = Field(
-        default=[]
-    )  # of a bundle that is recommended, the settings it changes
+    bundle: list[str] = Field(default=[])  # settings that a recommended bundle changes
     searched: bool = True  # whether the search found it, or it is a variant of the study
     speedup: Interval | None  # its throughput over that of the baseline
     verdict: Verdict | None  # verdict on the interval
@@ -298,8 +296,8 @@ class SearchResult(Schema):
     """By technique: throughput of the recommended combination without it, or with it added where it
     lacks it, over the recommended one, from all sessions in which both took turns."""
     regret: Interval | None = None
-    """How many times as fast any other combination could still be, judging by what each
-    technique added or removed showed beside the recommended one; null if only the baseline is
+    """Upper limit for the speed of any other combination over the recommended one, judging by the
+    effect of each technique that was added to it or removed; null if only the baseline is
     recommended."""
     profile: Breakdown | None = None  # a few of its steps; null if there are none
     seconds: Elapsed  # time of the whole search

@@ -14,7 +14,7 @@ from schemas.base import Schema
 
 BASELINE = "baseline"
 BEST = "best"
-"""Names of two sides of the last comparison and of the race to a quality; the other sides are
+"""Names of two sides of the final comparison and of the race to a quality; the other sides are
 stages between them, or variants."""
 
 Quantity = Literal["throughput", "peak_memory", "traffic"]  # quantity that a comparison measures
@@ -67,7 +67,7 @@ Joules = Annotated[float, Field(ge=0.0, le=1e18), Unit("joules")]
 
 
 class Ending(Schema):
-    """How something ended; its reason says why it is not ok."""
+    """How something ended, and why it is not ok."""
 
     status: Status
     reason: str | None

@@ -93,7 +93,7 @@ class ShardManifest(Schema):
 
 
 class ShardProgress(Schema):
-    """progress.json beside the shards of an unfinished job: a killed job resumes from it."""
+    """progress.json next to the shards of an unfinished job: a killed job resumes from it."""
 
     work: Sha256  # checksum of input, settings and code. Different work starts over.
     next_pair: Many  # the first pair of the split not yet stored or left out by a finished shard

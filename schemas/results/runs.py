@@ -126,7 +126,7 @@ class Topology(Schema):
 
 
 class SpotCheck(Schema):
-    """A step of a timed run, chosen at random, whose update was computed once more in 64 bits."""
+    """A random step of a timed run whose update was recomputed in 64 bits."""
 
     step: StepsOrNone  # optimizer step, from 1
     skipped: bool  # whether the gradient overflowed, so that there was no update
@@ -253,7 +253,7 @@ class RankCapture(Schema):
 
     rank: Few  # global rank
     files: list[str]
-    """Raw files beside this record, starting with the one that the breakdown reads: a Kineto
+    """Raw files in the folder of this record, starting with the one that the breakdown reads: a Kineto
     trace (.json.gz) for Perfetto, or an SQLite export (.sqlite) and a report (.nsys-rep) for the
     Nsight Systems GUI."""
     step_seconds: list[Elapsed]  # host time of every profiled step; a GPU may lag behind

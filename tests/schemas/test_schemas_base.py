@@ -1,4 +1,4 @@
-"""Laying changes over sections; canonical JSON and its hash."""
+"""Merging changes into sections; canonical JSON and its hash."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ def test_the_change_wins_and_the_rest_stays(base, change):
     assert (base, change) == before, "neither input is touched"
     assert set(merged) == set(base) | set(change)
     for path, value in leaves(change):
-        # An empty section changes nothing; all else is what the change says.
+        # An empty section changes nothing; any other value is taken.
         if value != {}:
             assert at(merged, path) == value
     for key in set(base) - set(change):
@@ -56,7 +56,7 @@ FIELDS_OF_KINDS = st.dictionaries(KINDS, st.frozensets(st.sampled_from(["a", "b"
 
 @settings(deadline=None, derandomize=True)
 @given(SECTIONS, SECTIONS, FIELDS_OF_KINDS)
-def test_a_new_kind_keeps_only_the_fields_it_has_too(old, new, fields):
+def test_a_new_kind_keeps_only_shared_fields(old, new, fields):
     merged = merge({"section": old}, {"section": new}, {("section",): fields})["section"]
     if new.get("kind", old.get("kind")) == old.get("kind"):
         assert set(merged) == set(old) | set(new)
@@ -122,7 +122,7 @@ def test_canonical_json_round_trips_whatever_the_order_of_keys(values):
 
 @settings(deadline=None, derandomize=True)
 @given(CHOICES, CHOICES)
-def test_the_hash_changes_iff_a_value_changes(one, two):
+def test_the_hash_changes_exactly_if_a_value_changes(one, two):
     first, second = spec_of(one), spec_of(two)
     assert (first.digest() == second.digest()) == (first == second)
 
@@ -134,13 +134,9 @@ def test_defaults_are_written_out_and_numbers_normalised():
     assert whole.digest() == spec_of({("training", "clip_norm"): 2.0}).digest()
 
 
-@pytest.mark.parametrize("name", ["a", "ddp_bucket_100mb", "x" * 64])
-def test_names(name):
-    assert TypeAdapter(Name).validate_python(name) == name
-
-
 @pytest.mark.parametrize("name", ["", "A", "1a", "a-b", "a b", "a/b", "../a", "a\n", "ä", "x" * 65])
-def test_names_that_are_no_folder_names(name):
+def test_names_are_folder_names(name):
+    assert TypeAdapter(Name).validate_python("x" * 58 + "_100mb")
     with pytest.raises(ValidationError):
         TypeAdapter(Name).validate_python(name)
 
@@ -153,7 +149,7 @@ def test_names_that_are_no_folder_names(name):
         ("link_check.bandwidths", {"link_check": {"bandwidths": [1e6, True]}}),
     ],
 )
-def test_a_switch_is_no_number(field, settings):
+def test_true_and_false_are_not_numbers(field, settings):
     problem = problem_in(Study, {"name": "mine", "variants": ["single"], **settings})
     assert problem.field == field
     assert "not a number" in problem.message

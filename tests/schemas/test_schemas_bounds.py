@@ -1,4 +1,4 @@
-"""Every number that a user or a job writes has bounds, and what lies beyond them is refused."""
+"""Every number that a user or a job writes has bounds, and others are refused."""
 
 import json
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from transformer_core.common.records import read_record
 
 ANYTHING = {
     "Answer.settings": "fields of a study, each of which was checked as such",
-    "Variant.change": "fields of a study, which are checked where they are laid over one",
+    "Variant.change": "fields of a study, which are checked when they are merged into one",
     "Composition.change": "the same",
     "Sweep.change": "the same",
-    "Repeat.communication": "a strategy's own words on its traffic, for the page and for people",
-    "Repeat.numerics": "a precision's own words, for the page and for people",
+    "Repeat.communication": "a strategy's report on its traffic, for readers of the page",
+    "Repeat.numerics": "a precision's report, for readers of the page",
 }
-"""Fields that may hold anything, with numbers in it, and why."""
+"""Fields that may hold anything, numbers included, and why."""
 
 
 def has_bounds(metadata: list[Any]) -> bool:
@@ -38,8 +38,7 @@ def has_bounds(metadata: list[Any]) -> bool:
 
 
 def unbounded(annotation: Any, metadata: list[Any]) -> Iterator[Any]:
-    """Kinds of numbers in an annotation, also of keys, that have no end, or no bound at one; and
-    what may be anything."""
+    """The types in an annotation, also of keys, that are numbers without two bounds, or anything."""
     if get_origin(annotation) is Annotated:
         annotation, *more = get_args(annotation)
         metadata = [*metadata, *more]
@@ -98,6 +97,6 @@ def test_a_result_with_a_number_out_of_bounds_is_refused(
     assert not remedy or problem.field == field
 
 
-def test_the_loss_of_a_run_that_diverges_is_within_its_bounds():
+def test_the_loss_of_a_diverging_run_is_within_its_bounds():
     (loss,) = get_args(Repeat.model_fields["validations"].annotation)
     assert loss(step=1, loss=3e38).loss == 3e38

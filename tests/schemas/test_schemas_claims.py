@@ -1,4 +1,4 @@
-"""Claims and families: what their files may hold, and what mistakes are answered with."""
+"""Claims and families: their files, and the remedies for mistakes."""
 
 import re
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_members_and_pairs_of_a_study():
         assert family_pairs({"one": found}, Study(name="mine", variants=variants)) == []
 
 
-def test_the_original_claims_are_all_there_and_known_to_their_variants():
+def test_the_original_claims_are_complete_and_known_to_their_variants():
     found = read_claims(ROOT / "config/claims.yaml", *DECLARED)
     assert [name for name in found if name.startswith("C")] == [f"C{n}" for n in range(1, 17)]
     named = {row for variant in DECLARED.variants.values() for row in variant.tests}

@@ -1,4 +1,4 @@
-"""Rules for every schema: described, no extra keys, no changes, a current JSON Schema."""
+"""Rules for every schema: a description, no extra keys, no changes, a current JSON Schema."""
 
 import importlib
 import inspect
@@ -50,7 +50,7 @@ def test_extra_keys_are_refused_and_records_cannot_be_changed():
 
 @pytest.fixture(scope="module")
 def made():
-    """The generated files, made once for all tests: it takes seconds."""
+    """The generated files, made once for all tests, because that takes seconds."""
     return generate.generated()
 
 
@@ -88,7 +88,7 @@ def test_json_schemas_describe_fields_to_an_editor():
     assert len(entries) == 1
 
 
-def test_names_of_results_are_imported_when_they_are_asked_for():
+def test_names_of_results_are_imported_on_use():
     assert results.Repeat is Repeat
     assert results.STEP_COLUMNS
     with pytest.raises(AttributeError, match="'Nothing'"):

@@ -21,14 +21,14 @@ PAIR = {"source": URL, "target": URL}
 WEB = {"kind": "url", "name": "web", "train": PAIR, "validation": PAIR, "test": PAIR}
 
 WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
-    # fields that are not there
+    # unknown fields
     ({"modle": {}}, "modle", {}, "did you mean model?"),
     ({"model": MODEL | {"head": 2}}, "model.head", 2, "did you mean heads?"),
     ({"training": {"schedule": {"kind": "noam", "warmups": 2}}}, "training.schedule.warmups", 2,
      "did you mean warmup?"),
     ({"corpus": {"kind": "grammar", "sed": 2}}, "corpus.sed", 2, "did you mean seed?"),
     ({"measurement": {"zzz": 1}}, "measurement.zzz", 1, "choose from warmup_steps, window_steps"),
-    # fields that are missing
+    # missing fields
     ({"training": {"schedule": {"kind": "linear"}}}, "training.schedule.peak", None, "add peak"),
     ({"corpus": WEB | {"test": {"source": URL}}}, "corpus.test.target", None, "add target"),
     # kinds
@@ -84,12 +84,9 @@ def test_studies(fields, field, value, remedy):
 
 
 @pytest.mark.parametrize("data", [None, {}, []])
-def test_an_empty_study_lacks_its_required_fields(data):
+def test_an_empty_study_lacks_required_fields(data):
     found = problems_of(check_study, data, "empty.yaml")
     assert [problem.remedy for problem in found] == ["add name", "add variants"]
-
-
-def test_a_study_that_is_a_list():
     problem = problem_of(check_study, ["name"], "list.yaml")
     assert (problem.field, problem.message) == ("(top level)", "is not a section with fields")
 
@@ -154,13 +151,10 @@ def test_changes(change, field, value, remedy):
     assert remedy in problem.remedy
 
 
-def test_all_mistakes_are_said_at_once():
+def test_all_mistakes_are_reported_at_once_up_to_a_limit():
     wrong = {"repeats": 0, "model": MODEL | {"heads": 0, "d_f": 1}}
     found = problems_of(check_study, STUDY | wrong, "study.yaml")
     assert {problem.field for problem in found} == {"repeats", "model.heads", "model.d_f"}
-
-
-def test_of_thousands_of_mistakes_some_are_said():
     many = {f"k{number}": 1 for number in range(5_000)}
     *said, others = problems_of(check_study, STUDY | many, "study.yaml")
     assert len(said) == 50
@@ -184,22 +178,19 @@ def test_other_schemas_and_unforeseen_errors():
 def test_nearest():
     assert nearest("singel", ["single", "ddp"]) == "did you mean single?"
     assert nearest("xyz", ["single", "ddp", "ddp"]) == "choose from ddp, single"
-    assert nearest("xyz", []) == "there is none to choose from"
+    assert nearest("xyz", []) == "there are none to choose from"
 
 
-def test_long_values_are_shortened():
-    text = str(ConfigProblem("f", "x", "y" * 500, "is long", "shorten it"))
-    assert max(map(len, text.splitlines())) < 140
-    assert "..." in text
-
-
-def test_an_error_comes_back_from_another_process():
+def test_an_error_can_be_pickled():
     error = ConfigError([ConfigProblem("study.yaml", "steps", -1, "is below 1", "take 1 or more")])
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.problems, str(again)) == (ConfigError, error.problems, str(error))
 
 
-def test_a_name_does_not_steer_the_terminal():
+def test_long_values_are_shortened_and_control_characters_escaped():
+    text = str(ConfigProblem("f", "x", "y" * 500, "is long", "shorten it"))
+    assert max(map(len, text.splitlines())) < 140
+    assert "..." in text
     said = str(ConfigProblem("a\x1b[2Jb", "variants[0]", "\x9b2J", "is \x1b]0;x\x07", "none"))
     assert said.replace("\n", "").isprintable()
     assert r"a\x1b[2Jb" in said

@@ -1,4 +1,4 @@
-"""The reference of all settings: its examples can be read, and no number lacks its unit."""
+"""The reference of all settings: its examples are valid, and every number has its unit."""
 
 import re
 from collections.abc import Iterator

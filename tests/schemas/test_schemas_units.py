@@ -1,4 +1,4 @@
-"""Numbers with their unit, as text: durations, and bandwidths of links."""
+"""Numbers with units, as text: durations and bandwidths."""
 
 from typing import Any
 
@@ -8,17 +8,11 @@ from pydantic import TypeAdapter
 from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.parallel import Bandwidth, show_bandwidth
 from schemas.config.study import Study
-from schemas.config.variants import Variant
 from tests.refusals import problem_in
-from transformer_core.study.resolve import resolve
 
 
 def study(**sections: Any) -> dict[str, Any]:
     return {"name": "s", "variants": ["one"], **sections}
-
-
-def over_a_link(bandwidth: str) -> dict[str, Any]:
-    return study(machine={"nodes": 2, "link": {"bandwidth": bandwidth}})
 
 
 @pytest.mark.parametrize(
@@ -44,7 +38,7 @@ def test_one_duration_is_written_in_one_way(text, canonical, seconds):
 @pytest.mark.parametrize(
     "text", ["10", 10, "", "min", "-5 s", "1e3 s", "5 days", "1:30", "5 sm", []]
 )
-def test_what_is_no_duration_is_refused_with_what_to_write(text):
+def test_invalid_durations_are_refused_with_an_example(text):
     problem = problem_in(Study, study(time=text))
     assert (problem.field, problem.message) == ("time", "is not a duration")
     assert "10 min" in problem.remedy
@@ -53,9 +47,6 @@ def test_what_is_no_duration_is_refused_with_what_to_write(text):
 @pytest.mark.parametrize("text", ["0 s", "0.5 s", "169 h", "999999 h"])
 def test_durations_have_bounds(text):
     assert problem_in(Study, study(time=text)).remedy == "give a duration from 1 s to 168 h"
-
-
-def test_without_one_there_is_none():
     assert Study.model_validate(study(time=None)).time is None
     with pytest.raises(ValueError, match="not a duration"):
         seconds_of("soon")
@@ -77,13 +68,7 @@ def test_bandwidths_are_bits_per_second_and_shown_in_the_unit_that_suits_them(gi
 
 
 @pytest.mark.parametrize("text", ["100", "100Mbps", "100 MB/s", "-1Mbit/s", "Mbit/s", "0bit/s"])
-def test_what_is_no_bandwidth_is_refused_with_an_example(text):
-    problem = problem_in(Study, over_a_link(text))
+def test_invalid_bandwidths_are_refused_with_an_example(text):
+    problem = problem_in(Study, study(machine={"nodes": 2, "link": {"bandwidth": text}}))
     assert problem.field == "machine.link.bandwidth"
     assert "Mbit/s" in problem.remedy or "above 0" in problem.remedy
-
-
-def test_a_single_run_has_no_link():
-    variant = Variant(equivalence="tolerance", summary="One process.")
-    found = resolve(Study.model_validate(over_a_link("100Mbit/s")), "one", {"one": variant})
-    assert found.machine.link is None
