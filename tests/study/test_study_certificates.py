@@ -54,9 +54,9 @@ def runs_of(of: Study, variants: dict[str, Variant] = VARIANTS) -> dict[str, Sho
 @pytest.mark.parametrize(
     ("names", "seeds"),
     [
-        # Every run is made once, with the most seeds that are needed.
+        # Every run has the largest number of seeds that any certificate needs.
         (["single", "bf16", "fp16"], {"single": 1, REFERENCE: 8, "bf16": 8, "fp16": 6}),
-        # A bitwise variant brings the one it must equal.
+        # A bitwise variant needs the one that it must equal.
         (["logging"], {"logging": 1, "ddp": 1}),
         # A different model needs no run.
         (["sgd"], {}),
@@ -68,18 +68,15 @@ def test_runs_that_certificates_need(names, seeds):
     assert all(run.spec.variant == name for name, run in found.items())
 
 
-def test_only_statistical_runs_look_whether_their_seeds_are_enough():
+def test_only_statistical_runs_look_at_losses_and_bitwise_ones_have_their_own_reference():
     found = runs_of(study("single", "bf16", "fp16"))
     looks = {name: (run.first_look, run.margin) for name, run in found.items()}
     assert looks == {"single": (0, 0), REFERENCE: (0, 0), "bf16": (4, 0.005), "fp16": (3, 0.005)}
-
-
-def test_a_certificate_compares_with_the_reference_or_what_it_must_equal():
     found = {name: compared_with(VARIANTS[name]) for name in ("sgd", "ddp", "logging")}
     assert found == {"sgd": None, "ddp": REFERENCE, "logging": "ddp"}
 
 
-def test_the_reference_is_as_plain_as_it_can_be():
+def test_the_reference_is_plain():
     spec = reference_spec(study("single"))
     assert (spec.model.attention.kind, spec.model.qkv.kind) == ("reference", "separate")
     assert spec.training.precision == Fp32()
@@ -99,7 +96,7 @@ def test_short_runs_are_short_and_without_dropout():
     assert (training.steps, training.validate_every, training.checkpoint_every) == (7, 0, 0)
     assert training.schedule == Constant(kind="constant", peak=0.01)
     assert training.log_every == of.training.log_every
-    assert 0.0 < spec.model.dropout < 1e-6, "the kernels of dropout, and nothing dropped"
+    assert 0.0 < spec.model.dropout < 1e-6, "kernels with dropout that drop nothing"
     assert spec.parallel.kind == "ddp"
 
 
@@ -115,7 +112,7 @@ def test_short_runs_are_short_and_without_dropout():
     ],
     ids=str,
 )
-def test_what_a_variant_changes_is_not_smoothed_over(change):
+def test_short_runs_keep_the_changes_of_a_variant(change):
     of = study("plain", "changed")
     variants = {"plain": variant("tolerance"), "changed": variant("tolerance", change)}
     specs = resolve_all(of, variants)
@@ -133,7 +130,7 @@ def test_timing_and_evaluation_make_no_certificate_stale(changed):
     assert all(one[name].spec.digest() == other[name].spec.digest() for name in one)
 
 
-def test_a_variant_that_is_only_compared_with_must_resolve():
+def test_a_reference_outside_the_study_must_resolve():
     broken = variant("tolerance", {"training": {"steps": 0}})
     variants = {"a": variant({"kind": "bitwise", "against": "b"}), "b": broken}
     with pytest.raises(ConfigError, match=r"b\.change\.training\.steps"):

@@ -1,4 +1,4 @@
-"""Which variants are compared with which, and the targets that a study has: mistyped ones."""
+"""The pairs that are compared, their jobs, and the targets of a study."""
 
 import random
 from typing import Any
@@ -24,7 +24,7 @@ def study(**fields: Any) -> Study:
     )
 
 
-def test_every_variant_with_the_baseline_then_what_is_asked_for():
+def test_pairs_with_the_baseline_come_before_others():
     asked, usual = study(comparisons=[["b", "a"]]), [("a", "single"), ("b", "single"), ("b", "a")]
     assert compared_pairs(asked) == usual
     extra = [("a", "b"), ("a", "single"), ("b", "a")]
@@ -42,7 +42,7 @@ def test_the_same_turns_serve_comparisons_among_the_variants_of_a_job():
     }
 
 
-def test_comparisons_that_fit_into_no_job_have_their_own():
+def test_comparisons_that_fit_into_no_job_get_their_own():
     linked = [*PAIRS[:2], ("c", "single"), ("b", "a"), ("c", "b"), ("e", "a")]
     assert turn_groups(linked, together=3) == {
         "single/1": TurnGroup(("single", "a", "b"), tuple(PAIRS[:3])),
@@ -53,7 +53,7 @@ def test_comparisons_that_fit_into_no_job_have_their_own():
 
 
 @pytest.mark.parametrize("together", range(2, 9))
-def test_every_comparison_is_made_once_and_no_job_is_too_large(together):
+def test_every_comparison_has_one_job_and_no_job_is_too_large(together):
     rng = random.Random(together)
     names = [f"v{number}" for number in range(12)]
     for _ in range(50):
@@ -66,12 +66,12 @@ def test_every_comparison_is_made_once_and_no_job_is_too_large(together):
             assert {name for pair in group.pairs for name in pair} == set(group.sides)
 
 
-def test_pairs_by_themselves():
+def test_pairs_alone():
     for together, alone in ((2, []), (9, ["a", "b", "c", "d"])):
         found = turn_groups(PAIRS, together, alone).values()
         assert [group.pairs for group in found] == [(pair,) for pair in PAIRS]
         assert [group.sides for group in found] == [(b, a) for a, b in PAIRS]
-    # One that must be alone does not part the others.
+    # A variant that must be alone does not separate the others.
     found = turn_groups(PAIRS, together=4, alone=["b"])
     assert found["single/1"].sides == ("single", "a", "c", "d")
     assert found["single/2"].sides == ("single", "b")
@@ -93,8 +93,8 @@ def test_a_wrong_pair_is_named(pair, field, words):
     assert words in str(problem)
 
 
-def test_settings_of_measurements_are_no_part_of_a_run_spec():
-    """Else every training would be made again when they change."""
+def test_settings_of_measurements_are_not_part_of_a_run_spec():
+    """A change of them would repeat every training."""
     others = {"comparison", "comparisons", "self_test", "profiling", "limits", "traces"}
     assert not others & set(RunSpec.model_fields)
 
@@ -109,8 +109,9 @@ def test_every_variant_and_repeat_is_a_target():
     assert "results/runs/ddp/repeat-2/metrics.json" in known
     assert "results/runs/ddp/repeat-3/metrics.json" not in known
     assert len(known) == len(set(known))
-    ours_or_not = ["--cores", "2", "results/report.html", "all", "results/runs/ddp/spec.json"]
-    check_targets(ours_or_not, known)
+    check_targets(
+        ["--cores", "2", "results/report.html", "all", "results/runs/ddp/spec.json"], known
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_mistyped_target(asked, near):
     assert near in problem.remedy
 
 
-def test_traces_are_targets_beside_the_variants():
+def test_traces_are_targets_like_variants():
     study = check_study(MINE | {"traces": {"other": ["a.sqlite"]}}, "study")
     known = known_targets(study)
     for name in ("single", "other"):

@@ -1,4 +1,4 @@
-"""Rules for run specs on GPUs, and the requirements of the original study."""
+"""The project's studies on GPUs: families, reservations, batches, the search."""
 
 from pathlib import Path
 
@@ -26,8 +26,7 @@ def study_of(name: str) -> Study:
     return check_study(read_mapping(ROOT / f"config/studies/{name}.yaml"), name)
 
 
-def test_a_study_in_micro_batches_has_no_member_without(original):
-    """The curve over micro-batches takes plain DDP as the one without them."""
+def test_plain_ddp_is_a_member_only_if_the_study_has_one_micro_batch(original):
     family = FAMILIES["accumulation"]
     assert "ddp" not in {member.variant for member in members_in(family, original)}
     one = original.training.accumulation.model_copy(update={"micro_batches": 1})
@@ -36,15 +35,15 @@ def test_a_study_in_micro_batches_has_no_member_without(original):
     assert "ddp" in {member.variant for member in members_in(family, whole)}
 
 
-def test_a_prediction_for_gpus_has_one_to_measure_a_context_on(original):
+def test_a_prediction_for_gpus_reserves_one(original):
     specs = resolve_all(original, VARIANTS)
     found = reservation([on_one_device(largest(specs.values()))], 30_000)
     assert (found.hosts, found.gpus_per_host) == (1, 1)
-    # The checker of a step takes up to 8 GB of main memory beside the model's own.
+    # The checker of a step takes up to 8 GB of main memory in addition to the model's.
     assert found.memory_mb >= 8_000
     rule = (ROOT / "workflow/rules/memory.smk").read_text().split("rule memory:")[0]
     assert "needs(lambda wildcards: [on_one_device(largest(SPECS.values()))])" in rule
-    assert "GPU_JOB" in rule, "without a lease the memory of other jobs would count as context"
+    assert "GPU_JOB" in rule, "otherwise memory of other jobs would count as context"
 
 
 def test_the_turns_of_one_large_gpu_start_the_reference_a_few_times():
@@ -57,8 +56,8 @@ AS_PUBLISHED = {"original", "published"}
 """Studies whose batches are those of the original study."""
 
 
-def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together():
-    """It computes more padding than words; settings that somebody starts from do not."""
+def test_only_the_published_studies_batch_pairs_of_any_lengths():
+    """Such batches are mostly padding."""
     assert Study.model_fields["batching"].default.kind == "token_budget"
     for file in (ROOT / "config/studies").glob("*.yaml"):
         study = study_of(file.stem)
@@ -66,7 +65,7 @@ def test_only_studies_of_what_was_published_take_pairs_of_any_lengths_together()
             assert (study.batching.kind == "fixed_size") == (study.name in AS_PUBLISHED), file.name
 
 
-def test_the_search_of_the_original_study_can_leave_padding_out(original):
+def test_the_search_of_the_original_study_can_avoid_padding(original):
     specs = resolve_all(original, VARIANTS)
     assert pads(specs[original.baseline])
     without = [name for name in original.variants if not pads(specs[name])]

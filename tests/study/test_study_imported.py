@@ -1,4 +1,4 @@
-"""Sections of a study with a training of the user's own."""
+"""Studies of the user's own training."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def spec(**more: Any) -> RunSpec:
     return RunSpec.model_validate({"variant": "single", "task": TASK} | more)
 
 
-def test_a_plain_study_is_right():
+def test_a_plain_study_is_valid():
     mine = study(comparison={"margin": 0.05}, search=None, memory=None, quality=None)
     for one in (study(), mine):
         assert list(contradictions(one, "study")) == []
@@ -36,7 +36,7 @@ def test_a_plain_study_is_right():
         ("batching", {"kind": "token_budget", "tokens": 999}, "batching.tokens"),
     ],
 )
-def test_sections_that_nothing_reads_are_refused(section, value, field):
+def test_unused_sections_are_refused(section, value, field):
     assert [name for name, *_ in violations(spec(**{section: value}))] == [field]
 
 
@@ -62,7 +62,7 @@ def test_variants_and_other_targets_are_refused():
     assert REPORT in problem.remedy
 
 
-def test_what_the_users_module_imports_is_kept():
+def test_imports_of_the_users_module_are_tracked():
     lines = own_models([spec()])
     assert [line.split()[0] for line in lines if "examples" in line] == [
         "docs/examples/byte_gpt.py",

@@ -27,16 +27,16 @@ def machine(**fields: Any) -> dict[str, Any]:
         (spec(**machine(devices_per_node=4, nodes=2)), 2, 4),
         (spec(**machine(device="cpu", devices_per_node=4, nodes=2)), 2, 0),
         (spec(**machine(device="auto")), 1, 0),
-        # The two hosts of a limited link are one.
+        # Both hosts of a limited link are simulated on one.
         (spec(**machine(devices_per_node=2, nodes=2, link={"bandwidth": 1e9})), 1, 4),
     ],
 )
-def test_hosts_and_gpus_are_those_of_the_spec(run, hosts, gpus):
+def test_hosts_and_gpus_come_from_the_spec(run, hosts, gpus):
     job = reservation([run], VOCABULARY)
     assert (job.hosts, job.gpus_per_host) == (hosts, gpus)
 
 
-def test_parameters_are_those_of_the_matrices():
+def test_parameters_are_counted_from_the_matrices():
     """The model of the Annotated Transformer: 6 + 6 layers, 512 wide, has 44 million in layers."""
     sizes = {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8}
     model = {"model": {"kind": "transformer"} | sizes}
@@ -44,7 +44,7 @@ def test_parameters_are_those_of_the_matrices():
     assert parameters(spec(**model), 30_000) - parameters(spec(**model), 0) == 30_000 * 512
 
 
-def test_bigger_models_batches_and_longer_trainings_take_more():
+def test_larger_models_batches_and_longer_trainings_need_more():
     small, wide, batch, long, again = (
         reservation([spec(**sections)], VOCABULARY, attempt=attempt)
         for sections, attempt in (
@@ -59,20 +59,18 @@ def test_bigger_models_batches_and_longer_trainings_take_more():
     assert batch.memory_mb > small.memory_mb
     assert long.minutes > 4 * small.minutes
     assert long.memory_mb == small.memory_mb
-    # A second attempt asks for more.
+    # A second attempt gets more.
     assert (again.memory_mb, again.minutes) == (2 * small.memory_mb, 2 * small.minutes)
     assert again.hosts == small.hosts
-
-
-def test_two_specs_at_the_same_time_need_the_memory_of_both():
+    # Two specs at the same time need the memory of both.
     one = reservation([spec()], VOCABULARY)
     two = reservation([spec(), spec(**machine(device="cpu", nodes=2))], VOCABULARY)
-    # The processes are as many on each host, with half the batch.
+    # Each host has as many processes, with half the batch.
     assert 1.8 * one.memory_mb < two.memory_mb <= 2 * one.memory_mb
     assert two.hosts == 2
 
 
-def test_a_prediction_of_memory_stands_in_place_of_the_estimate():
+def test_a_prediction_of_memory_replaces_the_estimate():
     run = spec(**machine(device="cpu", devices_per_node=2))
     context = 10**8
     predicted = [prediction(8 * 10**9 - context, variant="v", context_bytes=context)]
@@ -82,7 +80,7 @@ def test_a_prediction_of_memory_stands_in_place_of_the_estimate():
     assert reservation([other], VOCABULARY, predicted).memory_mb < job.memory_mb
 
 
-def test_the_spec_with_most_hosts_is_the_largest():
+def test_the_largest_spec_has_most_hosts():
     runs = [spec("single"), spec(**machine(devices_per_node=8)), spec(**machine(nodes=2))]
     assert largest(runs) is runs[2]
     assert on_one_device(runs[2]).machine.nodes == 1

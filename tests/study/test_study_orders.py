@@ -10,7 +10,7 @@ from transformer_core.study.orders import order_params
 
 
 class Names(list[Any]):
-    """Files of a job, some of them with names, as Snakemake has them."""
+    """Files of a job, some of them named, like Snakemake's."""
 
     def __init__(self, *files: Any, **named: Any) -> None:
         super().__init__([*files, *named.values()])
@@ -51,7 +51,7 @@ def test_named_files_are_fields_and_settings_are_parameters():
     assert asked.keys() == {"comparing", "variant", "missing"}
     assert params["code"] == "digest"
     assert not {"own", "again"} & params.keys()
-    # An output that has a name is no field called output.
+    # A named output is not the field output.
     params = order_params("read", "digest", output=None)
     order = json.loads(params["order"](WILDCARDS, Names(), Names(pairs="p.arrow"), 1))
     assert order == {"kind": "read", "pairs": "p.arrow"}

@@ -1,4 +1,4 @@
-"""Results of another study are neither overwritten nor taken; one Snakemake at a time works."""
+"""Results of another study are neither overwritten nor reused; one Snakemake at a time works."""
 
 import contextlib
 import os
@@ -31,15 +31,21 @@ def check(planned: str = PLANNED) -> None:
     check_foreign({PLACE: planned}, "config/config.yaml", Path(".snakemake"))
 
 
-def test_results_of_another_study_are_refused():
+def test_results_of_another_study_without_metadata_are_refused():
     problem = problem_of(check)
     assert (problem.file, problem.field, problem.value) == (PLACE, "training.steps", 60)
     assert "config/config.yaml, where this is 80" in problem.message
     assert "--forceall" in problem.remedy
+    check(MADE)
+    Path(PLACE).write_text("{")
+    with pytest.raises(ConfigError, match=r"another study than config/config\.yaml; \.snakemake"):
+        check()
+    Path(PLACE).unlink()
+    check()
 
 
 @pytest.mark.parametrize("kept", ["metadata", "incomplete"])
-def test_what_snakemake_knows_it_makes_again(kept):
+def test_results_with_metadata_are_left_to_snakemake(kept):
     file = Path(".snakemake", kept, "some")
     file.parent.mkdir(parents=True)
     with pytest.raises(ConfigError):
@@ -48,16 +54,7 @@ def test_what_snakemake_knows_it_makes_again(kept):
     check()
 
 
-def test_same_results_none_and_damaged_ones():
-    check(MADE)
-    Path(PLACE).unlink()
-    check()
-    Path(PLACE).write_text("{")
-    with pytest.raises(ConfigError, match=r"of another study than config/config\.yaml; and what"):
-        check()
-
-
-def test_the_results_of_another_study_are_kept(tmp_path):
+def test_results_of_another_study_are_not_overwritten(tmp_path):
     marker = tmp_path / ".study"
     check_owner(STUDY, marker, "my.yaml")
     marker.write_text("mine\n")
@@ -79,7 +76,7 @@ try:
 except ConfigError as error:
     sys.exit(str(error))
 if not os.fork():
-    time.sleep(30)  # a job that outlives it
+    time.sleep(30)  # a job that outlives Snakemake
 print("working", flush=True)
 sys.stdin.read()
 """

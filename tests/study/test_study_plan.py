@@ -21,16 +21,18 @@ def study(**sections: Any) -> Study:
     return Study.model_validate(MINE | sections)
 
 
-def test_at_least_twelve_configurations_are_checked_where_a_study_asks():
+def test_a_study_may_ask_for_link_trials_and_projections():
     assert link_trials(study()) == {}
     assert "results/links/error.json" not in known_targets(study())
     found = link_trials(study(link_check={}))
     assert len(found) >= 12
     assert len({(t.change, t.bandwidth) for t in found.values()}) == len(found)
     assert "results/links/error.json" in known_targets(study(link_check={}))
+    assert "results/projection/projection.json" in known_targets(study())
+    assert "results/projection/projection.json" not in known_targets(study(projection=None))
 
 
-def test_the_sides_of_a_trial_differ_in_their_link_only():
+def test_the_sides_of_a_trial_differ_only_in_their_link():
     for name, trial in link_trials(study(link_check={"bandwidths": ["1Gbit/s"]})).items():
         assert name == f"{trial.change}_1000mbit"
         assert not trial.real.machine.link.emulate
@@ -44,17 +46,12 @@ def test_the_sides_of_a_trial_differ_in_their_link_only():
         assert real == emulated
 
 
-def test_a_trial_is_the_study_with_its_change():
+def test_a_trial_is_the_study_with_one_change():
     found = link_trials(study(link_check={}, training={"steps": 7}))
     assert {trial.real.training.steps for trial in found.values()} == {7}
     made = found["accumulation_no_sync_100mbit"].real.training.accumulation
     assert (made.micro_batches, made.synchronise) == (4, "last")
     assert set(LINK_CHECKS) == {trial.change for trial in found.values()}
-
-
-def test_a_projection_is_made_unless_it_is_given_up():
-    assert "results/projection/projection.json" in known_targets(study())
-    assert "results/projection/projection.json" not in known_targets(study(projection=None))
 
 
 @pytest.mark.parametrize(
@@ -84,23 +81,13 @@ def test_the_quick_stage_is_a_part_of_the_study(default):
     assert [name for name in default.variants if name in quick.variants] == quick.variants
     assert (quick.memory, quick.search, quick.projection) == (None, None, None)
     assert Study.model_validate(quick.model_dump()) == quick
-
-
-def test_its_runs_are_those_of_the_whole_study(default):
     variants = read_variants(ROOT / "config/variants.yaml").variants
-    quick, whole = (
-        resolve_all(part, variants, "study") for part in (at_stage(default, "quick"), default)
-    )
-    assert quick == {name: whole[name] for name in quick}
-
-
-def test_comparisons_of_others_are_left_out(default):
+    specs, whole = (resolve_all(part, variants, "study") for part in (quick, default))
+    assert specs == {name: whole[name] for name in specs}
+    # Comparisons with other variants are left out.
     first, second, *_, last = [name for name in default.variants if name != default.baseline]
     asked = default.model_copy(update={"comparisons": [(first, second), (last, first)]})
     assert at_stage(asked, "quick").comparisons == [(first, second)]
-
-
-def test_the_other_stage_is_all_of_it(default):
     assert at_stage(default, "all") is default
     with pytest.raises(ConfigError, match="did you mean quick"):
         at_stage(default, "quik")

@@ -1,4 +1,4 @@
-"""The table of files and rules, against the rules and the sources themselves."""
+"""The table of files and rules, compared with the rules and the sources."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ RULE = re.compile(r"^\s*rule (\w+):\n(.*?)(?=^\s*(?:use )?rule |\Z)", re.MULTILI
 @pytest.fixture(scope="module")
 def sources():
     made = Sources(ROOT, ROOT / CACHE)
-    staleness.fingerprints(made)  # keeps what was read
+    staleness.fingerprints(made)  # fills the cache
     return made
 
 
@@ -37,7 +37,7 @@ def written_rules() -> dict[str, str]:
 
 
 UNLIKE = ("transformer_core.run.quick_start", "transformer_core.common.digests")
-"""Programs whose sources count in another way: where they are listed, or as a parameter."""
+"""Programs whose sources count elsewhere, or not at all."""
 FOUND = r"\.report\.sections\.|\.tune\.techniques\.|\.(tune\.side|tune\.factory|audit\.side|training\.__main__)$"
 ORDERED = "transformer_core.run.job"
 
@@ -54,7 +54,7 @@ def test_the_table_names_the_programs_that_the_rules_start():
         started[name] = tuple(program for program in found if program not in UNLIKE)
     started["train_again"] = started["train"]
     listed = {
-        # Programs find sections of the report, techniques and the side of a script by name.
+        # Programs look up sections of the report, techniques and the side of a script by name.
         name: tuple(program for program in programs if not re.search(FOUND, program))
         for name, programs in PROGRAMS.items()
     }
@@ -68,8 +68,8 @@ def test_every_rule_with_a_program_has_its_own_fingerprint_and_no_source_as_inpu
         assert {"".join(one) for one in found} == {name} & {*PROGRAMS}, name
 
 
-def test_what_reads_the_rules_imports_nothing_heavy():
-    """It is imported whenever Snakemake starts, whatever it then does."""
+def test_rules_import_nothing_heavy():
+    """Every start of Snakemake imports it."""
     text = "\n".join(path.read_text() for path in sorted(ROOT.glob("workflow/rules/*.smk")))
     imports = re.findall(
         r"^from (?:schemas|transformer_core)[\w.]* import (?:\([^)]*\)|.*)", text, re.MULTILINE
@@ -81,8 +81,8 @@ def test_what_reads_the_rules_imports_nothing_heavy():
     assert (ended.stdout.strip(), ended.stderr) == ("", "")
 
 
-def test_names_of_modules_are_written_whole():
-    # A name that is put together when the program runs would not be found.
+def test_names_of_modules_are_literal():
+    # A name composed at run time would not be found.
     start = tuple(f"{package}." for package in PACKAGES)
     for path in (path for package in PACKAGES for path in ROOT.joinpath(package).rglob("*.py")):
         text = path.read_text()
@@ -107,18 +107,18 @@ UNTIMED = {"claims", "families", "compare", "page", "tokenizer"}
         ("report/sections/equivalence.html", {"page"}, {"train"}),
         ("run/coordinator.py", {"turns"}, {"train"}),
         ("decide/verdicts.py", {"compare"}, {"train", "turns"}),
-        # They start all timed jobs.
+        # These start all timed jobs.
         ("run/quick_start.py", TIMED, UNTIMED),
         ("run/host_processes.py", TIMED, UNTIMED),
     ],
 )
-def test_a_file_makes_results_stale_that_it_can_change(rules, file, stale, fresh):
+def test_a_file_makes_the_right_results_stale(rules, file, stale, fresh):
     found = set(rules[f"transformer_core/{file}"])
     assert found >= stale
     assert not found & fresh
 
 
-def test_the_table_for_people(capsys):
+def test_the_printed_table(capsys):
     assert staleness.main(["--rule", "hardware"]) == 0
     assert "transformer_core/machine/hardware.py" in capsys.readouterr().out
     file = "transformer_core/data/corpus/readers.py"

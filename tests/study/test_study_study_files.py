@@ -1,4 +1,4 @@
-"""Studies from files and command lines, read before Snakemake reads them."""
+"""Studies from files and command lines, checked before Snakemake reads them."""
 
 import json
 import subprocess
@@ -49,7 +49,7 @@ def test_a_file_may_not_be_a_program(tmp_path):
         ["-C", "name=x", "model=[[[[[[[[[[[[[[[[[[[[[1", "--cores", "all"],
     ],
 )
-def test_the_guard_reads_what_the_command_line_names(tmp_path, arguments):
+def test_the_guard_reads_the_settings_on_the_command_line(tmp_path, arguments):
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("name: a\n")
     bad.write_text("a: &a [*a]\n")
@@ -61,8 +61,8 @@ def test_the_guard_reads_what_the_command_line_names(tmp_path, arguments):
 
 
 @pytest.mark.slow
-def test_snakemake_never_reads_what_the_guard_refuses(tmp_path):
-    """An alias bomb would keep it busy; a template would be run."""
+def test_snakemake_never_reads_files_that_the_guard_refuses(tmp_path):
+    """An alias bomb would keep it busy; a template would run."""
     levels = "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 40))
     path = tmp_path / "study.yaml"
     made = tmp_path / "made"
@@ -111,16 +111,16 @@ def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
 
 
-def test_powersgd_that_never_begins_is_refused():
+def test_powersgd_that_never_starts_is_refused():
     name = next(n for n, v in DECLARED.variants.items() if "powersgd" in str(v.change))
-    training = "training={steps: 4, schedule: {kind: noam, warmup: 4}}"
-    entries = ["name=a", f"variants=[single, {name}]", training]
-    settings = study_settings([], [*entries, "measurement={warmup_steps: 2, window_steps: 2}"])
+    training = {"steps": 4, "schedule": {"kind": "noam", "warmup": 4}}
+    settings = {"name": "a", "variants": ["single", name], "training": training}
+    settings["measurement"] = {"warmup_steps": 2, "window_steps": 2}
     with pytest.raises(ConfigError, match=r"start_step = \d+"):
         plan_study(settings, "study.yaml", DECLARED, {})
 
 
-def test_a_target_behind_the_option_is_told(tmp_path):
+def test_a_target_after_configfile_is_reported(tmp_path):
     study = tmp_path / "study.yaml"
     study.write_text("name: mine\n")
     with pytest.raises(SystemExit) as caught:

@@ -1,4 +1,4 @@
-"""Sweeps: one entry yields variants and their families, and its mistakes are named."""
+"""Sweeps: one entry yields variants and families; mistakes are named."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ DDP = {
 
 def read(folder: Path, **entries: Any) -> Declared:
     path = folder / "variants.yaml"
-    # A sweep may stand before those that yield its parents.
+    # A sweep may come before the sweeps that yield its parents.
     path.write_text(yaml.safe_dump({"links": LINKS, "buckets": BUCKETS, "ddp": DDP} | entries))
     return read_variants(path)
 
@@ -104,7 +104,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (buckets(summry="s"), "buckets.summry", "did you mean summary"),
     (buckets(change={"modle": {}}), "buckets.change", "did you mean model"),
     ({"more": BUCKETS | {"curves": {}}}, "more.names", "made by buckets already"),
-    ({"ddp_5": DDP}, "buckets.names", "makes ddp_5, which is an entry of its own already"),
+    ({"ddp_5": DDP}, "buckets.names", "makes ddp_5, which is another entry already"),
     ({"more": BUCKETS | {"names": "d_{value}"}}, "more.curves.bucket", "a curve of buckets"),
     (curve(reference="dpp"), "buckets.curves.bucket.reference = 'dpp'", "did you mean ddp"),
     (curve(reference="ddb_{value}"), "buckets.curves.bucket.reference = 'ddb_256kb'", "ddp_256kb"),
@@ -112,7 +112,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (curve(others=[{"value": 1, "variant": "dpp"}]), "others[0].variant = 'dpp'", "mean ddp"),
     (curve(reference="ddp_{value}", others=OTHERS), "others[0].reference", "name a variant"),
     (buckets(values=[0, 5]), "buckets.values[0].at = 0", "numbers above 0"),
-    (buckets(values=[{"value": 1, "at": 5}, 5]), "buckets.values[1].at = 5", "where another value"),
+    (
+        buckets(values=[{"value": 1, "at": 5}, 5]),
+        "buckets.values[1].at = 5",
+        "place of another value",
+    ),
 ]
 
 
@@ -139,7 +143,7 @@ def test_a_value_that_no_run_can_have_is_named(tmp_path, change, place):
     assert str(caught.value).startswith(f"config/variants.yaml: {place}")
 
 
-def test_the_table_names_every_variant(tmp_path, capsys):
+def test_the_table_lists_every_variant(tmp_path, capsys):
     read(tmp_path)
     assert main([str(tmp_path / "variants.yaml")]) == 0
     lines = capsys.readouterr().out.splitlines()

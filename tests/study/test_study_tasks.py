@@ -1,4 +1,4 @@
-"""Tasks: what they ask of other sections, and that translations are as they were."""
+"""Tasks: their requirements on other sections, and variants that do not apply to them."""
 
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,17 @@ VARIANTS, _ = read_variants(ROOT / "config/variants.yaml")
 TEXTS = {"variant": "single", "task": {"kind": "language_model", "context": 64}}
 
 
-def test_the_run_spec_of_a_translation_names_no_task():
-    """So that it is what it was before there were tasks, and no result is stale."""
+def test_a_language_model_has_its_own_defaults():
+    """A translation's run spec names no task, so that older results stay valid."""
     assert "task" not in RunSpec(variant="a").model_dump(mode="json")
-
-
-def test_a_language_model_has_defaults_of_its_own():
     spec = RunSpec.model_validate(TEXTS)
     assert (spec.corpus.kind, spec.model.kind) == ("grammar_documents", "decoder_only")
     assert spec.training.label_smoothing == 0
     assert spec.longest == spec.filter.max_tokens == 64
     assert not list(violations(spec))
-    # A run spec that is written and read again is the same.
+    # It survives writing and reading.
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
-    # What is set stays.
+    # Explicit settings are kept.
     sections = {"training": {"label_smoothing": 0.2}, "filter": {"max_characters": 10}}
     spec = RunSpec.model_validate(TEXTS | sections)
     assert spec.training.label_smoothing == 0.2
@@ -50,11 +47,6 @@ def study_of_texts(*more: str, **fields: Any) -> Study:
     return check_study(LISTED | {"variants": variants} | fields, "study.yaml")
 
 
-def test_the_study_resolves():
-    study = study_of_texts()
-    assert set(resolve_all(study, VARIANTS)) == set(study.variants)
-
-
 @pytest.mark.parametrize(
     ("name", "lacks"),
     [
@@ -64,16 +56,17 @@ def test_the_study_resolves():
         ("huggingface", "no model.kind = huggingface"),
     ],
 )
-def test_a_technique_without_meaning_is_unsupported_with_the_reason(name, lacks):
+def test_a_technique_that_does_not_apply_is_unsupported_with_the_reason(name, lacks):
     study = study_of_texts(name)
     specs = resolve_all(study, VARIANTS)
+    assert set(specs) == set(study.variants)
     found = specs[name]
     assert found.no_meaning
     assert found.no_meaning.endswith(f"decoder_only, which has {lacks}")
     assert [spec.variant for spec in specs.values() if spec.no_meaning] == [name]
     with pytest.raises(Unsupported, match="means nothing for a language model"):
         launcher(found, "worker")
-    # Certificates, where its kind has one, are asked of it too, and say the same.
+    # Its short run, if its class has one, gives the same reason.
     runs = short_runs(study, VARIANTS, specs)
     assert (name in runs) == (name != "huggingface")
     if name in runs:
@@ -86,18 +79,18 @@ def wrong(field: str) -> dict[str, Variant]:
     return {"wrong": Variant(change=change, equivalence="tolerance", summary="Wrong.")}
 
 
-def test_a_mistake_is_none_of_that():
+def test_a_mistake_is_still_an_error():
     study = study_of_texts("wrong")
     for field in ("heads", "colour"):
         with pytest.raises(ConfigError, match=field):
             resolve_all(study, VARIANTS | wrong(field))
-    # A study whose baseline means nothing has nothing to compare with.
+    # A baseline that does not apply leaves nothing to compare with.
     study = study_of_texts(variants=["norm_published"], baseline="norm_published")
     with pytest.raises(ConfigError, match="norm_method"):
         resolve_all(study, VARIANTS)
 
 
-def test_a_change_for_language_models_alone_means_nothing_for_a_translation():
+def test_a_change_for_language_models_does_not_apply_to_a_translation():
     study = check_study({"name": "a", "variants": ["single", "kernels_liger"]}, "study.yaml")
     reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
     assert "translation of kind transformer, which has no model.kernels = liger" in reason

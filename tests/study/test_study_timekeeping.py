@@ -1,4 +1,4 @@
-"""Messages on the time of a study: before, while and after it runs."""
+"""Messages on the time of a study: before, during and after it runs."""
 
 import logging
 from pathlib import Path
@@ -52,7 +52,7 @@ def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -
     one.tell()
 
 
-def test_the_line_says_what_how_far_and_how_long_still(tmp_path):
+def test_the_line_has_progress_time_left_and_job(tmp_path):
     one, now, _ = keeper(tmp_path)
     for number in range(3):
         run_job(one, now, number, "train", 100.0)
@@ -60,14 +60,14 @@ def test_the_line_says_what_how_far_and_how_long_still(tmp_path):
     line = one.line()
     assert line.startswith("3 of 5 jobs, 5:00, ")
     assert line.endswith(" left | Train ddp, repeat 1")
-    # One training of 100 s, and a page of which only a guess is known.
+    # One training of 100 s, and a page with only a guess.
     left = one.left()
     assert 70 <= left.low <= 100 <= left.high <= 140
     now.now += 60.0
     assert one.left().high == pytest.approx(left.high - 60.0)
 
 
-def test_a_job_that_takes_longer_than_expected_is_not_about_to_end(tmp_path):
+def test_the_time_left_stalls_while_a_job_is_overdue(tmp_path):
     one, now, _ = keeper(tmp_path)
     run_job(one, now, 0, "train", 100.0)
     one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
@@ -82,21 +82,18 @@ def test_a_job_that_takes_longer_than_expected_is_not_about_to_end(tmp_path):
     assert one.clock.clock.jobs["train"].count == 1
 
 
-def test_the_log_has_a_line_now_and_then(tmp_path):
-    one, now, said = keeper(tmp_path)
-    for number in range(100):
-        run_job(one, now, number, "train", LINE_SECONDS / 10)
-    assert len(said) == 10
-
-
-def test_the_line_knows_of_the_time_of_the_study(tmp_path):
-    one, now, _ = keeper(tmp_path, asked=600.0)
+def test_the_log_has_a_line_now_and_then_with_the_time_limit(tmp_path):
+    one, now, said = keeper(tmp_path, asked=600.0)
     one.todo["refine"] = 1
     run_job(one, now, 0, "page", 60.0)
-    assert "1:00 of 10:00, 9 min left" in one.line().replace("about ", "")
+    assert len(said) == 1
+    assert "1:00 of 10:00, 9 min left" in said[0].replace("about ", "")
+    for number in range(100):
+        run_job(one, now, number, "train", LINE_SECONDS / 10)
+    assert len(said) == 11
 
 
-def test_jobs_are_expected_to_take_as_long_as_before():
+def test_jobs_should_take_as_long_as_before():
     known = {"train": JobTimes(count=2, seconds=20.0)}
     forecast = Forecast(known, {"other": 2.0, "train": 1.5}, 1.0, {"other": 0.5})
     found, guess = forecast.job("train"), forecast.job("other")
@@ -108,7 +105,7 @@ def test_jobs_are_expected_to_take_as_long_as_before():
     assert both.high < 3 * found.high + 2 * guess.high
 
 
-def test_trainings_that_ended_correct_guesses_of_others():
+def test_finished_trainings_correct_other_guesses():
     guessed = {"train": 16.0, "profile": 8.0, "turns": 8.0}
     known = {"train": JobTimes(count=2, seconds=16.0)}
     forecast, before = (Forecast(times, guessed, 1.0, {}) for times in (known, {}))
@@ -117,7 +114,7 @@ def test_trainings_that_ended_correct_guesses_of_others():
     assert fmean(forecast.job("turns")) == pytest.approx(fmean(before.job("turns")) / 2)
 
 
-def test_turns_of_few_sides_tell_how_long_those_of_many_take(tmp_path):
+def test_turns_of_few_sides_correct_guesses_for_more_sides(tmp_path):
     guessed = {"turns a/1": 50.0, "turns a/2": 20.0}
     clock, now = RunningClock(tmp_path / "clock.json", Now()), Now()
     jobs, forecast = dict.fromkeys(guessed, 1), Forecast({}, guessed, 1.0, {})
@@ -148,12 +145,12 @@ def test_guesses_grow_with_the_model_and_the_steps():
     long, short = guess(64, 1000), guess(64, 10)
     assert long["train"] == pytest.approx(100 * short["train"])
     assert guess(512, 10)["train"] > 8 * short["train"]
-    # Short jobs take some steps, however long a training is.
+    # Short jobs take a few steps, however long a training is.
     assert all(long[rule] == short[rule] > 0 for rule in ("memory", "profile", "short_run"))
 
 
-def test_turns_take_at_least_the_sessions_that_each_comparison_has():
-    """Where steps are slow the budget is spent long before."""
+def test_turns_take_at_least_the_minimum_number_of_sessions():
+    """With slow steps, these take longer than the budget."""
 
     def turns(sessions: int, sides: int) -> float:
         asked = study(comparison={"budget": 1.0, "sessions_least": sessions})
@@ -161,7 +158,7 @@ def test_turns_take_at_least_the_sessions_that_each_comparison_has():
 
     assert turns(4, 2) > 1.0
     assert turns(8, 2) == pytest.approx(2 * turns(4, 2))
-    # Of the reference there are two processes beside four others, and three beside nine.
+    # The reference has two processes for four others, and three for nine.
     assert turns(4, 5) == pytest.approx(3 * turns(4, 2))
     assert turns(4, 10) == pytest.approx(6 * turns(4, 2))
 
@@ -180,7 +177,7 @@ def test_ranges_in_words(seconds, words):
     assert str(seconds) == words
 
 
-def test_the_start_says_how_sure_it_is():
+def test_the_message_at_the_start_gives_its_basis():
     counts = {"train": 100, "turns": 1}
     guess = Forecast({}, {"train": 4.0}, 0.0, {})
     said = at_the_start(16, counts, guess, None, 0.0)
@@ -195,25 +192,24 @@ def test_the_start_says_how_sure_it_is():
     said = at_the_start(16, counts, forecast, 600.0, 60.0)
     assert "as such jobs took before" in said
     assert said.endswith(
-        "The study has 10:00, of which 1:00 are spent."
-        " What is left goes to comparisons that are undecided."
+        "The time limit is 10:00, of which 1:00 is spent. The time left goes to undecided comparisons."
     )
     said = at_the_start(16, counts, forecast, 200.0, 0.0)
-    assert said.endswith("What must run takes longer: comparisons have their first round only.")
+    assert said.endswith("The required jobs take longer: comparisons get only their first round.")
     assert at_the_start(16, counts | {"refine": 1}, forecast, None, 0.0).startswith(
         at_the_start(16, counts, forecast, None, 0.0).replace("101 jobs", "102 jobs")
     )
 
 
-def test_the_end_says_what_more_time_would_settle(tmp_path):
+def test_the_message_at_the_end_names_undecided_comparisons(tmp_path):
     file = tmp_path / "refinement.json"
     assert at_the_end(None, 10.0, file) == ""
-    assert at_the_end(600.0, 580.0, file) == "9:40 of 10:00 are spent."
+    assert at_the_end(600.0, 580.0, file) == "9:40 of 10:00 is spent."
     found = refinement(Unsettled(variant="a", reference="b", seconds=90.0))
     file.write_text(found.model_dump_json())
     assert at_the_end(600.0, 580.0, file) == (
-        "9:40 of 10:00 are spent. Undecided: a against b (about 1:30 more)."
-        " With --config time=12min the same command goes on with them."
+        "9:40 of 10:00 is spent. Undecided: a against b (about 1:30 more)."
+        " With --config time=12min the same command continues them."
     )
     file.write_text(found.model_copy(update={"unsettled": []}).model_dump_json())
     assert "Every comparison has a verdict." in at_the_end(600.0, 580.0, file)

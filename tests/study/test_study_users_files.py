@@ -1,4 +1,4 @@
-"""Corpora and models of the user, found without running anything."""
+"""Corpora, models and scripts of the user, found without running anything."""
 
 import sys
 
@@ -25,7 +25,7 @@ def own(tmp_path):
     return write_tree(tmp_path, files)
 
 
-def test_a_model_with_all_that_it_imports_from_files_beside_it(own):
+def test_a_model_with_its_imports_from_the_same_folder(own):
     found = own_sources("lab.model", [str(own), *sys.path])
     names = [path.relative_to(own).as_posix() for path in found]
     assert names == [
@@ -37,14 +37,12 @@ def test_a_model_with_all_that_it_imports_from_files_beside_it(own):
         "lab/model.py",
     ]
     assert "lab" not in sys.modules
-
-
-def test_an_installed_model_is_its_own_file_alone():
+    # Of an installed module, only its own file counts.
     (found,) = own_sources("torch.nn", sys.path)
     assert found.as_posix().endswith("torch/nn/__init__.py")
 
 
-def test_packages_beside_a_model_are_not_followed(own):
+def test_installed_packages_are_not_followed(own):
     (own / "beside.py").write_text("import heavy\nimport deep\n")
     heavy = own / "venv/lib/python3.11/site-packages/heavy.py"
     heavy.parent.mkdir(parents=True)
@@ -57,7 +55,7 @@ def test_packages_beside_a_model_are_not_followed(own):
     assert [*own_sources("heavy", [str(own), str(heavy.parent)])] == [heavy]
 
 
-def test_packages_that_pip_put_beside_a_model_are_not_followed(own):
+def test_packages_that_pip_installed_next_to_a_model_are_not_followed(own):
     files = {
         "beside.py": "import heavy.core, single, lab.unused\n",
         "heavy/core.py": "import lab.layers",
@@ -109,7 +107,7 @@ def test_files_of_a_corpus(tmp_path, monkeypatch, corpus, expected):
 
 
 @pytest.mark.parametrize("command", [["train.py"], ["torchrun", "train.py"], ["-m", "train"]])
-def test_files_of_a_script_are_those_beside_it_and_what_it_imports(command, tmp_path):
+def test_files_of_a_script_are_its_folder_and_its_imports(command, tmp_path):
     files = {
         "train.py": "from parts import model\n",
         "settings.py": "width = 3\n",  # read by name, not imported

@@ -14,7 +14,7 @@ from transformer_core.study.resolve import check_study, resolve, resolve_all
 from transformer_core.study.variants import read_variants, with_compositions
 
 ENTRIES: dict[str, dict[str, Any]] = {
-    # Parts may stand below what is composed of them.
+    # Parts may come after their composition.
     "both": {"with": ["ddp", "bf16"], "tests": ["A6"], "summary": "Both."},
     "three": {"with": ["both", "clipped"], "change": {"training": {"log_every": 7}}},
     "single": {"change": {"parallel": {"kind": "single"}}, "tests": ["A1"]},
@@ -49,10 +49,10 @@ def read(folder: Path, **entries: Any) -> dict[str, Variant]:
     return read_variants(path).variants
 
 
-def test_all_of_the_first_and_the_own_changes_of_the_others(tmp_path):
+def test_a_composition_is_its_first_part_with_the_own_changes_of_the_others(tmp_path):
     variants = read(tmp_path)
     spec = resolve(Study(name="s", variants=["ddp"]), "three", variants)
-    assert spec.parallel.kind == "ddp", "the parent of bf16 is no part of its own change"
+    assert spec.parallel.kind == "ddp", "the parent of bf16 is not part of its own change"
     training = spec.training
     assert (training.precision.kind, training.clipping, training.log_every) == ("bf16", "folded", 7)
     both, three = variants["both"], variants["three"]
@@ -71,7 +71,7 @@ def test_a_study_composes_variants_of_the_file(tmp_path):
     assert specs["bf16_with_clipped"].training.clipping == "folded"
     composed = with_compositions(variants, study.variants)
     assert composed["bf16_with_clipped"].equivalence.kind == "statistical"
-    # Its parts after the first change no number.
+    # Its later parts change no number.
     kept = composed["bf16_with_kept"].equivalence.model_dump()
     assert kept == {"kind": "bitwise", "against": "bf16", "reason": "Memory only."}
 
@@ -82,23 +82,20 @@ def test_a_study_composes_variants_of_the_file(tmp_path):
         ({"with": ["ddp", "bf61"]}, "wrong.with[1] = 'bf61'", "did you mean bf16"),
         ({"with": []}, "wrong.with = []", "at least 1"),
         ({"with": ["ddp", "ddp"]}, "wrong.with[1] = 'ddp'", "named twice"),
-        ({"with": ["ddp", "wrong"]}, "wrong.with[1] = 'wrong'", "not known"),
+        ({"with": ["ddp", "wrong"]}, "wrong.with[1] = 'wrong'", "unknown variants"),
         ({"with": ["ddp"], "chnage": {}}, "wrong.chnage", "did you mean change"),
         (
             {"with": ["ddp", "bf16", "fp16"]},
             "wrong.with = 'bf16, fp16'",
             "set training.precision.kind differently: bf16 to bf16, fp16 to fp16",
         ),
+        (ENTRIES["ddp"], "ddp_with_bf16", "joins the names of a composition"),
     ],
 )
 def test_mistakes_are_named(tmp_path, entry, place, words):
-    found = problems_of(read, tmp_path, wrong=entry)
+    name = "wrong" if place.startswith("wrong") else place
+    found = problems_of(read, tmp_path, **{name: entry})
     assert any(place in str(one) and words in str(one) for one in found), found
-
-
-def test_a_name_with_the_joint_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="joins the names of a composition"):
-        read(tmp_path, ddp_with_bf16=ENTRIES["ddp"])
 
 
 def test_a_value_that_no_run_can_have_names_its_part(tmp_path):

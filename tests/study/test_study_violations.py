@@ -48,10 +48,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", "take 16"),
     (STREAMS | CPU, "model.qkv.kind", "set machine.device to auto or cuda"),
     (TOGETHER | {"parallel": {"kind": "fsdp"}}, "model.memory_products", "take per_layer"),
-    # Kernels of attention
+    # Attention kernels
     ({"model": FLASH} | BF16 | GPU, "model.attention.backend", "takes no mask"),
     ({"model": UNPADDED} | TF32 | GPU, "model.attention.backend", "computes in 16 bits"),
-    ({"model": UNPADDED} | BF16 | CPU, "model.attention.backend", "kernel of CUDA devices"),
+    ({"model": UNPADDED} | BF16 | CPU, "model.attention.backend", "is a CUDA kernel"),
     # Losses that never hold all logits
     (CHUNKED | {"model": {"kind": "torch_nn"}}, "training.loss.kind", "or model: {kind: transf"),
     (CHUNKED | {"parallel": {"kind": "central"}}, "training.loss.kind", "local_loss: true"),
@@ -103,7 +103,7 @@ def test_contradictions_are_named(sections, field, words):
 
 
 @pytest.mark.parametrize("sections", RIGHT)
-def test_what_fits_is_taken(sections):
+def test_consistent_sections_are_accepted(sections):
     assert [*violations(RunSpec.model_validate({"variant": "v"} | sections))] == []
 
 
@@ -115,10 +115,10 @@ def test_what_fits_is_taken(sections):
         {"parallel": {"kind": "fsdp"}},
         {"model": {"tokens": {"kind": "unpadded"}}},
         {"model": {"checkpoint": "layers"}},
-        {"model": {"norm_method": {"kind": "with_residual"}}},  # the compiler makes it itself
+        {"model": {"norm_method": {"kind": "with_residual"}}},  # the compiler generates it itself
     ],
 )
-def test_what_cannot_be_compiled_is_refused(sections):
+def test_models_that_cannot_be_compiled_are_refused(sections):
     model = {"compile": "layers"} | sections.get("model", {})
     found = violations(small_spec(**(sections | {"model": model})))
     assert [field for field, *_ in found] == ["model.compile"]

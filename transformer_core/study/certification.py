@@ -30,31 +30,30 @@ from transformer_core.study.resolve import spec_of
 from transformer_core.study.variants import with_compositions
 
 NEXT_TO_NONE = 1e-9
-"""A dropout rate that drops nothing. With 0, some kernels would differ from the timed ones: torch's
-fused attention on CPUs cannot drop anything."""
-
+"""A dropout rate that drops nothing. A rate of 0 would select other kernels than the timed ones:
+torch's fused attention on CPUs has no dropout."""
 
 NO_OVERFLOW = 1024.0
-"""A loss scale at which gradients of 16 bits do not overflow in the first steps."""
+"""A loss scale at which 16-bit gradients do not overflow in the first steps."""
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """A training of a few steps, repeated with as many seeds as it takes."""
+    """A training of a few steps, with one or more seeds."""
 
     spec: RunSpec
-    seeds: int  # the most there are
+    seeds: int  # maximum number of seeds
     first_look: int
-    """Seeds that may be enough to compare the final losses with the reference's; 0 where there is
-    nothing to compare."""
+    """Seeds after which the final losses are first compared with the reference's; 0 if they are not
+    compared."""
     margin: float  # margin of that comparison
-    dropout: float  # dropout of the study, with which some steps are trained
-    schedule: AnySchedule  # learning rate of the timed run, which these steps have
+    dropout: float  # dropout of the study, for a few additional steps
+    schedule: AnySchedule  # learning rate of the timed run, for these steps
     steps: int  # steps of the timed run
 
 
 def compared_with(variant: Variant) -> str | None:
-    """Name of the run that a variant must equal; null where no certificate is possible."""
+    """Name of the run that a variant must match; null if no certificate is possible."""
     match variant.equivalence:
         case Different():
             return None
@@ -70,9 +69,9 @@ def short_runs(
     specs: Mapping[str, RunSpec],
     study_file: str = "study",
 ) -> dict[str, ShortRun]:
-    """Every run that the certificates of ``specs`` need, by name, each once.
+    """The runs that the certificates of ``specs`` need, by name.
 
-    Raises ConfigError if a variant that is only compared with does not resolve.
+    Raises ConfigError if a variant outside ``specs`` that is compared with does not resolve.
     """
     variants = with_compositions(variants, specs, study_file)
     seeds: dict[str, int] = {}
@@ -107,7 +106,7 @@ def short_runs(
 
 
 def reference_spec(study: Study) -> RunSpec:
-    """The study's model as plain as it can be: see :data:`REFERENCE`."""
+    """The plainest form of the study's model: see :data:`REFERENCE`."""
     model, training = study.model, study.training
     if isinstance(model, Transformer | DecoderOnly):
         plain = {
@@ -138,8 +137,8 @@ def reference_spec(study: Study) -> RunSpec:
 def short_spec(study: Study, spec: RunSpec) -> RunSpec:
     """``spec`` as a short training, with a dropout that drops nothing and a constant learning rate.
 
-    What a variant sets otherwise than the study stays as it is: a variant with a dropout or a
-    schedule of its own must not look equal. Timing and evaluation have no part in it.
+    A variant's own dropout and schedule are kept: it must not look equal to the study. Settings of
+    timing and evaluation are reset.
     """
     settings = study.certificate
     model = spec.model
@@ -152,13 +151,13 @@ def short_spec(study: Study, spec: RunSpec) -> RunSpec:
         constant = Constant(kind="constant", peak=settings.learning_rate)
         training = training.model_copy(update={"schedule": constant})
     if isinstance(training.precision, Fp16):
-        # A step that is rightly skipped would shift the course of so few. Skipping is tried apart.
+        # With so few steps, a rightly skipped one would shift their course; skipping is tested apart.
         scale = min(training.precision.initial_scale, NO_OVERFLOW)
         precision = training.precision.model_copy(update={"initial_scale": scale})
         training = training.model_copy(update={"precision": precision})
     parallel = spec.parallel
     if (hook := parallel.message_hook) is not None:
-        # Within the few steps there are: plain gradients would certify nothing.
+        # From the first steps on: plain gradients would certify nothing.
         parallel = parallel.model_copy(update={"hook": hook.at_once()})
     return spec.model_copy(
         update={

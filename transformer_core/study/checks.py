@@ -1,5 +1,5 @@
 """Rules that span several sections of a study or a run spec: devices and batches, number formats and
-compiling, what a task asks of the other sections, names that a study mentions.
+compiling, requirements of a task on the other sections, names in a study.
 """
 
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.base import Schema
-from schemas.config.data import TEXT_KINDS, FixedSize, PackedRows, TokenBudget
+from schemas.config.data import TEXT_KINDS, FixedSize, PackedRows
 from schemas.config.model import (
     AnyModel,
     Compiling,
@@ -28,29 +28,25 @@ from schemas.errors import ConfigProblem, nearest
 from transformer_core.study.reservations import parameters
 from transformer_core.techniques.residual_norm import ResidualNorm
 
-Violation = tuple[str, Any, str, str]  # field, value, what is wrong, what to do
+Violation = tuple[str, Any, str, str]  # field, value, problem, remedy
 MOST_WEIGHTS = 10**12  # weights of a model: 4 TB in 32 bits, with training state 16 TB
 MOST_THREADS = 4_096
 """Threads of a run on one host: ten times the cores of a large one. Systems allow some 32,000
-processes and threads in all, and what takes them all can no longer be stopped."""
+processes and threads in all; a run that takes them all can no longer be stopped."""
 MOST_TOKENS = 1_000_000_000  # tokens or pairs of a global batch
 
 
 def violations(spec: RunSpec) -> Iterator[Violation]:
-    yield from of_task(spec)
-    yield from of_imported(spec)
+    yield from _of_task(spec)
+    yield from _of_imported(spec)
     yield from _model(spec)
     yield from _machine(spec)
     yield from _batching(spec)
-    yield from _rows(spec)
     yield from _training(spec)
     yield from _parallel(spec)
-    yield from of_formats(spec)
+    yield from _formats(spec)
     if spec.evaluation.beam_size > spec.tokenizer.vocabulary:
-        message = (
-            f"is more than there are tokens to go on with "
-            f"(tokenizer.vocabulary = {spec.tokenizer.vocabulary})"
-        )
+        message = f"is larger than tokenizer.vocabulary = {spec.tokenizer.vocabulary}"
         remedy = f"take at most {spec.tokenizer.vocabulary}"
         yield "evaluation.beam_size", spec.evaluation.beam_size, message, remedy
 
@@ -64,9 +60,7 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         yield from _width(model)
     together = isinstance(model, Transformer) and model.memory_products == "together"
     if together and spec.parallel.sharded:
-        message = (
-            "needs the weights of all decoder layers at once, which FSDP gathers layer by layer"
-        )
+        message = "needs all decoder layers' weights at once, but FSDP gathers them layer by layer"
         remedy = "take per_layer, or another strategy"
         yield "model.memory_products", "together", message, remedy
     weights = parameters(spec, spec.tokenizer.vocabulary)
@@ -105,7 +99,7 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
     if backend == "auto":
         return
     if spec.machine.device == "cpu":
-        message = "names a kernel of CUDA devices, but machine.device is cpu"
+        message = "is a CUDA kernel, but machine.device is cpu"
         remedy = "take auto, or set machine.device to auto or cuda"
         yield field, backend, message, remedy
     if backend in ("flash", "cudnn") and not spec.training.precision.numbers.results:
@@ -115,7 +109,7 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
     masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
     needs_mask = masked or isinstance(model, Transformer)
     if backend == "flash" and needs_mask and not isinstance(model.tokens, UnpaddedTokens):
-        message = "takes no mask, and with tokens: {kind: padded} there is one"
+        message = "takes no mask, but tokens: {kind: padded} needs one"
         remedy = "take tokens: {kind: unpadded}, or the backend efficient"
         yield field, backend, message, remedy
 
@@ -138,70 +132,48 @@ def _machine(spec: RunSpec) -> Iterator[Violation]:
 
 
 def _batching(spec: RunSpec) -> Iterator[Violation]:
-    batching, parts = spec.batching, spec.parts
-    divided = (
+    batching, parts, task = spec.batching, spec.parts, spec.task
+    packed = isinstance(batching.rows, PackedRows)
+    if packed and not isinstance(task, LanguageModel) and not isinstance(spec.model, Transformer):
+        message = (
+            f"needs a model that keeps the pairs of a row apart; one of kind {spec.model.kind} "
+            "does not"
+        )
+        remedy = "take rows: {kind: padded}, or model: {kind: transformer}"
+        yield "batching.rows.kind", "packed", message, remedy
+    scale = batching.scale
+    reason = (
         f"a global batch is divided into {parts} parts "
         f"({spec.machine.nodes} nodes x {spec.machine.devices_per_node} devices x "
         f"{spec.training.accumulation.micro_batches} micro-batches)"
     )
-    unit = "pairs" if isinstance(batching, FixedSize) else "tokens"
-    size = batching.scaled_pairs if isinstance(batching, FixedSize) else batching.scaled_tokens
+    if isinstance(batching, FixedSize):
+        unit, given, size, needed = "pairs", batching.pairs, batching.scaled_pairs, parts
+        other = "fewer devices or micro-batches"
+    else:
+        unit, given, size = "tokens", batching.tokens, batching.scaled_tokens
+        needed = spec.longest * parts
+        if isinstance(task, LanguageModel):
+            reason += f", and a row has {spec.longest} tokens (task.context = {task.context})"
+            other = "a smaller task.context"
+        else:
+            most = spec.filter.max_tokens
+            reason += f", and a pair may have {spec.longest} tokens (filter.max_tokens = {most})"
+            other = "a smaller filter.max_tokens"
     if size > MOST_TOKENS:
         message = f"makes global batches of {size:,} {unit}"
-        remedy = f"take at most {MOST_TOKENS / (size / batching.scale):g}, or fewer {unit}"
-        yield "batching.scale", batching.scale, message, remedy
-    if isinstance(batching, FixedSize) and batching.scaled_pairs < parts:
-        yield _small_batch(
-            "pairs",
-            batching.pairs,
-            batching.scale,
-            parts,
-            f"{divided}: some device would have no work",
-            "fewer devices or micro-batches",
-        )
-    if isinstance(batching, TokenBudget):
-        longest, texts = spec.longest, isinstance(spec.task, LanguageModel)
-        if batching.scaled_tokens < longest * parts:
-            yield _small_batch(
-                "tokens",
-                batching.tokens,
-                batching.scale,
-                longest * parts,
-                f"{divided}, and {_longest(spec)}: some device would have no work",
-                "a smaller task.context" if texts else "a smaller filter.max_tokens",
-            )
-
-
-def _longest(spec: RunSpec) -> str:
-    if isinstance(spec.task, LanguageModel):
-        return f"a row has {spec.longest} tokens (task.context = {spec.task.context})"
-    return f"a pair may have {spec.longest} tokens (filter.max_tokens = {spec.filter.max_tokens})"
-
-
-def _rows(spec: RunSpec) -> Iterator[Violation]:
-    if isinstance(spec.task, LanguageModel):
+        remedy = f"take at most {MOST_TOKENS / (size / scale):g}, or fewer {unit}"
+        yield "batching.scale", scale, message, remedy
+    if size >= needed:
         return
-    if isinstance(spec.batching.rows, PackedRows) and not isinstance(spec.model, Transformer):
-        message = (
-            f"needs a model that tells the pairs of a row apart, which one of kind "
-            f"{spec.model.kind} does not"
-        )
-        remedy = "take rows: {kind: padded}, or model: {kind: transformer}"
-        yield "batching.rows.kind", "packed", message, remedy
-
-
-def _small_batch(
-    unit: str, size: int, scale: float, needed: int, message: str, other_remedy: str
-) -> Violation:
-    """A global batch of fewer than ``needed`` pairs or tokens; a scale that is set is to blame."""
+    message, enough = f"{reason}: some device would have no work", math.ceil(needed / scale)
+    remedy = f"at least {enough} {unit}, or {other}"
     if scale == 1:
-        remedy = f"take at least {needed} {unit}, or {other_remedy}"
-        return f"batching.{unit}", size, message, remedy
-    least = math.ceil(1000 * needed / size) / 1000
-    enough = math.ceil(needed / scale)
-    remedy = f"take at least {least:g}, or at least {enough} {unit}, or {other_remedy}"
-    message = f"makes global batches of {round(size * scale)} {unit}; {message}"
-    return "batching.scale", scale, message, remedy
+        yield f"batching.{unit}", given, message, f"take {remedy}"
+    else:
+        message = f"makes global batches of {round(given * scale)} {unit}; {message}"
+        least = math.ceil(1000 * needed / given) / 1000
+        yield "batching.scale", scale, message, f"take at least {least:g}, or {remedy}"
 
 
 def _training(spec: RunSpec) -> Iterator[Violation]:
@@ -214,7 +186,7 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
     loss = training.loss
     if loss.only_32_bits and training.precision.numbers.results:
         message = (
-            f"{loss.only_32_bits}, and with training.precision {training.precision.kind} these "
+            f"{loss.only_32_bits}, but with training.precision {training.precision.kind} these "
             "have 16 bits"
         )
         remedy = "take loss: {kind: one_pass}, or precision: {kind: fp32}"
@@ -230,9 +202,7 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
 
 def _parallel(spec: RunSpec) -> Iterator[Violation]:
     if isinstance(spec.parallel, LocalSteps) and spec.training.steps % spec.parallel.every:
-        message = (
-            f"does not divide training.steps = {spec.training.steps}: replicas would end apart"
-        )
+        message = f"does not divide training.steps = {spec.training.steps}: replicas would differ"
         remedy = "take a divisor of it"
         yield "parallel.every", spec.parallel.every, message, remedy
     hook = spec.parallel.message_hook
@@ -247,22 +217,22 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
 
 def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
     if not isinstance(spec.model, Transformer | DecoderOnly | HuggingFaceCausal):
-        message = f"needs the decoder's output, and a model of kind {spec.model.kind} gives logits"
+        message = f"needs the decoder's output, but a model of kind {spec.model.kind} gives logits"
         remedy = "take loss: {kind: whole}, or model: {kind: transformer}"
         yield "training.loss.kind", spec.training.loss.kind, message, remedy
     if spec.parallel.gathers_logits:
-        message = f"holds no logits that {spec.parallel.kind} could gather"
+        message = f"leaves no logits for {spec.parallel.kind} to gather"
         remedy = "set parallel.local_loss: true, or take loss: {kind: whole}"
         yield "training.loss.kind", spec.training.loss.kind, message, remedy
 
 
-def of_formats(spec: RunSpec) -> Iterator[Violation]:
-    """Violations by settings that cannot be computed, or stored, in 16 bits."""
+def _formats(spec: RunSpec) -> Iterator[Violation]:
+    """Settings that cannot be computed, or stored, in 16 bits, or compiled."""
     precision, model = spec.training.precision, spec.model
     numbers = precision.numbers
     in_bf16 = numbers.products == "bf16" and numbers.results
     if getattr(model, "residual", "") == "bf16" and not in_bf16:
-        message = f"is a format of 16 bits, but training.precision is {precision.kind}"
+        message = f"is a 16-bit format, but training.precision is {precision.kind}"
         remedy = "take precision: {kind: bf16} or {kind: bf16_weights}, or residual: as_computed"
         yield "model.residual", "bf16", message, remedy
     if numbers.masters:
@@ -270,7 +240,7 @@ def of_formats(spec: RunSpec) -> Iterator[Violation]:
     if getattr(model, "compile", "none") != "none":
         yield from _compiled(spec, model.compile)  # type: ignore[union-attr]
     elif getattr(model, "kept_share", 1.0) < 1.0:
-        message = "is chosen among the activations of compiled layers, and model.compile is none"
+        message = "applies to the activations of compiled layers, but model.compile is none"
         remedy = "take model.compile: layers, or model.checkpoint: products"
         yield "model.kept_share", model.kept_share, message, remedy  # type: ignore[union-attr]
 
@@ -278,17 +248,17 @@ def of_formats(spec: RunSpec) -> Iterator[Violation]:
 def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
     reason, graphs = "", kind == "graphs"
     if not isinstance(spec.parallel, Single | Ddp):
-        reason, remedy = f"was not made for {spec.parallel.kind}", "parallel: {kind: ddp}"
+        reason, remedy = f"does not support {spec.parallel.kind}", "parallel: {kind: ddp}"
     elif isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens):
-        reason, remedy = "takes no lists of tokens", "model.tokens: {kind: padded}"
+        reason, remedy = "does not support unpadded tokens", "model.tokens: {kind: padded}"
     elif isinstance(getattr(spec.model, "norm_method", None), ResidualNorm):
-        reason, remedy = "makes that kernel itself", "model.norm_method: {kind: fused}"
+        reason, remedy = "generates that kernel itself", "model.norm_method: {kind: fused}"
     elif getattr(spec.model, "checkpoint", "none") != "none":
-        reason, remedy = "computes no layer a second time", "model.checkpoint: none"
+        reason, remedy = "does not recompute layers", "model.checkpoint: none"
     elif graphs and not isinstance(spec.parallel, Single):
-        reason, remedy = "is for one process", "parallel: {kind: single}, compile: layers"
+        reason, remedy = "works in one process only", "parallel: {kind: single}, compile: layers"
     elif graphs and spec.training.accumulation.micro_batches > 1:
-        reason = "adds up no gradients of several micro-batches"
+        reason = "does not accumulate gradients"
         remedy = "training.accumulation.micro_batches: 1, compile: layers"
     if reason:
         yield "model.compile", kind, reason, f"take {remedy}, or model.compile: none"
@@ -299,21 +269,17 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
     reason = ""
     remedy = "take parallel: {kind: single} or {kind: ddp}"
     if not isinstance(parallel, Single | Ddp):
-        reason = f"keeps all weights in 32 bits on every rank, which {parallel.kind} does not do"
+        reason = f"keeps all 32-bit weights on every rank, which {parallel.kind} does not"
         if parallel.kind == "fsdp":
-            remedy = "take parallel.bf16: true, which FSDP has for the same, or parallel: ddp"
+            remedy = "take parallel.bf16: true, the same for FSDP, or parallel: ddp"
     elif parallel.message_hook is not None:
-        reason = (
-            f"sends gradients of 16 bits, which the hook {parallel.message_hook.kind} does not take"
-        )
+        reason = f"sends 16-bit gradients, which the hook {parallel.message_hook.kind} cannot take"
         remedy = "take parallel.hook: null"
     elif not optimizer.state.takes_masters:
-        reason = (
-            f"needs an optimizer that updates weights of 32 bits, and {optimizer.kind} has none"
-        )
+        reason = f"needs an optimizer that keeps 32-bit weights, which {optimizer.kind} does not"
         remedy = "take optimizer: {kind: adamw}"
     elif not isinstance(spec.model, Transformer | DecoderOnly):
-        reason = f"was made for this project's models, not for one of kind {spec.model.kind}"
+        reason = f"works with this project's models only, not with one of kind {spec.model.kind}"
         causal = isinstance(spec.model, HuggingFaceCausal)
         kind = "decoder_only" if causal else "transformer"
         remedy = f"take model: {{kind: {kind}}}, or precision: {{kind: bf16}}"
@@ -326,14 +292,12 @@ _OF_VARIANTS = (
     *("repeats", "comparison", "comparisons", "self_test", "profiling", "limits", "certificate"),
     *("search", "quality", "link_check", "projection", "memory", "traces"),
 )
-"""Sections of a study that say how variants are measured."""
+"""Sections of a study on how variants are measured."""
 REPORT = "results/report.html"
-OWN_TARGETS = (REPORT, "results/report.md", "results/tune/answer.json", "results/tune/changes.diff")
-"""Targets of a study of your own training: a script or a function (task.kind = script, import)."""
 
 
-def of_imported(spec: RunSpec) -> Iterator[Violation]:
-    """Sections that the user's own training does not read, but that are set."""
+def _of_imported(spec: RunSpec) -> Iterator[Violation]:
+    """Sections that are set, but that the user's own training does not read."""
     if not isinstance(spec.task, ImportedTask | ScriptTask):
         return
     for name in _NOT_USED:
@@ -341,7 +305,7 @@ def of_imported(spec: RunSpec) -> Iterator[Violation]:
         if section != usual:
             field = next(f for f in type(section).model_fields if _differs(section, usual, f))
             message = (
-                f"is not used: with task.kind = {spec.task.kind}, model and batches are your own"
+                f"is not used: with task.kind = {spec.task.kind}, your code has model and batches"
             )
             remedy = f"leave {name} out; settings of your code go into task"
             yield f"{name}.{field}", getattr(section, field), message, remedy
@@ -352,21 +316,17 @@ def _differs(section: object, usual: object, field: str) -> bool:
 
 
 def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
-    """Settings of variants and their measurements in a study of the user's own training."""
+    """Settings of variants and measurements, in a study of the user's own training."""
     if not isinstance(study.task, ImportedTask | ScriptTask):
         return
     if study.variants != [study.baseline]:
-        message = (
-            f"is not used: with task.kind = {study.task.kind}, task.techniques says what is tried"
-        )
+        message = f"is not used: with task.kind = {study.task.kind}, task.techniques lists changes"
         remedy = f"take variants: [{study.baseline}]"
         yield ConfigProblem(file, "variants", study.variants, message, remedy)
-    message = f"is not used: with task.kind = {study.task.kind}, the time of the study is all"
+    message = f"is not used: with task.kind = {study.task.kind}, only the setting time counts"
     for name in _OF_VARIANTS:
-        section, usual = (
-            getattr(study, name),
-            Study.model_fields[name].get_default(call_default_factory=True),
-        )
+        section = getattr(study, name)
+        usual = Study.model_fields[name].get_default(call_default_factory=True)
         fields = type(section).model_fields if isinstance(section, Schema) else {}
         for field in fields:
             if _differs(section, usual, field) and (name, field) != ("comparison", "margin"):
@@ -377,18 +337,18 @@ def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
 
 
 def own_targets(study: Study) -> tuple[str, ...]:
-    """Targets of a study of your own training; none for other studies."""
-    return OWN_TARGETS if isinstance(study.task, ImportedTask | ScriptTask) else ()
+    """Targets of a study of the user's own training; empty for other studies."""
+    if not isinstance(study.task, ImportedTask | ScriptTask):
+        return ()
+    return REPORT, "results/report.md", "results/tune/answer.json", "results/tune/changes.diff"
 
 
 def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
-    """Targets on a command line that a study of your own training does not have."""
-    if not isinstance(study.task, ImportedTask | ScriptTask):
-        return
+    """Requested targets that a study of the user's own training does not have."""
     targets = own_targets(study)
-    for target in asked:
+    for target in asked if targets else ():
         if target.startswith("results/") and target not in targets:
-            message = f"is not made of a training of your own (task.kind = {study.task.kind})"
+            message = f"is not made for your own training (task.kind = {study.task.kind})"
             remedy = f"ask for {REPORT}"
             yield ConfigProblem("command line", "target", target, message, remedy)
 
@@ -402,7 +362,7 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
             remedy = f"check the path (relative ones start at {Path.cwd()})"
             yield ConfigProblem(file, field, path, message, remedy)
     if study.quality is not None and isinstance(study.task, LanguageModel):
-        message = "asks for BLEU, and task.kind is language_model"
+        message = "asks for BLEU, but task.kind is language_model"
         remedy = "leave quality out"
         yield ConfigProblem(file, "quality", study.quality.bleu, message, remedy)
     lists: dict[str, Iterable[object]] = {}
@@ -428,7 +388,7 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
 
 
 def _named_files(study: Study) -> Iterator[tuple[str, str]]:
-    """Fields and paths of single files that are read as they are, without a job that says more."""
+    """Fields and paths of single files that no job checks and reports more precisely."""
     if study.tokenizer.kind != "bpe":
         yield "tokenizer.path", study.tokenizer.path
     for name, files in study.traces.items():
@@ -444,42 +404,33 @@ def _unusable(path: str) -> str | None:
     return None if stat.S_ISREG(mode) else "is not a regular file"
 
 
-def of_task(spec: RunSpec) -> Iterator[Violation]:
-    texts = isinstance(spec.task, LanguageModel)
+def _of_task(spec: RunSpec) -> Iterator[Violation]:
+    corpus, model = spec.corpus.kind, spec.model.kind
     causal = isinstance(spec.model, DecoderOnly | HuggingFaceCausal)
-    if (spec.corpus.kind in TEXT_KINDS) != texts:
-        message = (
-            "holds sentence pairs, and a language model learns from texts"
-            if texts
-            else "holds texts in one language, and a translation learns from sentence pairs"
-        )
-        remedy = (
-            f"take corpus: {{kind: {' or '.join(TEXT_KINDS)}}}"
-            if texts
-            else "take task: {kind: language_model}, or a corpus of pairs"
-        )
-        yield "corpus.kind", spec.corpus.kind, message, remedy
-    if causal != texts:
-        message = (
-            "translates, and task.kind is language_model"
-            if texts
-            else "gives the next token of a text, and task.kind is translation"
-        )
-        remedy = (
-            "take model: {kind: decoder_only} or huggingface_causal"
-            if texts
-            else "take task: {kind: language_model}, or model: {kind: transformer}"
-        )
-        yield "model.kind", spec.model.kind, message, remedy
     if isinstance(spec.task, LanguageModel):
+        if corpus not in TEXT_KINDS:
+            message = "holds sentence pairs, but a language model learns from texts"
+            remedy = f"take corpus: {{kind: {' or '.join(TEXT_KINDS)}}}"
+            yield "corpus.kind", corpus, message, remedy
+        if not causal:
+            message = "translates, but task.kind is language_model"
+            remedy = "take model: {kind: decoder_only} or {kind: huggingface_causal}"
+            yield "model.kind", model, message, remedy
         yield from _of_texts(spec, spec.task)
+        return
+    if corpus in TEXT_KINDS:
+        message = "holds texts in one language, but a translation learns from sentence pairs"
+        remedy = "take task: {kind: language_model}, or a corpus of pairs"
+        yield "corpus.kind", corpus, message, remedy
+    if causal:
+        message = "predicts the next token of a text, but task.kind is translation"
+        remedy = "take task: {kind: language_model}, or model: {kind: transformer}"
+        yield "model.kind", model, message, remedy
 
 
 def _of_texts(spec: RunSpec, task: LanguageModel) -> Iterator[Violation]:
     if spec.filter.max_tokens != task.context:
-        message = (
-            f"is not task.context = {task.context}: long texts are cut into rows, not left out"
-        )
+        message = f"is not task.context = {task.context}: long texts are cut into rows, not dropped"
         remedy = "leave it out, or change task.context"
         yield "filter.max_tokens", spec.filter.max_tokens, message, remedy
     if task.prompt + task.continuation > task.context:
@@ -487,7 +438,7 @@ def _of_texts(spec: RunSpec, task: LanguageModel) -> Iterator[Violation]:
         remedy = "make one of them smaller"
         yield "task.continuation", task.continuation, message, remedy
     if isinstance(spec.batching.rows, PackedRows):
-        message = "packs sentence pairs; the texts of a language model stand in full rows as it is"
+        message = "packs sentence pairs, but the texts of a language model already fill their rows"
         remedy = "take rows: {kind: padded}"
         yield "batching.rows.kind", "packed", message, remedy
     positions = getattr(spec.model, "positions", None)

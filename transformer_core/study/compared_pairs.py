@@ -1,5 +1,5 @@
-"""The pairs of variants that are compared, and the targets that a study has: a mistyped one is refused
-with the nearest names."""
+"""The pairs of variants that are compared, and the targets of a study: a mistyped one is refused with
+the nearest names."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +17,8 @@ from schemas.results.comparisons import Pair
 def compared_pairs(
     study: Study, extra_pairs: Iterable[tuple[str, str]] = (), file: str = "study"
 ) -> list[Pair]:
-    """The pairs that are timed, each once.
-
-    Every variant with the baseline, then those that the study lists, then ``extra_pairs``. Raises
-    ConfigError for a listed one that names a variant the study does not run, or the same twice.
-    """
+    """The pairs to time, each once: every variant with the baseline, then those that the study lists,
+    then ``extra_pairs``. ConfigError if a listed one names an unknown variant, or one twice."""
     problems = []
     for position, pair in enumerate(study.comparisons):
         field = f"comparisons[{position}]"
@@ -42,7 +39,7 @@ def compared_pairs(
 
 
 def members_in(family: Family, study: Study) -> list[Member]:
-    """The members that ``study`` runs together with their references, smallest value first."""
+    """The members that ``study`` runs, along with their references, smallest value first."""
     runs = set(study.variants)
     number = _number(study, family.field)
     found = [m for m in family.members if {m.variant, family.reference_of(m)} <= runs]
@@ -52,7 +49,7 @@ def members_in(family: Family, study: Study) -> list[Member]:
 
 
 def _number(study: Study, field: str) -> float | None:
-    """The number that the study sets in a dotted field; None if there is none."""
+    """The number that the study has in a dotted field; None if it is not a number."""
     found: object = study
     for name in field.split("."):
         found = getattr(found, name, None)
@@ -60,10 +57,7 @@ def _number(study: Study, field: str) -> float | None:
 
 
 def family_pairs(families: Mapping[str, Family], study: Study) -> list[Pair]:
-    """The pairs that the curves of ``study`` need, each once.
-
-    A family of which the study runs fewer than two members has no curve.
-    """
+    """The pairs that the curves of ``study`` need, each once. A curve needs at least two members."""
     pairs = [
         Pair(member.variant, reference)
         for family in families.values()
@@ -77,10 +71,10 @@ def family_pairs(families: Mapping[str, Family], study: Study) -> list[Pair]:
 
 @dataclass(frozen=True)
 class TurnGroup:
-    """Sides that take turns in one job, and the comparisons that their turns are used for."""
+    """Sides that take turns in one job, and the comparisons that use their turns."""
 
     sides: tuple[str, ...]
-    """Variants, the reference of most comparisons first: it has its turn in the middle."""
+    """Variants; first the reference of most comparisons, whose turn is in the middle."""
     pairs: tuple[Pair, ...]
 
     def records(self) -> list[str]:
@@ -90,11 +84,11 @@ class TurnGroup:
 def turn_groups(
     asked: Sequence[tuple[str, str]], together: int, alone: Iterable[str] = ()
 ) -> dict[str, TurnGroup]:
-    """The jobs that time the pairs that are ``asked`` for, by name.
+    """The jobs that time the pairs ``asked`` for, by name.
 
-    A job has a reference and as many of its variants as ``together`` leaves room for. Variants that
-    are compared with each other too share a job where they fit into one, so that the same turns
-    serve both comparisons. A pair with one of those that must be ``alone`` has a job to itself.
+    A job has a reference and up to ``together`` - 1 of its variants. Variants that are also compared
+    with each other share a job if they fit into one, so that the same turns serve both comparisons.
+    A pair with a variant in ``alone`` gets its own job.
     """
     pairs = list(starmap(Pair, asked))
     single = set(alone)
@@ -105,7 +99,7 @@ def turn_groups(
     variants = defaultdict(list)
     for variant, reference in left:
         variants[reference].append(variant)
-    # The reference with the most variants first: its groups have room for comparisons of others.
+    # The reference with most variants first: its groups can also serve comparisons among others.
     for reference in sorted(variants, key=lambda name: -len(variants[name])):
         waiting = [name for name in variants[reference] if (name, reference) in left]
         for crew in _crews(waiting, left, together - 1):
@@ -124,7 +118,7 @@ def turn_groups(
 
 
 def _crews(names: Sequence[str], pairs: Iterable[Pair], room: int) -> list[list[str]]:
-    """``names`` in groups of at most ``room``, those that ``pairs`` link in one where they fit."""
+    """``names`` in groups of at most ``room``; names linked by ``pairs`` share a group if they fit."""
     linked = {name: [name] for name in names}
     for pair in pairs:
         one, other = (linked.get(name) for name in pair)
@@ -148,11 +142,8 @@ def known_targets(
     tables: Iterable[str] = (),
     alone: Iterable[str] = (),
 ) -> list[str]:
-    """Every target that a user may ask for by name; see :func:`compared_pairs`.
-
-    ``figures`` and ``tables`` are the names of those of the report; comparisons of variants that
-    must be ``alone`` share no turns with others.
-    """
+    """Every target that a user may ask for by name; for ``extra_pairs`` and ``alone`` see
+    :func:`compared_pairs` and :func:`turn_groups`."""
     data = f"results/data/{study.corpus.name}"
     targets = ["results/report.html", "results/report.md", "results/summary.json"]
     targets += ["results/machine/hardware.json", "results/comparisons.json"]
@@ -199,12 +190,8 @@ _CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles", "tu
 
 
 def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a target in a folder of runs, data, profiles, turns or memory that the study
-    lacks.
-
-    ``asked`` may hold other words of a command line: they are left to Snakemake. Raises
-    ConfigError with the nearest targets.
-    """
+    """ConfigError, with the nearest names, for a target in a folder of runs, data, profiles, turns or
+    memory that the study does not have. Other words in ``asked`` are left to Snakemake."""
     known = set(known)
     folders = {str(Path(target).parent) for target in known}
     problems = [

@@ -1,6 +1,6 @@
 """Maps the ``kind`` in an order's JSON to its class.
 
-The classes are named as texts, so that nothing is imported that an order does not need.
+Classes are given by name, so that an order imports only its own.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validation, nearest
 
-CHANGES_NO_RESULT = True  # each rule names the programs that its orders start
+CHANGES_NO_RESULT = True  # the programs of each rule are listed separately
 
 JOBS = MappingProxyType(
     {
@@ -67,8 +67,8 @@ JOBS = MappingProxyType(
 
 
 def class_of(kind: str, kinds: Mapping[str, str], where: str) -> Any:
-    """The class of a kind; ConfigError, with the nearest names, for an unknown one. ``where`` names
-    the source."""
+    """The class of a kind; ConfigError with the nearest names for an unknown one. ``where`` names the
+    source of the order."""
     if kind not in kinds:
         remedy = nearest(kind, kinds)
         raise ConfigError([ConfigProblem(where, "kind", kind, "is not known", remedy)])
@@ -77,14 +77,15 @@ def class_of(kind: str, kinds: Mapping[str, str], where: str) -> Any:
 
 
 def parse(text: str, kinds: Mapping[str, str], where: str) -> Any:
-    """Parses the order in a JSON text; ConfigError, naming its origin ``where``, if it is
-    invalid."""
+    """The order in a JSON text; ConfigError, naming its source ``where``, if it is invalid."""
     try:
         fields = json.loads(text)
     except ValueError as error:
         fields = str(error)
     if not isinstance(fields, dict):
-        problem = ConfigProblem(where, WHOLE_FILE, text[:80], "is no JSON object", "give an order")
+        problem = ConfigProblem(
+            where, WHOLE_FILE, text[:80], "is not a JSON object", "give an order"
+        )
         raise ConfigError([problem])
     model = class_of(str(fields.pop("kind", "")), kinds, where)
     try:

@@ -11,7 +11,7 @@ from schemas.config.run_spec import RunSpec
 from transformer_core.common.endings import failures
 from transformer_core.study.users_files import own_models
 
-CHANGES_NO_RESULT = True  # rules have the orders as parameters
+CHANGES_NO_RESULT = True  # orders are parameters of rules
 
 
 def order_params(
@@ -22,15 +22,15 @@ def order_params(
     again: str | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The parameters of a rule: the order of its job, and what else makes its results stale.
+    """The parameters of a rule: the order of its job, and anything else that makes its results stale.
 
-    Named inputs and outputs of the rule are fields of the order; the first output without a name is
-    ``output``, and ``data`` is the folder of the corpus that the input ``shards`` belongs to. Other
-    ``fields`` are settings, or functions: of the wildcards for a setting, of ``input``, ``output``
-    or ``threads`` too for a file. None leaves a field out.
+    Named inputs and outputs of the rule become fields of the order; the first output without a name
+    becomes ``output``, and the input ``shards`` becomes ``data``, the folder of its corpus. Other
+    ``fields`` are settings, or functions: of the wildcards for a setting, also of ``input``,
+    ``output`` or ``threads`` for a file. None leaves a field out.
 
-    ``digest`` is that of the rule's programs. ``of`` gives the run specs that the job trains,
-    whose models may be the user's. ``again`` is the result whose failed attempts are made again.
+    ``digest`` is that of the rule's programs. ``of`` gives the run specs that the job trains, whose
+    models may be the user's. ``again`` is the result whose failed attempts are repeated.
     """
     settings = {
         name: field
@@ -54,8 +54,8 @@ def order_params(
         return as_json({name: _given(field, job) for name, field in settings.items()})
 
     params: dict[str, Any] = {"code": digest, "order": order}
-    # Snakemake does not compare parameters that are made from inputs or outputs: without these, a
-    # changed setting would rerun nothing.
+    # Snakemake does not compare parameters made from inputs or outputs: without "asked", a changed
+    # setting would rerun nothing.
     if settings:
         params["asked"] = asked
     if of is not None:

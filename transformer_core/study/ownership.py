@@ -1,8 +1,8 @@
 """Ownership of the results folder: one study's results, and one Snakemake at a time.
 
-Snakemake makes a file again when its parameters have changed, and keeps those in
-``.snakemake/metadata``. Where results were copied without that folder, or it was removed, it takes
-them as they are: the results of one study would pass for those of another. So they are refused.
+Snakemake remakes a file when its parameters change; it keeps these in ``.snakemake/metadata``. If
+results were copied without that folder, or it was removed, Snakemake takes them as they are, and
+the results of one study would pass for those of another. So they are refused.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from typing import Any, TextIO
 from schemas.config.study import Study
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 
-CHANGES_NO_RESULT = True  # it decides whether work may begin
+CHANGES_NO_RESULT = True  # it only decides whether work may begin
 
 
 def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> None:
-    """Where Snakemake knows nothing of what is here, refuse files of something else than what is
-    ``planned``, the text of each: they would stay.
+    """If Snakemake has no record of the results, refuse files whose text is not the ``planned`` one:
+    Snakemake would keep them.
 
-    ``study`` is the name of the study's file, ``snakemake`` Snakemake's folder. Raises ConfigError.
+    ``study`` names the study's file, ``snakemake`` is Snakemake's folder. Raises ConfigError.
     """
     if any(any(snakemake.glob(f"{kept}/*")) for kept in ("metadata", "incomplete")):
         return
@@ -33,7 +33,7 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
         try:
             found = Path(place).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
-            continue  # it is made, or its reader reports the error
+            continue  # it will be made, or its reader reports the error
         if found != text:
             raise ConfigError([_problem(place, found, text, study)])
 
@@ -47,10 +47,10 @@ def _problem(place: str, found: str, text: str, study: str) -> ConfigProblem:
         place,
         field,
         there,
-        f"the results are of another study than {study}{beside}; and what Snakemake knew of them "
-        "is not in .snakemake/metadata, so that it would keep them all",
-        "if they were copied here, copy .snakemake too; keep them with `mv results "
-        "results-before`; or make all of them again: the same command with --forceall",
+        f"the results belong to another study than {study}{beside}; .snakemake/metadata has no "
+        "record of them, so Snakemake would keep them all",
+        "if they were copied here, copy .snakemake too; or keep them with `mv results "
+        "results-before`; or remake all of them: add --forceall to the command",
     )
 
 
@@ -65,7 +65,7 @@ def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
 
 
 def check_owner(study: Study, marker: Path, file: str) -> None:
-    """Refuse to overwrite the results of another study; ConfigError unless the study allows it."""
+    """ConfigError if results of another study would be overwritten, unless the study allows it."""
     owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
     owner = owner or study.name
     if owner != study.name and not study.replace_results:
@@ -82,13 +82,13 @@ def check_owner(study: Study, marker: Path, file: str) -> None:
 def work_alone(lock: Path) -> None:
     """Keeps other Snakemakes out of this folder until this process ends, however it ends.
 
-    The system drops the lock with the process, also on a file system shared by several hosts.
-    Raises ConfigError if another process has it. A file system without locks gets none.
+    The system releases the lock with the process, even on a file system shared by several hosts.
+    Raises ConfigError if another process holds it. Without effect on file systems without locks.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     stream = lock.open("a+", encoding="utf-8")
     try:
-        # Of this process alone: jobs and servers forked from it do not inherit the lock.
+        # For this process only: jobs and servers forked from it do not inherit the lock.
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -96,7 +96,7 @@ def work_alone(lock: Path) -> None:
         stream.seek(0)
         holder = stream.read().strip() or None
         message = "another Snakemake works in this folder"
-        remedy = "wait until it has ended, or end it"
+        remedy = "wait until it ends, or stop it"
         raise ConfigError([ConfigProblem(str(lock), "process", holder, message, remedy)]) from None
     stream.truncate(0)
     stream.write(f"{os.getpid()} on {platform.node()}")
@@ -104,4 +104,4 @@ def work_alone(lock: Path) -> None:
     _HELD.append(stream)
 
 
-_HELD: list[TextIO] = []  # closing a file would drop its lock
+_HELD: list[TextIO] = []  # kept open: closing a file would release its lock

@@ -1,5 +1,5 @@
-"""A study with its run specs, short runs, pairs and trials of an emulated link, and the small stage
-that may be done first."""
+"""The plan of a study: run specs, short runs, pairs, trials of an emulated link, and its quick
+stage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ LINK_CHECKS: dict[str, dict[str, Any]] = {
         "training": {"accumulation": {"micro_batches": 4, "synchronise": "last"}}
     },
 }
-"""Changes to DistributedDataParallel with which the emulated link is checked."""
+"""Changes to DistributedDataParallel on which the emulated link is checked."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class TrialSpecs:
 
 
 def link_trials(study: Study, file: str = "study") -> dict[str, TrialSpecs]:
-    """Every change at every bandwidth that the study checks, by name; none if it checks none.
+    """Every change at every bandwidth that the study checks, by name.
 
-    Raises ConfigError for a study whose sections do not make a run spec.
+    Raises ConfigError if the sections of the study do not make a run spec.
     """
     if study.link_check is None:
         return {}
@@ -79,13 +79,13 @@ def _spec(
 class PlannedStudy:
     study: Study
     variants: dict[str, Variant]
-    """The variants of the file, and the compositions that the study names."""
-    specs: dict[str, RunSpec]  # the run specs of its variants, by name
-    short_runs: dict[str, ShortRun]  # the trainings that its certificates compare, by name
+    """The variants in the file, and the compositions that the study names."""
+    specs: dict[str, RunSpec]  # run specs of its variants, by name
+    short_runs: dict[str, ShortRun]  # trainings that its certificates compare, by name
     extra_pairs: list[tuple[str, str]]
     """Comparisons (variant, reference) that claims and families ask for."""
     pairs: list[Pair]  # all comparisons
-    link_trials: dict[str, TrialSpecs]  # the trials of the emulated link, by name
+    link_trials: dict[str, TrialSpecs]  # trials of the emulated link, by name
 
 
 def plan_study(
@@ -95,8 +95,8 @@ def plan_study(
     claims: Mapping[str, Claim],
     stage: str = "all",
 ) -> PlannedStudy:
-    """The plan of a ``stage`` of the study in ``settings``, which ``study_file`` holds; ConfigError
-    with all that is wrong with it."""
+    """The plan of a ``stage`` of the study with these ``settings`` from ``study_file``; ConfigError
+    with all problems."""
     study = check_study(settings, study_file)
     problems = list(contradictions(study, study_file))
     study = at_stage(study, stage, study_file)
@@ -120,17 +120,17 @@ def plan_study(
     )
 
 
-QUICK_VARIANTS = 3  # variants of the quick stage beside the baseline
+QUICK_VARIANTS = 3  # variants of the quick stage besides the baseline
 STAGES = ("quick", "all")
 
 
 def at_stage(study: Study, stage: Any, file: str = "study") -> Study:
     """The part of ``study`` that belongs to a stage; ConfigError for an unknown one.
 
-    ``quick`` is the baseline and the first variants beside it, with what compares and certifies
-    them, and without memory, search, quality and projection: a report after a few minutes. Runs,
-    certificates and profiles have the same names and specs there as in ``all``, which goes on from
-    them; only what takes turns in other groups is timed anew.
+    ``quick`` compares and certifies the baseline and the first few variants, without memory, search,
+    quality and projection: it gives a report after a few minutes. Its runs, certificates and
+    profiles are those of ``all``, which reuses them; only comparisons that take turns in other
+    groups are timed again.
     """
     if stage == "all":
         return study

@@ -1,7 +1,7 @@
 """Cluster resources of a job, from its run specs: hosts, GPUs, memory, time.
 
-Memory and time are meant to be enough rather than exact. A job that runs out of either is tried
-again with more (``attempt``), and goes on from its last checkpoint.
+Memory and time are generous rather than exact. A job that runs out of either is retried with more
+(``attempt``) and resumes from its last checkpoint.
 """
 
 import json
@@ -44,10 +44,10 @@ def reservation(
     predictions: Sequence[Prediction] = (),
     attempt: int = 1,
 ) -> Reservation:
-    """The needs of a job that has the processes of all ``specs`` at the same time.
+    """The resources of a job that runs the processes of all ``specs`` at the same time.
 
-    ``vocabulary`` is that of the tokenizer. Where there is a prediction of a spec's memory on a
-    CPU, it stands in place of the estimate.
+    ``vocabulary`` is that of the tokenizer. A prediction of a spec's memory on a CPU replaces the
+    estimate.
     """
     predicted = {prediction.variant: prediction for prediction in predictions}
     memory = sum(_memory_bytes(spec, vocabulary, predicted.get(spec.variant)) for spec in specs)
@@ -60,17 +60,17 @@ def reservation(
 
 
 def largest(specs: Iterable[RunSpec]) -> RunSpec:
-    """The spec that takes most hosts, and of those most GPUs, and of those most processes."""
+    """The spec with most hosts; of several, that with most GPUs, then with most processes."""
     return max(specs, key=lambda spec: (hosts(spec), gpus_per_host(spec), spec.world_size))
 
 
 def on_one_device(spec: RunSpec) -> RunSpec:
-    """The spec as a single process would run it: what a job with its trained model needs."""
+    """The spec in a single process, for jobs that only use its trained model."""
     return RunSpec.model_validate(spec.model_dump() | {"parallel": {"kind": "single"}})
 
 
 def on_one_host(spec: RunSpec) -> RunSpec:
-    """The spec with those of its processes that share a machine, as DistributedDataParallel."""
+    """The spec as DistributedDataParallel, with only the processes on one machine."""
     machine = spec.machine
     devices = machine.devices_per_node * (machine.nodes if machine.link else 1)
     alone = machine.model_copy(update={"nodes": 1, "devices_per_node": devices, "link": None})
@@ -79,7 +79,7 @@ def on_one_host(spec: RunSpec) -> RunSpec:
 
 
 def work_of_a_device(spec: RunSpec) -> str:
-    """The part of ``spec`` that a device computes in a step; equal for specs that differ only in
+    """The settings behind a device's work in a step; equal for specs that differ only in
     communication."""
     host = on_one_host(spec).machine
     parts = {
@@ -95,24 +95,24 @@ def work_of_a_device(spec: RunSpec) -> str:
 
 
 def on_all_devices(machine: Machine, variant: str) -> RunSpec:
-    """A run spec whose processes are those of the distributed variants on ``machine``."""
+    """A run spec with the processes of the distributed variants on ``machine``."""
     return RunSpec(variant=variant, parallel=Ddp(kind="ddp"), machine=machine)
 
 
 def hosts(spec: RunSpec) -> int:
-    """Hosts of the cluster that a run needs: those of a limited link are made on one of them."""
+    """Hosts of the cluster that a run needs; both hosts of a limited link are simulated on one."""
     return 1 if spec.machine.link else spec.machine.nodes
 
 
 def gpus_per_host(spec: RunSpec) -> int:
-    """GPUs to reserve on each host. A device of auto reserves none: it takes what it finds."""
+    """GPUs to reserve on each host. The device auto reserves none: it takes what it finds."""
     if spec.machine.device != "cuda":
         return 0
     return spec.machine.devices_per_node * (spec.machine.nodes if spec.machine.link else 1)
 
 
 def parameters(spec: RunSpec, vocabulary: int) -> int:
-    """Weights of the matrices of a model of these sizes."""
+    """Number of weights in the matrices of a model of these sizes."""
     model = spec.model
     if isinstance(model, DecoderOnly | HuggingFaceCausal):
         embeddings = (1 if model.tied_embeddings else 2) * vocabulary * model.d_model
@@ -124,7 +124,7 @@ def parameters(spec: RunSpec, vocabulary: int) -> int:
 
 
 def layer_weights(model: AnyLanguageModel) -> int:
-    """Weights of the matrices of a layer; of another library's, those of the most usual kind."""
+    """Number of weights in the matrices of a layer; for other libraries, of the most common kind."""
     heads, gated = model.heads, True
     kv_heads = heads
     if isinstance(model, DecoderOnly):

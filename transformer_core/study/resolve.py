@@ -1,4 +1,4 @@
-"""From a study and the variants file to run specs, of one variant or of several combined."""
+"""Resolves variants of a study, alone or combined, to run specs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def resolve(
     variants: Mapping[str, Variant],
     study_file: str = "study",
 ) -> RunSpec:
-    """The complete, checked run spec of ``variant`` in ``study``; ConfigError if there is none."""
+    """The complete, checked run spec of ``variant`` in ``study``; ConfigError if it is invalid."""
     data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
     line = lineage(variant, variants)
     for ancestor in line:
@@ -51,7 +51,7 @@ def resolve(
     try:
         spec = RunSpec.model_validate(data)
     except ValidationError as error:
-        # The study is valid, so a change is wrong: the latest that sets most of the field's path.
+        # The study is valid, so a change is wrong: the latest one that sets most of the path.
         problems = []
         for problem in from_validation(error, RunSpec, VARIANTS_FILE).problems:
             parts = problem.field.split(".")
@@ -79,8 +79,8 @@ def spec_of(
     variants: Mapping[str, Variant],
     study_file: str = "study",
 ) -> RunSpec:
-    """The run spec of a variant. Where its change means nothing for the study's task, that of the
-    study as it stands, with the reason. ConfigError where it is wrong whatever the task."""
+    """The run spec of a variant. If its change does not apply to the study's task, that of the study
+    itself, with the reason. ConfigError if the change is wrong for any task."""
     try:
         return resolve(study, name, variants, study_file)
     except ConfigError as error:
@@ -94,8 +94,8 @@ def spec_of(
 def _without_meaning(
     study: Study, name: str, variants: Mapping[str, Variant], error: ConfigError
 ) -> str | None:
-    """The reason why a variant does not apply to a study's task; None if it is a mistake: the study
-    itself is wrong, or the variant would be wrong for the other task, too."""
+    """Why a variant does not apply to a study's task; None if the study itself is wrong, or the
+    variant would be wrong for the other task too."""
     texts = isinstance(study.task, LanguageModel)
     if not isinstance(study.task, LanguageModel | Translation) or name == study.baseline:
         return None
@@ -149,8 +149,8 @@ def resolve_all(
             except ConfigError as error:
                 problems.extend(error.problems)
     if problems:
-        # A mistake in a shared section shows in every variant: say it once. Variants that need
-        # different values of it are all heard.
+        # A mistake in a shared section shows in every variant but is reported once, unless the
+        # variants need different values.
         unique: dict[tuple[str, ...], ConfigProblem] = {}
         for p in problems:
             unique.setdefault((p.file, p.field, repr(p.value), p.remedy), p)
@@ -173,9 +173,8 @@ def combine(
 ) -> RunSpec | None:
     """The baseline with the own changes of ``parts``, as a run spec called ``name``.
 
-    Of each part the change to its own parent is taken, so that ``ddp_bucket_view`` is a step beyond
-    ``ddp`` and not all of it. None where the changes do not fit together: two of them set the same
-    field, or the result is no valid run spec.
+    A part contributes only its change to its own parent: ``ddp_bucket_view`` does not include
+    ``ddp``. None if two parts set the same field differently, or the result is invalid.
     """
     fields = [dict(leaves(variants[part].change)) for part in parts]
     for first, second in combinations(fields, 2):
@@ -198,16 +197,14 @@ def combine(
 
 
 def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> ClassOfEquivalence:
-    """The equivalence class of a combination: that of its loosest part.
-
-    A part that is to be bitwise equal to another variant leaves rounding to the others: tolerance.
-    """
+    """The equivalence class of a combination: that of its loosest part, but tolerance instead of
+    bitwise, which only holds for one other variant."""
     found = loosest([variants[part].equivalence for part in parts])
     return Tolerance(kind="tolerance") if isinstance(found, Bitwise) else found
 
 
 def exclusions(variants: Mapping[str, Variant], parts: Sequence[str]) -> dict[str, frozenset[str]]:
-    """By part, the others that set one of its fields differently: they exclude each other."""
+    """By part, the others that it excludes because they set one of its fields differently."""
     fields = {part: dict(leaves(variants[part].change)) for part in parts}
     return {
         part: frozenset(o for o in parts if contradiction(fields[part], fields[o]) is not None)

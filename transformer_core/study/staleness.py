@@ -1,11 +1,11 @@
-"""The results that are made again after a change of the sources.
+"""Lists the results that a change of the sources makes stale.
 
     python -m transformer_core.study.staleness                         # all files, all rules
     python -m transformer_core.study.staleness --file transformer_core/training/loop.py
     python -m transformer_core.study.staleness --rule train
 
-Every rule has a fingerprint of what its programs depend on among the sources: Snakemake keeps it
-with the results, and makes them again when it changes.
+Every rule has a fingerprint of the sources that its programs depend on. Snakemake keeps it with the
+results and remakes them when it changes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _JOB = "transformer_core.run.job"
 
 
 def _modules(folder: str) -> tuple[str, ...]:
-    """Modules of a folder of the package, which programs find by looking into it."""
+    """Modules of a folder of the package that programs look up by name."""
     root = Path(__file__).parents[2]
     files = sorted(root.glob(f"transformer_core/{folder}/[a-z]*.py"))
     return tuple(".".join(path.relative_to(root).with_suffix("").parts) for path in files)
@@ -39,7 +39,7 @@ RULES = (
     *("compute_times", "projection", "page", "gpu_tests", "device_facts", "attention_truth"),
     *("gpu_checks", "gpu_check_page", "gpu_check_so_far", "against", "compare_page"),
 )
-"""Rules whose programs are the project's, in the order of a study."""
+"""Rules that run programs of this project, in the order of a study."""
 _KINDS = {
     "train": "timed_run",
     "train_again": "timed_run",
@@ -51,7 +51,7 @@ _KINDS = {
     "page": "report",
     "gpu_check_so_far": "gpu_check_page",
 }
-"""The kind of order that a rule writes, where that is not its name."""
+"""The kind of order that a rule writes, if it is not the rule's name."""
 _OTHERS = dict.fromkeys(("breakdown_of_traces", "perfetto"), ("transformer_core.trace",))
 """The programs of rules that write no order."""
 _BESIDE: dict[str, tuple[str, ...]] = {
@@ -63,13 +63,13 @@ _BESIDE: dict[str, tuple[str, ...]] = {
     ),
     "tune_page": _modules("tune/techniques"),
 }
-"""Modules that a job finds by their names."""
+"""Modules that a job looks up by name."""
 PROGRAMS = {
     rule: _OTHERS.get(rule)
     or (_JOB, JOBS[_KINDS.get(rule, rule)].rpartition(".")[0], *_BESIDE.get(rule, ()))
     for rule in RULES
 }
-"""Modules by rule: the program of orders, and the module of the order's kind."""
+"""Modules by rule: the program that runs orders, and the module of the order's kind."""
 
 
 def fingerprints(sources: Sources | None = None) -> dict[str, str]:
@@ -80,18 +80,18 @@ def fingerprints(sources: Sources | None = None) -> dict[str, str]:
 
 
 def files_of_rules(sources: Sources) -> dict[str, list[str]]:
-    """The files that each rule depends on, relative to the project's folder, by its name."""
+    """The files that each rule depends on, relative to the project's folder."""
     return {rule: sources.files(programs) for rule, programs in PROGRAMS.items()}
 
 
 def rules_of_files(sources: Sources) -> dict[str, list[str]]:
-    """The rules that depend on each file, by its name; files that no rule depends on, too."""
+    """The rules that depend on each file, including files that no rule depends on."""
     files = files_of_rules(sources)
     return {name: [rule for rule in PROGRAMS if name in files[rule]] for name in sources.all_files}
 
 
 def _table(rows: Mapping[str, Sequence[str]]) -> str:
-    """Rows of a name and words, the words in lines of bounded length."""
+    """Each name with its words, wrapped, below it."""
     wrapper = textwrap.TextWrapper(100, "    ", "    ", break_on_hyphens=False)
     return "\n".join(
         f"{name}\n{wrapper.fill(', '.join(words) or '(nothing)')}" for name, words in rows.items()
@@ -110,8 +110,7 @@ def _chosen(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.study.staleness",
-        description="List the rules that run again after a change of a file: file by file, the rules "
-        "whose results it can change.",
+        description="List the rules whose results a change of each file makes stale.",
     )
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--file", type=Path, help="only this file")

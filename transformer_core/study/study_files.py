@@ -1,4 +1,4 @@
-"""Files of the user: the study with its settings on the command line, and config/claims.yaml."""
+"""Files of the user: the study, with settings on the command line, and config/claims.yaml."""
 
 import argparse
 import sys
@@ -18,14 +18,14 @@ _SETTINGS = {".yaml", ".yml", ".json"}
 
 
 def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> dict[str, Any]:
-    """The settings in ``files``, each laid over those before it, and on top those in ``entries``,
-    KEY=VALUE as on the command line. ConfigError for what cannot be read."""
+    """The settings in ``files``, each overriding those before it, and ``entries``, KEY=VALUE as on
+    the command line, overriding all. ConfigError if any cannot be read."""
     settings: dict[str, Any] = {}
     for file in files:
         read = read_mapping(file)
         if _TEMPLATE in read:
             problem = ConfigProblem(
-                str(file), _TEMPLATE, read[_TEMPLATE], "makes a program of the file", "remove it"
+                str(file), _TEMPLATE, read[_TEMPLATE], "turns the file into a program", "remove it"
             )
             raise ConfigError([problem])
         settings = _laid_over(settings, read)
@@ -35,7 +35,7 @@ def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> 
 
 
 def read_entry(entry: str) -> dict[str, Any]:
-    """One KEY=VALUE of the command line, whose value is YAML."""
+    """One KEY=VALUE of the command line; the value is YAML."""
     key, separator, text = entry.partition("=")
     if not separator:
         problem = ConfigProblem("--config", entry, None, "has no value", f"write {key}=VALUE")
@@ -54,10 +54,10 @@ def _laid_over(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def guard(arguments: Sequence[str] | None = None) -> None:
-    """End this process if the settings that a command line of Snakemake names cannot be read.
+    """End this process if the settings on Snakemake's command line cannot be read.
 
-    Snakemake reads them before the Snakefile, without limits: a file of a kilobyte may keep it
-    busy for ever. profiles/default calls this before that.
+    Snakemake reads them before the Snakefile, without limits: a file of a kilobyte can keep it busy
+    forever. profiles/default calls this earlier.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--configfile", "--configfiles", nargs="+", action="extend", default=[])
@@ -73,12 +73,12 @@ def guard(arguments: Sequence[str] | None = None) -> None:
 
 
 def _swallowed(files: Sequence[str]) -> str:
-    """The remedy where targets follow --configfile, which takes every name after it."""
+    """The remedy if targets follow --configfile, which takes every name after it."""
     targets = [file for file in files if Path(file).suffix not in _SETTINGS]
     if not targets:
         return ""
     first = " ".join(targets)
-    return f"\nIs this what to make? Then write it before the option: {first} --configfile ..."
+    return f"\nIf this is a target, write it before the option: {first} --configfile ..."
 
 
 CLAIMS_FILE = "config/claims.yaml"
@@ -89,7 +89,7 @@ def read_claims(
     variants: Mapping[str, Variant],
     families: Mapping[str, Family],
 ) -> dict[str, Claim]:
-    """All claims by id; ConfigError if one names a variant or a family that there is not."""
+    """All claims by id; ConfigError if one names an unknown variant or family."""
     claims: dict[str, Claim] = check_entries(read_mapping(path), Claims, str(path))
     problems = list(_unknown(str(path), claims, variants, families))
     if problems:
@@ -110,7 +110,7 @@ def claim_pairs(claims: Mapping[str, Claim], study: Study) -> list[tuple[str, st
 
 
 def claim_files(claims: Mapping[str, Claim]) -> list[str]:
-    """The results that claims take numbers from, as targets, each once."""
+    """The results that claims read numbers from, as targets, each once."""
     targets = [
         number.target
         for claim in claims.values()

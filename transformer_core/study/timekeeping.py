@@ -1,11 +1,11 @@
 """The expected duration of a study, and its progress.
 
-A job is expected to take as long as others of its rule took on this host, else a guess is made: from
-how fast this host multiplies matrices, and how long this very program took to start. Jobs that have
-ended correct the guesses for other rules. Errors of different rules are taken to be independent.
+A job is expected to take as long as earlier jobs of its rule took on this host. Without any, its
+duration is guessed from the host's matrix rate and from the time that this program took to start.
+Jobs that have ended correct the guesses for other rules. We assume independent errors of rules.
 
-While jobs run, a line of Snakemake's log says now and then how far the study is. Which jobs run
-and which have ended is taken from the events of that log.
+While jobs run, a line in Snakemake's log reports the progress now and then. The events of that log
+tell which jobs run and which have ended.
 """
 
 import logging
@@ -29,30 +29,30 @@ from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.reservations import step_flops
 
 TRAINS = ("train", "train_again", "evaluate")
-"""Rules whose jobs are about as long as a training."""
+"""Rules whose jobs take about as long as a training."""
 FEW_STEPS = MappingProxyType({"memory": 10, "profile": 4, "short_run": 30})
-"""Rules whose jobs take some steps, however long a training is, and how many, about."""
+"""Rules whose jobs take a few steps, however long a training is, and about how many."""
 STEPS = (*TRAINS, *FEW_STEPS, "turns")
-"""Rules that tell how long steps take."""
+"""Rules whose times show how long steps take."""
 STARTS = MappingProxyType(
     dict.fromkeys(("resolve_spec", "short_spec", "describe_study", "hardware"), 0.05)
     | dict.fromkeys(("combine", "certify", "shards", "tokenizer", "read_corpus"), 0.2)
     | {"breakdown": 0.3, "page": 4.0, "compute_times": 2.0, "audit": 8.0}
 )
-"""Other rules whose jobs take more or less time than this program takes to start, and how much."""
+"""Durations of jobs of other rules, over the time that this program takes to start."""
 LIMITS = MappingProxyType({"roofline": 180, "collectives": 130})
-"""Rules that measure limits of the machine, and how many measurements, about."""
-OVERHEAD = 1.4  # seconds of a step for each that its matrix products take alone
+"""Rules that measure limits of the machine, and about how many measurements they make."""
+OVERHEAD = 1.4  # time of a step over that of its matrix products
 KNOWN, ALIKE, GUESSED = 0.15, 0.4, 0.6
-"""Errors of an expectation: where jobs of the rule have ended, where others have, and where none
+"""Relative errors of an expectation: if jobs of the rule have ended, if only others have, and if none
 has."""
-SPREAD = 0.25  # the error of one job of a rule: where several have ended, the mean is known better
-TINY = 1e-9  # seconds, more than none
+SPREAD = 0.25  # additional error for one job of a rule; the mean of several is known better
+TINY = 1e-9  # seconds, to avoid division by zero
 LARGE = 512  # width of the matrices that are multiplied
-TRIES = 20  # products of which the fastest counts: on a busy host most are interrupted
-LINE_SECONDS = 30.0  # seconds between two lines of the log, at least
+TRIES = 20  # products, of which the fastest counts: on a busy host most are interrupted
+LINE_SECONDS = 30.0  # minimum seconds between two lines in the log
 REFINEMENT = Path("results/refinement.json")
-NAMED = 5  # undecided comparisons that are named at the end
+NAMED = 5  # maximum number of undecided comparisons named at the end
 
 
 class Range(NamedTuple):
@@ -60,9 +60,6 @@ class Range(NamedTuple):
 
     low: float
     high: float
-
-    def times(self, factor: float) -> "Range":
-        return Range(self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
         """In words: about 3 min, 40 to 90 s."""
@@ -74,7 +71,7 @@ class Range(NamedTuple):
 
 def matrix_rate() -> float:
     """Floating-point operations per second of a product of two 32-bit matrices here."""
-    import numpy as np  # planning alone needs no numpy
+    import numpy as np  # slow to import, and planning does not need it
 
     matrix = np.ones((LARGE, LARGE), np.float32)
     best = float("inf")
@@ -88,10 +85,10 @@ def matrix_rate() -> float:
 def guesses(
     study: Study, specs: Mapping[str, RunSpec], groups: Mapping[str, int], start: float, rate: float
 ) -> dict[str, float]:
-    """Seconds that a job of each rule may take.
+    """Guessed seconds of a job of each rule.
 
-    ``groups`` are the numbers of sides of the jobs that take turns, by name, ``start`` the seconds
-    that a job takes to start, ``rate`` what :func:`matrix_rate` says.
+    ``groups`` are the numbers of sides of the jobs that take turns, by name; ``start`` is the time
+    that a job takes to start, ``rate`` the result of :func:`matrix_rate`.
     """
     flops = fmean(step_flops(spec, study.tokenizer.vocabulary) for spec in specs.values())
     step = OVERHEAD * flops / rate
@@ -109,11 +106,11 @@ def guesses(
         # The reference has several processes.
         players = sides - 1 + max(1, round(sqrt(sides - 1)))
         turn = asked.lead_steps + max(asked.window_steps, asked.window_seconds / step)
-        # First steps take twice as long.
+        # The first steps take twice as long.
         steps = 2 * max(2, asked.warmup_steps) + asked.pairs * turn
         return players * (0.2 * start + steps * step)
 
-    # The sessions that every comparison has, whatever its budget.
+    # Every comparison has this many sessions, whatever its budget.
     least = study.comparison.sessions_least
     found |= {
         turns(group): max(least * session(sides), start + study.comparison.budget * sides / 2)
@@ -124,14 +121,14 @@ def guesses(
         sessions = max(half, session(study.search.together)) + max(half, least * session(5))
         found["search"] = sessions + found["short_run"] + 2 * training
     if study.quality is not None:
-        # Two trainings, one of them faster, for longer the better they must become.
+        # Two trainings, one of them faster; a higher BLEU takes longer.
         race = 1.6 * study.quality.steps * step * min(1.0, 0.4 + study.quality.bleu / 100)
         found["quality"] = start + min(study.quality.budget, race)
     return found
 
 
 def turns(group: str) -> str:
-    """The name under which the time of a job that takes turns is guessed."""
+    """The name of a job that takes turns, among the guesses."""
     return f"turns {group}"
 
 
@@ -141,26 +138,26 @@ def kind(rule: str) -> str:
 
 @dataclass
 class Forecast:
-    """How long the jobs of a study take. A job is known by its rule, and one that takes turns by
-    its group, too (:func:`turns`)."""
+    """How long the jobs of a study take. A job is identified by its rule; one that takes turns, also
+    by its group (:func:`turns`)."""
 
-    known: Mapping[str, JobTimes]  # how long jobs of each rule took before
+    known: Mapping[str, JobTimes]  # times of earlier jobs, by rule
     guessed: Mapping[str, float]  # seconds by job, from :func:`guesses`
     start: float  # seconds that a job takes to start
     shares: Mapping[str, float]  # share of the cores that a job of each rule reserves
     ended: dict[str, list[float]] = field(default_factory=dict)
-    """Guesses of the jobs that have ended since this began, by rule."""
+    """Guesses for the jobs that have ended in this session, by rule."""
 
     def job(self, job: str) -> Range:
         seconds, error = self._job(job)
         return Range(seconds * (1 - error), seconds * (1 + error))
 
     def guess(self, job: str) -> float:
-        """Seconds of a job before any has ended."""
+        """Guessed seconds of a job, before any has ended."""
         return max(TINY, self.guessed.get(job, self.start))
 
     def _factor(self, rule: str) -> float | None:
-        """How many times as long as guessed jobs of a rule took; None if none has ended."""
+        """Time that jobs of a rule took, over the guess; None if none has ended."""
         known = self.known.get(rule)
         if known is None or not known.count:
             return None
@@ -169,7 +166,7 @@ class Forecast:
         return known.mean / fmean(guesses)
 
     def _job(self, job: str) -> tuple[float, float]:
-        """Seconds of a job, and the share of them by which that may be wrong."""
+        """Expected seconds of a job, and the relative error."""
         factor = self._factor(kind(job))
         if factor is not None:
             count = self.known[kind(job)].count
@@ -177,12 +174,12 @@ class Forecast:
         found = [factor for rule in STEPS if (factor := self._factor(rule))]
         if found and kind(job) in (*STEPS, "search", "quality"):
             return geometric_mean(found) * self.guess(job), ALIKE
-        # Where no steps have been taken yet, the limits tell how long programs take to start.
+        # Before any steps, the limits of the machine show how long programs take to start.
         found = [factor for rule in LIMITS if (factor := self._factor(rule))]
         return (geometric_mean(found) if found else 1.0) * self.guess(job), GUESSED
 
     def jobs(self, counts: Mapping[str, float]) -> Range:
-        """Seconds of so many jobs, each of which takes its share of the machine."""
+        """Seconds for these numbers of jobs, each of which takes its share of the machine."""
         by_rule: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for job, count in counts.items():
             seconds, error = self._job(job)
@@ -196,7 +193,7 @@ class Forecast:
 
 
 class Timekeeper(logging.Handler):
-    """Keeps the clock of a study by the events of Snakemake's log, and says how far the study is."""
+    """Keeps the clock of a study from the events of Snakemake's log, and reports its progress."""
 
     def __init__(
         self,
@@ -207,17 +204,17 @@ class Timekeeper(logging.Handler):
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``counts`` are the numbers of jobs, ``asked`` the seconds that the study has."""
+        """``counts`` are the numbers of jobs, ``asked`` is the time limit of the study in seconds."""
         super().__init__()
         self.clock, self.forecast, self.asked, self.say, self.now = clock, forecast, asked, say, now
         self.todo = Counter(counts)
         self.all = self.todo.total()
         self.running: dict[int, tuple[str, float, str]] = {}
-        """By number of the job: its name, start, and what it does."""
+        """By number of the job: its name, start and message."""
         self.said = now()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take in what a record says of a job; an error here must not stop Snakemake."""
+        """Handles an event of a job; an error here must not stop Snakemake."""
         try:
             self._take_in(vars(record))
         except Exception:  # as handlers of the standard library do
@@ -247,7 +244,7 @@ class Timekeeper(logging.Handler):
     def left(self) -> Range:
         found, spent = self.forecast.jobs(self.todo), 0.0
         for job, began, _ in self.running.values():
-            # A job that takes longer than expected is not about to end.
+            # A job that takes longer than expected may still take a while.
             done = min(self.now() - began, 0.85 * fmean(self.forecast.job(job)))
             spent += done * self.forecast.shares.get(kind(job), 1.0)
         left = Range(max(0.0, found.low - spent), max(0.0, found.high - spent))
@@ -280,10 +277,10 @@ def begin(
     groups: Mapping[str, int],
     say: Callable[[str], None],
 ) -> Timekeeper:
-    """Start the clock for Snakemake's ``jobs`` and ``say`` how long they are going to take.
+    """Start the clock for Snakemake's ``jobs`` and ``say`` how long they should take.
 
-    ``groups`` are the sides of each comparison job, by name. The timekeeper is to be added to Snakemake's
-    log as a handler, and ends with :func:`end`.
+    ``groups`` are the numbers of sides of comparison jobs, by name. The caller adds the timekeeper to
+    Snakemake's log as a handler, and ends it with :func:`end`.
     """
     counts = Counter(
         turns(job.wildcards.group) if job.rule.name == "turns" else job.rule.name for job in jobs
@@ -301,7 +298,7 @@ def begin(
 
 
 def end(keeper: Timekeeper) -> None:
-    """Stop the clock, and say how much of the study's time is spent."""
+    """Stop the clock, and report the time spent."""
     keeper.clock.stop()
     if said := at_the_end(keeper.asked, keeper.clock.spent()):
         keeper.say(said)
@@ -310,8 +307,8 @@ def end(keeper: Timekeeper) -> None:
 def at_the_start(
     variants: int, counts: Mapping[str, int], forecast: Forecast, asked: float | None, spent: float
 ) -> str:
-    """The number of variants and jobs, their expected time on this machine, and its uncertainty."""
-    # Continued comparisons take the remaining time, so they are not part of the required work.
+    """The number of variants and jobs, and their expected time on this machine with its basis."""
+    # Continued comparisons only take the time that is left: they are not required.
     must = {rule: count for rule, count in counts.items() if rule != "refine"}
     needed, rules = forecast.jobs(must), {kind(job) for job in must}
     unknown = len(rules - forecast.known.keys())
@@ -319,23 +316,23 @@ def at_the_start(
     if unknown == len(rules):
         basis = "a first guess: no such job has ended here yet"
     elif unknown:
-        basis = f"in part a guess: no job of {unknown} of {len(rules)} kinds has ended here yet"
+        basis = f"partly a guess: no job of {unknown} of {len(rules)} kinds has ended here yet"
     jobs = sum(counts.values())
     text = f"{variants} variants, {jobs} jobs: {needed} on this machine ({basis})."
     if asked is None:
         return text
-    text += f" The study has {clock_text(asked)}"
-    text += f", of which {clock_text(spent)} are spent. " if spent >= 1 else ". "
+    text += f" The time limit is {clock_text(asked)}"
+    text += f", of which {clock_text(spent)} is spent. " if spent >= 1 else ". "
     if asked - spent < needed.low:
-        return text + "What must run takes longer: comparisons have their first round only."
-    return text + "What is left goes to comparisons that are undecided."
+        return text + "The required jobs take longer: comparisons get only their first round."
+    return text + "The time left goes to undecided comparisons."
 
 
 def at_the_end(asked: float | None, spent: float, record: Path = REFINEMENT) -> str:
-    """The time it took, and what more time would decide; nothing if the study has no time."""
+    """The time spent, and the comparisons that more time would decide; empty without a time limit."""
     if asked is None:
         return ""
-    text = f"{clock_text(spent)} of {clock_text(asked)} are spent."
+    text = f"{clock_text(spent)} of {clock_text(asked)} is spent."
     try:
         found = Refinement.model_validate_json(record.read_bytes())
     except (OSError, ValidationError):
@@ -344,7 +341,7 @@ def at_the_end(asked: float | None, spent: float, record: Path = REFINEMENT) -> 
         return f"{text} Every comparison has a verdict."
     named = []
     for one in found.unsettled[:NAMED]:
-        more = "time does not help"
+        more = "more time does not help"
         if one.seconds is not None:
             more = f"about {clock_text(one.seconds)} more"
         named.append(f"{one.variant} against {one.reference} ({more})")
@@ -352,5 +349,5 @@ def at_the_end(asked: float | None, spent: float, record: Path = REFINEMENT) -> 
         named.append(f"{others} more")
     return (
         f"{text} Undecided: {', '.join(named)}. With --config "
-        f"time={found.next_seconds(spent) / 60:.0f}min the same command goes on with them."
+        f"time={found.next_seconds(spent) / 60:.0f}min the same command continues them."
     )

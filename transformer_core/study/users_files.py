@@ -1,5 +1,5 @@
-"""Files of the user that results depend on: corpora, and a model of their own with what it imports
-from files beside it. They are read, never run."""
+"""Files of the user that results depend on: corpora, and the user's own models and scripts with the
+files that they import. They are read, never run."""
 
 import hashlib
 import os
@@ -23,12 +23,12 @@ from schemas.config.run_spec import AnyTask, RunSpec, ScriptTask
 from transformer_core.common.sources import Source, follow, read_source
 
 _INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib")).name}
-"""Folders of files that are installed, wherever they are."""
+"""Names of folders with installed files."""
 
 
 def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
-    """The user's files that a split is read from: those that are there. That one is missing, the
-    job says, with what to do."""
+    """The user's files that a split is read from, if they exist; the job reports missing ones with a
+    remedy."""
     match corpus:
         case TextCorpus():
             pair = getattr(corpus, split)
@@ -49,7 +49,7 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
 
 
 def script_files(task: AnyTask) -> list[str]:
-    """Path and digest of each Python file that a user's script may depend on."""
+    """Path and digest of each Python file that the user's script may depend on."""
     if not isinstance(task, ScriptTask):
         return []
     folder, words = Path(task.directory or "."), list(task.command)
@@ -61,8 +61,8 @@ def script_files(task: AnyTask) -> list[str]:
 
 
 def files_of_script(script: Path, folder: Path) -> list[str]:
-    """Path and digest of each Python file beside a script and in ``folder``, and of what it imports
-    from folders below these. A script may also read files of which nothing is known here."""
+    """Path and digest of each Python file next to a script and in ``folder``, and of all that it
+    imports from below these. Other files that it reads are not covered."""
     found = {*folder.glob("*.py"), *script.parent.glob("*.py")}
     for start in {folder, script.parent}:
         if script.is_relative_to(start):
@@ -76,8 +76,8 @@ def files_of_script(script: Path, folder: Path) -> list[str]:
 
 
 def own_models(specs: Iterable[RunSpec]) -> list[str]:
-    """The identity of the users' own models and trainings in run specs, for Snakemake: files, and
-    digests of their contents. Empty if there are none."""
+    """The user's own models and trainings in run specs, for Snakemake: files, and digests of their
+    contents."""
     sections = [section for spec in specs for section in (spec.model, spec.task)]
     found = {
         line
@@ -95,9 +95,8 @@ def _digests(factory: str) -> tuple[str, ...]:
 
 
 def own_sources(module: str, folders: Sequence[str]) -> dict[Path, Source]:
-    """The files of a module in ``folders`` and of all that it imports from the folder that it is
-    found in, directly or not; of an installed module, its own file alone. Empty for a module that
-    is not there."""
+    """The files of a module in ``folders`` and of all that it imports, directly or not, from the
+    folder that contains it; for an installed module, only its own file. Empty for a missing one."""
     folder = next((Path(folder) for folder in folders if _find(module, Path(folder))), None)
     if folder is None:
         return {}
@@ -116,14 +115,14 @@ def own_sources(module: str, folders: Sequence[str]) -> dict[Path, Source]:
 
 
 def _installed(folder: Path) -> set[str]:
-    """Names of modules that pip has put into a folder, whatever it is called."""
+    """Names of the modules that pip has installed into a folder."""
     records = [record.read_text("utf-8", "replace") for record in folder.glob("*.dist-info/RECORD")]
     files = "".join(records).splitlines()
     return {file.split(",")[0].split("/")[0].removesuffix(".py") for file in files}
 
 
 def _find(module: str, folder: Path) -> Path | None:
-    """The file of a module below a folder of ``sys.path``, found without running packages."""
+    """The file of a module below a folder, found without running packages."""
     base = folder.joinpath(*module.split("."))
     candidates = [base / "__init__.py", base.with_name(f"{base.name}.py")]
     return next(

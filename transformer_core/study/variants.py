@@ -1,4 +1,4 @@
-"""Variants: those of the file, and those that its compositions and sweeps make of them.
+"""Variants: those in the file, and those that its compositions and sweeps derive from them.
 
 python -m transformer_core.study.variants        # all of them, as a table
 """
@@ -40,19 +40,19 @@ from transformer_core.common.yaml_files import check_entries, read_mapping
 
 VARIANTS_FILE = "config/variants.yaml"
 _OF_SWEEPS = frozenset(Sweep.model_fields) - frozenset(Variant.model_fields)
-"""Fields that tell a sweep from a variant."""
+"""Fields that distinguish a sweep from a variant."""
 
 
 class DerivedVariant(Variant):
-    """A variant that a composition or a sweep makes. Written like any other."""
+    """A variant derived by a composition or a sweep. Written like any other."""
 
-    owner: str = Field(exclude=True)  # name of the entry that makes it
+    owner: str = Field(exclude=True)  # name of the entry that derives it
     places: dict[str, str] = Field(exclude=True)
-    """Where the file says some of its fields, by their dotted names."""
+    """Where the file sets some of its fields, by their dotted names."""
 
 
 def place(name: str, variant: Variant, field: str) -> str:
-    """Where the file says ``field`` of the variant ``name``, such as ``change.model.heads``."""
+    """Where the file sets ``field``, such as ``change.model.heads``, of the variant ``name``."""
     if not isinstance(variant, DerivedVariant):
         return f"{name}.{field}"
     said = (there for part, there in variant.places.items() if f"{field}.".startswith(f"{part}."))
@@ -60,15 +60,15 @@ def place(name: str, variant: Variant, field: str) -> str:
 
 
 class Declared(NamedTuple):
-    variants: dict[str, Variant]  # all variants by name, those of compositions and sweeps included
-    families: dict[str, Family]  # the curves of the sweeps by name
+    variants: dict[str, Variant]  # all variants by name, including derived ones
+    families: dict[str, Family]  # curves of the sweeps, by name
 
 
 def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:
-    """All variants and families of a file.
+    """All variants and families in a file.
 
-    Raises ConfigError for an entry that may not look like this, a name given twice, a variant that
-    is named and unknown, or parents in a circle.
+    Raises ConfigError for an invalid entry, a name given twice, a reference to an unknown variant,
+    or circular parents.
     """
     file = str(path)
     variants, compositions, sweeps = _entries(read_mapping(path), file)
@@ -97,7 +97,7 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:
 def _entries(
     data: dict[Any, Any], file: str
 ) -> tuple[dict[str, Variant], dict[str, Composition], dict[str, Sweep]]:
-    """The variants, compositions and sweeps of a file, each checked as what it looks like."""
+    """The variants, compositions and sweeps in a file, told apart by their fields and checked."""
 
     def kind_of(entry: Any) -> type[Variant | Composition | Sweep]:
         fields = set(entry) if isinstance(entry, dict) else set()
@@ -120,7 +120,7 @@ def _entries(
 def _names_given_twice(
     plain: Mapping[str, Any], sweeps: Mapping[str, Sweep], file: str
 ) -> Iterator[ConfigProblem]:
-    owner = dict.fromkeys(plain, "an entry of its own")
+    owner = dict.fromkeys(plain, "another entry")
     families: dict[str, str] = {}
     for name, sweep in sweeps.items():
         for one in _swept(sweep):
@@ -142,7 +142,7 @@ def _derive(
     sweeps: Mapping[str, Sweep],
     file: str,
 ) -> None:
-    """Add the variants that compositions and sweeps make of ``variants`` and of each other."""
+    """Add the variants that compositions and sweeps derive from ``variants`` and from each other."""
     composed = dict(compositions)
     swept = [(name, one) for name, sweep in sweeps.items() for one in _swept(sweep)]
     while composed or swept:
@@ -166,7 +166,7 @@ def _of_unknown(
     variants: Mapping[str, Variant],
     file: str,
 ) -> Iterator[ConfigProblem]:
-    """Names of which compositions and sweeps should be made and that are not variants."""
+    """Unknown names among the parts of compositions and the parents of sweeps."""
     unknown = {f"{name}.parents[{one.parent_at}]": one.parent for name, one in swept}
     for name, composition in composed.items():
         for position, part in enumerate(composition.parts):
@@ -174,14 +174,14 @@ def _of_unknown(
                 unknown[f"{name}.with[{position}]"] = part
     for field, name in unknown.items():
         if name in composed:
-            message, remedy = "is composed of variants that are not known", "correct these first"
+            message, remedy = "is composed of unknown variants", "correct these first"
         else:
             message, remedy = "is not a variant", nearest(name, variants)
         yield ConfigProblem(file, field, name, message, remedy)
 
 
 def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[ConfigProblem]:
-    """Names in variants that do not exist or are not allowed."""
+    """References to unknown variants, and names that are not allowed."""
     for name, variant in variants.items():
         lineage(name, variants, file)
         if name == REFERENCE:
@@ -220,7 +220,7 @@ def _compose(
 ) -> DerivedVariant:
     """The variant of a composition whose parts are all among ``variants``.
 
-    Raises ConfigError where two parts set the same field to different values, naming both.
+    Raises ConfigError if two parts set the same field to different values, naming both.
     """
     base, others = one.parts[0], one.parts[1:]
     own = {part: variants[part].change for part in others}
@@ -255,7 +255,7 @@ def _compose(
 def with_compositions(
     variants: Mapping[str, Variant], names: Iterable[str], file: str = "study"
 ) -> dict[str, Variant]:
-    """``variants`` and those of ``names`` that are compositions of them."""
+    """``variants``, and those of ``names`` that are compositions of them."""
     found = dict(variants)
     for name in names:
         parts = name.split(JOINT)
@@ -266,7 +266,7 @@ def with_compositions(
 
 
 _FORMER = {"published": "as_published", "written_out": "written_out"}
-"""Beginnings of former names of compositions, and the variants that they compose with now."""
+"""Prefixes of former names of compositions, and the variants that now stand for them."""
 _RENAMED = {
     "adamw_fused": "adamw",
     "update_folded": "adamw_with_clipping_folded",
@@ -275,7 +275,7 @@ _RENAMED = {
     "sdpa": "attention_sdpa",
     "shared_draws": "dropout_shared_draws",
 }
-"""Ends of such names that differ from the names of the variants."""
+"""Suffixes of such names that differ from the names of variants."""
 
 
 def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, str]:
@@ -293,7 +293,7 @@ def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, st
 
 
 def leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every field of a change that is not a section, with its path."""
+    """The fields of a change that are not sections, with their paths."""
     if isinstance(change, dict) and change:
         for key, value in change.items():
             yield from leaves(value, (*path, key))
@@ -307,7 +307,7 @@ def contradiction(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> tuple[str
 
 
 def loosest(classes: Sequence[ClassOfEquivalence]) -> ClassOfEquivalence:
-    """The class that asks least, of two alike the first; tolerance if there is none."""
+    """The least strict class, the first of equals; tolerance if there is none."""
     order: list[type] = [Bitwise, Tolerance, Statistical, Different]
     return max(classes, key=lambda one: order.index(type(one)), default=Tolerance(kind="tolerance"))
 
@@ -325,8 +325,8 @@ def _conflicts(name: str, own: Mapping[str, dict[str, Any]], file: str) -> Itera
 
 
 def _promised(base: Name, every: Sequence[Variant], changed: bool) -> ClassOfEquivalence:
-    """How closely a composition of ``every`` must train the same model: as its loosest part. If
-    all parts after the first change no number, it must equal the first to the last bit."""
+    """The class of a composition of ``every``: that of its loosest part. If no part after the first
+    changes any number, it must be bitwise equal to the first."""
     others = [part.equivalence for part in every[1:]]
     if others and not changed and all(isinstance(each, Bitwise) for each in others):
         return Bitwise(kind="bitwise", against=base, reason=others[0].reason)
@@ -342,7 +342,7 @@ def _promised(base: Name, every: Sequence[Variant], changed: bool) -> ClassOfEqu
 
 
 class _Swept(NamedTuple):
-    """The variant that one combination of a parent and a value yields."""
+    """The variant of one parent and one value."""
 
     name: str
     parent: str
@@ -378,7 +378,7 @@ def _swept_variant(name: str, sweep: Sweep, one: _Swept, parent: Variant) -> Der
 
 
 def _family(sweep: Sweep, curve: Curve) -> Family:
-    """The family of a curve: the variants of one parent by value, and the curve's ``others``."""
+    """The family of a curve: the variants of one parent by value, and the ``others``."""
     parent = curve.parent or sweep.parents[0]
     own = "{value}" in curve.reference
     members = {}
@@ -425,7 +425,7 @@ def _wrong_with(name: str, sweep: Sweep, file: str) -> Iterator[ConfigProblem]:
 def _wrong_families(
     name: str, sweep: Sweep, variants: Mapping[str, Variant], file: str
 ) -> Iterator[ConfigProblem]:
-    """References and other members of the curves of a sweep that are no variants."""
+    """References and ``others`` of the curves of a sweep that are not variants."""
     for key, curve in sweep.curves.items():
         named = {"reference": curve.reference}
         if "{value}" in curve.reference:
@@ -451,13 +451,13 @@ def _off_the_axis(name: str, sweep: Sweep, curve: str, file: str) -> Iterator[Co
         at, field = _on_axis(value), f"{name}.values[{position}].at"
         if isinstance(at, str) or at <= 0:
             message = f"has no place on the curve {curve}, whose values are numbers above 0"
-            yield ConfigProblem(file, field, at, message, "add at: the number on its axis")
+            yield ConfigProblem(file, field, at, message, "add at, its number on the axis")
         elif at in here:
-            message = "stands where another value of the curve does"
+            message = "is the place of another value of the curve"
             yield ConfigProblem(file, field, at, message, "give another number")
         here.add(at)
     if len(here | seen) == 1:
-        message, remedy = "has one member, which is not a curve", "add values, or others"
+        message, remedy = "has only one member", "add values, or others"
         yield ConfigProblem(file, f"{name}.curves.{curve}", None, message, remedy)
 
 
@@ -497,7 +497,7 @@ def table(declared: Declared) -> list[tuple[str, ...]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.study.variants",
-        description="All variants: name, parent, change, class of equivalence, families.",
+        description="List all variants: name, parent, change, equivalence class, families.",
     )
     parser.add_argument(
         "file", nargs="?", default=VARIANTS_FILE, help="variants file (default: %(default)s)"
