@@ -1,4 +1,4 @@
-# The contents page: one study file in, one report out.
+# One study file in, one report out.
 #   snakemake --cores all results/report.html
 #   snakemake --cores all results/report.html --configfile config/studies/multi30k.yaml
 from snakemake.utils import min_version
@@ -6,7 +6,7 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
-# Jobs run in the Python environment that Snakemake runs in; executors with containers take this.
+# Jobs run in Snakemake's own Python environment; executors with containers use this image.
 container: "docker://python:3.12-slim"
 
 
@@ -29,7 +29,7 @@ include: "workflow/rules/against.smk"
 include: "workflow/rules/gpu_check.smk"
 
 
-# On a cluster, a queue for what takes a second is not worth it.
+# Jobs of a second are not worth a place in a cluster's queue.
 localrules:
     all,
     resolve_spec,
@@ -53,7 +53,7 @@ localrules:
     self_test,
 
 
-# It only says then that nothing was searched.
+# Without a search, the job only says so.
 if STUDY.search is None:
 
     localrules:

@@ -27,7 +27,7 @@ rule claims:
     input:
         CONCLUDED_FROM,
         "results/families.json",
-        # The files that claims name and this study makes: other claims are not testable.
+        # The files that claims name, if this study makes them; other claims are not testable.
         sorted({*claim_files(CLAIMS)} & {*known_targets(STUDY, EXTRA_PAIRS)}),
     output:
         "results/claims.json",

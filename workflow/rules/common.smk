@@ -1,5 +1,5 @@
-# The study, its run specs, and the part that all rules share. Every error in a file is reported
-# here, before the DAG is built.
+# The study, its run specs, and the code that all rules share. Errors in files are reported here,
+# before the DAG is built.
 import json
 import shlex
 import sys
@@ -44,13 +44,13 @@ from transformer_core.study.study_files import (
 from transformer_core.study.users_files import corpus_files, script_files
 from transformer_core.study.variants import VARIANTS_FILE, lineage, read_variants
 
-# Only commands that run jobs need a number of cores; --unlock, --summary and the like do not.
+# Commands such as --unlock and --summary run no jobs and need no number of cores.
 CORES = workflow.resource_settings.cores or 1
-# For jobs with as many threads as a timed run, whatever they reserve. In the text of a command it
-# would make results stale with every other --cores.
+# For jobs that use as many threads as a timed run, whatever they reserve. In the text of a command,
+# the number would make results stale whenever --cores changes.
 os.environ.update(ALL_CORES=str(CORES))
 
-# A study given with --configfile is read from its file, not from Snakemake's `config`, which has no
+# A study given with --configfile is read from its file instead of Snakemake's `config`, which has no
 # limits, keeps the last of two equal keys, and turns strings that look like dates into dates.
 # The GPU check has its own study.
 OWN_STUDY = "studies/gpu_check" if "results/gpu_check/report.html" in sys.argv else "config"
@@ -62,7 +62,7 @@ STUDY_FILE = " + ".join(
 OWNER = Path("results/.study")
 
 
-# Jobs that share the tokenizing of the training pairs: --set-scatter tokenize=16.
+# Number of jobs that tokenize the training pairs: --set-scatter tokenize=16.
 scattergather:
     tokenize=1,
 
@@ -74,11 +74,11 @@ try:
         if workflow.modifier.skip_configfile
         else study_settings(STUDY_FILES_GIVEN, workflow.config_settings.config_args or ())
     )
-    # Another folder of results, for results/compare.html. It is not part of the study.
+    # Another results folder, for results/compare.html; not part of the study.
     AGAINST = SETTINGS.pop("against", None)
     # A part of the study to run first: --config stage=quick
     STAGE = SETTINGS.pop("stage", "all")
-    # A folder on a local disk of every host for copies of the shards. It changes no result.
+    # A folder on a local disk of every host, for copies of the shards; it changes no result.
     if local_shards := SETTINGS.pop("local_shards", None):
         os.environ.update(LOCAL_SHARDS=str(local_shards))
     DECLARED = read_variants(workflow.source_path(f"../../{VARIANTS_FILE}"))
@@ -95,7 +95,7 @@ try:
         check_foreign(texts, STUDY_FILE, Path(".snakemake"))
     TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"
     PART_MANIFESTS = gather.tokenize(f"{TRAIN_SHARDS}/part-{{scatteritem}}/manifest.json")
-    # Runs over several real hosts are not grouped: the others must know which processes come next.
+    # Runs on several real hosts are not grouped: other hosts must know which processes come next.
     SEVERAL_HOSTS = [
         name for name, spec in SPECS.items() if spec.machine.nodes > 1 and spec.machine.link is None
     ]
@@ -109,7 +109,7 @@ except ConfigError as error:
 
 CORPUS = STUDY.corpus.name
 TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
-# The record of every comparison: of its first sessions, or with those added since.
+# The record of every comparison: its first sessions, or these and the ones added later.
 FIRST_RECORDS = {
     pair: f"results/turns/{group}/{pair}.json"
     for group, turns in TURNS.items()
@@ -122,21 +122,21 @@ RECORDS = {
 }
 TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
-# Without what only judges the measurements.
+# The margin only judges the measurements.
 COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin"})
 REPEATS = range(1, STUDY.repeats + 1)
 
-# A digest of the sources that each rule depends on. It is a parameter, so that their contents count,
-# not their modification times.
+# A digest of the sources that each rule depends on. As a parameter, it makes results stale when
+# contents change, whatever the modification times.
 CODE = fingerprints()
 
 
-# Jobs run the Python that runs Snakemake, even if its environment is not activated.
+# Jobs use the Python that runs Snakemake, even if its environment is not activated.
 shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
 
 
-# The options that chose this study, for the commands recorded in results. They are in the
-# environment, because as a rule's parameter they would make every run stale when they change.
+# The options that selected this study, for the commands recorded in results. They are in the
+# environment: as parameters of rules, they would make every run stale when they change.
 os.environ[STUDY_OPTIONS] = shlex.join(
     [
         *[f"--configfile={os.path.relpath(p)}" for p in workflow.config_settings.configfiles],
@@ -156,7 +156,7 @@ wildcard_constraints:
     split="train|validation|test",
 
 
-# Timed jobs take this slot one at a time, wherever they run from, with or without a profile.
+# Timed jobs take this slot one at a time, with or without a profile.
 resource_scopes:
     timed="local",
 
@@ -168,8 +168,8 @@ TIMEKEEPERS = []
 
 
 def stop_time():
-    """Stop the clock of the study, and the timers by which Snakemake looks for free job slots: it
-    would wait for the last of them."""
+    """Stop the clock of the study, and Snakemake's timers for free job slots: it would wait for the
+    last of them."""
     from transformer_core.study.timekeeping import end
 
     for thread in threading.enumerate():
@@ -194,7 +194,7 @@ onstart:
     except ConfigError as error:
         raise WorkflowError(f"the study cannot run now:\n{error}") from None
     write_text(OWNER, f"{STUDY.name}\n")
-    if not workflow.touch:  # else no job runs
+    if not workflow.touch:  # --touch runs no jobs
         from transformer_core.study.timekeeping import begin
 
         sides = {group: len(turns.sides) for group, turns in TURNS.items()}
@@ -204,34 +204,34 @@ onstart:
         )
         logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:
-        # Jobs of this host may be forked from a process that has imported torch.
+        # Jobs on this host may be forked from a process that has imported torch.
         os.environ.setdefault(warm_start.WARM_STARTS, warm_start.offer_warm_starts())
 
 
 def generating_processes(wildcards):
-    """Processes for a split of the generated corpus; one where starting others takes longer."""
+    """Processes that generate a split of the corpus; one if starting more would take longer."""
     pairs = getattr(STUDY.corpus, f"{wildcards.split}_pairs", 0)
     return CORES if pairs >= 100_000 else 1
 
 
 def as_text(text):
-    """A parameter that is what it is: in a mere text, Snakemake takes {braces} for wildcards."""
+    """A literal parameter: in a plain string, Snakemake takes {braces} for wildcards."""
     return lambda wildcards: text
 
 
 def job(rule, kind=None, of=None, again=None, **fields):
-    """Parameters where a job runs an order (see study/orders.py)."""
+    """Parameters of a rule whose job runs an order (see study/orders.py)."""
     return order_params(kind or rule, CODE[rule], of, again, **fields)
 
 
-# Commands of such rules. A quick start is that of a fork of a process which has imported torch.
+# Commands of such rules. Quick jobs are forks of a process that has imported torch.
 JOB = "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
 QUICK_JOB = JOB.replace("-m ", "-m transformer_core.run.quick_start ")
-# For small corpora, but not a warm start: importing here takes no longer than asking a server that
-# has imported everything.
+# For small corpora, without a warm start: importing takes no longer than asking a server that has
+# imported everything.
 COLD_JOB = f"WARM_STARTS=off {QUICK_JOB}"
 GPU_JOB, QUICK_GPU_JOB = (f"{command} --gpus {{params.gpus}}" for command in (JOB, QUICK_JOB))
-# Rules without inputs write texts that are parameters.
+# Rules without inputs write their parameters.
 WRITE_SPEC = "python -m transformer_core.common.digests {output} {params.spec:q} 2> {log}"
 SHARDS = expand(
     f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
@@ -272,13 +272,13 @@ def dump(schema):
 
 
 def without_braces(paths):
-    """Paths that can be inputs. In the others Snakemake sees wildcards, whatever is done."""
+    """Paths that can be inputs: Snakemake always takes braces in a path for wildcards."""
     return [path for path in paths if "{" not in path and "}" not in path]
 
 
 def seen_of(paths):
-    """Sizes of users' files, and their times where paths have braces. Snakemake itself compares times
-    only, which copies and editors may keep, and sees nothing of paths with braces."""
+    """Sizes of users' files, and their times if paths have braces. Snakemake itself compares only
+    times, which copies and editors may keep, and cannot track paths with braces."""
     plain = without_braces(paths)
     found = [(path, os.stat(path)) for path in paths if os.path.exists(path)]
     return [
@@ -288,23 +288,23 @@ def seen_of(paths):
 
 
 def predictions():
-    """Predictions of memory, where there are any yet."""
+    """Predictions of memory, if they have been made."""
     file = Path("results/memory/predicted.json")
     return predictions_at(file, file.stat().st_mtime_ns) if file.exists() else []
 
 
 @lru_cache(maxsize=1)
 def predictions_at(file, written):
-    """Those in a file that was written at a time: every job asks for them several times."""
+    """The predictions in a file written at this time, cached: every job asks several times."""
     from schemas.results.memory import PredictedMemory
 
     return read_record(file, PredictedMemory).predictions
 
 
 def needs(specs_of):
-    """Resources for the processes of the run specs that a function of wildcards gives.
+    """Resources for the processes of the run specs that a function of the wildcards returns.
 
-    Without an executor for a cluster, only `gpu` means something, and only if there is a budget.
+    Without a cluster executor, only `gpu` has an effect, and only if Snakemake has a budget for it.
     """
 
     def ask(choose):
@@ -323,7 +323,7 @@ def needs(specs_of):
         "runtime": ask(lambda job: job.minutes),
         "nodes": ask(lambda job: job.hosts),
         "gpu": ask(lambda job: job.gpus_per_host if job.hosts == 1 else None),
-        # The launcher calls srun, once per host; the executor must not put it into a step.
+        # The launcher calls srun once per host; the executor must not wrap it in a step.
         "mpi": over_hosts(lambda job: "srun"),
         "tasks": over_hosts(lambda job: job.hosts),
         "tasks_per_gpu": over_hosts(lambda job: 0),
@@ -332,8 +332,8 @@ def needs(specs_of):
 
 
 def compared_runs(wildcards):
-    """Inputs of a certificate: the short runs of the variant and of the run that it must equal, and the
-    timed run, which must have been computed in the same way."""
+    """Inputs of a certificate: the short runs of the variant and of the run that it must match, and
+    the timed run, which must have computed in the same way."""
     other = compared_with(VARIANTS[wildcards.variant])
     if other is None:
         return {}

@@ -40,7 +40,7 @@ rule turns:
         JOB
 
 
-# If the study has a time budget, undecided comparisons continue when all else is done.
+# If the study has a time limit, undecided comparisons continue when everything else is done.
 if STUDY.time is not None:
 
     rule refine:
@@ -60,7 +60,7 @@ if STUDY.time is not None:
         # All cores and the one slot: nothing else may disturb the timing.
         threads: CORES
         resources:
-            # The time that may be left, and a little for the start.
+            # All the time that may be left, plus some for the start.
             **needs(largest_spec) | {"runtime": 5 + int(seconds_of(STUDY.time) / 60)},
             timed=1,
         params:

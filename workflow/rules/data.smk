@@ -2,7 +2,7 @@
 
 # An existing tokenizer.
 TOKENIZER_FILES = [] if STUDY.tokenizer.kind == "bpe" else [STUDY.tokenizer.path]
-# One job writes the shards of a split, unless several are requested.
+# Each split is tokenized by one job, unless more are requested.
 SCATTERED = len(PART_MANIFESTS) > 1
 # Texts of a language model are cut into rows.
 CONTEXT = STUDY.task.context if STUDY.task.kind == "language_model" else None

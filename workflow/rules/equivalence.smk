@@ -21,7 +21,7 @@ rule short_run:
     input:
         spec=f"{TRAJECTORIES}/{{run}}/spec.json",
         shards=SHARDS,
-        # Seeds are trained until their losses decide.
+        # More seeds are trained until their losses decide.
         reference=lambda wildcards: (
             f"{TRAJECTORIES}/{REFERENCE}/trajectory.json"
             if SHORT_RUNS[wildcards.run].first_look
@@ -34,8 +34,8 @@ rule short_run:
         f"{TRAJECTORIES}/{{run}}/run.log",
     wildcard_constraints:
         run="|".join(SHORT_RUNS) or "none",
-    # Not timed: two at a time. Each has as many threads as the timed run, so that the certificate
-    # covers what was timed.
+    # Not timed, so two run at a time. Each uses as many threads as the timed run, so that the
+    # certificate covers what was timed.
     threads: max(1, CORES // 2)
     resources:
         **needs(short_spec_of),
@@ -84,7 +84,7 @@ rule certify:
 
 
 rule audit:
-    # The reference itself: relations of the baseline's training to itself.
+    # The reference itself: self-consistency checks of the baseline's training.
     input:
         study="results/study.json",
         spec=f"results/runs/{STUDY.baseline}/spec.json",
@@ -93,9 +93,9 @@ rule audit:
         "results/audit.json",
     log:
         "results/logs/audit.log",
-    # The longest of the jobs that are not timed: others run beside it, as long as there are some.
+    # The longest untimed job starts early, so that others run alongside it.
     priority: 1
-    # Not timed: most of it is the starts of two processes, beside which another job runs.
+    # Not timed: it mostly starts two processes, so another job can run alongside.
     threads: max(1, CORES // 2)
     resources:
         **needs(baseline_spec),
@@ -113,7 +113,7 @@ rule audit:
 
 
 rule certificates:
-    # Certificates, and only their inputs.
+    # Needs only the certificates.
     input:
         certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
     output:

@@ -55,7 +55,7 @@ rule device_facts:
         "results/gpu_check/device.json",
     log:
         "results/logs/device_facts.log",
-    # Cheap facts first: a loan of a GPU may end at any time.
+    # Cheap facts first: access to a borrowed GPU may end at any time.
     priority: 4
     threads: CORES
     resources:
@@ -105,7 +105,7 @@ rule gpu_check_page:
         JOB
 
 
-# The same page from whatever results there are, where the check did not reach its end.
+# The same page from the existing results, if the check did not finish.
 rule gpu_check_so_far:
     output:
         "results/gpu_check/so_far.html",
@@ -114,6 +114,6 @@ rule gpu_check_so_far:
     params:
         **job("gpu_check_so_far", "gpu_check_page"),
     message:
-        "Write the page of the results that are there: results/gpu_check/so_far.html"
+        "Write the page of the existing results: results/gpu_check/so_far.html"
     shell:
         JOB

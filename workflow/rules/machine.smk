@@ -1,6 +1,6 @@
-# The machine, read inside a job: the head node of a cluster is a different one.
+# The machine, read inside a job, because the head node of a cluster is a different one.
 
-# Resources of a job that uses one device, and of one that uses those of all hosts.
+# For the resources of a job on all devices, and of one on a single device.
 ALL_DEVICES = on_all_devices(STUDY.machine, "machine")
 ONE_DEVICE = on_one_device(ALL_DEVICES)
 
@@ -37,7 +37,7 @@ rule roofline:
         JOB
 
 
-# Communication is not measured where each variant has a single process.
+# Communication is not measured if every variant has a single process.
 COLLECTIVES = ["results/machine/collectives.parquet"] * (
     STUDY.projection is not None or any(spec.world_size > 1 for spec in SPECS.values())
 )

@@ -19,18 +19,18 @@ rule predict_memory:
         "results/memory/predicted.json",
     log:
         "results/logs/predict_memory.log",
-    # Before all runs, so that it can warn of them.
+    # Before all runs, so that it can warn about them.
     priority: 2
     threads: 1
     resources:
-        # The remaining memory of a process is measured on a device, if there is one.
+        # A process's memory besides tensors is measured on a device, if there is one.
         **needs(lambda wildcards: [on_one_device(largest(SPECS.values()))]),
     params:
         **job("predict_memory", of=every_spec),
         gpus=1,
     message:
         "Predict the memory of every variant"
-    # A GPU of its own: memory of other jobs would count as that of a process.
+    # It needs its own GPU: memory of other jobs would be counted as its own.
     shell:
         GPU_JOB
 
@@ -43,8 +43,8 @@ rule memory:
         "results/memory/{variant}.json",
     log:
         "results/logs/memory-{variant}.log",
-    # Not timed: such jobs share the cores. A timed run takes all of them, so none is disturbed.
-    # Half of the cores it uses: most of so short a job is its start, on one core.
+    # Not timed: such jobs share the cores, and never run during a timed run, which takes all cores.
+    # It reserves half the cores that it uses: most of the job is its start, on one core.
     threads: lambda wildcards: (1 + SPECS[wildcards.variant].processes_per_node) // 2
     resources:
         **needs(specs_of_variant),
@@ -67,7 +67,7 @@ rule largest_batch:
         "results/logs/largest_batch-{variant}.log",
     wildcard_constraints:
         variant="|".join(SEARCHED) or "none",
-    # Nothing runs beside it: without a limit it fills the memory of the machine.
+    # Nothing runs alongside it: without a limit, it fills the memory of the machine.
     threads: CORES
     resources:
         **needs(specs_of_variant),

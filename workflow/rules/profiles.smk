@@ -10,7 +10,7 @@ rule profile:
     log:
         "results/profiles/{variant}/run.log",
     priority: 1
-    # Like a timed run: other work at the time would show in the trace.
+    # Like a timed run, because other work would show in the trace.
     threads: CORES
     resources:
         **needs(specs_of_variant),

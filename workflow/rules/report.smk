@@ -44,7 +44,7 @@ DEFINITIONS = json.dumps(
 
 
 rule describe_study:
-    # No input, like resolve_spec: only the part of the study that the report shows makes it stale.
+    # No input, like resolve_spec: only changes of the study and its variants make it stale.
     output:
         study="results/study.json",
         variants="results/variants.json",

@@ -27,7 +27,7 @@ rule train:
         "results/runs/{variant}/repeat-{repeat}/run.log",
     wildcard_constraints:
         repeat="1",
-    # Before short jobs that wait for it: they run side by side when all timed runs are done, and not
+    # Before short jobs that depend on it: these run side by side after all timed runs, instead of
     # alone in between.
     priority: 1
     # All cores and the one slot: nothing else may disturb a timed run.
@@ -47,14 +47,13 @@ rule train:
         ),
     message:
         "Train {wildcards.variant}, repeat {wildcards.repeat}"
-    # The memory prediction, if there is one, serves a warning. It is not an input: if an ancient()
-    # input must be made again, Snakemake misses other changes.
+    # The memory prediction, if there is one, serves a warning. It is not an input: when an ancient()
+    # input must be remade, Snakemake misses other changes.
     shell:
         QUICK_JOB
 
 
-# Every variant runs once before any repeats: a machine that drifts over hours then drifts for all
-# of them.
+# Every variant runs once before any is repeated, so that drift over hours affects all of them.
 use rule train as train_again with:
     wildcard_constraints:
         repeat="|".join(map(str, REPEATS[1:])) or "none",

@@ -1,4 +1,4 @@
-# your own training, a script or a function -> what makes it faster, and what to change in it
+# your own training, a script or a function -> changes that make it faster
 if own_targets(STUDY):
     TUNED = STUDY.task.factory if STUDY.task.kind == "import" else shlex.join(STUDY.task.command)
 
@@ -40,7 +40,7 @@ if own_targets(STUDY):
         shell:
             JOB
 
-    # Only one page may have that name: the one above.
+    # Two rules make this file: prefer the one above.
     ruleorder: tune_page > page
 
     localrules:
