@@ -17,7 +17,7 @@ from transformer_core.report.tables import write_tables
 
 @pytest.fixture(scope="session")
 def study_folder(tmp_path_factory):
-    """StudyResults of a study in which one variant is unsupported; tests must not write to it."""
+    """The results of a study with one unsupported variant; tests must not write to them."""
     return build(tmp_path_factory.mktemp("study") / "results", mixed)
 
 
@@ -34,7 +34,7 @@ def drawing(results):
 
 @pytest.fixture(scope="session")
 def table(results, tmp_path_factory):
-    """The rows of a table of this study, as its file has them, by its name."""
+    """The rows in the file of a table of this study, by its name."""
     folder = tmp_path_factory.mktemp("tables")
     write_tables(results, folder)
 
@@ -47,13 +47,13 @@ def table(results, tmp_path_factory):
 
 @pytest.fixture
 def copied(study_folder, tmp_path):
-    """The same for one test, which may change it."""
+    """A copy of these results that a test may change."""
     return shutil.copytree(study_folder, tmp_path / "results")
 
 
 @pytest.fixture(scope="session")
 def quick_folder(study_folder, tmp_path_factory):
-    """The same with a page, whose figures are empty: drawing them takes most of the time."""
+    """The same with a page with empty figures, because drawing them takes most of the time."""
     folder = tmp_path_factory.mktemp("quick") / "results"
     shutil.copytree(study_folder, folder)
     (folder / "figures").mkdir()
@@ -66,7 +66,7 @@ def quick_folder(study_folder, tmp_path_factory):
 
 @pytest.fixture
 def written(quick_folder, tmp_path):
-    """That folder for one test, which may change it and write its page again."""
+    """A copy of that folder, for a test that changes it and writes its page again."""
     return shutil.copytree(quick_folder, tmp_path / "results")
 
 
@@ -78,13 +78,13 @@ def html(quick_folder):
 
 @pytest.fixture(scope="session")
 def page(html):
-    """The same as a reader finds it."""
+    """That page as a reader sees it."""
     return Page(html)
 
 
 @pytest.fixture(scope="session")
 def empty_folder(tmp_path_factory):
-    """StudyResults of a study in which no variant could run."""
+    """The results of a study in which no variant could run."""
     return build(tmp_path_factory.mktemp("empty") / "results", unsupported)
 
 

@@ -1,6 +1,5 @@
 """The answer on one page of Markdown and for programs; the page says the same."""
 
-import json
 import re
 
 import pytest
@@ -25,7 +24,6 @@ from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import brief, cell
 from transformer_core.report.sections.answer import read_answer, training_command
 from transformer_core.report.sections.tried import changed_settings, changes
-from transformer_core.study.resolve import resolve_all
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
 
@@ -40,7 +38,7 @@ def text(quick_folder):
     return (quick_folder / "report.md").read_text(encoding="utf-8")
 
 
-def test_summary_says_what_was_found(answer):
+def test_summary_has_the_result(answer):
     assert (answer.status, answer.recommended) == ("found", ["amp_bf16"])
     assert (answer.verdict, answer.certificate) == ("FASTER", "equivalent")
     by_name = {variant.variant: variant for variant in answer.variants}
@@ -67,12 +65,11 @@ def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer, text):
     said = {name[1]: line for line in lines if (name := re.match(r"\| `(\w+)`", line))}
     assert set(said) == {variant.variant for variant in answer.variants}
     for variant in answer.variants:
-        found = RATIO.search(said[variant.variant])
-        if variant.speedup is None:
-            assert found is None
-            continue
-        exact = (variant.speedup.median, variant.speedup.low, variant.speedup.high)
-        assert [float(part) for part in found.groups()] == pytest.approx(exact, abs=0.006)
+        found, speedup = RATIO.search(said[variant.variant]), variant.speedup
+        assert (found is None) == (speedup is None)
+        if speedup:
+            exact = (speedup.median, speedup.low, speedup.high)
+            assert [float(part) for part in found.groups()] == pytest.approx(exact, abs=0.006)
     assert "| not counted | not equivalent |" in said["forgetful"]
     assert "| FASTER | equivalent |" in said["amp_bf16"]
     assert "| unsupported |" in said["ddp"]
@@ -92,23 +89,20 @@ def test_trainings_towards_a_quality_are_in_the_brief(answer):
     assert "it reaches 20 BLEU" not in text
 
 
-def test_brief_is_one_page_and_nothing_of_others_is_markup(text):
+def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert len(text.splitlines()) < 70
-    assert "The study had" not in text, "it has no time"
+    assert "The time limit" not in text, "it has none"
     assert "**Training is 1.62× [1.59, 1.65] as fast as `single`** (FASTER) with `amp_bf16`" in text
     assert "<script>" not in text
     assert "1 hold here: true" in text
     assert "undecided: open" in text
     assert "open. More time settles them" in text
     assert "python -m transformer_core.training --spec results/recommended.yaml" in text
-
-
-def test_a_cell_has_no_markup():
     assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
 
 
-def test_what_a_recommendation_changes_is_said_as_in_a_run_spec(results):
-    specs = resolve_all(results.study, results.definitions)
+def test_changed_settings_are_nested_as_in_a_run_spec(results):
+    specs = results.specs
     found = changed_settings(specs["single"], specs["amp_bf16"])
     assert found == {"training": {"precision": {"kind": "bf16"}}}
     assert changed_settings(specs["single"], specs["single"]) == {}
@@ -154,7 +148,7 @@ def test_no_certified_row_is_faster_than_the_answer(searched, found):
     assert "step by step" not in brief(answer)
 
 
-def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison(searched):
+def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched):
     beside = stage("amp_bf16", 1.02, "SAME")
     answer = searched(beyond=[beside], **NOTHING_FOUND)
     assert (answer.status, answer.recommended) == ("baseline", [])
@@ -162,10 +156,10 @@ def test_a_row_that_lost_beside_the_recommendation_is_shown_with_that_comparison
     assert (rival.variant, rival.against) == ("amp_bf16", "single")
     assert rival.direct == beside.effect.ratio
     assert "`amp_bf16` seems faster, 1.62×" in brief(answer)
-    assert "in the same turns as the recommendation it ran at 1.02×" in brief(answer)
+    assert "in the same turns as the recommendation, it ran 1.02×" in brief(answer)
 
 
-def test_each_technique_is_one_change_beside_the_baseline_and_one_less_beside_the_best(searched):
+def test_techniques_are_measured_alone_and_in_combination(searched):
     without = {
         name: Interval(median=ratio, low=ratio - 0.02, high=ratio + 0.02, samples=4)
         for name, ratio in {"amp_bf16": 0.7, "qkv_separate": 1.0, "accum4_sync": 0.9}.items()
@@ -192,7 +186,7 @@ def test_the_fastest_change_is_a_single_one(answer, results):
 
 
 def test_a_bundle_is_called_a_bundle(searched):
-    """A recommended variant stands for all that it inherits, and is no technique."""
+    """A recommended variant stands for all that it inherits and is not a technique."""
     won = stage("accum4_sync", 9.0, "FASTER").model_copy(update={"bundle": True})
     answer = searched(parts=["accum4_sync"], bundle=True, waterfall=[won])
     assert answer.bundle == ["parallel", "training.accumulation"]
@@ -201,15 +195,8 @@ def test_a_bundle_is_called_a_bundle(searched):
     assert answer.techniques == []
 
 
-def test_a_study_without_numbers_has_an_answer(empty_folder):
-    found = read_answer(StudyResults(empty_folder))
-    assert all(v.speedup is None for v in found.variants)
-    assert "| not compared |" not in brief(found)
-    assert json.loads(found.model_dump_json())["format"] == 1
-
-
-def test_a_study_with_a_time_says_where_it_went(written):
-    """Its time left two comparisons undecided."""
+def test_a_study_with_a_time_limit_reports_its_use(written):
+    """The limit left two comparisons undecided."""
     study = StudyResults(written).study.model_copy(update={"time": "10 min"})
     write_result(written / "study.json", study.canonical_json() + "\n")
     found = refinement(
@@ -223,10 +210,10 @@ def test_a_study_with_a_time_says_where_it_went(written):
     page.write_page(StudyResults(written))
     answer = Answer.model_validate_json((written / "summary.json").read_text())
     assert (answer.time.asked_seconds, answer.time.taken_seconds) == (600.0, 590.0)
-    # 590 s and 30 s kept and 200 s more, in whole minutes.
+    # 590 s, 30 s kept for the report and 200 s more, in whole minutes.
     assert answer.time.next_seconds == 840.0
     text = (written / "report.md").read_text()
-    assert "The study had 10.0 min and took 9.8 min." in text
+    assert "The time limit was 10.0 min; the study took 9.8 min." in text
     assert "| `amp_bf16` | `single` | 3.3 min |" in text
     assert "| `ddp` | `single` | \\<no\\> memory |" in text
     html = (written / "report.html").read_text()
@@ -235,5 +222,5 @@ def test_a_study_with_a_time_says_where_it_went(written):
     assert "&lt;no&gt; memory" in html
     table = html[html.index('id="jobs-caption"') :]
     train, page_job = table.index("<code>train</code>"), table.index("<code>page</code>")
-    assert train < page_job, "what took longest comes first"
+    assert train < page_job, "the longest comes first"
     assert "75.0 %" in table[train:page_job]

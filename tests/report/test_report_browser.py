@@ -18,6 +18,9 @@ pytestmark = [
 ]
 
 
+UNFOLD = "document.querySelectorAll('details').forEach(d => d.open = true)"
+
+
 @pytest.fixture(scope="module")
 def browser():
     with Chromium() as made:
@@ -26,7 +29,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def page(quick_folder, tmp_path_factory):
-    """The page, whose study names languages that there are."""
+    """The page, with an existing language in place of the hostile one."""
     text = (quick_folder / "report.html").read_text(encoding="utf-8")
     made = tmp_path_factory.mktemp("browser") / "report.html"
     made.write_text(
@@ -56,12 +59,11 @@ def brightness(browser: Chromium) -> int:
 def test_axe_finds_nothing_serious(browser, page):
     browser.open(page)
     assert brightness(browser) > 600
-    # Everything that is folded, too.
-    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    browser.evaluate(UNFOLD)
     assert problems(browser) == {}
 
 
-def test_words_stand_out_from_dark_paper(browser, page):
+def test_text_has_contrast_on_dark_paper(browser, page):
     browser.open(page, dark=True)
     assert brightness(browser) < 150
     # Sections that have every kind of word: badges, links, tables, code, captions.
@@ -69,25 +71,23 @@ def test_words_stand_out_from_dark_paper(browser, page):
     assert problems(browser, where, ", runOnly: ['color-contrast']") == {}
 
 
-def test_axe_would_find_something(browser, tmp_path):
+def test_axe_finds_planted_faults(browser, tmp_path):
     wrong = tmp_path / "wrong.html"
     wrong.write_text("<html><body><p style='color:#eee;background:#fff'>pale</p><img src='x'>")
     browser.open(wrong)
     assert {"color-contrast", "html-has-lang", "image-alt"} <= set(problems(browser))
 
 
-def test_a_desk_scrolls_in_one_direction(browser, page):
+def test_a_desktop_scrolls_only_vertically(browser, page):
     browser.open(page)
-    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    widths = "[document.documentElement.scrollWidth, window.innerWidth]"
-    whole, window = browser.evaluate(widths)
-    assert whole <= window
+    browser.evaluate(UNFOLD)
+    assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 @pytest.mark.parametrize("korean", [False, True])
-def test_a_phone_scrolls_in_one_direction(browser, page, korean):
+def test_a_phone_scrolls_only_vertically(browser, page, korean):
     browser.open(page, width=360, height=740, phone=True)
-    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    browser.evaluate(UNFOLD)
     if korean:
         browser.evaluate("document.getElementById('language-ko').click()")
     wide = browser.evaluate(
@@ -102,25 +102,24 @@ def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     browser.open(page, media="print")
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert browser.evaluate("[...document.querySelectorAll('details.folded')].every(d => d.open)")
-    for what, wanted in (("figure", "avoid"), ("tbody tr", "avoid")):
-        inside = f"getComputedStyle(document.querySelector('main {what}')).breakInside"
-        assert browser.evaluate(inside) == wanted
-    assert browser.evaluate("getComputedStyle(document.querySelector('main h2')).breakAfter") == (
-        "avoid"
-    )
-    assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    for element, style, wanted in (
+        *(("main figure", "breakInside", "avoid"), ("main tbody tr", "breakInside", "avoid")),
+        *(("main h2", "breakAfter", "avoid"), ("nav", "display", "none")),
+    ):
+        shown = f"getComputedStyle(document.querySelector('{element}')).{style}"
+        assert browser.evaluate(shown) == wanted
 
 
-def test_all_is_there_without_scripts(browser, page):
+def test_the_page_is_complete_without_scripts(browser, page):
     browser.open(page, scripts=False)
     text = browser.evaluate("document.body.innerText")
-    assert "On this machine training is 1.62" in text
+    assert "On this machine, training is 1.62" in text
     assert browser.evaluate("document.getElementById('search').hidden")
     assert browser.evaluate("document.querySelectorAll('nav li a').length") > 10
     assert browser.evaluate("document.querySelectorAll('details > summary').length") > 5
 
 
-def test_keys_are_enough(browser, page):
+def test_the_keyboard_is_enough(browser, page):
     browser.open(page)
     browser.press("Tab", 9)
     assert browser.evaluate("document.activeElement.className") == "skip"
@@ -150,7 +149,7 @@ def test_the_open_page_is_short_and_links_open_what_is_folded(browser, page):
     assert browser.evaluate(opened)
 
 
-def test_search_leaves_the_sections_that_say_it(browser, page):
+def test_search_hides_sections_without_the_words(browser, page):
     browser.open(page)
     browser.evaluate(
         "(() => {const box = document.getElementById('search-words'); box.value = 'chrF bpe';"

@@ -73,10 +73,7 @@ def test_variant_without_numbers_is_left_out_with_a_note(drawings):
         assert "amp_bf16" in shown
         assert "ddp" not in shown
         assert "Left out: ddp (unsupported)." in description(drawings[name])
-
-
-def test_baseline_is_not_compared_with_itself(drawings):
-    assert "single" not in texts(drawings["speedup"])
+    assert "single" not in texts(drawings["speedup"]), "it is not compared with itself"
 
 
 def test_labels_are_text_and_not_markup(drawings):
@@ -93,13 +90,13 @@ NOTHING = {
     "scaling": "Nothing to project",
     "bucket_sizes": "Nothing to project",
 }
-"""Sentences of the figures without a row per variant when there is nothing to show."""
+"""Sentences in empty figures that have no row per variant."""
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_study_without_a_number_still_has_its_figures(name, empty_report):
     shown = texts((empty_report / f"figures/{name}.svg").read_text(encoding="utf-8"))
-    # Of the corpus there is always something, and the search found something here.
+    # The corpus always has numbers, and the search found something here.
     if not name.startswith("lengths") and name != "waterfall":
         assert shown == [NOTHING.get(name, "No variant to show")]
 
@@ -166,10 +163,48 @@ def test_foreign_svg_is_refused(content, tmp_path):
 
 
 def test_axes_without_labels_need_no_legend():
-    """A study of one variant on one device has no second colour to explain."""
+    """A study of one variant on one device has a single colour."""
     figure, axes = plt.subplots()
     axes.barh(["single"], [1.0])
     legend_below(axes, "rank")
     assert axes.get_legend() is None
     assert not figure.legends
     plt.close(figure)
+
+
+DRAWING = """<svg xmlns="http://www.w3.org/2000/svg"
+  xmlns:xlink="http://www.w3.org/1999/xlink" id="own">
+ <g id="group">
+  <defs> <path id="mark" d="M 0.123 0 L 0 3.456" style="stroke: red; stroke-width: 2" /> </defs>
+  <clipPath id="window"><rect x="1.26" y="2" width="3" height="4" /></clipPath>
+  <g clip-path="url(#window)">
+   <use xlink:href="#mark" x="1.55" y="2.44" style="fill: blue; stroke: blue" />
+   <use xlink:href="#mark" x="3" y="4" style="fill: blue; stroke: blue" />
+  </g>
+  <g> <g> <text id="said" transform="rotate(-0 3.5 4.5)"> two  words </text> </g> </g>
+ </g>
+</svg>"""
+
+
+def test_compact_drawings_show_the_same():
+    root = ElementTree.fromstring(DRAWING)
+    svg.compact(root, "#own")
+    text = ElementTree.tostring(root, encoding="unicode")
+    assert "group" not in text
+    assert 'id="said"' not in text
+    assert "rotate" not in text
+    assert "> two  words <" in text
+    # Referenced elements keep their names.
+    assert {e.get("id") for e in root.iter() if e.get("id")} == {"own", "mark", "window"}
+    names = [e.tag.rpartition("}")[2] for e in root.iter()]
+    assert names.count("use") == 2
+    assert names.count("g") == 1
+    # A style of several elements becomes a class of this drawing.
+    assert text.count("blue") == 2  # fill and stroke, once
+    assert "#own .a{fill:blue;stroke:blue}" in text
+    assert text.count('class="a"') == 2
+    # A style of a single element stays.
+    assert 'style="stroke: red; stroke-width: 2"' in text
+    # Coordinates are in tenths of a point.
+    assert 'd="M0.1 0L0 3.5"' in text
+    assert 'x="1.3"' in text

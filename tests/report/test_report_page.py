@@ -5,9 +5,8 @@ from page_reader import Page, page_of
 from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 
 from schemas.errors import ConfigError
-from schemas.results import PairedRun
+from schemas.results import Answer, PairedRun
 from tests.orders import run_job
-from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.page import write_page
 from transformer_core.report.sections.translations import translations
@@ -31,7 +30,7 @@ def test_page_is_well_formed_and_in_order(page):
     assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
 
 
-def test_page_needs_nothing_else(html, page):
+def test_page_is_self_contained(html, page):
     assert not {tag for tag, _ in page.elements} & {"img", "link", "iframe", "object"}
     assert page.all("script") == [{}], "one script of its own, inside the page"
     addresses = set(re.findall(r"https?://[^\"'<\s]+", html))
@@ -78,13 +77,13 @@ def test_rows_of_variants(page):
     assert re.fullmatch(r"[\d.]+ (s|min)", row[5])
     assert row[6:10] == ["2.375", "31.4", "345 MiB", "2.9 %"]
     assert page.row("single")[3] == "baseline"
-    _, status, *rest = page.row("ddp")  # which did not run
+    _, status, *rest = page.row("ddp")  # it did not run
     assert status.startswith("unsupported")
     assert EVIL in status
     assert rest == ["–", "–", "unsupported"] + ["–"] * 6
 
 
-def test_the_fastest_is_no_speedup_if_it_is_not_equivalent(page):
+def test_a_variant_that_is_not_equivalent_has_no_speedup(page):
     row = page.row("forgetful")
     assert re.fullmatch(r"2\.10× \[[\d., ]+\]no speed-up: not equivalent", row[3])
     assert row[4] == "not equivalent"
@@ -93,7 +92,7 @@ def test_the_fastest_is_no_speedup_if_it_is_not_equivalent(page):
     assert other[4] == "different"
 
 
-def test_summary_says_what_the_intervals_support(page):
+def test_summary_claims_only_what_the_intervals_support(page):
     text = page.texts["tried"]
     assert "6 of 7 variants ran to the end" in text
     assert re.search(r"Faster: amp_bf16 reached 1\.62× \[[\d., ]+\] the throughput of single", text)
@@ -105,7 +104,7 @@ def test_summary_says_what_the_intervals_support(page):
     assert re.search(r"Not the same training: sgd 1\.100?×", text)
 
 
-def test_certificates_say_what_was_measured(page):
+def test_certificates_have_their_deviations(page):
     assert "4 of 7 variants have a certificate" in page.texts["equivalence"]
     first = next(row for row in page.rows if row[0] == "forgetful" and "loss" in row[3])
     assert first[1:3] == ["tolerance", "not equivalent"]
@@ -115,14 +114,14 @@ def test_certificates_say_what_was_measured(page):
     assert "training loss off by 1.3e-02 (step 2)" in page.texts["variant-forgetful"]
 
 
-def test_details_tell_how_to_make_a_run_again(page):
+def test_details_are_enough_to_repeat_a_run(page):
     text = page.texts["variant-accum4_sync"]
-    for told in (
+    for shown in (
         "snakemake --cores all results/runs/accum4_sync/metrics.json",
         *('"synchronise": "every"', "gloo", "bucket_bytes", "abc1234", "torch 2.13.0"),
         *("2; hosts: 1; threads each: 1", "python -m example --variant accum4_sync"),
     ):
-        assert told in text
+        assert shown in text
     rows = [row for row in page.rows if "2024-05-06T07:08:09Z" in row]
     assert len(rows) == 2 * len(VARIANTS)
 
@@ -154,8 +153,8 @@ def test_nothing_is_faster_after_one_session(written):
     assert "FASTER" not in page.texts["variants"]
 
 
-def test_translations_that_agree_stand_together(study_folder):
-    first, second = translations(StudyResults(study_folder)).values()
+def test_equal_translations_are_grouped(results):
+    first, second = translations(results).values()
     everybody = ["single", "amp_bf16", "qkv_separate", "accum4_sync", "sgd", "forgetful"]
     assert first == {"Ein Hund .": everybody}
     assert second["Der Lehrer sieht ein Haus."] == ["amp_bf16"]
@@ -164,13 +163,16 @@ def test_translations_that_agree_stand_together(study_folder):
 def test_study_without_a_number_has_a_page(empty_report):
     page = Page((empty_report / "report.html").read_text(encoding="utf-8"))
     assert page.unbalanced == []
+    answer = Answer.model_validate_json((empty_report / "summary.json").read_text())
+    assert answer.format == 1
+    assert all(variant.speedup is None for variant in answer.variants)
     assert "0 of 7 variants ran to the end" in page.texts["tried"]
     assert "Faster:" not in page.texts["tried"]
     for name in VARIANTS:
         assert set(page.row(name)[2:]) <= {"–", "baseline", "unsupported", "different"}
 
 
-def test_missing_figure_is_named(study_folder):
+def test_missing_figure_is_named(results):
     with pytest.raises(ConfigError, match=rf"{next(iter(FIGURES))}\.svg"):
-        write_page(StudyResults(study_folder))
-    assert not (study_folder / "report.html").exists()
+        write_page(results)
+    assert not (results.folder / "report.html").exists()

@@ -20,7 +20,7 @@ def test_variants_are_in_the_order_of_the_study(table):
     assert variants[0]["speedup_median"] == ""
 
 
-def test_what_was_not_measured_is_empty_and_never_zero(table):
+def test_missing_values_are_empty_and_never_zero(table):
     ddp = table("variants")[3]
     assert ddp["status"] == "unsupported"
     assert "needs 2 GPUs" in ddp["reason"]
@@ -28,7 +28,7 @@ def test_what_was_not_measured_is_empty_and_never_zero(table):
     assert [ddp[name] for name in [*measured, "padding_share", "peak_memory_bytes"]] == [""] * 6
 
 
-def test_certificates_stand_beside_the_speed(table):
+def test_variants_have_certificates(table):
     found = {row["variant"]: row for row in table("variants")}
     assert found["amp_bf16"]["certificate"] == "equivalent"
     assert found["amp_bf16"]["speedup_counts"] == "True"
@@ -51,16 +51,13 @@ def test_a_row_for_every_deviation(table):
     assert "Another update rule" in sgd["reason"]
 
 
-def test_corpus_counts(table):
+def test_corpus_and_machine(table):
     train, *others = table("corpus")
     assert train["pairs_read"] == "20003"
     assert train["pairs"] == "20000"
     assert (train["skipped_empty"], train["skipped_invalid"]) == ("1", "0")
     assert train["skipped_too_many_characters"] == "2"
     assert [row["split"] for row in others] == ["validation", "test"]
-
-
-def test_machine_lists_host_and_gpus(table):
     found = {(row["device"], row["property"]): row["value"] for row in table("machine")}
     assert found["host", "cores"] == "2"
     assert "<script>" in found["host", "cpu"]

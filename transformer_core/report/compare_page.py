@@ -1,4 +1,4 @@
-"""These results against others as a page."""
+"""The page that compares two sets of results."""
 
 from pathlib import Path
 

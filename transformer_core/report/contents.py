@@ -1,14 +1,13 @@
 """The report's contents: its sections, figures and tables, in the order of the page.
 
-A section has a template in ``sections/``, its Korean in a catalog of the same name (``.po``) and, if
-the template needs more than the study and the results, a module of the same name with only what it
-needs of:
+A section has a template in ``sections/`` and, under the same name, a catalog of its Korean (``.po``)
+and, if needed, a module with:
 
-- ``context(results)``: what the template finds beside them;
-- ``draw_NAME(results)`` for each of its figures, which the template finds as ``pictures``.
+- ``context(results)``: values for the template besides the study and the results;
+- ``draw_NAME(results)`` for each of its figures, which the template gets as ``pictures``.
 
-Tables are files beside the page: :mod:`transformer_core.report.tables`. This module imports none of
-them before they are needed: Snakemake reads the names at every start.
+Tables are separate files: :mod:`transformer_core.report.tables`. Snakemake reads these names
+at every start, so this module imports the others only when they are needed.
 """
 
 from dataclasses import dataclass
@@ -30,16 +29,16 @@ class Section:
     name: str  # name of its module and template, and its anchor in the page
     heading: str
     figures: tuple[str, ...] = ()
-    task: str | None = None  # the kind of task that it is about; null for all
-    drawn_in: str | None = None  # the module of its figures, if they have one of their own
-    closed: bool = True  # whether the page shows only its heading until a reader opens it
+    task: str | None = None  # the kind of task that it applies to; null for all
+    drawn_in: str | None = None  # the module that draws its figures; null for its own
+    closed: bool = True  # whether the page shows only its heading at first
 
     @property
     def template(self) -> str:
         return f"sections/{self.name}.html"
 
     def context(self, results: "StudyResults") -> dict[str, Any]:
-        """Values that the template needs beside the study and the results."""
+        """Values that the template needs besides the study and the results."""
         module = f"{_PACKAGE}.{self.name}"
         if find_spec(module) is None:
             return {}
@@ -98,13 +97,13 @@ SECTIONS = (
     Section("machine", "What can this machine do?", ("utilisation", "collective_bandwidth")),
     Section("method", "How was it measured?"),
 )
-"""In the order of a reader's questions: first the answer and its reasons, then, closed, all else."""
+"""In the order of a reader's questions: the answer and its reasons, then, closed, all else."""
 
 FIGURES = {figure: section for section in SECTIONS for figure in section.figures}
-"""The section of each figure, by the name of its file."""
+"""The section of each figure, by its name."""
 
 TABLES = (
     *("variants", "equivalence", "families", "claims", "corpus", "machine", "differences"),
     *("profiles", "operators", "layers", "shapes", "memory", "memory_milestones", "largest_batch"),
 )
-"""The tables beside the page."""
+"""The tables, in files next to the page."""

@@ -1,4 +1,4 @@
-"""The page of a check of a GPU."""
+"""The page of a GPU check."""
 
 from collections import Counter
 from pathlib import Path
@@ -40,8 +40,8 @@ def render(
 
 
 class GpuCheckPageJob(Job):
-    """Writes the passed and failed checks of a GPU, with reasons, as one HTML file, from whatever
-    results there are."""
+    """Writes the passed and failed checks of a GPU, with reasons, as one HTML file; missing results
+    show as not run."""
 
     kind = "gpu_check_page"
 

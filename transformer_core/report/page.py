@@ -6,9 +6,9 @@ The page needs no script, no network and no other file. Its sections are in
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.contents import FIGURES, SECTIONS
+from transformer_core.report.contents import FIGURES, SECTIONS, Section
 from transformer_core.report.kit import language, palette, svg
 from transformer_core.report.kit.formats import (
     FILTERS,
@@ -50,8 +50,9 @@ def _templates(**options: Any) -> Environment:
     return made
 
 
+@cache
 def environment() -> Environment:
-    """The templates, in which every text from a configuration or a corpus is escaped."""
+    """The HTML templates; they escape all text, whether from a configuration or a corpus."""
     made = _templates(autoescape=True, extensions=["jinja2.ext.i18n"])
     made.policies["ext.i18n.trimmed"] = True
     made.install_gettext_callables(  # type: ignore[attr-defined]
@@ -69,27 +70,37 @@ def fill(template: str, **values: Any) -> str:
     return environment().get_template(template).render(**values)
 
 
-def render(results: StudyResults, answer: Answer, pictures: Sequence[svg.Picture]) -> str:
-    by_name = {picture.name: picture for picture in pictures}
-    shared = {
-        "study": results.study,
-        "results": results,
-        "variants": results.definitions,
-        "answer": answer,
-    }
-    found = environment()
+def body(
+    section: Section, results: StudyResults, answer: Answer, pictures: Mapping[str, svg.Picture]
+) -> Markup:
+    """The HTML of a section, with its figures from ``pictures``, by name."""
+    html = fill(
+        section.template,
+        study=results.study,
+        results=results,
+        variants=results.definitions,
+        answer=answer,
+        changes={variant.variant: variant.changes for variant in answer.variants},
+        by_name=pictures,
+        pictures=[pictures[name] for name in section.figures],
+        **section.context(results),
+    )
+    return Markup(html)
+
+
+def render(results: StudyResults, answer: Answer, pictures: Mapping[str, svg.Picture]) -> str:
     bodies = {
-        section: Markup(
-            found.get_template(section.template).render(
-                **shared,
-                **section.context(results),
-                pictures=[by_name[name] for name in section.figures],
-            )
-        )
+        section: body(section, results, answer, pictures)
         for section in SECTIONS
         if section.task in (None, results.study.task.kind)
     }
-    return found.get_template("kit/page.html").render(**shared, sections=bodies)
+    return fill(
+        "kit/page.html",
+        study=results.study,
+        results=results,
+        variants=results.definitions,
+        sections=bodies,
+    )
 
 
 VERDICTS = {
@@ -99,12 +110,12 @@ VERDICTS = {
     "UNDECIDED": "undecided",
     "NOT_TESTABLE": "not testable here",
 }
-"""Verdicts on claims in words."""
+"""Verdicts on claims, in words."""
 
 
 def brief(answer: Answer) -> str:
-    """The answer as Markdown of one page."""
-    # Markdown is not HTML: foreign texts go through the filter cell.
+    """The answer on one page of Markdown."""
+    # HTML escaping does not suit Markdown: foreign texts go through the filter cell.
     made = _templates(autoescape=False, keep_trailing_newline=True)
     made.filters |= {
         "cell": cell,
@@ -126,7 +137,7 @@ def brief(answer: Answer) -> str:
 
 
 def _said(variant: AnswerVariant, baseline: str) -> str:
-    """The verdict on a variant in a word or two."""
+    """The verdict on a variant, in a word or two."""
     if variant.variant == baseline:
         return "baseline"
     if variant.status != "ok":
@@ -143,9 +154,9 @@ def cell(text: str) -> str:
 
 
 def write_page(results: StudyResults) -> None:
-    """Write report.html with the figures that lie beside it, report.md and summary.json."""
+    """Write report.md, summary.json and report.html, with the figures from its folder."""
     folder, answer = results.folder, read_answer(results)
-    pictures = [svg.read(folder / f"figures/{name}.svg") for name in FIGURES]
+    pictures = {name: svg.read(folder / f"figures/{name}.svg") for name in FIGURES}
     texts = {
         "summary.json": answer.model_dump_json(indent=1) + "\n",
         "report.md": brief(answer),
@@ -162,8 +173,8 @@ def draw(name: str, results: StudyResults) -> str:
 
 
 def draw_all(results: StudyResults, folder: Path, processes: int = 1) -> None:
-    """Write every figure into ``folder``. Layout takes most of the time, so processes share the
-    figures: forks of this one, which has imported the drawing libraries and has read nothing."""
+    """Write every figure into ``folder``. Layout takes most of the time, so ``processes`` share the
+    figures; they are forks of this process, which has already imported the drawing libraries."""
     shares = [[*FIGURES][first::processes] for first in range(processes)]
     write = partial(_write, results, folder)
     if processes == 1:
@@ -188,7 +199,7 @@ class ReportJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         results = StudyResults(self.results)
-        # First, in processes that have read nothing yet.
+        # Before anything is read, so that the forked processes stay small.
         draw_all(results, self.results / "figures", self.processes)
         write_tables(results, self.results / "tables")
         write_page(results)

@@ -1,6 +1,6 @@
 """The report's numbers as CSV: a function for each table of :mod:`transformer_core.report.contents`.
 
-A row holds a value for each column; an empty cell was not measured.
+A row has a value for each column; an empty cell was not measured.
 """
 
 import csv
@@ -24,8 +24,8 @@ Row = Mapping[str, Any]
 
 
 def pick(record: Any, fields: str) -> dict[str, Any]:
-    """The columns that ``fields`` name, separated by blanks: a field of the record, a path such as
-    a.b, column=path, or *path for an interval. All are empty without a record."""
+    """The columns named in ``fields``, separated by blanks: a field of the record, a path such as a.b,
+    column=path, or *path for an interval. Without a record, all are empty."""
     row: dict[str, Any] = {}
     for field in fields.split():
         column, _, path = field.replace("*", "").rpartition("=")
@@ -47,7 +47,7 @@ def interval(column: str, value: Interval | None) -> dict[str, Any]:
 
 
 def _variants(results: StudyResults) -> Iterator[Row]:
-    """Throughput is from the turns; ``alone_…`` is what a variant's own run measured."""
+    """Throughput is from the turns; ``alone_…`` columns are from a variant's own run."""
     quality = "bleu chrf"
     if results.study.task.kind == "language_model":
         quality = "test_loss_nats=texts.loss texts.perplexity texts.bits_per_byte"
@@ -73,7 +73,7 @@ def _variants(results: StudyResults) -> Iterator[Row]:
 
 
 def _equivalence(results: StudyResults) -> Iterator[Row]:
-    """A row per deviation; one without a quantity where nothing was compared."""
+    """A row per deviation; a single row without a quantity if nothing was compared."""
     for certificate in results.certificates.values():
         for deviation in certificate.deviations or (None,):
             yield (
@@ -129,7 +129,7 @@ def _machine(results: StudyResults) -> Iterator[Row]:
 
 
 def _differences(results: StudyResults) -> Iterator[Row]:
-    """Everything that both profiles of a comparison list, in milliseconds of a step."""
+    """Every entry of both profiles of a comparison, in milliseconds of a step."""
     for reason in reasons(results):
         found = reason.difference
         kinds = {"step": [found.step], "parts": found.parts, "phases": found.phases}
@@ -145,7 +145,7 @@ def _differences(results: StudyResults) -> Iterator[Row]:
 
 
 def _profiles(results: StudyResults) -> Iterator[Row]:
-    """A row per rank and device; one without numbers where there is no profile."""
+    """A row per rank and device; a single row without numbers if there is no profile."""
     for name in (*results.variants, *results.study.traces):
         breakdown = results.breakdowns.get(name)
         head = {"variant": name} | pick(breakdown, "status reason profiler=source")
@@ -177,8 +177,8 @@ def _layers(results: StudyResults) -> Iterator[Row]:
 
 
 def _shapes(results: StudyResults) -> Iterator[Row]:
-    """A row per operator with inputs of some shapes, likewise. The share of the roofline is that
-    of this machine, so traces that were brought have none."""
+    """A row per operator and input shapes, likewise. The roofline is this machine's, so users'
+    traces have no share of it."""
     roofline = measured_roofline(results)
     for name, breakdown in shown(results).items():
         for use in breakdown.summary.shapes if breakdown.summary else ():
@@ -230,7 +230,7 @@ def rows_of(table: str, results: StudyResults) -> list[Row]:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Comma-separated text with a header, or nothing without a row; null is empty."""
+    """CSV with a header; empty without rows. Null is an empty cell."""
     if not rows:
         return ""
     text = io.StringIO()

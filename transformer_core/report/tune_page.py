@@ -1,4 +1,4 @@
-"""The answer for a training script as one self-contained page."""
+"""The answer for a training script on one self-contained page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.tune import terminal
 from transformer_core.tune.flow import Answer, Tried, useful
 
-OWN = "as it is"
+OWN = "unchanged"
 MEMORY = ("libraries", "weights", "gradients", "optimizer", "rest")
 """Parts of the peak memory, in the order of the table."""
 
 
 def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -> str:
-    """The page as HTML; event tables of the profiles lie below ``folder``."""
+    """The page as HTML; the profiles' event tables are below ``folder``."""
     timed = [each for each in answer.tried if each.ratio is not None]
     rows = sorted(answer.tried, key=terminal.by_result)
     profiles = breakdowns(answer)
@@ -56,7 +56,7 @@ def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -
 
 
 def breakdowns(answer: Answer) -> dict[str, Breakdown]:
-    """The profiles in which a device did something, by what was changed."""
+    """The profiles with device activity, by the techniques applied."""
     found = {}
     for profile in answer.profiles:
         if profile.breakdown and profile.breakdown["devices"]:
@@ -66,12 +66,12 @@ def breakdowns(answer: Answer) -> dict[str, Breakdown]:
 
 
 def per_step(breakdown: Breakdown, nanoseconds: int) -> float:
-    """Milliseconds of a step, mean over steps and devices, from a time summed over them."""
+    """Mean milliseconds of a step, from a time summed over steps and devices."""
     return nanoseconds / 1e6 / breakdown.device_steps
 
 
 def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Markup]:
-    """Where the time of a step goes, and one step of each profile."""
+    """Figures: where the time of a step goes, and one step of each profile."""
     steps = {}
     for name, breakdown in found.items():
         events = folder / "profiles" / breakdown.name / "events.parquet"
@@ -96,7 +96,7 @@ def memory(answer: Answer) -> dict[str, dict[str, int]]:
 
 
 def bar(tried: Tried, timed: Sequence[Tried]) -> dict[str, Any]:
-    """Where a ratio and its interval lie on an axis from 0 to the largest upper end, in per cent."""
+    """A ratio and its interval on an axis from 0 to the largest upper end, in percent."""
     largest = max([1.0, *(each.high or 0.0 for each in timed)]) * 1.02
     low, high = tried.low or 0.0, tried.high or 0.0
     return {
@@ -111,7 +111,7 @@ def bar(tried: Tried, timed: Sequence[Tried]) -> dict[str, Any]:
 
 
 class TunePageJob(Job):
-    """Writes the answer for a training script as one HTML file, and the same as Markdown."""
+    """Writes the answer for a training script as one HTML file and as Markdown."""
 
     kind = "tune_page"
 

@@ -1,4 +1,4 @@
-"""Claims and families of the small study of report_builders; their texts try to escape, too."""
+"""Claims and families of the study in report_builders."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,8 @@ from tests.orders import run_job
 
 
 def _test(variant: str, direction: str = "more", **more: Any) -> dict[str, Any]:
-    return {
-        "kind": "comparison",
-        "variant": variant,
-        "reference": "single",
-        "direction": direction,
-    } | more
+    compared = {"variant": variant, "reference": "single", "direction": direction}
+    return {"kind": "comparison"} | compared | more
 
 
 def _claim(statement: str, *tests: dict[str, Any]) -> dict[str, Any]:
@@ -28,27 +24,13 @@ def write_claims(folder: Path, evil: str) -> None:
         "open": _claim("It trains something else.", _test("forgetful")),
         "elsewhere": _claim(f"Two devices are faster. {evil}", _test("ddp")),
     }
-    members = [
-        {"value": 1, "variant": "single"},
-        {"value": 4, "variant": "accum4_sync"},
-        {"value": 16, "variant": "amp_bf16"},
-        {"value": 64, "variant": "forgetful"},
-        {"value": 256, "variant": "ddp"},
-    ]
+    names = ("single", "accum4_sync", "amp_bf16", "forgetful", "ddp")
+    members = [{"value": 4**power, "variant": name} for power, name in enumerate(names)]
+    few = [members[0], {"value": 2, "variant": "not_run"}]
+    bits = {"title": f"Bits {evil}", "unit": "MiB", "summary": f"How many? {evil}"}
     grouped = {
-        "bits": {
-            "title": f"Bits {evil}",
-            "unit": "MiB",
-            "summary": f"How many? {evil}",
-            "reference": "single",
-            "members": members,
-        },
-        "alone": {
-            "title": "Nothing",
-            "summary": "Is there any?",
-            "reference": "single",
-            "members": [members[0], {"value": 2, "variant": "not_run"}],
-        },
+        "bits": bits | {"reference": "single", "members": members},
+        "alone": {"title": "A", "summary": "B?", "reference": "single", "members": few},
     }
     to = {name: folder / f"{name}.json" for name in ("families", "claims")}
     assert run_job("families", families=grouped, results=folder, output=to["families"]) == 0

@@ -21,13 +21,13 @@ TERA = 1e12
 
 
 def write_limits(folder: Path, text: str) -> None:
-    """Limits of a GPU with a format that it lacks for the reason ``text``, and utilisation of the
-    variants in ``folder``: those that are ok reach a third of the ceiling."""
+    """Limits of a GPU that lacks a format for the reason ``text``, and utilisation of the variants in
+    ``folder``: those that are ok reach a third of the ceiling."""
     machine = folder / "machine"
     rates = {"fp32": 50 * TERA, "tf32": 390 * TERA, "bf16": 780 * TERA, "fp16": None}
-    limits = Roofline(
+    limits = record(
+        Roofline,
         status="ok",
-        reason=None,
         device="NVIDIA H200",
         kind="cuda",
         threads=16,
@@ -46,7 +46,6 @@ def write_limits(folder: Path, text: str) -> None:
             Transfer(direction="host_to_device", memory="pinned", bytes_per_second=55e9),
             Transfer(direction="device_to_host", memory="pageable", bytes_per_second=11e9),
         ],
-        transfer_reason=None,
         vendor=vendor_peak("NVIDIA H200"),
         torch="2.13.0",
         command=COMMAND,
@@ -62,7 +61,7 @@ def write_limits(folder: Path, text: str) -> None:
 
 
 def utilisation_of(result: VariantResult, text: str) -> Utilisation:
-    """A third of the measured ceiling; nothing for a variant that is not ok."""
+    """A third of the measured ceiling, for a variant that is ok."""
     ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
     if result.status != "ok":
         return record(Utilisation, ceiling_reason=text, **ended)
@@ -81,7 +80,7 @@ def utilisation_of(result: VariantResult, text: str) -> Utilisation:
 
 
 def write_collectives(path: Path, measured: bool, text: str) -> None:
-    """Curves of two operations, or why there are none."""
+    """Curves of two operations, or the reason ``text`` for their absence."""
     rows = [
         (name, size, 10, 1e-5 + size / 2e11, size / (1e-5 + size / 2e11), size / 1e-5 / 3, 0.0)
         for name in ("all_reduce", "broadcast")

@@ -1,4 +1,4 @@
-"""The memory of the small study of report_builders: measured, predicted, and largest batches."""
+"""The memory of the study in report_builders: measured, predicted, and largest batches."""
 
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,14 @@ CONTEXT = 300 * MIB
 
 
 def parts(activations: int) -> Parts:
-    """4 bytes of weights and gradients, 8 of optimizer state, and so many MiB of activations."""
+    """4 MiB each of weights and gradients, 8 of optimizer state, and this many of activations."""
     sizes = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": activations}
     sizes |= {"temporary": 1, "master_weights": 0, "buckets": 0, "communication": 0}
     return Parts(**{f"{name}_bytes": size * MIB for name, size in sizes.items()})
 
 
 def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
-    """A rank with a MiB of work space that nobody followed."""
+    """A rank with a MiB of untracked work space."""
     whole = parts(activations)
     peak = whole.total_bytes + MIB
     taken = {name: peak * place // len(MOMENTS) for place, name in enumerate(MOMENTS)}
@@ -55,14 +55,12 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
         for name, size in taken.items()
     ]
     phases = ("forward", "backward", "update")
-    return RankAnatomy(
+    each = {"weights": 4.0, "master_weights": 0.0, "gradients": 4.0, "optimizer": 8.0}
+    return record(
+        RankAnatomy,
         rank=rank, device="cpu", batch=BATCH, milestones=milestones, anatomy=whole, at_peak=whole,
         peak_tensor_bytes=peak, residual_bytes=MIB, saved_tensor_bytes=activations * MIB,
-        bytes_per_parameter=BytesPerParameter(
-            weights=4.0, master_weights=0.0, gradients=4.0, optimizer=8.0, buckets=0.0,
-            model_state=16.0,
-        ),
-        device_account=None,
+        bytes_per_parameter=BytesPerParameter(**each, buckets=0.0, model_state=16.0),
         timeline=[
             TimelinePoint(phase=phase, position=place / 8, parts=parts(activations * place // 8))
             for place, phase in enumerate(phase for phase in phases for _ in range(3))
@@ -71,7 +69,7 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
 
 
 def memory_result(result: VariantResult, ranks: int, provenance: Provenance, text: str) -> Any:
-    """The first rank has twice the activations of the others; it ends like the timed run."""
+    """A result that ends like the timed run; its first rank has twice the activations of the others."""
     ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
     ended |= {"mixed_precision": False, "steps": 3, "provenance": provenance}
     if result.status != "ok":
@@ -108,18 +106,10 @@ def largest_batch(variant: str, provenance: Provenance, text: str) -> LargestBat
     tried = [("search", fits), ("search", no_room), ("confirmation", fits)]
     tried += [("one_step_more", no_room)]
     limit = {"limit_kind": "data_segment", "limit_bytes": 512 * MIB, "margin": 0.05}
-    found = {"largest_pairs": 64, "step_pairs": 2, "confirmed": True}
-    return LargestBatchResult(
-        variant=variant,
-        status="ok",
-        reason=None,
-        source_tokens=30,
-        target_tokens=30,
-        trials=[BatchTrial(purpose=purpose, seconds=4.0, **ended) for purpose, ended in tried],
-        provenance=provenance,
-        **limit,
-        **found,
-    )
+    found = {"largest_pairs": 64, "step_pairs": 2, "confirmed": True, "status": "ok"}
+    found |= {"source_tokens": 30, "target_tokens": 30, "provenance": provenance}
+    trials = [BatchTrial(purpose=purpose, seconds=4.0, **ended) for purpose, ended in tried]
+    return record(LargestBatchResult, variant=variant, trials=trials, **limit, **found)
 
 
 def write_memory(
@@ -138,8 +128,6 @@ def write_memory(
         (memory / f"{result.variant}.json").write_text(found.model_dump_json())
     predicted = PredictedMemory(predictions=[prediction_of(result, text) for result in results])
     (memory / "predicted.json").write_text(predicted.model_dump_json())
-    asked = study.memory.largest_batch.variants if study.memory else []
-    for name in asked:
-        (memory / f"largest_batch/{name}.json").write_text(
-            largest_batch(name, provenance, text).model_dump_json()
-        )
+    for name in study.memory.largest_batch.variants:
+        batch = largest_batch(name, provenance, text)
+        (memory / f"largest_batch/{name}.json").write_text(batch.model_dump_json())

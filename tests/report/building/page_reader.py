@@ -1,4 +1,4 @@
-"""The page as a reader finds it."""
+"""The page as a reader sees it."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         if tag in VOID:
             return
         self._open.append((tag, attributes.get("id")))
-        # Of a text in both languages, tests read the English.
+        # Tests read the English of texts in both languages.
         if self._korean or (tag, attributes.get("lang")) == ("span", "ko"):
             self._korean += 1
         if tag == "tr":
@@ -72,6 +72,6 @@ class Page(HTMLParser):
 
 
 def page_of(folder: Path) -> Page:
-    """The page of a folder with its figures, written anew."""
+    """The page of a folder with its figures, rewritten."""
     write_page(StudyResults(folder))
     return Page((folder / "report.html").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Profiles of the small study of report_builders: two steps, with communication where it is split.
+"""Profiles of the study in report_builders: two steps, with communication between several ranks.
 
 Two ranks share a step of 100 microseconds; a single one takes twice as long.
 """
@@ -22,7 +22,7 @@ NORM |= {"operator": "aten::native_layer_norm", "layer": "model/encoder/norm"}
 
 
 def step_rows(rank: int, number: int, ranks: int, device: str) -> list[dict[str, Any]]:
-    """One step: forward and backward on one stream, an all-reduce that half of backward hides."""
+    """One step: forward and backward on one stream, an all-reduce half hidden by backward."""
     begin, pace = 250 * MICRO * number, 2 * MICRO // ranks
     usual = {"rank": rank, "device": device, "step": number, "launch_ns": begin}
 

@@ -1,4 +1,4 @@
-"""A small, complete study on disk, every file that the report reads; its texts try to escape."""
+"""A small but complete study on disk; its texts contain hostile markup."""
 
 import json
 import math
@@ -61,7 +61,7 @@ SPEED = {
 
 
 def variant(summary: str, change: Any = None, **fields: Any) -> Variant:
-    """A change of the baseline; ``fields`` say otherwise."""
+    """A change of the baseline, with other ``fields`` if given."""
     usual = {"parent": "single", "change": change or {}, "equivalence": "tolerance"}
     return Variant(**(usual | {"summary": summary} | fields))
 
@@ -109,38 +109,31 @@ def hardware() -> Hardware:
 
 
 def windows(rate: float, repeat: int, count: int = 12) -> list[Window]:
-    """Windows with a wave and a difference between repeats, but no chance."""
+    """Windows with a wave and a difference between repeats, but without randomness."""
 
     def window(index: int) -> Window:
         tokens, first = 30_000 + 400 * (index % 3), 21 + 10 * index
         noise = 1 + 0.02 * math.sin(1.7 * index + repeat) + 0.005 * (repeat - 1)
-        return Window(
-            first_step=first,
-            last_step=first + 9,
-            seconds=tokens / rate * noise,
-            pairs=1_500,
-            tokens=tokens,
-            padded_tokens=tokens + 900,
-            input_wait_seconds=0.01,
-        )
+        counts = {"pairs": 1_500, "tokens": tokens, "padded_tokens": tokens + 900}
+        times = {"seconds": tokens / rate * noise, "input_wait_seconds": 0.01}
+        return Window(first_step=first, last_step=first + 9, **counts, **times)
 
     return [window(index) for index in range(count)]
 
 
 def repeat_of(spec: RunSpec, number: int, rate: float, **changes: Any) -> Repeat:
     ranks = spec.world_size
+    times = {"startup_seconds": 3.21, "warmup_seconds": 12.3, "total_seconds": 75.0}
     values: dict[str, Any] = {
         "variant": spec.variant,
         "repeat": number,
         "status": "ok",
+        "steps": 140,
+        **times,
         "topology": topology(
             ranks, backend="gloo" if ranks > 1 else None, threads_per_rank=2 // ranks
         ),
         "parameters": 1_234_567,
-        "steps": 140,
-        "startup_seconds": 3.21,
-        "warmup_seconds": 12.3,
-        "total_seconds": 75.0,
         "windows": windows(rate, number),
         "validations": [
             Validation(step=step, loss=2 + 60 / (step + 20)) for step in (40, 80, 120, 140)
@@ -181,15 +174,9 @@ def evaluation_of(repeat: Repeat) -> EvaluationResult:
     ended = {"variant": repeat.variant, "status": repeat.status, "reason": repeat.reason}
     if repeat.status != "ok":
         return record(EvaluationResult, pairs=0, **ended)
-    return EvaluationResult(
-        bleu=31.415926,
-        chrf=55.5,
-        signature="nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",
-        pairs=500,
-        seconds=12.0,
-        samples=samples,
-        **ended,
-    )
+    scores = {"bleu": 31.415926, "chrf": 55.5, "pairs": 500, "seconds": 12.0}
+    scores["signature"] = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+    return EvaluationResult(**scores, samples=samples, **ended)
 
 
 def write(path: Path, record: Any) -> str:
@@ -212,11 +199,11 @@ _POINT = CheckedPoint(
     step=1, loss=8.0, expected_loss=8.0, rounding=1e-8, norm=2.0, expected_norm=2.0
 )
 CHECKS = Checks(points=[_POINT], gradients=[_EXACT], updates=[_EXACT], skipped_steps=0)
-"""A training whose gradients and updates are what they should be."""
+"""A training with exact gradients and updates."""
 
 
 def certificate_of(run: Repeat) -> Certificate:
-    """Of a run that is ok an equal training; the loss of forgetful goes another way."""
+    """The certificate of a run: equal if it is ok, but the loss of forgetful differs."""
     name = run.variant
     equivalence = VARIANTS[name].equivalence
     seed = {"losses": [8.0, 7.5, 7.0], "grad_norms": [2.0, 1.5, None]}
@@ -225,14 +212,9 @@ def certificate_of(run: Repeat) -> Certificate:
     def trajectory(own: str, changes: dict[str, Any]) -> Trajectory:
         rest = {"initial_sha256": SHA, "replica_differences": [0.0] * 3, "checks": CHECKS}
         seeds = [SeedTrajectory(seed=n, **(rest | seed | changes)) for n in (1, 2, 3)]
-        return record(
-            Trajectory,
-            name=own,
-            status=run.status,
-            reason=run.reason,
-            seeds=[] if run.status != "ok" else seeds,
-            provenance=run.provenance,
-        )
+        seeds = seeds if run.status == "ok" else []
+        ended = {"status": run.status, "reason": run.reason, "provenance": run.provenance}
+        return record(Trajectory, name=own, seeds=seeds, **ended)
 
     if isinstance(equivalence, Different):
         return different(name, equivalence)
@@ -247,7 +229,7 @@ def certificate_of(run: Repeat) -> Certificate:
 
 
 def paired_run_of(run: Repeat, baseline: str) -> PairedRun:
-    """Two sessions that agree on the ratio of the speeds, to a thousandth."""
+    """Two sessions whose ratios are within a thousandth of the ratio of the speeds."""
     if run.status != "ok":
         return ended(run.status, str(run.reason), run.variant, baseline)
     ratio = SPEED[run.variant] / SPEED[baseline]
@@ -256,30 +238,23 @@ def paired_run_of(run: Repeat, baseline: str) -> PairedRun:
 
 
 def write_corpus(folder: Path, corpus: str) -> None:
+    stored = {"bytes": 1 << 20, "sha256": SHA}
     for split, pairs in (("train", 20_000), ("validation", 500), ("test", 500)):
+        own = {"corpus": corpus, "split": split}
         read = CorpusSplit(
-            corpus=corpus,
-            split=split,
             files=[f"data/{split}.en.gz"],
             pairs_read=pairs + 3,
             pairs_kept=pairs,
             skipped={"empty": 1, "too_long": 2},
             examples=[SkippedPair(reason="empty", where="data/train.en:7", text=EVIL)],
             lengths=histogram("characters", 4),
-            bytes=1 << 20,
-            sha256=SHA,
+            **own,
+            **stored,
         )
         write(folder / f"pairs/{split}.json", read)
         counts = {"pairs": pairs, "source_tokens": 10 * pairs, "target_tokens": 11 * pairs}
-        shard = Shard(file="0.arrow", bytes=1 << 20, sha256=SHA, **counts)
-        whole = manifest(
-            corpus=corpus,
-            split=split,
-            vocabulary=2_000,
-            lengths=histogram("tokens", 1),
-            shards=[shard],
-            **counts,
-        )
+        own |= {"shards": [Shard(file="0.arrow", **stored, **counts)]}
+        whole = manifest(vocabulary=2_000, lengths=histogram("tokens", 1), **own, **counts)
         write(folder / f"shards/{split}/manifest.json", whole)
     made = {"vocabulary": 2_000, "sample_pairs": 20_000, "seconds": 0.8, "sha256": SHA}
     write(folder / "tokenizer.report.json", record(TokenizerReport, **made))
@@ -347,14 +322,14 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: 
     write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
     raced = make_repeat is not unsupported
     write_quality(folder, baseline.variant, example.provenance, EVIL, raced)
-    # Tests change what is here.
+    # Tests change these files.
     for digests in folder.rglob(NAME):
         digests.unlink()
     return folder
 
 
 def mixed(spec: RunSpec, number: int) -> Repeat:
-    """Runs of which one is faster, one slower, one like the baseline and one unsupported."""
+    """A faster run, a slower one, one like the baseline, and an unsupported one."""
     if spec.variant == "ddp":
         return unsupported(spec, number)
     return repeat_of(spec, number, SPEED[spec.variant])

@@ -15,7 +15,7 @@ from schemas.results import (
     Status,
     VariantResult,
 )
-from tests.records import record
+from tests.records import record, write_tree
 from transformer_core.decide import link_error
 from transformer_core.decide.link_error import measured_link
 from transformer_core.decide.projection import project
@@ -28,34 +28,23 @@ def compute_times(
     micro_batches: int, status: Status, reason: str | None, provenance: Provenance
 ) -> ComputeTimes:
     """Half a second of backward that fills four layers of 1 MiB, unless it is not ok."""
+    tokens, backward = 1000.0 / micro_batches, 0.5 / micro_batches
     gradients = [
-        ReadyGradient(bytes=MIB, seconds=0.5 / micro_batches * (n + 1) / LAYERS, layer=n)
+        ReadyGradient(bytes=MIB, seconds=backward * (n + 1) / LAYERS, layer=n)
         for n in range(LAYERS)
     ]
-    measured = {
-        "forward_seconds": 0.25 / micro_batches,
-        "backward_seconds": 0.5 / micro_batches,
-        "update_seconds": 0.05,
-        "other_seconds": 0.0,
-        "gradients": gradients,
-        "source_tokens": 1000.0 / micro_batches,
-        "target_tokens": 1000.0 / micro_batches,
-        "vocabulary": 2000,
-    }
-    return record(
-        ComputeTimes,
-        variant="ddp" if micro_batches == 1 else "accum4_sync",
-        status=status,
-        reason=reason,
-        micro_batches=micro_batches,
-        provenance=provenance,
-        **(measured if status == "ok" else {}),
-    )
+    measured = {"forward_seconds": backward / 2, "backward_seconds": backward}
+    measured |= {"update_seconds": 0.05, "other_seconds": 0.0, "gradients": gradients}
+    measured |= {"source_tokens": tokens, "target_tokens": tokens, "vocabulary": 2000}
+    variant = "ddp" if micro_batches == 1 else "accum4_sync"
+    ended = {"status": status, "reason": reason, "provenance": provenance}
+    ended |= measured if status == "ok" else {}
+    return record(ComputeTimes, variant=variant, micro_batches=micro_batches, **ended)
 
 
 def trials(status: Status, text: str) -> list[LinkTrial]:
-    """Two configurations at two bandwidths, of which the last is not made for the reason
-    ``text``; with another status than ok, all of them."""
+    """Two configurations at two bandwidths; the last one, or all if the status is not ok, did not run
+    for the reason ``text``."""
     errors = {("ddp", 1e8): -0.02, ("small_buckets", 1e8): 0.04}
     errors |= {("ddp", 1e9): 0.07, ("small_buckets", 1e9): 0.01}
     kept = 3 if status == "ok" else 0
@@ -90,8 +79,6 @@ def write_scaling(
         measured_link(folder / "machine" / "collectives.parquet"),
         study.projection,
     )
-    (folder / "projection").mkdir()
-    (folder / "projection" / "projection.json").write_text(projection.model_dump_json())
-    (folder / "links").mkdir()
-    found = link_error.summarise(trials(status, text))
-    (folder / "links" / "error.json").write_text(found.model_dump_json())
+    error = link_error.summarise(trials(status, text))
+    files = {"projection/projection": projection, "links/error": error}
+    write_tree(folder, {f"{name}.json": file.model_dump_json() for name, file in files.items()})

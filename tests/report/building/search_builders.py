@@ -22,13 +22,10 @@ from tests.records import record
 def write_search(
     folder: Path, baseline: RunSpec, certificate: Certificate, provenance: Provenance, text: str
 ) -> None:
-    """A search in which bfloat16 won, and another combination ran out of memory with ``text``."""
+    """A search that bfloat16 won; another combination ran out of memory with ``text``."""
     won = Interval(median=1.62, low=1.59, high=1.65, samples=24)
-    stage = Stage(
-        parts=["amp_bf16"],
-        changes=["amp_bf16"],
-        effect=Effect(quantity="throughput", ratio=won, verdict="FASTER"),
-    )
+    effect = Effect(quantity="throughput", ratio=won, verdict="FASTER")
+    stage = Stage(parts=["amp_bf16"], changes=["amp_bf16"], effect=effect)
     contenders = [
         record(Contender, parts=["amp_bf16"], predicted=1.62, rounds=[1.6, 1.63], status="ok",
                certificate="equivalent"),
@@ -55,8 +52,8 @@ def write_search(
 def write_quality(
     folder: Path, baseline: str, provenance: Provenance, text: str, raced: bool
 ) -> None:
-    """A race in which what is recommended arrives in half the time, and translates ``text``; or
-    none, if nothing ``raced``."""
+    """A race in which the recommendation arrives in half the time and translates ``text``; no race
+    unless ``raced``."""
 
     def side(name: str, parts: list[str], step_seconds: float) -> QualitySide:
         looks = [

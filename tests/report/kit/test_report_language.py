@@ -42,7 +42,8 @@ def texts() -> dict[str, str]:
 
 def test_every_text_has_its_korean():
     missing = {text: place for text, place in texts().items() if text not in language.korean()}
-    assert not missing, "add them to the catalog beside"
+    assert not missing, "add them to the catalog of the same name"
+    assert set(language.korean()) == set(texts()), "no translation is left over"
 
 
 def test_translations_keep_numbers_and_marks():
@@ -62,11 +63,7 @@ def test_catalogs_are_sorted_and_each_text_is_in_one():
     assert len(keys) == len(set(keys))
 
 
-def test_no_translation_is_left_over():
-    assert set(language.korean()) == set(texts())
-
-
-def test_a_text_without_translation_stands_in_english(monkeypatch):
+def test_a_text_without_translation_is_in_english(monkeypatch):
     monkeypatch.setattr(language, "korean", lambda: {"Known": "아는 말"})
     assert language.gettext("Unknown") == "Unknown"
     said = language.gettext("Known")
@@ -75,7 +72,7 @@ def test_a_text_without_translation_stands_in_english(monkeypatch):
     assert language.ngettext("Known", "Unknown", 1) == said
 
 
-def test_captions_are_said_in_both_languages(monkeypatch):
+def test_captions_are_in_both_languages(monkeypatch):
     known = {"%(n)s of 10 % %(what)s": "10 % %(what)s %(n)s개", "rows": "행"}
     monkeypatch.setattr(language, "korean", lambda: known)
     text = say("%(n)s of 10 % %(what)s", n=3, what=say("rows")) + " single."

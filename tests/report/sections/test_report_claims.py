@@ -18,22 +18,17 @@ def row_of(page: Page, claim: str) -> list[str]:
     return next(row for row in page.rows if row[0] == claim and len(row) == 4)
 
 
-def test_the_claims_have_a_table_and_can_be_tested_again(page):
-    assert ["Id", "Claim", "Verdict", "Evidence"] in page.rows
-    assert re.search(r"snakemake --cores all \S*claims.json", page.texts["claims"])
-
-
 @pytest.mark.parametrize(
     ("claim", "verdict", "evidence"),
     [
-        ("true", "holds here", "1 test that is not possible here"),
+        ("true", "holds here", "1 test that cannot be run here"),
         ("large", "partly", "a different size"),
         ("false", "does not hold here", "contradicts"),
         ("open", "undecided", "does not train the same model"),
         ("elsewhere", "not testable here", "ddp ended unsupported: needs 2 GPUs"),
     ],
 )
-def test_every_verdict_is_said_in_words_with_its_evidence(page, claim, verdict, evidence):
+def test_every_verdict_is_in_words_with_its_evidence(page, claim, verdict, evidence):
     row = row_of(page, claim)
     assert row[2].startswith(verdict)
     assert "A book, page 3" in row[1]
@@ -41,6 +36,8 @@ def test_every_verdict_is_said_in_words_with_its_evidence(page, claim, verdict, 
 
 
 def test_evidence_has_numbers_files_and_variants(page):
+    assert ["Id", "Claim", "Verdict", "Evidence"] in page.rows
+    assert re.search(r"snakemake --cores all \S*claims.json", page.texts["claims"])
     evidence = row_of(page, "true")[3]
     assert re.search(
         r"agrees Throughput of amp_bf16 over single: 1\.62× \[1\.\d+, 1\.\d+\]", evidence
@@ -48,30 +45,20 @@ def test_evidence_has_numbers_files_and_variants(page):
     assert "Claimed: more, at most 3. Found: " in evidence
     assert "results/turns/single/1/amp_bf16/single.json" in evidence
     assert "ddp ended unsupported: needs 2 GPUs" in evidence
+    assert all(EVIL in page.texts[name] for name in ("claims", "families")), "escaped"
 
 
-def test_texts_of_claims_and_families_are_escaped(page):
-    assert EVIL in page.texts["claims"]
-    assert EVIL in page.texts["families"]
-
-
-def test_a_family_has_a_row_for_each_value(page):
+def test_families_are_in_the_page_the_figure_and_the_tables(page, drawing, table):
     (row,) = [row for row in page.rows if row[:2] == ["4", "accum4_sync"]]
     assert row[2] == "single"
     assert row[3].startswith("0.730× [")
     assert [row[0] for row in page.rows if "knee" in row[0]] == ["16 knee"]
     assert "only single of this family" in page.texts["families"]
-
-
-def test_figure_of_families(drawing):
     shown = set(texts(drawing("families")))
     assert {"bits", "1", "4", "16", "64", "throughput over the reference"} <= shown
     said = description(drawing("families"))
     assert "bits: 16 MiB is the best value" in said
     assert "alone" not in said
-
-
-def test_tables_of_claims_and_families(table):
     claims = {row["claim"]: row for row in table("claims")}
     assert claims["large"]["verdict"] == "PARTLY"
     assert float(claims["large"]["number_median"]) == pytest.approx(1.62, abs=0.02)

@@ -4,19 +4,11 @@ import pytest
 from analysis_builders import memory, result
 from pair_builders import paired
 
-from schemas.errors import ConfigError
 from schemas.results import LengthHistogram, Validation
-from transformer_core.common.records import read_as
 from transformer_core.report.sections.corpus import lengths_frame
 from transformer_core.report.sections.equivalence import recorded, validated
 from transformer_core.report.sections.memory_figures import memory_frame
 from transformer_core.report.sections.variants import rounds_frame
-
-BAD = result("bad", [100.0], status="diverged", reason="loss is nan")
-
-
-def test_a_frame_without_rows_keeps_its_columns():
-    assert list(memory_frame([BAD])) == ["variant", "rank", "peak_bytes"]
 
 
 def test_rounds_show_drift_and_a_ratio_without_it():
@@ -31,7 +23,9 @@ def test_rounds_show_drift_and_a_ratio_without_it():
 
 def test_memory_is_the_largest_of_the_repeats_by_rank():
     ranks = [memory(0, rss_bytes=5), memory(1, rss_bytes=7), memory(1, rss_bytes=3)]
-    frame = memory_frame([result("ddp", [1.0], [1.0], memory=ranks)])
+    diverged = result("bad", [100.0], status="diverged", reason="loss is nan")
+    assert list(memory_frame([diverged])) == ["variant", "rank", "peak_bytes"], "and no rows"
+    frame = memory_frame([result("ddp", [1.0], [1.0], memory=ranks), diverged])
     assert frame.to_dict("list") == {"variant": ["ddp"] * 2, "rank": [0, 1], "peak_bytes": [5, 7]}
 
 
@@ -40,14 +34,6 @@ def test_loss_leaves_out_steps_that_were_not_read(tmp_path):
     table = pa.table({"step": [1, 2, 3], "loss": pa.array([3.0, None, 2.0], pa.float64())})
     pq.write_table(table, path)
     assert recorded(path).to_dict("list") == {"step": [1, 3], "loss": [3.0, 2.0]}
-
-
-def test_missing_or_broken_steps_name_the_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"steps\.parquet"):
-        recorded(tmp_path / "steps.parquet")
-    (tmp_path / "steps.parquet").write_text("no parquet")
-    with pytest.raises(ConfigError, match=r"steps\.parquet"):
-        recorded(tmp_path / "steps.parquet")
 
 
 def test_validation_leaves_out_losses_that_are_not_finite():
@@ -67,15 +53,8 @@ def test_lengths_are_shares_of_each_side():
     assert lengths_frame(LengthHistogram(unit="tokens", source={}, target={}), "a", "b").empty
 
 
-def test_wrong_json_names_file_and_field(tmp_path):
-    path = tmp_path / "list.json"
-    path.write_text('{"a": 1, "b": "x"}')
-    with pytest.raises(ConfigError, match=r"list\.json: b = 'x'"):
-        read_as(path, dict[str, int])
-
-
-def test_devices_of_one_rank_are_told_apart():
-    """DataParallel drives all devices from one process: its imbalance must not be lost."""
+def test_devices_of_one_rank_have_their_own_rows():
+    """DataParallel drives all devices from one process: its imbalance must show."""
     devices = [memory(0, "cuda:0", reserved_bytes=9), memory(0, "cuda:1", reserved_bytes=4)]
     frame = memory_frame([result("data_parallel", [1.0], [1.0], memory=devices)])
     assert frame["rank"].tolist() == [0, 1]

@@ -32,7 +32,7 @@ def said(results: StudyResults) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_errors_are_against_what_was_measured(results):
+def test_errors_are_relative_to_the_measured_peak(results):
     checks = tensor_checks(results)
     by_variant = {check.variant: check for check in checks}
     assert [*by_variant] == ["single", "amp_bf16", "accum4_sync", "sgd", "forgetful"]
@@ -46,7 +46,7 @@ def test_errors_are_against_what_was_measured(results):
     assert errors([Check("a", "rank 0", 80, 100)]) == pytest.approx((0.2, 0.2))
 
 
-def test_timed_runs_have_the_context_too(results):
+def test_predictions_of_timed_runs_include_the_context(results):
     checks = run_checks(results)
     single = [check for check in checks if check.variant == "single"]
     assert [check.place for check in single] == ["repeat 1, rank 0", "repeat 2, rank 0"]
@@ -54,7 +54,7 @@ def test_timed_runs_have_the_context_too(results):
     assert single[0].measured == 345 * MIB
 
 
-def test_variants_that_are_told_of_in_detail(results):
+def test_variants_shown_in_detail(results):
     assert telling(results) == ["single", "accum4_sync"]
     assert list(schemes(results)) == ["accum4_sync"]
     found = context(results)
@@ -78,14 +78,14 @@ def test_a_study_without_memory_says_so(copied):
     study = json.loads((copied / "study.json").read_text()) | {"memory": None}
     (copied / "study.json").write_text(json.dumps(study))
     without = StudyResults(copied)
-    assert said(without).startswith("The study does not ask for memory.")
+    assert said(without).startswith("The study does not measure memory.")
     for table in ("memory", "memory_milestones", "largest_batch"):
         assert rows_of(table, without) == []
     for name in set(SECTION.figures) - {"memory"}:  # that is of the timed runs
         assert "variant to show" in " ".join(texts(draw(name, without)))
 
 
-def test_a_study_may_leave_the_measurement_out(copied):
+def test_a_study_may_only_predict_memory(copied):
     for path in (copied / "memory").glob("[!p]*.json"):
         path.unlink()
     study = json.loads((copied / "study.json").read_text())

@@ -35,7 +35,7 @@ def test_means_are_over_steps_and_ranks(results):
     summary = profile.summary
     assert summary.step_seconds == pytest.approx(100e-6)
     assert summary.compute == pytest.approx(0.51)
-    # Ten of the 20 or 25 microseconds of the all-reduce run beside backward.
+    # Ten of the 20 or 25 microseconds of the all-reduce overlap backward.
     assert summary.hidden_communication == pytest.approx(20 / 45)
     assert profile.communication_ms == pytest.approx(0.0225)
     (use,) = summary.collectives
@@ -44,12 +44,15 @@ def test_means_are_over_steps_and_ranks(results):
     assert profile.milliseconds(use.waiting_ns) == pytest.approx(0.0025)
 
 
-def test_few_variants_are_shown_in_detail(results):
+def test_few_variants_are_shown_in_detail(results, drawing):
     names = telling(results)
     assert names[0] == results.study.baseline
     assert len(names) == len(set(names)) <= 4
     assert set(names) <= set(shown(results))
     assert "accum4_sync" in names  # another way of dividing the work
+    labels = texts(drawing("profile_partition"))
+    assert labels.count("exposed communication") == 1  # once, though several variants have it
+    assert {"computation", "idle", "single", "wall time of a profiled step (ms)"} <= set(labels)
 
 
 def test_traces_of_the_user_are_rows_and_figures(copied):
@@ -77,15 +80,9 @@ def test_traces_of_the_user_are_rows_and_figures(copied):
     assert "mine" in draw("profile_timelines", brought)
 
 
-def test_parts_in_the_legend(drawing):
-    shown = texts(drawing("profile_partition"))
-    assert shown.count("exposed communication") == 1  # once, though several variants have it
-    assert {"computation", "idle", "single", "wall time of a profiled step (ms)"} <= set(shown)
-
-
 @pytest.fixture
 def timeline_of(tmp_path):
-    """The timeline that is read of events."""
+    """The timeline read from events."""
 
     def written(*rows: dict[str, Any]) -> Timeline | None:
         write_events(tmp_path / "events.parquet", event_table(rows))
@@ -94,7 +91,7 @@ def timeline_of(tmp_path):
     return written
 
 
-def test_a_timeline_holds_what_ran(timeline_of):
+def test_a_timeline_has_phases_and_spans(timeline_of):
     timeline = timeline_of(*step_rows(0, 0, 1, "cpu"))
     assert (timeline.window_ns, [lane.label for lane in timeline.lanes]) == (200_000, ["operators"])
     assert timeline.phases[0] == [
@@ -110,8 +107,8 @@ def test_a_timeline_holds_what_ran(timeline_of):
     assert "communication" not in lane.spans
 
 
-def test_a_column_shows_what_fills_most_of_it(timeline_of):
-    """Ten thousand short events become one span where they leave few gaps, and none where not."""
+def test_a_column_is_filled_by_its_largest_part(timeline_of):
+    """Ten thousand short events become one span if they leave few gaps, and none otherwise."""
     usual = {"device": "cuda:0", "step": 0}
     dense = [
         work("a", t, t + 9, operator_class="element_wise", **usual) for t in range(0, 50_000, 10)
@@ -126,16 +123,13 @@ def test_a_column_shows_what_fills_most_of_it(timeline_of):
     assert len(lane.spans["element_wise"]) == 1
 
 
-def test_the_busiest_streams_of_a_gpu(timeline_of):
+def test_a_timeline_has_the_busiest_streams_and_needs_steps(timeline_of):
     rows = [
         work("k", 0, 10 * (stream + 1), stream=stream, operator_class="other", step=0)
         for stream in range(6)
     ]
     lanes = timeline_of(mark("step", 0, 1000), *rows).lanes
     assert [lane.label for lane in lanes] == [f"cuda:0 stream {n}" for n in (3, 4, 5)]
-
-
-def test_a_trace_without_steps_has_no_timeline(timeline_of):
     assert timeline_of(work("k", 0, 10)) is None
 
 

@@ -49,7 +49,9 @@ def without(results: StudyResults, **sections: None) -> StudyResults:
     return other
 
 
-def test_a_run_over_a_link_says_how_the_link_was_made(results):
+def test_a_run_over_a_link_shows_how_the_link_was_made(results):
+    assert linked_runs(results) == []
+    assert "links-caption" not in section("scaling", results)
     (run,) = linked_runs(over_a_link(results, "accum4_sync", "namespaces"))
     found = (run.result.variant, run.bandwidth, run.kind)
     assert found == ("accum4_sync", "100 Mbit/s", "namespaces")
@@ -60,34 +62,25 @@ def test_a_run_over_a_link_says_how_the_link_was_made(results):
     assert EMULATED in html
     assert "100 Mbit/s" in html
 
-
-def test_a_run_that_did_not_run_has_its_status_and_no_number(results):
+    # A run that is not ok has its status, and no numbers.
     (run,) = linked_runs(over_a_link(results, "ddp", "namespaces"))
     assert (run.step_seconds, run.hosts, run.kind) == (None, [], None)
     assert "unsupported" in section("scaling", over_a_link(results, "ddp", "namespaces"))
 
 
-def test_runs_on_one_host_are_not_listed(results):
-    assert linked_runs(results) == []
-    assert "links-caption" not in section("scaling", results)
-
-
-def test_errors_of_the_emulated_link_are_told(results):
+def test_errors_of_the_emulated_link(results, drawing):
     html = section("scaling", results)
     assert 'value="0.04"' in html, "median of 2, 4 and 7 %"
     assert 'value="0.07"' in html, "worst"
     assert "<script>" not in html
-    assert html.count("&lt;script&gt;") == 1, "the reason of the trial that is not made"
-
-
-def test_figure_of_the_link_error_shows_what_was_measured(drawing):
+    assert html.count("&lt;script&gt;") == 1, "the reason of the trial that did not run"
     shown = texts(drawing("link_error"))
     assert shown.count("ddp") == 2
     assert shown.count("small buckets") == 1, "the one at 1 Gbit/s was not measured"
     assert {"100 Mbit/s", "1 Gbit/s"} <= set(shown)
 
 
-def test_curves_stand_beside_the_error_of_their_model(results, drawing):
+def test_curves_show_the_error_of_their_model(results, drawing):
     projection = context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     assert check.variant == "accum4_sync"
@@ -96,7 +89,7 @@ def test_curves_stand_beside_the_error_of_their_model(results, drawing):
     assert said in description(drawing("scaling"))
 
 
-def test_a_strategy_that_was_measured_otherwise_has_no_curve(results, drawing):
+def test_a_strategy_with_a_large_error_has_no_curve(results, drawing):
     projection = context(results)["projection"]
     ((wrong, error),) = dropped(projection).items()
     assert wrong == "accumulation_sync"
@@ -107,13 +100,13 @@ def test_a_strategy_that_was_measured_otherwise_has_no_curve(results, drawing):
     assert len(curves) == len(links) * (len(STRATEGIES) - 1)
     drawn, html = set(texts(drawing("scaling"))), section("scaling", results)
     for strategy, words in STRATEGIES.items():
-        # Once for each link in the table, or once where it says why there is no curve.
+        # Once per link in the table, or once in the reason why there is no curve.
         assert html.count(f">{words}<") == (1 if strategy == wrong else len(links))
         assert (words in drawn) == (strategy != wrong)
     assert f'value="{exact(error)}"' in html
 
 
-def test_one_disturbed_run_does_not_take_a_curve_away(results):
+def test_one_disturbed_run_does_not_drop_a_curve(results):
     projection = context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     runs = [check.model_copy(update={"error": error}) for error in (-0.4, 0.0, 0.12)]
@@ -128,7 +121,7 @@ def test_bucket_sizes_are_drawn_for_each_number_of_devices(drawing):
     assert "bucket size (MiB)" in shown
 
 
-def test_checks_say_why_there_is_no_prediction(copied):
+def test_checks_show_why_there_is_no_prediction(copied):
     projection = context(StudyResults(copied))["projection"]
     note = f"the model does not know {EVIL}"
     checks = [
@@ -153,7 +146,7 @@ def test_a_study_may_ask_for_neither(results):
     assert texts(draw("scaling", without(results, projection=None))) == ["Nothing to project"]
 
 
-def test_a_projection_without_curves_says_why(empty_folder):
+def test_a_projection_without_curves_gives_the_reason(empty_folder):
     results = StudyResults(empty_folder)
     html = section("scaling", results)
     assert "No projection:" in html

@@ -1,4 +1,4 @@
-"""Single sections: details, corpus, certificates, the limits of a step and of the machine."""
+"""Single sections: certificates, corpus, the limits of a step, quality, collective operations."""
 
 import json
 import re
@@ -9,6 +9,7 @@ import pytest
 from pair_builders import session, side
 
 from schemas.errors import ConfigError
+from schemas.results import QualityLook
 from schemas.results.certificates import DeviationOf
 from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
@@ -18,26 +19,24 @@ from transformer_core.report import page
 from transformer_core.report.kit import svg
 from transformer_core.report.page import draw
 from transformer_core.report.sections.headroom import context
+from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
 
 
-def test_the_comparison_nearest_to_its_bound_is_named(study_folder):
-    certificates = StudyResults(study_folder).certificates.values()
+def test_a_certificate_names_the_quantity_nearest_to_its_bound_or_its_reason(results):
+    certificates = results.certificates.values()
     held = [each for each in certificates if each.status == "equivalent" and each.deviations]
+    others = [each for each in certificates if each.status != "equivalent"]
     assert held
     for certificate in held:
         found = nearest(certificate)
         most = found.measured / found.bound
         assert all(each.measured <= most * each.bound for each in certificate.deviations)
-
-
-def test_a_certificate_that_fails_gives_its_whole_reason(study_folder):
-    certificates = StudyResults(study_folder).certificates.values()
-    others = [each for each in certificates if each.status != "equivalent"]
     assert others
     assert [in_short(each) for each in others] == [each.reason for each in others]
+    assert set(WORDS) == set(get_args(DeviationOf)), "every quantity has its words"
 
 
-def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(written):
+def test_the_requested_vocabulary_is_shown_with_the_actual_one(written):
     """A small corpus has fewer tokens than a study may ask for."""
     (file,) = written.rglob("tokenizer.report.json")
     report = json.loads(file.read_text())
@@ -49,13 +48,7 @@ def test_the_vocabulary_that_was_asked_for_stands_beside_the_one_there_is(writte
     assert expected in re.sub("<[^>]*>", "", (written / "report.html").read_text())
 
 
-def test_whatever_is_compared_has_its_words():
-    quantities = get_args(DeviationOf)
-    assert set(WORDS) == set(quantities)
-
-
-def test_baseline_and_recommendation_stand_side_by_side(study_folder):
-    results = StudyResults(study_folder)
+def test_headroom_of_the_recommendation_and_the_baseline(results):
     assert context(results) == {"rooms": []}, "the search of this folder has no sessions"
     on_gpu = [
         found.model_copy(
@@ -84,7 +77,7 @@ COLLECTIVES = "machine/collectives.parquet"
 NONE = "Not measured: no variant has several processes."
 
 
-def test_nobody_misses_collective_operations_of_single_processes(written):
+def test_collective_operations_may_be_missing_for_single_processes(written):
     (written / COLLECTIVES).unlink()
     for name, spec in StudyResults(written).specs.items():
         (written / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
@@ -96,7 +89,25 @@ def test_nobody_misses_collective_operations_of_single_processes(written):
     assert NONE in re.sub("<[^>]*>", "", (written / "report.html").read_text())
 
 
-def test_where_processes_talk_to_one_another_they_are_missed(copied):
+def test_collective_operations_must_exist_for_several_processes(copied):
     (copied / COLLECTIVES).unlink()
     with pytest.raises(ConfigError, match=r"collectives\.parquet"):
         _ = StudyResults(copied).collectives
+
+
+def test_the_time_to_a_loss_is_interpolated_between_evaluations():
+    looks = [
+        QualityLook(step=10 * k, seconds=5.0 * k, loss=6.0 - k, bleu=0.0) for k in (1, 2, 3, 4)
+    ]
+    assert reaching(looks, 3.5) == pytest.approx((25.0, 12.5))
+    assert reaching(looks, 3.0) == pytest.approx((30.0, 15.0))
+    assert reaching(looks, 5.5) is None  # passed before the first evaluation
+    assert reaching(looks, 1.0) is None  # never reached
+
+
+def test_gains_are_those_of_the_race(results):
+    """The recommendation takes half as long for a step, and as many steps."""
+    (gain,) = from_kernel_to_quality(results)
+    assert (gain.name, gain.kernels) == ("amp_bf16", None)
+    assert gain.step is None  # two turns are too few for an interval
+    assert (gain.steps, gain.time) == (pytest.approx(1.0), pytest.approx(2.0))

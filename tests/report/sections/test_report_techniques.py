@@ -1,4 +1,4 @@
-"""The sections of the techniques: complete in both languages, each with its diagram and numbers."""
+"""The section on techniques: complete in both languages, with diagrams and variants."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.sections import techniques as section
 from transformer_core.report.sections.techniques import techniques
 from transformer_core.study.variants import read_variants
@@ -16,22 +15,14 @@ ROOT = Path(__file__).resolve().parents[3]
 HANGUL = re.compile("[가-힣]")
 
 
-def test_every_technique_of_the_study_is_told():
+def test_every_technique_is_described_in_both_languages_and_variants_name_no_others():
     assert list(techniques()) == [f"A{number}" for number in range(1, 20)]
-
-
-def test_variants_name_techniques_that_exist():
+    for technique in techniques().values():
+        assert not HANGUL.search(technique["title"]["en"] + technique["text"]["en"])
+        assert HANGUL.search(technique["text"]["ko"])
     variants = read_variants(ROOT / "config/variants.yaml").variants
     named = {test for variant in variants.values() for test in variant.tests}
     assert {name for name in named if name.startswith("A")} <= set(techniques())
-
-
-@pytest.mark.parametrize("name", techniques())
-def test_texts_are_in_both_languages(name):
-    technique = techniques()[name]
-    for text in (technique["title"], technique["text"]):
-        assert not HANGUL.search(text["en"])
-    assert HANGUL.search(technique["text"]["ko"])
 
 
 @pytest.mark.parametrize("name", sorted({t["diagram"] for t in techniques().values()}))
@@ -48,8 +39,7 @@ def test_diagrams_are_svg_within_their_box(name):
         assert 0 <= y <= y + height <= 136
 
 
-def test_variants_stand_with_their_techniques(study_folder):
-    results: StudyResults = StudyResults(study_folder)
+def test_techniques_have_their_variants(results):
     context = section.context(results)
     shown = {item["id"]: item["variants"] for item in context["techniques"]}
     assert shown["A6"] == ["amp_bf16"]

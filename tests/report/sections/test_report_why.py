@@ -1,4 +1,4 @@
-"""The sections on the reasons of differences and on layers."""
+"""The sections on the reasons for differences and on layers."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_differences_agree_with_the_ratios_of_the_turns(results):
         assert sum(parts) == pytest.approx(step.difference_ms)
 
 
-def test_what_steps_wait_for(results):
+def test_causes_of_waiting_and_critical_paths(results):
     found = context(results)
     bound = {bound.name: bound for bound in found["bounds"]}["accum4_sync"]
     parts = ("device", "link", "copies", "input", "host", "other")

@@ -1,4 +1,4 @@
-"""Shared by the figures: the drawing with its words, rows per variant, legends, ratios."""
+"""Shared by the figures: drawings with captions, rows per variant, legends, ratios."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,7 +18,7 @@ from transformer_core.report.kit.palette import SERIES, VARIANT
 from transformer_core.report.kit.svg import INK
 
 WIDTH = 5.2
-"""Inches. Narrow, so that text stays legible when a phone shrinks the figure to its width."""
+"""Inches: narrow enough that text stays legible on a phone."""
 
 _LEGEND_CHARACTERS = 56
 _LEGEND_LINE = 0.21
@@ -48,7 +47,7 @@ def title_of(name: str) -> Said:
 
 
 def captioned(name: str, figure: Figure, /, *more: str, **values: object) -> Drawing:
-    """A figure with its title and text, ``values`` in their places, and ``more`` after them."""
+    """A figure with its caption, in which ``values`` are filled in, and ``more`` sentences."""
     title, text = (fill(part["en"], part["ko"], **values) for part in captions()[name].values())
     for one in more:
         text += one
@@ -58,10 +57,10 @@ def captioned(name: str, figure: Figure, /, *more: str, **values: object) -> Dra
 def rows(
     names: Sequence[str], least: int = 2, height: float = 1, baseline: str = ""
 ) -> tuple[Figure, Axes]:
-    """A figure with a row for each name, the first at the top, each so many times as high as usual;
-    with room for ``least`` rows and a legend; or one that says that there is nothing to show.
+    """A figure with a row per name, the first on top; without names, it says that there is nothing
+    to show. It has room for at least ``least`` rows, each ``height`` times as high as usual.
 
-    A composition with the ``baseline`` leaves its name out: long names take the room of the rows.
+    Compositions leave out the name of the ``baseline``, because long names narrow the figure.
     """
     room = _ROW * max(height * len(names), least)
     figure = Figure(figsize=(WIDTH, _MARGIN + room), layout="constrained")
@@ -80,7 +79,7 @@ def rows(
 def panels(
     names: Sequence[str], each: float, heights: Sequence[float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each name, one below the other, ``each`` inches high on average."""
+    """A figure with one panel per name, stacked, ``each`` inches high on average."""
     size = (WIDTH, 1.1 + each * len(names))
     figure = Figure(figsize=size, layout="constrained")
     found = figure.subplots(
@@ -92,7 +91,7 @@ def panels(
 
 
 def empty(name: str, text: Said, shown: str | None = None) -> Drawing:
-    """A figure that says ``text``, or something shorter, instead of showing anything."""
+    """A figure without data: it shows the sentence ``shown``, or else its description ``text``."""
     figure = Figure(figsize=(WIDTH, 1.6), layout="constrained")
     return Drawing(nothing(figure, shown or text.strip(".")), title_of(name), text)
 
@@ -118,7 +117,7 @@ def legend_below(axes: Axes, title: str | None) -> None:
     assert isinstance(figure, Figure)
     size = 10 if len(labels) <= 10 else 7
     columns = max(1, _LEGEND_CHARACTERS * 10 // size // (max(map(len, labels)) + 4))
-    # Room for a long legend: else it would leave none for the axes.
+    # A long legend needs extra height, or it would leave none for the axes.
     more_lines = max(0, -(-len(labels) // columns) - 2)
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * size / 10 * more_lines)
     figure.legend(
@@ -131,14 +130,8 @@ def legend_below(axes: Axes, title: str | None) -> None:
     )
 
 
-def present(results: StudyResults, frame: pd.DataFrame) -> list[str]:
-    """The variants in ``frame``, in the order of the study."""
-    shown = set(frame["variant"])
-    return [name for name in results.variants if name in shown]
-
-
 def left_out(results: StudyResults, names: Sequence[str]) -> Said:
-    """A sentence on the variants that are not among ``names``, or nothing."""
+    """A sentence that lists the variants not among ``names``; empty if there are none."""
     missing = [
         f"{result.variant} ({result.status if result.status != 'ok' else 'nothing measured'})"
         for result in results.ordered
@@ -148,7 +141,7 @@ def left_out(results: StudyResults, names: Sequence[str]) -> Said:
 
 
 def legend_once(axes: Axes, order: Iterable[str]) -> None:
-    """A legend below that names every label once, in ``order``."""
+    """A legend below the figure with every label once, in ``order``."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     names = [name for name in order if name in once]
@@ -157,7 +150,7 @@ def legend_once(axes: Axes, order: Iterable[str]) -> None:
 
 
 def series(number: int) -> dict[str, Any]:
-    """Colour and dashes of a line among many."""
+    """Colour and dashes of the line with this number."""
     dashes = _DASHES[number % len(_DASHES)]
     return {"color": SERIES[number % len(SERIES)], "ls": (0, dashes) if dashes else "-"}
 
@@ -189,17 +182,17 @@ class RatioRow:
 
     name: str
     ratio: Interval
-    said: str = ""  # text beside its number
-    clear: bool = True  # whether it is a difference
+    said: str = ""  # text after its number
+    clear: bool = True  # whether it is shown to differ from 1
     color: Any = VARIANT  # of its bar in a waterfall
     adds: bool = True
-    """In a waterfall: added to the rows above it, rather than left out of the whole."""
+    """In a waterfall: added to the rows above; otherwise left out of the whole."""
 
 
 def ratio_points(
     shown: Sequence[RatioRow], label: str, margin: float = 0.0, baseline: str = ""
 ) -> Figure:
-    """A point with its interval for each, against 1 and the ``margin`` within which ratios are the same."""
+    """A point and an interval per row, against 1 and the ``margin`` within which ratios are the same."""
     figure, axes = rows([row.name for row in shown], baseline=baseline)
     for number, row in enumerate(shown):
         color = row.color if row.clear else INK
@@ -214,7 +207,7 @@ def ratio_points(
 
 
 def ratio_waterfall(shown: Sequence[RatioRow], reference: str) -> Figure:
-    """From 1, each that adds goes on where the one before ended; the others begin at 1."""
+    """A bar per row: one that adds starts where the previous one ended, any other at 1."""
     figure, axes = rows([reference, *(row.name for row in shown)] if shown else [])
     before = 1.0
     for number, row in enumerate(shown, 1):

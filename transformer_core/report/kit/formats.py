@@ -1,4 +1,4 @@
-"""Numbers for people. Each function gives HTML that keeps the exact value in a data element."""
+"""Numbers for people, as HTML that keeps the exact value in a data element."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -14,7 +14,7 @@ _KIBI = 1024
 
 
 def shown(form: Callable[[Any], Markup]) -> Callable[..., Markup]:
-    """A filter of templates; it shows what was not measured as a dash."""
+    """Makes a template filter, which shows a missing value as a dash."""
 
     @wraps(form)
     def show(value: Any, *options: Any) -> Markup:
@@ -25,7 +25,7 @@ def shown(form: Callable[[Any], Markup]) -> Callable[..., Markup]:
 
 
 FILTERS: dict[str, Callable[..., Markup]] = {}
-"""The functions by the name that templates know them by."""
+"""The filters by their names in templates."""
 
 
 @shown
@@ -77,7 +77,7 @@ def ratio_interval(value: Interval) -> Markup:
 
 
 def plain_ratio_interval(value: Interval) -> str:
-    """Text of the same, such as 1.62× [1.59, 1.65]."""
+    """The same as plain text, such as 1.62× [1.59, 1.65]."""
     return "{} [{}, {}]".format(*_plain_ratio(value))
 
 
@@ -116,8 +116,8 @@ def _tagged(value: Any, text: str, unit: str = "") -> Markup:
 
 
 def exact(value: float, digits: int = 9) -> str:
-    """A number for programs and for sorting: all digits of a count, nine of a measured one. The
-    files beside the page have all of them, and its texts six: more only takes room."""
+    """A number for programs and for sorting: all digits of a count, nine of a measured number. The
+    tables have all digits."""
     return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
 
 
@@ -141,10 +141,10 @@ class Numbers(NamedTuple):
 
 
 def technique(name: str, baseline: str) -> str:
-    """The name of a technique beside the baseline: ``adamw`` for ``as_published_with_adamw``."""
+    """The name without the baseline: ``adamw`` for ``as_published_with_adamw``."""
     return name.removeprefix(f"{baseline}_with_")
 
 
 def combination(parts: Iterable[str], baseline: str) -> str:
-    """The name of several techniques at once."""
+    """The name of several techniques together."""
     return " + ".join(technique(part, baseline) for part in parts)

@@ -1,8 +1,8 @@
-"""Texts of the page in English and Korean, one beside the other; the page's style shows one.
+"""Texts of the page in English and Korean; the page holds both, and its style shows one.
 
-Templates and modules are written in English; the catalog of the same name (``.po``) holds their
-Korean in the format that translators' tools read, and ``kit/kit.po`` the texts that several share. A
-text that lacks its translation stands in English.
+Templates and modules are written in English. The catalog of the same name (``.po``, the format of
+translators' tools) holds the Korean, and ``kit/kit.po`` that of shared texts. A text without a
+translation appears in English.
 """
 
 import io
@@ -20,7 +20,7 @@ def catalogs() -> list[Path]:
 
 @cache
 def korean() -> dict[str, str]:
-    """Translations by English text, of all catalogs."""
+    """Translations by English text, from all catalogs."""
     return {
         message.id: message.string
         for path in catalogs()
@@ -31,10 +31,8 @@ def korean() -> dict[str, str]:
 
 
 def both(english: str, korean_text: str | None) -> Markup:
-    """HTML that holds a text in both languages; in English alone where there is no Korean.
-
-    The texts are HTML themselves, of this project and not of a user.
-    """
+    """HTML with a text in both languages, or in English alone if there is no Korean. The texts are
+    trusted HTML."""
     if not korean_text:
         return Markup(english)
     texts = {"en": english, "ko": korean_text}
@@ -47,7 +45,7 @@ def gettext(message: str) -> Markup:
 
 
 def ngettext(singular: str, plural: str, count: int) -> Markup:
-    """One of two messages, by ``count``, in both languages. Korean has no plural."""
+    """The message for ``count``, in both languages. Korean has no plural."""
     return gettext(singular if count == 1 else plural)
 
 
@@ -55,7 +53,7 @@ _PLACE = re.compile(r"%\((\w+)\)s")
 
 
 class Said(str):
-    """An English text with its Korean, for captions; both stay together when texts are joined."""
+    """An English text with its Korean, for captions; joining texts joins both."""
 
     korean: str
 
@@ -76,10 +74,7 @@ NOTHING = Said("", "")
 
 
 def say(message: str, **values: object) -> Said:
-    """``message`` in both languages, with ``values`` at its places ``%(name)s``.
-
-    Its Korean is in a catalog, like that of the templates.
-    """
+    """``message`` in both languages, with ``values`` at its places ``%(name)s``."""
     return fill(message, korean().get(message, message), **values)
 
 
@@ -97,5 +92,5 @@ def fill(english: str, korean_text: str, /, **values: object) -> Said:
 
 
 def in_korean(text: object) -> str:
-    """The Korean of a text that has one; else the text."""
+    """The Korean of a text, or the text itself if it has none."""
     return text.korean if isinstance(text, Said) else str(text)

@@ -1,8 +1,8 @@
-"""Every colour of the figures and of the page, once for light and once for dark paper.
+"""The colours of the figures and of the page, for light and for dark paper.
 
 The series follow Okabe and Ito's palette for all kinds of colour vision (Color Universal Design,
-2008), darkened for white paper and lightened for dark paper until each stands out from it by 3 to
-1, as WCAG 2.2 asks of graphics (criterion 1.4.11); texts stand out by 4.5 to 1 (criterion 1.4.3).
+2008), darkened for white paper and lightened for dark paper to a contrast of at least 3 to 1, which
+WCAG 2.2 requires of graphics (criterion 1.4.11); text has at least 4.5 to 1 (criterion 1.4.3).
 """
 
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ SHADES = {
     "yellow": Shade("#8f8600", "#ece133"),
     "sky": Shade("#2f8fc8", "#7cc8f5"),
 }
-"""Shades by name. The page's style and every figure know them as ``var(--name)``."""
+"""Shades by name: ``var(--name)`` in the page's style and in every figure."""
 
 _PAGE = ("paper", "card", "ink", "muted", "line", "link", "good", "bad", "neutral")
 SERIES = [shade.light for name, shade in SHADES.items() if name not in _PAGE]
-"""Colours of series as figures are drawn, in the order in which series take them."""
+"""Colours of series on light paper, in the order in which series take them."""
 
 ROLES = {
     "variant": "blue",
@@ -71,12 +71,12 @@ ROLES = {
     "activations_bytes": "purple",
     "temporary_bytes": "yellow",
 }
-"""Shades by role: one meaning has one colour in all figures and diagrams. The page's
-style knows each as ``var(--role)``."""
+"""Shades by role, ``var(--role)`` in the page's style: one meaning has one colour in all figures
+and diagrams."""
 
 
 def colour_of(role: str) -> str:
-    """The colour of a role as figures are drawn."""
+    """The colour of a role on light paper."""
     return SHADES[ROLES[role]].light
 
 
@@ -86,7 +86,7 @@ _NAMES = {shade.light: name for name, shade in SHADES.items() if name not in _PA
 
 
 def declarations(dark: bool = False, series_only: bool = False) -> str:
-    """The shades as CSS custom properties; the page's with the roles."""
+    """The shades as CSS custom properties; with the roles unless ``series_only``."""
     found = {
         name: shade.dark if dark else shade.light
         for name, shade in SHADES.items()
@@ -98,7 +98,7 @@ def declarations(dark: bool = False, series_only: bool = False) -> str:
 
 
 def with_variables(text: str) -> str:
-    """The text of a drawing whose series follow the reader's light or dark setting."""
+    """``text`` of a drawing with variables for the colours of its series, for light and dark paper."""
     for light, name in _NAMES.items():
         text = text.replace(light, f"var(--{name})")
     return text

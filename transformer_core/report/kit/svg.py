@@ -19,7 +19,7 @@ from transformer_core.report.kit.language import both, in_korean
 from transformer_core.report.kit.palette import SHADES, declarations, with_variables
 
 INK = "#010203"
-"""Stands for the colour of the surrounding text; replaced by currentColor in the file."""
+"""Placeholder for the colour of the surrounding text: currentColor in the file."""
 
 INKS = SHADES["ink"]
 
@@ -64,7 +64,7 @@ class Picture:
     title: str
     description: str
     markup: Markup
-    korean: tuple[str, str] = ("", "")  # title and description in Korean, where they are known
+    korean: tuple[str, str] = ("", "")  # title and description in Korean; empty if unknown
 
     @property
     def caption(self) -> Markup:
@@ -75,16 +75,16 @@ class Picture:
 
 
 def _in_xml(text: str) -> str:
-    """Names from traces may hold characters that no XML may."""
+    """Replaces characters that XML forbids: names from traces may contain them."""
     return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def render(figure: Figure, name: str, title: str, description: str) -> str:
-    """The SVG text of ``figure``; the same figure gives the same text.
+    """The SVG text of ``figure``; the same figure always gives the same text.
 
-    ``title`` and ``description`` are read aloud by screen readers and shown by the page. Colours of
-    text and axes follow the reader's light or dark setting; identifiers start with ``name``, so
-    that several figures fit into one page.
+    Screen readers read ``title`` and ``description``, and the page shows them. Colours of text and
+    axes follow the reader's light or dark setting. Identifiers start with ``name``, so one page can
+    hold several figures.
     """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
@@ -97,25 +97,24 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     compact(root, f"#figure-{name}")
     root.set("id", f"figure-{name}")
     root.set("role", "img")
-    root.set(_KOREAN_TITLE, _in_xml(in_korean(title)))
-    root.set(_KOREAN_DESCRIPTION, _in_xml(in_korean(description)))
+    root.set(_KOREAN_TITLE, in_korean(title))
+    root.set(_KOREAN_DESCRIPTION, in_korean(description))
     root.set("aria-labelledby", f"{name}-title {name}-description")
-    root.insert(0, _element("title", _in_xml(title), id=f"{name}-title"))
-    root.insert(1, _element("desc", _in_xml(description), id=f"{name}-description"))
-    root.insert(
-        2,
-        _element(
-            "style",
-            f"#figure-{name}{{color:{INKS.light};{declarations(series_only=True)}}}"
-            f"@media screen and (prefers-color-scheme:dark){{#figure-{name}"
-            f"{{color:{INKS.dark};{declarations(dark=True, series_only=True)}}}}}",
-        ),
+    style = (
+        f"#figure-{name}{{color:{INKS.light};{declarations(series_only=True)}}}"
+        f"@media screen and (prefers-color-scheme:dark){{#figure-{name}"
+        f"{{color:{INKS.dark};{declarations(dark=True, series_only=True)}}}}}"
     )
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
+    root[:0] = [
+        _element("title", title, id=f"{name}-title"),
+        _element("desc", description, id=f"{name}-description"),
+        _element("style", style),
+    ]
+    return _in_xml(ElementTree.tostring(root, encoding="unicode")) + "\n"
 
 
 def read(path: Path) -> Picture:
-    """A figure that :func:`render` made; ConfigError if it is missing, not SVG or has scripts."""
+    """A figure made by :func:`render`; ConfigError if it is missing, not SVG, or has scripts."""
     check(path)
     try:
         root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
@@ -128,7 +127,7 @@ def read(path: Path) -> Picture:
             raise damaged(path, "contains a script")
     korean = root.get(_KOREAN_TITLE, ""), root.get(_KOREAN_DESCRIPTION, "")
     for key in (_KOREAN_TITLE, _KOREAN_DESCRIPTION):
-        root.attrib.pop(key, None)  # the page says it below
+        root.attrib.pop(key, None)  # the page shows it as a caption
     return Picture(
         name=path.stem,
         korean=korean,
@@ -165,12 +164,11 @@ _GROUP = f"{{{_SVG}}}g"
 
 
 def compact(root: ElementTree.Element, scope: str) -> None:
-    """Take out of ``root``, in place, what nobody sees.
+    """Make ``root`` smaller in place, without visible changes.
 
-    Coordinates are rounded to tenths of a point; identifiers that nothing refers to, groups without
-    attributes and blanks between elements go; a style that stands at several
-    elements becomes a class. ``scope`` is a CSS selector of this figure alone: classes of several
-    figures on one page have the same names.
+    Rounds coordinates to tenths of a point; removes unused identifiers, groups without attributes
+    and blanks between elements; turns a style that several elements share into a class. ``scope``
+    is a CSS selector for this figure alone, because figures on one page share names of classes.
     """
     for element in root.iter():
         _round_coordinates(element)
@@ -185,7 +183,7 @@ def compact(root: ElementTree.Element, scope: str) -> None:
 
 def _round_coordinates(element: ElementTree.Element) -> None:
     for key in _COORDINATES & element.attrib.keys():
-        # A factor in a transform is small; a place on the page is not.
+        # Factors in a transform are small and need more digits.
         digits = 2 if key == "transform" else 1
         text = _LONG.sub(lambda found, n=digits: f"{float(found[0]):.{n}f}", element.attrib[key])  # type: ignore[misc]
         element.set(key, _COMMAND.sub(r"\1", text) if key == "d" else text)
@@ -223,7 +221,7 @@ def _unwrap_groups(element: ElementTree.Element) -> None:
 def _share_styles(root: ElementTree.Element, scope: str) -> None:
     styles = Counter(element.get("style", "") for element in root.iter())
     shared = [style for style, count in styles.most_common() if style and count > 1]
-    # One letter for the most frequent: they stand at hundreds of elements.
+    # The most frequent classes, of hundreds of elements, get one letter.
     classes = {
         style: (ascii_letters[number : number + 1] or f"s{number}")
         for number, style in enumerate(shared)

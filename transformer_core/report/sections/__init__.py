@@ -1,1 +1,1 @@
-"""The sections of the page, a folder for each."""
+"""The sections of the page."""

@@ -1,4 +1,4 @@
-"""The answer as the page, report.md and summary.json give it."""
+"""The answer of a study, for the page, report.md and summary.json."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from transformer_core.study.resolve import combine
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest training that is certified: the search's, or a variant that is faster still."""
+    """The fastest certified training: what the search found, or a variant that is even faster."""
 
     parts: list[str]
     spec: RunSpec
@@ -51,7 +51,7 @@ class Choice:
     searched: bool = True
 
     def bundle(self, results: StudyResults) -> list[str]:
-        """The changes of a variant that is recommended as a whole, if it has several."""
+        """The changes of a variant that is recommended as a whole; empty for a single change."""
         if self.searched and not results.search.bundle:
             return []
         found = changes(results, self.parts[0], results.study.baseline)
@@ -59,21 +59,20 @@ class Choice:
 
     @property
     def path(self) -> str:
-        return (
-            "results/recommended.yaml"
-            if self.searched
-            else f"results/runs/{self.parts[0]}/spec.json"
-        )
+        if self.searched:
+            return "results/recommended.yaml"
+        return f"results/runs/{self.parts[0]}/spec.json"
 
 
 def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
-    """The recommendation, and the certified variants that seem faster and are not recommended.
+    """The recommendation, and the certified variants that seem faster but are not recommended.
 
-    No certified row of the page is faster than the recommendation without a reason. Either the two
-    were compared directly and the row lost, or its interval leaves open whether it beats the
-    baseline at all; otherwise the row itself is the recommendation.
+    A certified variant with a higher ratio becomes the recommendation, unless it lost a direct
+    comparison, or its interval leaves open whether it beats the baseline at all.
     """
-    found, best = results.search, best_stage(results)
+    found = results.search
+    same = (stage for stage in found.waterfall if set(stage.parts) == set(found.parts))
+    best = next(same, None) if found.parts else None
     choice = Choice(
         parts=found.parts,
         spec=found.spec,
@@ -96,7 +95,7 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
             spec, status = results.specs[row.variant], row.certificate
             own = Choice([row.variant], spec, row.speedup, row.verdict, status, reason, False)
             return own, rivals
-        # An undecided ratio around 1 is no rival of a baseline that nothing beats.
+        # If nothing beats the baseline, an undecided ratio is not a rival.
         if direct is not None or choice.parts:
             rivals.append(
                 AnswerRival(
@@ -111,7 +110,7 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
 
 
 def _certified(results: StudyResults) -> list[Comparison]:
-    """Comparisons with the baseline that count, the fastest first."""
+    """Comparisons with the baseline that count, fastest first."""
     counted = [c for c in results.comparisons.values() if c.counts and c.speedup]
     return sorted(counted, key=lambda c: -c.speedup.median if c.speedup else 0.0)
 
@@ -120,7 +119,7 @@ def _direct(
     results: StudyResults, variant: str, choice: Choice
 ) -> tuple[Interval | None, str | None]:
     """The ratio of a variant in the same turns as the recommendation, if it was not faster there,
-    and the name of what it is over."""
+    and the name of the denominator."""
     found, best = results.search, choice.speedup
     for stage in (*found.waterfall, *found.beyond, *found.left_out):
         ratio = stage.effect.ratio
@@ -136,7 +135,7 @@ def _direct(
 
 
 def _stands_for(results: StudyResults, stage: Stage, variant: str) -> bool:
-    """Whether a stage of the search trains exactly as a variant of the study."""
+    """Whether a stage of the search trains exactly like a variant of the study."""
     return stage.parts == [variant] if stage.bundle else _combined(results, stage.parts, variant)
 
 
@@ -146,13 +145,12 @@ def _is(results: StudyResults, variant: str, choice: Choice) -> bool:
 
 
 def _combined(results: StudyResults, parts: Sequence[str], variant: str) -> bool:
-    """Whether a variant is the baseline with the own changes of these, as the search combines
-    them."""
+    """Whether a variant equals the baseline with the own changes of ``parts``."""
     return combine(results.study, results.definitions, parts, variant) == results.specs[variant]
 
 
 def read_answer(results: StudyResults) -> Answer:
-    """The whole answer; nothing in it is computed a second time elsewhere."""
+    """The whole answer, from which the page, report.md and summary.json take their numbers."""
     study, found = results.study, results.search
     choice, rivals = choose(results)
     variants, settled = list(_variants(results, choice)), _settled(results)
@@ -201,8 +199,8 @@ def read_answer(results: StudyResults) -> Answer:
 
 
 def _fastest_change(results: StudyResults) -> AnswerChange | None:
-    """The technique with the largest certified effect as the only change to the baseline; where
-    none was measured so, the fastest bundle."""
+    """The certified single change to the baseline with the largest effect; if there is none, the
+    fastest bundle."""
     baseline = results.study.baseline
     faster = [
         (changes(results, c.variant, baseline), c.variant, c.speedup)
@@ -223,12 +221,12 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
 
 
 def _is_technique(stage: Stage) -> bool:
-    """Whether a stage of the search is one technique beside the baseline, and certified."""
+    """Whether a stage of the search adds one technique to the baseline, and is certified."""
     return len(stage.parts) == 1 and not stage.bundle and not stage.uncertified
 
 
 def _settled(results: StudyResults) -> set[str]:
-    """Single changes to the baseline that the search's last comparison gave a verdict."""
+    """Single changes to the baseline on which the search's last comparison has a verdict."""
     return {
         stage.parts[0]
         for stage in (*results.search.waterfall, *results.search.beyond)
@@ -239,7 +237,7 @@ def _settled(results: StudyResults) -> set[str]:
 
 
 def techniques(results: StudyResults) -> list[AnswerTechnique]:
-    """Each technique beside the baseline and beside what the search found."""
+    """Each technique by itself and in combination with what the search found."""
     found = results.search
     if found.bundle:
         return []
@@ -295,13 +293,6 @@ def _time(results: StudyResults) -> AnswerTime | None:
     )
 
 
-def best_stage(results: StudyResults) -> Stage | None:
-    """The stage of the final comparison that is recommended; none for the baseline."""
-    found = results.search
-    same = (stage for stage in found.waterfall if set(stage.parts) == set(found.parts))
-    return next(same, None) if found.parts else None
-
-
 def _variants(results: StudyResults, choice: Choice) -> Iterator[AnswerVariant]:
     rates = throughputs(results)
     for name, result in results.variants.items():
@@ -324,7 +315,7 @@ def _variants(results: StudyResults, choice: Choice) -> Iterator[AnswerVariant]:
 
 
 def training_command(spec: RunSpec, path: str = "results/recommended.yaml") -> str:
-    """Trains a run spec, without measuring, on the corpus of the study."""
+    """The command that trains a run spec, without measuring, on the study's corpus."""
     program = "python -m"
     if spec.world_size > 1:
         hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"

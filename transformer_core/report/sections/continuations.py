@@ -7,8 +7,8 @@ from transformer_core.decide.study_results import StudyResults
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The variant that predicts the test split best, and the samples: by prompt and reference, by
-    how they were continued, and by text, the variants that gave it."""
+    """The variant that predicts the test split best, and the samples: variants by continuation, by
+    way of sampling, by prompt and reference."""
     judged = {r.variant: r.evaluation.texts for r in results.ordered if r.evaluation.texts}
     best = min(judged, key=lambda name: judged[name].bits_per_byte, default=None)
     samples: Any = defaultdict(lambda: {"greedy": defaultdict(list), "drawn": defaultdict(list)})

@@ -39,7 +39,7 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     axes = figure.subplots()
     shortest, longest = int(frame["length"].min()), int(frame["length"].max())
     width = -(-(longest - shortest + 1) // _BINS)
-    # Whole bins only: seaborn stretches them to the range where they do not fit.
+    # Whole bins only, or seaborn stretches them to the range.
     bins = -(-(longest - shortest + 1) // width)
     sns.histplot(
         frame,
@@ -62,8 +62,8 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
 def lengths_frame(
     lengths: LengthHistogram, source: str | None = None, target: str = ""
 ) -> pd.DataFrame:
-    """A row per side and length, with the fraction of the side's sentences of that length; for
-    texts if there is no ``source`` language."""
+    """A row per side and length, with the fraction of the side's sentences that have it; without a
+    ``source`` language, a row per length of texts."""
     rows = []
     sides = [(f"source ({source})", lengths.source), (f"target ({target})", lengths.target)]
     if source is None:

@@ -22,16 +22,14 @@ from transformer_core.report.sections.answer import choose
 def context(results: StudyResults) -> dict[str, Any]:
     choice, _ = choose(results)
     own = results.search.certificate if choice.searched else results.certificates[choice.parts[0]]
-    return {"own": own if choice.parts else None, "audit": audited(results)}
+    audit = results.folder / "audit.json"  # missing in old results
+    return {
+        "own": own if choice.parts else None,
+        "audit": json.loads(audit.read_text(encoding="utf-8")) if audit.is_file() else None,
+    }
 
 
-def audited(results: StudyResults) -> dict[str, Any] | None:
-    """The audit of the baseline; None for results from before there were any."""
-    file = results.folder / "audit.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-
-FLOOR = 1e-6  # smaller shares are drawn here: a logarithmic axis has no place for 0
+FLOOR = 1e-6  # smaller shares are drawn here, because a logarithmic axis has no 0
 
 
 def draw_equivalence(results: StudyResults) -> Drawing:
@@ -57,7 +55,7 @@ def draw_equivalence(results: StudyResults) -> Drawing:
 
 
 def share(measured: float, bound: float) -> float:
-    """``measured`` over ``bound``, at least FLOOR; a bound of 0 allows nothing else."""
+    """``measured`` over ``bound``, at least FLOOR; a bound of 0 allows only 0."""
     if bound == 0:
         return 1 / FLOOR if measured else FLOOR
     return max(measured / bound, FLOOR)
@@ -73,12 +71,12 @@ def _left_out(results: StudyResults) -> Said:
 
 
 def recorded(steps_file: Path) -> pd.DataFrame:
-    """The steps whose loss was read, and these losses."""
+    """Steps and losses of the steps whose loss was read."""
     return read_table(steps_file, columns=["step", "loss"]).to_pandas().dropna(subset=["loss"])
 
 
 def validated(result: VariantResult) -> pd.DataFrame:
-    """The steps with a finite validation loss in the first repeat, and these losses."""
+    """Steps and finite validation losses of the first repeat."""
     found = [(v.step, v.loss) for v in result.repeats[0].validations if v.loss is not None]
     return pd.DataFrame(found, columns=["step", "loss"])
 

@@ -16,7 +16,7 @@ from transformer_core.report.kit.palette import SERIES, VARIANT
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The curves, and the families of which the study runs too little for one."""
+    """The curves, and the families of which the study runs too few members for one."""
     return {
         "curves": [curve for curve in results.curves if curve.points],
         "knees": [curve for curve in results.curves if curve.points and curve.knee is not None],
@@ -57,7 +57,7 @@ _COSTS = {"peak_memory": ("peak memory", "o", "-"), "traffic": ("bytes sent per 
 
 
 def _panels(curves: Sequence[FamilyCurve], draw: Panel) -> Figure:
-    """A panel for each curve, or a sentence that there is none."""
+    """A panel per curve, or a sentence if there is none."""
     if not curves:
         return nothing(Figure(figsize=(WIDTH, 1.6)))
     columns = min(_COLUMNS, len(curves))

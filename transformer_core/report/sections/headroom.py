@@ -9,8 +9,8 @@ from transformer_core.measure.session_ratio import step_seconds
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Both steps by class of operators, as far as they were timed and profiled; the recommended
-    one first, which is the answer."""
+    """Both steps by operator class, as far as they were timed and profiled; the recommendation
+    first, because it is the answer."""
     name, found = results.study.baseline, results.search
     rooms = (
         _room(results, " + ".join(found.parts), BEST, found.spec, found.profile),

@@ -27,7 +27,7 @@ _LEAST = 0.01
 
 
 def with_layers(results: StudyResults) -> dict[str, Breakdown]:
-    """The profiles that are shown in detail and have a tree, or operators with shapes."""
+    """The profiles shown in detail that have a module tree or operators with shapes."""
     profiles = shown(results)
     return {
         name: profiles[name]
@@ -37,12 +37,12 @@ def with_layers(results: StudyResults) -> dict[str, Breakdown]:
 
 
 def depth(layer: LayerUse) -> int:
-    """How many modules are around it."""
+    """The number of modules around it."""
     return layer.path.count(SEPARATOR)
 
 
 def large(layers: list[LayerUse]) -> list[LayerUse]:
-    """The modules that take a visible part of the time of all, and are not too deep."""
+    """The modules with a visible share of the total time that are not too deep."""
     least = _LEAST * sum(layer.time_ns for layer in layers if depth(layer) == 0)
     return [layer for layer in layers if layer.time_ns >= least and depth(layer) < _DEEPEST]
 
@@ -51,7 +51,7 @@ def large(layers: list[LayerUse]) -> list[LayerUse]:
 class Tree(PerStep):
     layers: list[LayerUse]
     shapes: list[tuple[ShapeUse, float | None]]
-    """Operators by shape, with the share of the roofline that each reaches."""
+    """Operators by shape, with their shares of the roofline."""
     whole_ns: int  # device time in all modules
 
     def share(self, layer: LayerUse) -> float | None:

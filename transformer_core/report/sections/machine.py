@@ -1,4 +1,4 @@
-"""The machine: its limits, collective operations, and how far the variants use it."""
+"""The machine: its limits, collective operations, and utilisation by the variants."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 
 def bucket_bytes(results: StudyResults) -> dict[str, list[int]]:
-    """Sizes of the gradient buckets of the variants with DistributedDataParallel that ran."""
+    """Sizes of the gradient buckets, by variant that ran with DistributedDataParallel."""
     found = {}
     for name, result in results.variants.items():
         told = next((repeat.communication for repeat in result.repeats if repeat.communication), {})
@@ -43,7 +43,7 @@ def bucket_bytes(results: StudyResults) -> dict[str, list[int]]:
 
 
 def utilisation_in_turns(results: StudyResults) -> list[Utilisation]:
-    """Utilisation at the throughput of the turns, which runs on their own may contradict.
+    """Utilisation at the throughput of the turns instead of that of a variant's own run.
 
     FLOPs follow from tokens, so all rates of a variant change by one factor.
     """
@@ -106,7 +106,7 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
 
 def _curves(axes: Axes, table: DataFrame) -> None:
     for place, (name, curve) in enumerate(table.groupby("collective", sort=False)):
-        # Highlights the one that training uses most.
+        # Highlights the operation that training uses most.
         used_most = {"color": svg.INK, "lw": 2.2} if name == "all_reduce" else {"lw": 1.4}
         axes.plot(
             curve["bytes"],

@@ -1,4 +1,4 @@
-"""Memory: measured, predicted, its parts, the largest batch."""
+"""Memory: measured and predicted, by part, and the largest batch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -25,7 +25,7 @@ def measured(results: StudyResults) -> dict[str, MemoryResult]:
 
 
 def followed(results: StudyResults) -> dict[str, RankAnatomy]:
-    """Their first ranks, where these could be taken apart."""
+    """The first ranks of variants whose memory was measured by part."""
     return {
         name: found.ranks[0]
         for name, found in measured(results).items()
@@ -39,13 +39,13 @@ def predictions(results: StudyResults) -> dict[str, Prediction]:
 
 
 def expected(results: StudyResults, variant: str) -> list[PredictedRank]:
-    """The prediction: for the first rank, and for the others where they do other work."""
+    """The predictions for the first rank, and for the others if they do different work."""
     found = predictions(results).get(variant)
     return [] if found is None else found.ranks
 
 
 class Check(NamedTuple):
-    """A predicted peak beside a measured one."""
+    """A predicted and a measured peak."""
 
     variant: str
     place: str  # which rank or device
@@ -54,12 +54,12 @@ class Check(NamedTuple):
 
     @property
     def error(self) -> float:
-        """By which share of the measured peak the prediction is too high."""
+        """The excess of the prediction, as a share of the measured peak."""
         return self.predicted / self.measured - 1
 
 
 def label(result: MemoryResult, rank: RankAnatomy) -> str:
-    """A rank, or a device where one process drives several."""
+    """Name of a rank, or of a device if one process drives several."""
     several = len({each.rank for each in result.ranks}) < len(result.ranks)
     return rank.device if several else f"rank {rank.rank}"
 
@@ -74,12 +74,12 @@ def tensor_checks(results: StudyResults) -> list[Check]:
 
 
 def run_checks(results: StudyResults) -> list[Check]:
-    """The same of every timed run: of the whole process on a CPU, of the tensors on a GPU."""
+    """The same for every timed run: for the whole process on a CPU, for the tensors on a GPU."""
     found = []
     for name, result in results.variants.items():
         for repeat in result.repeats:
             cuda = any(rank.device.startswith("cuda") for rank in repeat.memory)
-            # Bytes that a process takes before its first tensor, if measured.
+            # Bytes of a process before its first tensor, if measured.
             prediction = predictions(results).get(name)
             before = 0 if cuda else (prediction.context_bytes if prediction else None)
             if before is None:
@@ -98,8 +98,8 @@ def run_checks(results: StudyResults) -> list[Check]:
 
 
 def _checks(variant: str, peaks: Sequence[int], used: Mapping[str, int]) -> list[Check]:
-    """Where ranks do other work than the first, each against its own prediction; else the fullest,
-    for which the prediction is made: the others get smaller shares of a batch."""
+    """Each rank against its own prediction, if ranks do different work; otherwise only the fullest,
+    because the prediction is for the rank with the largest share of a batch."""
     if not peaks or not used:
         return []
     if len(peaks) == 1:
@@ -112,7 +112,7 @@ def _checks(variant: str, peaks: Sequence[int], used: Mapping[str, int]) -> list
 
 
 def errors(checks: Iterable[Check]) -> tuple[float, float] | None:
-    """Median and largest error of predictions, without their sign; None without a prediction."""
+    """Median and largest absolute error of predictions; None without predictions."""
     sizes = [abs(check.error) for check in checks]
     return (median(sizes), max(sizes)) if sizes else None
 
@@ -128,8 +128,8 @@ def telling(results: StudyResults) -> list[str]:
 
 
 def schemes(results: StudyResults) -> dict[str, MemoryResult]:
-    """A variant of each way of dividing the work over several devices, in the study's order of
-    telling: DataParallel, with the loss in forward, DistributedDataParallel, FSDP."""
+    """One variant for each way of dividing the work over several devices: DataParallel, the same
+    with a local loss, DistributedDataParallel, FSDP."""
     found: dict[tuple[str, bool], str] = {}
     for name, result in measured(results).items():
         parallel = results.specs[name].parallel
@@ -140,8 +140,8 @@ def schemes(results: StudyResults) -> dict[str, MemoryResult]:
 
 
 def of_recommendation(results: StudyResults) -> tuple[float, float] | None:
-    """Peak memory of a process of the recommended combination and of one of the baseline, medians
-    over the sessions of the last comparison; None where no combination is recommended."""
+    """Peak memory of a process of the recommended combination and of the baseline, medians over the
+    sessions of the last comparison; None if no combination is recommended."""
     sessions = results.search.sessions if choose(results)[0].searched else []
     peaks = {
         name: [
@@ -156,7 +156,7 @@ def of_recommendation(results: StudyResults) -> tuple[float, float] | None:
 
 
 class Measured(NamedTuple):
-    """A variant as the tables show it, by its first rank."""
+    """A variant in the tables, by its first rank."""
 
     result: MemoryResult
     rank: RankAnatomy
@@ -201,8 +201,8 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 
 def _cheaper(results: StudyResults) -> list[dict[str, Any]]:
-    """Variants that trade time for memory, beside the baseline: with checkpoints of activations, or
-    a loss in chunks."""
+    """Variants that trade time for memory, by activation checkpointing or a loss in chunks, against
+    the baseline."""
     found = followed(results)
     baseline = found.get(results.study.baseline)
     return [
@@ -220,7 +220,7 @@ def _cheaper(results: StudyResults) -> list[dict[str, Any]]:
 
 
 def _tried(search: LargestBatchResult) -> str:
-    """The confirmation of an answer: the last trials of its two sizes."""
+    """The trials that confirm an answer: the largest size, and the next one."""
     return ", ".join(
         f"{trial.pairs:,} {trial.status}" for trial in search.trials if trial.purpose != "search"
     )

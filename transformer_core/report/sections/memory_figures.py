@@ -30,7 +30,7 @@ from transformer_core.report.sections.memory import (
 
 def draw_memory(results: StudyResults) -> Drawing:
     frame = memory_frame(results.ordered)
-    names = drawing.present(results, frame)
+    names = [name for name in results.variants if name in set(frame["variant"])]
     figure, axes = drawing.rows(names, baseline=results.study.baseline)
     if names:
         sns.barplot(
@@ -54,10 +54,8 @@ def draw_memory(results: StudyResults) -> Drawing:
 
 
 def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
-    """A row per ok variant and rank: the largest peak over the repeats, in bytes.
-
-    A rank that drives several devices (DataParallel) has one row per device, by device number.
-    """
+    """A row per variant that is ok and rank: the largest peak over the repeats, in bytes. A rank that
+    drives several devices (DataParallel) has one row per device, by device number."""
     rows = [
         (result.variant, places.index((memory.rank, memory.device)), memory.peak_bytes)
         for result in results
@@ -171,7 +169,7 @@ MOMENTS = {
     "steady": "steady",
     "peak": "peak",
 }
-"""Milestones in the order of a life."""
+"""Milestones in the order in which a run passes them."""
 _SOURCES = {
     "rss_bytes": ("process (resident set)", 0, "o"),
     "tensor_bytes": ("tensors (torch's allocator)", 1, "s"),
@@ -282,7 +280,7 @@ WORDS = {
     "activations_bytes": "activations",
     "temporary_bytes": "temporary",
 }
-"""The parts as the figures call them."""
+"""Names of the parts in figures."""
 
 
 def nothing_measured(name: str) -> Drawing:
@@ -290,7 +288,7 @@ def nothing_measured(name: str) -> Drawing:
 
 
 def parts_legend(figure: Figure, used: set[str], axes: Axes | None = None) -> None:
-    """The parts that are shown, and what ``axes`` has labelled, below the figure."""
+    """A legend below the figure with the parts ``used`` and the labels of ``axes``."""
     handles: list[Artist] = [
         Patch(color=COLOURS[part], label=WORDS[part]) for part in PARTS if part in used
     ]

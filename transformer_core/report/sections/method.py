@@ -10,7 +10,7 @@ from transformer_core.measure import session_ratio
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The constants of the statistics, and how long jobs took."""
+    """Constants of the statistics, and the time that jobs took."""
     jobs = read_clock(results.folder / CLOCK.name).jobs
     return {
         "jobs": sorted(jobs.items(), key=lambda job: -job[1].seconds),

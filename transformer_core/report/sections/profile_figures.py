@@ -73,7 +73,7 @@ def draw_profile_timelines(results: StudyResults) -> Drawing:
 def draw_operator_roofline(results: StudyResults) -> Drawing:
     found = shown(results)
     names = telling(results)
-    # Variant, class of operators, FLOPs per byte and FLOPs per second, where all are known.
+    # Variant, operator class, FLOPs per byte and FLOPs per second, if all are known.
     points = [
         (variant, use.operator_class, use.intensity, use.flops / (use.counted_ns * 1e-9))
         for variant in names
@@ -112,8 +112,8 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
         figure,
         " ",
         say(
-            "The lines show what a process with all threads can reach: the memory bandwidth "
-            "times the intensity, up to its matrix rate."
+            "The lines show the limit of a process with all threads: the memory bandwidth times the "
+            "intensity, up to its matrix rate."
         )
         if roofline
         else say("The limits of this machine were not measured."),
@@ -121,7 +121,7 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
 
 
 def _ceilings(axes: Axes, roofline: Roofline, span: tuple[float, float]) -> None:
-    """The measured memory bandwidth and matrix rates, of a process that has all threads."""
+    """The measured memory bandwidth and matrix rates of a process with all threads."""
     bandwidth = max((m.bytes_per_second for m in roofline.memory), default=None)
     if bandwidth is None:
         return
@@ -133,7 +133,7 @@ def _ceilings(axes: Axes, roofline: Roofline, span: tuple[float, float]) -> None
     intensity = np.geomspace(*span, 50)
     for place, (name, rate) in enumerate(rates.items()):
         axes.plot(intensity, np.minimum(intensity * bandwidth, rate), color=svg.INK, lw=1, ls="--")
-        # Side by side: formats with one rate would write over one another.
+        # Side by side, because labels of formats with the same rate would overlap.
         axes.annotate(name, (span[1] / 3**place, rate), ha="right", va="bottom", fontsize=9)
 
 
@@ -149,9 +149,18 @@ _PARTS = {
 def partitions(found: Mapping[str, Breakdown], more: str = "") -> Drawing:
     figure, axes = drawing.rows(list(found), least=6)
     for row, breakdown in enumerate(found.values()):
-        times = [share * _seconds(breakdown) * 1e3 for share in _shares(breakdown)]
+        summary = summary_of(breakdown)
+        overlap = summary.overlap or 0.0
+        shares = (
+            (summary.compute or 0.0) - overlap,
+            overlap,
+            summary.exposed_communication or 0.0,
+            summary.exposed_copies or 0.0,
+            summary.exposed_graphs or 0.0,
+        )
+        times = [share * summary.step_seconds * 1e3 for share in shares]
         left = drawing.stack(axes, row, zip(_PARTS, times, _PARTS.values(), strict=True))
-        idle = _seconds(breakdown) * 1e3 - left
+        idle = summary.step_seconds * 1e3 - left
         if idle > 0:
             axes.barh(row, idle, 0.7, left, fc="none", ec=svg.INK, lw=0.8, label="idle")
     if found:
@@ -161,26 +170,9 @@ def partitions(found: Mapping[str, Breakdown], more: str = "") -> Drawing:
 
 
 def summary_of(breakdown: Breakdown) -> ProfileSummary:
-    """All devices together, of a breakdown that has some."""
+    """The summary of a breakdown that has devices."""
     assert breakdown.summary is not None
     return breakdown.summary
-
-
-def _seconds(breakdown: Breakdown) -> float:
-    return summary_of(breakdown).step_seconds
-
-
-def _shares(breakdown: Breakdown) -> tuple[float, ...]:
-    """The parts of the step in the order of the bars, without idle time."""
-    found = summary_of(breakdown)
-    overlap = found.overlap or 0.0
-    return (
-        (found.compute or 0.0) - overlap,
-        overlap,
-        found.exposed_communication or 0.0,
-        found.exposed_copies or 0.0,
-        found.exposed_graphs or 0.0,
-    )
 
 
 CLASSES = {name: colour_of(name) for name in COLOURS}  # colours of the activities of a device
@@ -197,7 +189,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
     figure, shown = drawing.panels(list(found), 0.2 * sum(heights) / len(heights), heights)
     for axes, timeline in zip(shown, found.values(), strict=True):
         _draw_step(axes, timeline)
-    shown[-1].set_xlabel("milliseconds after the begin of the step")
+    shown[-1].set_xlabel("milliseconds since the start of the step")
     seen = {colour for t in found.values() for lane in t.lanes for colour in lane.spans}
     figure.legend(
         handles=[
@@ -213,7 +205,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
 
 
 def _draw_step(axes: Axes, timeline: Timeline) -> None:
-    """One variant: for every rank the strip of phases, and a row per lane."""
+    """One variant: for each rank a strip of phases and a row per lane."""
     ticks: list[tuple[float, str]] = []
     row = 0
     for rank, strip in timeline.phases.items():
@@ -242,13 +234,13 @@ def _draw_strip(
         )
     )
     for phase, t0, t1 in strip:
-        if t1 - t0 > window_ns / 40:  # a letter needs some room
+        if t1 - t0 > window_ns / 40:  # wide enough for a letter
             middle = (t0 + t1) / 2e6
             axes.text(middle, row, _LETTERS[phase], ha="center", va="center_baseline", fontsize=8)
 
 
 def _boxes(spans: Sequence[Span], row: int, half: float) -> Path:
-    """All spans as one path: a picture of one element instead of hundreds."""
+    """All spans as one path: one SVG element instead of hundreds."""
     corners = [
         (x / 1e6, row + y)
         for t0, t1 in spans

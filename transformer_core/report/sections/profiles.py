@@ -1,4 +1,4 @@
-"""Profiles by variant: the parts of a step, operators, collectives, phases."""
+"""Profiles by variant: parts of a step, operators, collectives, phases."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from transformer_core.decide.study_results import StudyResults
 
 @dataclass(frozen=True)
 class PerStep:
-    """Sums over the steps of all devices, as their mean per step of a device."""
+    """Turns sums over the steps of all devices into means per step of a device."""
 
     name: str
     steps: int  # steps of all devices
@@ -25,7 +25,7 @@ class PerStep:
 
     @staticmethod
     def rate(count: int | None, nanoseconds: int) -> float | None:
-        """Billions a second."""
+        """Billions per second."""
         return count / nanoseconds if count is not None and nanoseconds else None
 
 
@@ -33,20 +33,20 @@ class PerStep:
 class Profile(PerStep):
     breakdown: Breakdown
     communication_ms: float | None
-    """Milliseconds of a step in which communication runs; null where nothing communicates."""
+    """Milliseconds of a step during which communication runs; null without communication."""
     ddp_communication_ms: float | None
-    """The same by DistributedDataParallel's own timers; null where there are none."""
+    """The same by DistributedDataParallel's own timers; null without them."""
     viewer_files: list[str]  # files for a viewer, relative to the page
 
     @property
     def summary(self) -> ProfileSummary:
-        """The numbers; only of a profile that is ok."""
+        """The numbers of a profile that is ok."""
         assert self.breakdown.summary is not None
         return self.breakdown.summary
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The profiles that are there, those that are not, and the few that are shown in detail."""
+    """The profiles, the reasons for missing ones, and the few that are shown in detail."""
     profiles = {
         name: _profile(results, name, breakdown) for name, breakdown in results.breakdowns.items()
     }
@@ -88,7 +88,7 @@ def _profile(results: StudyResults, name: str, breakdown: Breakdown) -> Profile:
 
 _TELLING = 4
 _USUAL: tuple[tuple[str, bool], ...] = (("ddp", False), ("ddp", True), ("fsdp", False))
-"""Kind of the division of work, and whether gradients accumulate."""
+"""Kind of parallel strategy, and whether gradients accumulate."""
 
 
 def shown(results: StudyResults) -> dict[str, Breakdown]:
@@ -96,8 +96,8 @@ def shown(results: StudyResults) -> dict[str, Breakdown]:
 
 
 def telling(results: StudyResults) -> list[str]:
-    """The few variants that are shown in detail: the baseline, and the first of each way of
-    dividing and synchronising the work, the usual ways first; and all that the user brought."""
+    """The few variants that are shown in detail: the baseline, the first one for each way of dividing
+    and synchronising the work, the usual ways first, and all of the user's own traces."""
     seen: dict[tuple[str, bool], str] = {}
     found = list(shown(results))
     names = [name for name in found if name in results.specs]

@@ -1,5 +1,5 @@
-"""The time that the baseline and the recommendation need to translate well, and how much of a
-technique's gain in its kernels is left on the way there."""
+"""The time that trainings need to translate well, and how much of a technique's gain in its kernels
+remains in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from transformer_core.trace.compare import Change, difference
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The result, and its sides under the names that the page gives them."""
+    """The result, and its sides with their names on the page."""
     found, baseline = results.quality, results.study.baseline
     return {
         "quality": found,
@@ -33,14 +33,14 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast as the baseline a side of the race is: in its kernels, in a step, and
-    on the way to the same validation loss."""
+    """The speed-up of a side of the race over the baseline: in its kernels, in a step, and to the
+    same validation loss."""
 
     name: str
     kernels: Change | None
-    """The class of operators whose time falls most, in a profiled step; null without profiles."""
-    step: Interval | None  # by the turns of the race; null for fewer than three
-    steps: float | None  # steps that it takes to the same loss, over those of the baseline
+    """The operator class whose time falls most, in a profiled step; null without profiles."""
+    step: Interval | None  # from the turns of the race; null for fewer than three
+    steps: float | None  # steps to the same loss, over those of the baseline
     time: float | None
 
 
@@ -78,8 +78,8 @@ def _to_the_same_loss(
 
 
 def reaching(looks: Sequence[QualityLook], loss: float) -> tuple[float, float] | None:
-    """Steps and seconds at which the validation loss first falls to ``loss``, on the line between
-    two evaluations; null if the first evaluation is below it already."""
+    """Steps and seconds at which the validation loss first falls to ``loss``, interpolated linearly;
+    null if the first evaluation is already below it."""
     for before, after in pairwise(looks):
         if before.loss > loss >= after.loss:
             share = (before.loss - loss) / (before.loss - after.loss)
@@ -91,8 +91,8 @@ def reaching(looks: Sequence[QualityLook], loss: float) -> tuple[float, float] |
 
 
 def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> Interval | None:
-    """Seconds of a step of the baseline over those of ``side``, from turns of both side by side;
-    95 % by Student's t."""
+    """Seconds of a step of the baseline over those of ``side``, from adjacent turns; 95 % interval by
+    Student's t."""
 
     def seconds(looks: Sequence[QualityLook]) -> list[float]:
         took = [looks[0].seconds, *(b.seconds - a.seconds for a, b in pairwise(looks))]
@@ -108,7 +108,7 @@ def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> I
 
 
 def _kernels(profiles: dict[str, Breakdown], baseline: str, side: QualitySide) -> Change | None:
-    """The class of operators whose time falls most from the baseline's step to that of ``side``."""
+    """The operator class whose time falls most from the baseline's step to that of ``side``."""
     name = side.name if side.name == BEST else side.parts[0]
     if baseline not in profiles or name not in profiles:
         return None

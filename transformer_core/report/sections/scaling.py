@@ -1,4 +1,4 @@
-"""More devices and slow links: projections, and how far they can be trusted."""
+"""More devices and slow links: projections, and how well they match measurements."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from transformer_core.report.kit.palette import SERIES, VARIANT
 @dataclass(frozen=True)
 class LinkedRun:
     result: VariantResult
-    bandwidth: str | None  # of the limited link; null for a link as it is
+    bandwidth: str | None  # of the limited link; null for an unlimited link
     kind: LinkKind | None
     hosts: list[str]
     step_seconds: float | None
-    comparisons: list[Comparison]  # with other runs over several hosts
+    comparisons: list[Comparison]  # with other runs on several hosts
 
 
 def linked_runs(results: StudyResults) -> list[LinkedRun]:
@@ -56,7 +56,7 @@ def linked_runs(results: StudyResults) -> list[LinkedRun]:
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Runs over links, the error of the emulated one, and projections."""
+    """Runs over links, the error of the emulated link, and projections."""
     projection = results.projection
     curves = shown_curves(projection) if projection else []
     return {
@@ -80,18 +80,16 @@ STRATEGIES = {
     "fsdp": "FSDP",
     "central": "central",
 }
-"""Projected strategies in words."""
-
+"""Projected strategies, in words."""
 
 SHOWN_BUCKET_MB = 25.0
-"""Bucket size of the strategies that are shown: DistributedDataParallel's own default."""
+"""Bucket size of the strategies that are shown: DistributedDataParallel's default."""
 
-
-MOST_ERROR = 0.2  # strategies whose measured runs are farther off, in the median, have no curve
+MOST_ERROR = 0.2  # a strategy with a larger median error in measured runs has no curve
 
 
 def errors(projection: Projection) -> dict[ProjectedStrategy, float]:
-    """Median error, without its sign, of each strategy that was measured."""
+    """Median absolute error of each strategy that was measured."""
     found: dict[ProjectedStrategy, list[float]] = defaultdict(list)
     for check in projection.checks:
         if check.strategy is not None and check.error is not None:
@@ -104,8 +102,7 @@ def dropped(projection: Projection) -> dict[ProjectedStrategy, float]:
 
 
 def shown_curves(projection: Projection) -> list[ProjectedCurve]:
-    """The curves of the strategies that were not found to be wrong, with one bucket size for those
-    that have buckets."""
+    """The curves of strategies without large errors, with one bucket size if they have buckets."""
     wrong = dropped(projection)
     return [
         curve
@@ -115,7 +112,7 @@ def shown_curves(projection: Projection) -> list[ProjectedCurve]:
 
 
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,g}")
-GOAL = 0.05  # median error of the emulated link that is aimed at
+GOAL = 0.05  # target for the median error of the emulated link
 
 
 def draw_scaling(results: StudyResults) -> Drawing:
@@ -138,7 +135,7 @@ def draw_scaling(results: StudyResults) -> Drawing:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.xaxis.set_major_formatter(_PLAIN)
     axes.set(xlabel="devices")
-    figure.supylabel("throughput per device, of one alone", fontsize=11)
+    figure.supylabel("throughput per device over that of one alone", fontsize=11)
     drawing.legend_below(axes, _said_error(projection))
     return drawing.captioned("scaling", figure, " ", _said_error(projection), ".")
 
@@ -186,7 +183,7 @@ def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
 
 
 def _said_error(projection: Projection) -> Said:
-    """The error of the model in its checks, to be shown beside its curves."""
+    """The error of the model in its checks, shown with its curves."""
     if projection.median_error is None or projection.worst_error is None:
         return say("Not checked against any run")
     count = sum(check.error is not None for check in projection.checks)
@@ -209,7 +206,7 @@ def draw_projection_check(results: StudyResults) -> Drawing:
         drawing.beside(axes, row, plain_duration(check.measured_seconds))
     if shown:
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
-        axes.set(xlabel="predicted over measured time of a step, less 1")
+        axes.set(xlabel="predicted over measured step time, minus 1")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
     return drawing.captioned("projection_check", figure)
@@ -236,7 +233,7 @@ def draw_link_error(results: StudyResults) -> Drawing:
             )
         axes.axvspan(-GOAL, GOAL, color=svg.INK, alpha=0.08, lw=0)
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
-        axes.set(xlabel="time of a step over the emulated link, of the real one, less 1")
+        axes.set(xlabel="step time over the emulated link over that of the real one, minus 1")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
         drawing.legend_below(axes, None)

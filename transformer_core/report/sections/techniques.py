@@ -1,7 +1,7 @@
 """The techniques of the study, each with the variants that show its effect here.
 
-Names, paragraphs and diagrams are in techniques.yaml, in both languages; a variant says in its
-``tests`` which techniques it bears on.
+Names, paragraphs and diagrams are in techniques.yaml, in both languages; a variant lists its
+techniques in ``tests``.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ def techniques() -> dict[str, dict[str, Any]]:
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Techniques with their variants in the study, and those of which it has none."""
+    """Techniques with their variants in the study, and those without any."""
     shown = [
         {
             "id": name,

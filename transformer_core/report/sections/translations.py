@@ -6,13 +6,13 @@ from typing import Any
 from transformer_core.decide.study_results import StudyResults
 
 FEWEST_BLEU = 5.0
-"""Below this, matches are chance: such translations say nothing about the variants."""
+"""Below this BLEU, matches are chance, and translations say nothing about the variants."""
 
 ByText = defaultdict[str, list[str]]  # the variants that gave each text
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The samples; none of models that have not learnt to translate."""
+    """The samples, unless no model has learnt to translate."""
     by_bleu = max(results.ordered, key=lambda result: result.evaluation.bleu or 0.0)
     best = by_bleu.evaluation.bleu or 0.0
     return {
@@ -25,7 +25,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 
 def translations(results: StudyResults) -> dict[tuple[str, str], ByText]:
-    """By source and reference; variants that agree on a translation stand together."""
+    """Variants by translation, by source and reference."""
     found: defaultdict[tuple[str, str], ByText] = defaultdict(lambda: defaultdict(list))
     for result in results.ordered:
         for one in result.evaluation.samples:

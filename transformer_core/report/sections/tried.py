@@ -1,4 +1,4 @@
-"""The variants by verdict, and the settings that each changes; worded in the template."""
+"""The variants by verdict, and the settings that each one changes."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from transformer_core.report.kit.drawing import Drawing, RatioRow, captioned, le
 
 
 def summarise(results: StudyResults) -> dict[str, list[Any]]:
-    """The variants by what can be said of their throughput, the largest ratio first.
+    """The variants by verdict on their throughput, the largest ratio first.
 
-    Only variants that train the same model, against a baseline that does, are faster or slower, and
-    only if the verdict says so. ``uncounted`` ones were timed, but without a certificate on both
-    sides; ``not_equivalent`` ones were meant to train the same model, and shown not to.
+    Only variants with a certificate, against a baseline with one, get a verdict. ``uncounted`` ones
+    were timed, but without a certificate on both sides; ``not_equivalent`` ones should train the
+    same model, and were shown not to.
     """
     compared = sorted(
         (item for item in results.comparisons.values() if item.speedup is not None),
@@ -30,10 +30,10 @@ def summarise(results: StudyResults) -> dict[str, list[Any]]:
 
 
 def changes(results: StudyResults, variant: str, reference: str) -> list[str]:
-    """The settings in which a variant differs from another one; several are a bundle."""
+    """The settings in which a variant differs from ``reference``; several are a bundle."""
     before, after = (results.specs[name].model_dump(mode="json") for name in (reference, variant))
     names = []
-    # A spec says so where a variant has no meaning for the task; that is no setting.
+    # no_meaning only says that the variant does not apply to the task.
     for section in after.keys() - {"variant", "no_meaning"}:
         old, new = before.get(section), after[section]
         if (
@@ -45,7 +45,7 @@ def changes(results: StudyResults, variant: str, reference: str) -> list[str]:
         else:
             names += [f"{section}.{field}" for field in new if old.get(field) != new[field]]
     if any(name.split(".")[0] == "parallel" for name in names):
-        # Several devices belong to a parallel strategy and are not a change of their own.
+        # A parallel strategy implies several devices: they are not a separate change.
         names = [name for name in names if name not in _PLACES]
     return sorted(names)
 
@@ -54,8 +54,8 @@ _PLACES = {"machine.nodes", "machine.devices_per_node"}
 
 
 def changed_settings(baseline: RunSpec, recommended: RunSpec) -> dict[str, Any]:
-    """Settings of the second that differ from the first, nested as in a run spec; those of a
-    choice with its kind."""
+    """Settings of ``recommended`` that differ from ``baseline``, nested as in a run spec; a section
+    with a kind names it."""
     found = _differences(baseline.model_dump(mode="json"), recommended.model_dump(mode="json"))
     found.pop("variant", None)
     return found
@@ -74,13 +74,7 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """The comparisons by verdict, the settings that each variant changes, and the search."""
-    baseline = results.study.baseline
-    return {
-        "summary": summarise(results),
-        "changes": {name: changes(results, name, baseline) for name in results.variants},
-        "search": results.search,
-    }
+    return {"summary": summarise(results), "search": results.search}
 
 
 def draw_speedup(results: StudyResults) -> Drawing:

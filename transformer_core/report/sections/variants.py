@@ -15,19 +15,15 @@ from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import NOTHING, also
 from transformer_core.report.kit.palette import VARIANT
-from transformer_core.report.sections.tried import changes
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Throughput, time per epoch and changes by variant, and the fastest equivalent one."""
+    """Throughput and time per epoch by variant, and the fastest one with a certificate."""
     found = throughputs(results)
     certified = [name for name in found if results.certificates[name].status == "equivalent"]
     return {
         "fastest": max(certified, key=lambda name: found[name].median, default=None),
         "throughputs": found,
-        "changes": {
-            name: changes(results, name, results.study.baseline) for name in results.variants
-        },
         "epochs": {
             name: epoch_seconds(result, found.get(name))
             for name, result in results.variants.items()
@@ -38,8 +34,8 @@ def context(results: StudyResults) -> dict[str, Any]:
 def rounds_frame(run: PairedRun) -> pd.DataFrame:
     """A row per round of a comparison, numbered consecutively with a gap between sessions.
 
-    ``reference`` is the throughput of the reference's window, ``ratio`` that of the variant's over
-    it; both divided by their medians.
+    ``reference`` is the throughput of the reference's window, ``ratio`` the variant's over it; each
+    divided by its median.
     """
     rows = []
     number = 0
@@ -56,7 +52,7 @@ def rounds_frame(run: PairedRun) -> pd.DataFrame:
     return frame
 
 
-MOST_PANELS = 16  # comparisons in the figure of the rounds at most
+MOST_PANELS = 16  # most comparisons in the figure of the rounds
 
 
 def draw_throughput(results: StudyResults) -> Drawing:

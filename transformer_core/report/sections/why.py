@@ -1,4 +1,4 @@
-"""Why is it faster? Differences of profiled steps, limits of steps, critical paths."""
+"""Why is it faster? Differences between profiled steps, causes of waiting, critical paths."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,12 +24,12 @@ class Reason(NamedTuple):
     comparison: Comparison
     difference: Difference
     timed: Difference | None
-    """The step and its parts at the length of timed steps, see :func:`at_timed_length`; null
-    without a ratio."""
+    """The difference at the length of timed steps, see :func:`at_timed_length`; null without a
+    ratio."""
 
 
 def reasons(results: StudyResults) -> list[Reason]:
-    """Every comparison of which both sides were profiled, in the order of the comparisons."""
+    """Every comparison whose sides were both profiled, in the order of the comparisons."""
     profiles = shown(results)
     return [
         Reason(found, profiled, _timed(results, found, profiled))
@@ -49,40 +49,34 @@ def _timed(results: StudyResults, found: Comparison, profiled: Difference) -> Di
 def at_timed_length(
     found: Difference, sessions: Sequence[Session], variant: str, reference: str, speedup: float
 ) -> Difference:
-    """``found`` with the step and its parts as long as in the timed ``sessions``.
+    """``found`` with the step and its parts scaled to their length in the timed ``sessions``.
 
-    A few profiled steps tell what a step consists of, and the turns how long it is: a difference of
-    two profiles, recorded minutes apart, may have another sign than the ratio of the turns.
+    The profiles give the composition of a step, the turns its length: two profiles recorded minutes
+    apart may differ in the other direction than the turns.
     """
 
     def tokens_per_step(side: str) -> float:
         windows = [window for session in sessions for window in session.windows(side)]
         return sum(window.tokens for window in windows) / sum(window.steps for window in windows)
 
-    seconds, first, second = (
-        step_seconds(sessions, reference),
-        found.step.first_ms,
-        found.step.second_ms,
-    )
+    seconds = step_seconds(sessions, reference)
+    first, second = found.step.first_ms, found.step.second_ms
     if not seconds or not first or not second:
         return found
     before = 1e3 * seconds
     after = before * tokens_per_step(variant) / tokens_per_step(reference) / speedup
 
     def scaled(change: Change) -> Change:
-        parts = (
-            (change.first_ms or 0.0) * before / first,
-            (change.second_ms or 0.0) * after / second,
-        )
-        return Change(change.name, *parts)
+        one, other = change.first_ms or 0.0, change.second_ms or 0.0
+        return Change(change.name, one * before / first, other * after / second)
 
     parts = sorted(map(scaled, found.parts), key=lambda change: -abs(change.difference_ms))
     return replace(found, step=scaled(found.step), parts=parts)
 
 
 def of_recommendation(results: StudyResults) -> tuple[Difference, Difference] | None:
-    """How a step of the recommended combination differs from the baseline's, as profiled and at the
-    length of timed steps; null if either was not profiled, or if a variant is recommended
+    """The difference between a step of the recommended combination and of the baseline, as profiled
+    and at the length of timed steps; null if either was not profiled, or a variant is recommended
     instead."""
     profile, baseline = results.search.profile, shown(results).get(results.study.baseline)
     choice, _ = choose(results)
@@ -100,12 +94,12 @@ def of_recommendation(results: StudyResults) -> tuple[Difference, Difference] | 
 
 
 class Bound(NamedTuple):
-    """The causes that the steps of a variant wait for."""
+    """The causes of waiting in the steps of a variant."""
 
     name: str
     parts: StepBound
-    delay_ms: float | None  # from launch to begin, median over devices of their medians
-    queue: float | None  # launched events that have not begun, likewise
+    delay_ms: float | None  # from launch to start, median over devices of their medians
+    queue: float | None  # events launched but not started, likewise
 
     def share(self, part: str) -> float | None:
         time: int = getattr(self.parts, f"{part}_ns")
@@ -122,8 +116,7 @@ class Path(NamedTuple):
 
 
 def context(results: StudyResults) -> dict[str, Any]:
-    """Why the recommendation and every variant differ, what each profiled one waits for, and a few
-    critical paths."""
+    """Reasons for all differences, causes of waiting, and a few critical paths."""
     found = reasons(results)
     recommended = of_recommendation(results)
     profiles = shown(results)
@@ -145,7 +138,7 @@ def context(results: StudyResults) -> dict[str, Any]:
 
 
 def _best(found: Sequence[Reason], baseline: str) -> Reason | None:
-    """The comparison with the baseline that counts and is fastest; null if none is faster."""
+    """The fastest comparison with the baseline that counts; null if none is faster."""
     faster = [
         (c.speedup.median, reason)
         for reason in found
@@ -202,6 +195,6 @@ def draw_differences(results: StudyResults) -> Drawing:
         axes.plot(one.step.difference_ms, row, "D", color=svg.INK, ms=5)
     if found:
         axes.axvline(0, color=svg.INK, lw=0.8)
-        axes.set_xlabel(f"difference of a step to {baseline} (ms)")
+        axes.set_xlabel(f"difference from a step of {baseline} (ms)")
         legend_once(axes, _PARTS)
     return captioned("differences", figure, baseline=baseline)
