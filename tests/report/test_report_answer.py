@@ -94,7 +94,7 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert "The time limit" not in text, "it has none"
     assert "**Training is 1.62× [1.59, 1.65] as fast as `single`** (FASTER) with `amp_bf16`" in text
     assert "<script>" not in text
-    assert "1 hold here: true" in text
+    assert "1 confirmed here: true" in text
     assert "undecided: open" in text
     assert "open. More time settles them" in text
     assert "python -m transformer_core.training --spec results/recommended.yaml" in text

@@ -104,9 +104,9 @@ def render(results: StudyResults, answer: Answer, pictures: Mapping[str, svg.Pic
 
 
 VERDICTS = {
-    "REPRODUCED": "hold here",
-    "PARTLY": "hold partly",
-    "REFUTED": "do not hold here",
+    "REPRODUCED": "confirmed here",
+    "PARTLY": "confirmed in part",
+    "REFUTED": "contradicted here",
     "UNDECIDED": "undecided",
     "NOT_TESTABLE": "not testable here",
 }

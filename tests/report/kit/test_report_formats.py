@@ -20,6 +20,7 @@ def test_numbers_durations_and_sizes():
 def test_exact_value_is_kept_beside_the_rounded_one():
     assert formats.ratio(1.6181) == '<data value="1.6181" title="1.6181">1.62×</data>'
     assert formats.percent(0.0712) == '<data value="0.0712" title="0.0712">7.1 %</data>'
+    assert ">0.0 %<" in formats.percent(-1e-9), "no negative zero"
     assert formats.duration(2.25) == '<data value="2.25" title="2.25 s">2.2 s</data>'
     assert 'title="1536 bytes"' in formats.size(1536)
 

@@ -49,7 +49,7 @@ def ratio(value: float) -> Markup:
 @shown
 def percent(value: float) -> Markup:
     """A share between 0 and 1 in percent."""
-    return _tagged(value, f"{100 * value:.1f} %")
+    return _tagged(value, f"{100 * value:z.1f} %")
 
 
 @shown

@@ -5,6 +5,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
+from matplotlib.ticker import MaxNLocator
+
 from schemas.results import Breakdown, Comparison, PairedRun, PathPart, Session, StepBound
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.records import read_record
@@ -196,5 +198,6 @@ def draw_differences(results: StudyResults) -> Drawing:
     if found:
         axes.axvline(0, color=svg.INK, lw=0.8)
         axes.set_xlabel(f"difference from a step of {baseline} (ms)")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         legend_once(axes, _PARTS)
     return captioned("differences", figure, baseline=baseline)
