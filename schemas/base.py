@@ -45,6 +45,13 @@ def _types(annotation: Any) -> Iterator[Any]:
         yield from _types(part)
 
 
+def schemas_in(annotation: Any) -> Iterator[type["Schema"]]:
+    """The schemas that an annotation allows."""
+    for part in _types(annotation):
+        if isinstance(part, type) and issubclass(part, Schema):
+            yield part
+
+
 class Schema(BaseModel):
     """A validated, immutable record. The docstrings below its fields describe them; only
     :mod:`schemas.generate` reads them, as finding them in the source takes as long as the rest
@@ -105,7 +112,7 @@ def kinds_of(
     found: dict[tuple[str, ...], dict[str, frozenset[str]]] = {}
     for name, field in model.model_fields.items():
         place = (*path, name)
-        for section in _sections(field.annotation):
+        for section in schemas_in(field.annotation):
             if "kind" in section.model_fields:
                 (kind,) = get_args(section.model_fields["kind"].annotation)
                 found.setdefault(place, {})[kind] = frozenset(section.model_fields)
@@ -118,16 +125,8 @@ def paths_of(model: type[Schema], path: tuple[str, ...] = ()) -> Iterator[tuple[
     """The paths of all fields of ``model`` and of the sections below it, of every kind."""
     for name, field in model.model_fields.items():
         yield (*path, name)
-        for section in _sections(field.annotation):
+        for section in schemas_in(field.annotation):
             yield from paths_of(section, (*path, name))
-
-
-def _sections(annotation: Any) -> Iterator[type[Schema]]:
-    """The schemas that an annotation allows."""
-    if isinstance(annotation, type) and issubclass(annotation, Schema):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _sections(part)
 
 
 def merge(

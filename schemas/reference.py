@@ -12,7 +12,7 @@ import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from schemas.base import NAME_PATTERN, Schema
+from schemas.base import NAME_PATTERN, Schema, schemas_in
 from schemas.config.claims import Claims
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
@@ -161,12 +161,6 @@ def parts_of(item: Any) -> Iterator[Any]:
     inside = item.metadata if isinstance(item, FieldInfo) else ()
     for part in (*get_args(item), *inside):
         yield from parts_of(part)
-
-
-def schemas_in(annotation: Any) -> Iterator[type[Schema]]:
-    for part in parts_of(annotation):
-        if isinstance(part, type) and issubclass(part, Schema):
-            yield part
 
 
 def unit_of(field: FieldInfo) -> str:

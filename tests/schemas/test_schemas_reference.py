@@ -9,13 +9,13 @@ import pytest
 import yaml
 from pydantic import Field
 
-from schemas.base import Count, Fraction, Name, Schema
+from schemas.base import Count, Fraction, Name, Schema, schemas_in
 from schemas.config.claims import Claim, Claims
 from schemas.config.parallel import Bandwidth, Link
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Sweep, Variant, Variants
-from schemas.reference import schemas_in, settings_of, unit_of, value_text
+from schemas.reference import settings_of, unit_of, value_text
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 FILES: list[Any] = [Study, RunSpec, Variants, Claims]

@@ -18,7 +18,6 @@ from schemas.config.study import Study
 from schemas.config.training import (
     Accumulation,
     AdamW,
-    AnySchedule,
     Constant,
     Evaluation,
     Fp16,
@@ -47,9 +46,7 @@ class ShortRun:
     """Seeds after which the final losses are first compared with the reference's; 0 if they are not
     compared."""
     margin: float  # margin of that comparison
-    dropout: float  # dropout of the study, for a few additional steps
-    schedule: AnySchedule  # learning rate of the timed run, for these steps
-    steps: int  # steps of the timed run
+    timed: RunSpec  # run spec of the timed run
 
 
 def compared_with(variant: Variant) -> str | None:
@@ -98,9 +95,7 @@ def short_runs(
             seeds=needed,
             first_look=look.seeds if look else 0,
             margin=look.loss if look else 0.0,
-            dropout=study.model.dropout,
-            schedule=timed.training.schedule,
-            steps=timed.training.steps,
+            timed=timed,
         )
     return runs
 

@@ -144,43 +144,38 @@ def known_targets(
 ) -> list[str]:
     """Every target that a user may ask for by name; for ``extra_pairs`` and ``alone`` see
     :func:`compared_pairs` and :func:`turn_groups`."""
-    data = f"results/data/{study.corpus.name}"
-    targets = ["results/report.html", "results/report.md", "results/summary.json"]
-    targets += ["results/machine/hardware.json", "results/comparisons.json"]
-    targets += ["results/families.json", "results/claims.json", "results/certificates.md"]
+    data, memory = f"results/data/{study.corpus.name}", study.memory
+    asked = {
+        "refinement": study.time,
+        "quality": study.quality,
+        "links/error": study.link_check,
+        "projection/compute": study.projection,
+        "projection/projection": study.projection,
+        "memory/predicted": memory,
+    }
+    names = [name for name, setting in asked.items() if setting is not None]
+    names += ["summary", "comparisons", "families", "claims", "search", "utilisation"]
+    names += ["machine/hardware", "machine/roofline", "self_test/report"]
+    if memory:
+        names += [f"memory/largest_batch/{variant}" for variant in memory.largest_batch.variants]
+        names += [f"memory/{variant}" for variant in study.variants if memory.anatomy]
+    repeats = [f"repeat-{repeat}/metrics" for repeat in range(1, study.repeats + 1)]
+    for variant in study.variants:
+        names += [f"runs/{variant}/{name}" for name in ("spec", "metrics", "evaluation", *repeats)]
+        names += [f"equivalence/{variant}", f"profiles/{variant}/capture"]
+    targets = [f"results/{name}.json" for name in names]
+    targets += [f"results/{name}" for name in ("report.html", "report.md", "certificates.md")]
+    targets += [f"results/{name}" for name in ("recommended.yaml", "compare.html")]
+    targets += ["results/machine/collectives.parquet"]
     targets += [f"{data}/tokenizer.json", f"{data}/verify.json"]
-    targets += ["results/refinement.json"] * (study.time is not None)
-    targets += ["results/quality.json"] * (study.quality is not None)
-    targets += ["results/links/error.json"] * (study.link_check is not None)
-    if study.projection:
-        targets += ["results/projection/compute.json", "results/projection/projection.json"]
-    if study.memory:
-        targets += ["results/memory/predicted.json"]
-        searched = study.memory.largest_batch.variants
-        targets += [f"results/memory/largest_batch/{variant}.json" for variant in searched]
-    if study.memory and study.memory.anatomy:
-        targets += [f"results/memory/{variant}.json" for variant in study.variants]
-    targets += ["results/search.json", "results/recommended.yaml", "results/compare.html"]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]
-    targets += ["results/self_test/report.json"]
     groups = turn_groups(compared_pairs(study, extra_pairs), study.comparison.together, alone)
     targets += [f"results/turns/{group}" for group in groups]
-    for variant in study.variants:
-        folder = f"results/runs/{variant}"
-        targets += [f"{folder}/{name}.json" for name in ("spec", "metrics", "evaluation")]
-        targets += [f"results/equivalence/{variant}.json"]
-        targets += [f"results/profiles/{variant}/capture.json"]
-        targets += [
-            f"{folder}/repeat-{repeat}/metrics.json" for repeat in range(1, study.repeats + 1)
-        ]
-    targets += ["results/machine/roofline.json", "results/machine/collectives.parquet"]
-    targets += ["results/utilisation.json"]
     for name in (*study.variants, *study.traces):
-        folder = f"results/profiles/{name}"
         files = ("breakdown.json", "events.parquet", "perfetto.json.gz")
-        targets += [f"{folder}/{file}" for file in files]
+        targets += [f"results/profiles/{name}/{file}" for file in files]
     targets += [f"results/tables/{name}.csv" for name in tables]
     return targets + [f"results/figures/{name}.svg" for name in figures]
 

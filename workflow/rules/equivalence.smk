@@ -45,10 +45,10 @@ rule short_run:
             of=short_spec_of,
             again=f"{TRAJECTORIES}/{{run}}/trajectory.json",
             output=lambda wildcards, output: Path(output[0]).parent,
-            dropout=lambda wildcards: SHORT_RUNS[wildcards.run].dropout,
+            dropout=STUDY.model.dropout,
             late=lambda wildcards: {
-                "schedule": SHORT_RUNS[wildcards.run].schedule,
-                "steps": SHORT_RUNS[wildcards.run].steps,
+                name: getattr(SHORT_RUNS[wildcards.run].timed.training, name)
+                for name in ("schedule", "steps")
             },
             seeds=lambda wildcards: SHORT_RUNS[wildcards.run].seeds,
             first_look=lambda wildcards: SHORT_RUNS[wildcards.run].first_look or None,
