@@ -296,8 +296,8 @@ class SearchResult(Schema):
     """By technique: throughput of the recommended combination without it, or with it added where it
     lacks it, over the recommended one, from all sessions in which both took turns."""
     regret: Interval | None = None
-    """Upper limit for the speed of any other combination over the recommended one, judging by the
-    effect of each technique that was added to it or removed; null if only the baseline is
+    """How many times as fast any other combination could still be, judging by the effect of each
+    technique that was added to the recommended one or removed; null if only the baseline is
     recommended."""
     profile: Breakdown | None = None  # a few of its steps; null if there are none
     seconds: Elapsed  # time of the whole search
