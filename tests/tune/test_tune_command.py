@@ -13,11 +13,11 @@ import pytest
 
 from transformer_core.audit import command as audit_command
 from transformer_core.tune import command
+from transformer_core.tune.answer import Answer, Tried, markdown, text
 from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.flow import Answer, Tried, Tuning
+from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques.registry import TECHNIQUES
-from transformer_core.tune.terminal import markdown, text
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DIFF = """--- a/train.py
@@ -258,7 +258,7 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path):
     if first.returncode == 0:
         pytest.skip("it had ended before it could be interrupted")
     assert first.returncode == 130, said
-    assert "The same command goes on from here" in said
+    assert "The same command continues from here" in said
     kept = min(sessions.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     written = kept.stat().st_mtime_ns
     second = started(tmp_path)

@@ -142,7 +142,7 @@ def test_it_says_why_it_is_left_out(tmp_path):
     script.write_text(STAYS["every step"], encoding="utf-8")
     facts = {"factory": False, "device": "cpu", "named": [], "places": {}}
     facts |= {"folder": str(tmp_path), "script": str(script)}
-    assert "only values of a GPU" in str(TECHNIQUE.obstacle(facts))
+    assert "only values on a GPU" in str(TECHNIQUE.obstacle(facts))
     facts["named"] = ["deferred_reads"]
     assert "no line" in str(TECHNIQUE.obstacle(facts))
     script.write_text(HEAD + MOVED["count"], encoding="utf-8")
@@ -158,7 +158,7 @@ def test_a_side_runs_the_changed_script_and_trains_the_same(tmp_path):
     records = {}
     with session(program, sides, tmp_path, facts=facts) as run:
         for side in sides:
-            run.facts(side.name, 200)
+            run.facts(side.name)
             run.steps(side.name, 5, record=True)
             records[side.name] = Record.read(run.records(side.name))
     assert records["deferred"].equals(records[OWN])
@@ -178,7 +178,7 @@ def test_on_a_gpu_the_host_waits_where_sums_are_used_alone(tmp_path):
     for techniques in ((), ("deferred_reads",)):
         side = Side(OWN, techniques, profiled=True)
         with session(program, [side], tmp_path, facts=facts) as run:
-            run.facts(OWN, 200)
+            run.facts(OWN)
             run.steps(OWN, 7)
             found = run.facts(OWN)
         facts = found | {"factory": False, "folder": str(SCRIPTS), "script": str(program.script)}

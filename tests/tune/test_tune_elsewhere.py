@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from transformer_core.tune import callback, command
-from transformer_core.tune.flow import Answer, Tried
+from transformer_core.tune.answer import Answer, Tried
 from transformer_core.tune.order import SIDE
 
 ROOT = Path(__file__).resolve().parents[2]

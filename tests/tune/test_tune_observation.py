@@ -29,7 +29,7 @@ def started(program: Program, folder: Path, *sides: Side) -> Iterator[Session]:
     """A session of the script and ``sides``, waiting at their first boundary."""
     with session(program, [Side(OWN), *sides], folder) as run:
         for side in run.sides:
-            run.facts(side.name, 100)
+            run.facts(side.name)
         yield run
 
 
@@ -82,7 +82,7 @@ def test_weights_updated_by_hand_are_noticed(tmp_path):
     backward = Side("backward", program=replace(program, boundary="backward"))
     with session(program, [Side(OWN), backward], tmp_path) as run:
         with pytest.raises(SideEnded, match="no step") as ended:
-            run.facts(OWN, 100)
+            run.facts(OWN)
         own = recorded(run, "backward", 3)
     assert learn(ended.value, program, None, LEAST_STEPS, print) == (backward.program, None)
     assert {name for *_, name in own.keys("gradient")} == {"weight", "bias"}
@@ -95,7 +95,7 @@ def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path):
     sides = [Side(OWN), Side("bf16", ("bf16",))]
     with session(program, sides, tmp_path) as run:
         for side in sides:
-            run.facts(side.name, 100)
+            run.facts(side.name)
             run.steps(side.name, 6)
         assert not run.facts("bf16")["without_effect"]
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
@@ -151,7 +151,7 @@ def steps(tmp_path_factory):
     ) as run:
         found = {}
         for side in [*run.sides]:
-            run.facts(side.name, 100)
+            run.facts(side.name)
             found[side.name] = recorded(run, side.name, 3)
         assert run.facts(OWN)["heads"] == ["0:2"]
         assert not any(run.facts(side.name)["without_effect"] for side in sides)
@@ -189,7 +189,7 @@ def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp
     changed = {"options": names, "static": ("ddp_static_graph",)}
     sides = [Side(OWN), *(Side(name, techniques) for name, techniques in changed.items())]
     with session(program, sides, tmp_path, facts={"passes": 2}) as run:
-        facts = run.facts(OWN, 100)
+        facts = run.facts(OWN)
         own, *others = (recorded(run, side.name, 3) for side in sides)
         seen = {name: run.facts(name) for name in changed}
     assert (facts["world"], facts["ddp"], facts["passes"]) == (2, [{}], 2)
@@ -212,9 +212,9 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path):
     launcher = ("torchrun", "--nproc-per-node=2")
     program = Program(("ranks.py", "raise"), SCRIPTS, launcher=launcher)
     with session(program, [Side(OWN)], tmp_path) as run:
-        run.facts(OWN, 100)
+        run.facts(OWN)
         started = psutil.Process(run.processes[OWN].pid).children(recursive=True)
-        assert run.attempt(OWN, lambda: run.steps(OWN, 5)) is None
+        assert run.attempt(run.steps, OWN, 5) is None
         _, alive = psutil.wait_procs(started, timeout=5)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
         assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
@@ -278,7 +278,7 @@ def test_the_last_words_of_a_side_are_read_though_another_starts_late(tmp_path, 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     program = Program(("nothing.py",), tmp_path)
     with session(program, [Side(OWN), Side("late", module="late")], tmp_path / "logs") as run:
-        assert run.attempt(OWN, lambda: run.facts(OWN, 100)) is None
+        assert run.attempt(run.facts, OWN) is None
         assert run.failed[OWN].why == "ValueError: nothing to train"
 
 
@@ -295,7 +295,7 @@ def test_an_end_is_one_sentence_with_a_remedy(tmp_path):
     sides = [Side(how, program=program) for how, program in programs.items()]
     with session(programs["nothing"], sides, tmp_path) as run:
         for how in ENDS:
-            run.attempt(how, lambda how=how: (run.facts(how, 100), run.steps(how, 20)))
+            run.attempt(run.steps, how, 20)
     for how, words in ENDS.items():
         with pytest.raises(CannotObserve, match=words) as caught:
             learn(run.failed[how], programs[how], None, LEAST_STEPS, pytest.fail)

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_core.tune import isolation
+from transformer_core.tune.answer import Answer, larger_batch, notes
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
 from transformer_core.tune.facts import Watch
-from transformer_core.tune.flow import Answer
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.records import Record
 from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
@@ -24,7 +24,6 @@ from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.attention_kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import RecomputedBlocks
 from transformer_core.tune.techniques.registry import TECHNIQUES
-from transformer_core.tune.terminal import larger_batch, notes
 
 
 def test_a_sketch_is_linear_and_keeps_distances():
@@ -171,7 +170,7 @@ def test_edits_come_back_as_a_diff_that_applies(tmp_path):
     places = {"optimizer": (str(script), 4), "call": (str(script), 7)}
     source = Source(tmp_path, script, places)
     assert source.keyword("optimizer", ["AdamW"], fused="True")
-    assert source.before_loop(["MODEL.compile()"]) == "model"
+    assert source.before_loop(["MODEL.compile()"])
     assert source.around_call("with low():", "RESULT = RESULT.float()", True)
     assert script.read_text(encoding="utf-8") == SCRIPT
     (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8")
@@ -248,7 +247,7 @@ def test_blocks_that_are_computed_again_give_the_same_gradients(tmp_path):
         torch.manual_seed(2)
         model(torch.ones(3, 4)).square().sum().backward()
         found.append([p.grad for p in model.parameters()])
-    assert technique.wrapped == 2
+    assert technique.applied == 2
     torch.testing.assert_close(found[1], found[0])
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")

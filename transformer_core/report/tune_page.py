@@ -18,8 +18,19 @@ from transformer_core.report.kit import svg
 from transformer_core.report.page import fill
 from transformer_core.report.sections.profile_figures import partitions, timelines
 from transformer_core.trace.breakdown.timeline import read_timeline
-from transformer_core.tune import terminal
-from transformer_core.tune.flow import Answer, Tried, useful
+from transformer_core.tune.answer import (
+    Answer,
+    Tried,
+    by_result,
+    headline,
+    markdown,
+    notes,
+    same,
+    speed,
+    unaudited,
+    useful,
+    words,
+)
 
 OWN = "unchanged"
 MEMORY = ("libraries", "weights", "gradients", "optimizer", "rest")
@@ -29,22 +40,22 @@ MEMORY = ("libraries", "weights", "gradients", "optimizer", "rest")
 def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -> str:
     """The page as HTML; the profiles' event tables are below ``folder``."""
     timed = [each for each in answer.tried if each.ratio is not None]
-    rows = sorted(answer.tried, key=terminal.by_result)
+    rows = sorted(answer.tried, key=by_result)
     profiles = breakdowns(answer)
     return fill(
         "tune_page.html",
         study=study,
         answer=answer,
         best=answer.best,
-        headline=terminal.headline(answer),
+        headline=headline(answer),
         rows=rows,
         bars=[bar(each, timed) for each in sorted(timed, key=lambda t: -(t.ratio or 0))],
         useful=useful,
-        speed=terminal.speed,
-        same=terminal.same,
-        words=terminal.words,
-        unaudited=terminal.unaudited(answer),
-        notes=terminal.notes(answer),
+        speed=speed,
+        same=same,
+        words=words,
+        unaudited=unaudited(answer),
+        notes=notes(answer),
         origin=origin,
         profiles=profiles,
         pictures=pictures(profiles, folder) if profiles else {},
@@ -124,5 +135,5 @@ class TunePageJob(Job):
         answer = Answer.read(self.answer)
         origin = json.loads(self.answer.read_text(encoding="utf-8")).get("provenance", {})
         study = read_record(self.study, Study)
-        write_text(self.brief, terminal.markdown(answer))
+        write_text(self.brief, markdown(answer))
         write_text(self.output, render(answer, study, origin, self.answer.parent))

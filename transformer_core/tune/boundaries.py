@@ -1,13 +1,14 @@
 """Observes a training script from outside, by torch's global hooks.
 
-A boundary is the end of an optimizer step, whoever wrote the loop: ``torch.optim`` calls global
-hooks around each ``step()`` (``register_optimizer_step_pre_hook`` and ``..._post_hook``). With
-several optimizers each of their steps is one. A script that updates its weights by hand has no such
-call: there the end of ``backward`` is the boundary.
+A boundary is the end of an optimizer step, in any loop: ``torch.optim`` calls global hooks around
+each ``step()`` (``register_optimizer_step_pre_hook`` and ``..._post_hook``). With several optimizers,
+each step of each of them ends at a boundary. A script that updates its weights by hand has no such
+call: its boundaries are the ends of ``backward``.
 """
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
@@ -23,19 +24,18 @@ from transformer_core.tune.order import Boundary
 Call = Callable[..., Any]
 
 BACKWARDS_WITHOUT_STEP = 8
-"""After this many backward passes without an optimizer, changed weights were updated by hand.
-Unchanged weights are those of a step that accumulates gradients."""
+"""Weights that have changed after this many backward passes without an optimizer were updated by
+hand. If they have not changed, the step accumulates gradients."""
 
 ORDER_KEPT = 64
+"""Optimizer steps whose order is remembered."""
 
 
 class Boundaries:
-    """Reports what a training does: its modules, losses, and the end of each step.
+    """Reports the modules and losses of a training, and the end of each step.
 
-    Assign the callbacks before the script starts; each does nothing by default.
-
-    Args:
-        kind: where a step ends.
+    Assign the callbacks before the script starts; each does nothing by default. ``kind`` says where
+    a step ends.
     """
 
     def __init__(self, kind: Boundary = "optimizer") -> None:
@@ -55,21 +55,21 @@ class Boundaries:
         self.on_inputs: Callable[[nn.Module, Any, Any], None] | None = None
         """Called with the arguments of each call of an outermost module in training."""
         self.before_first_update: Callable[[], None] = lambda: None
-        """Called once, when all gradients of the first step may exist and no weight has changed."""
+        """Called once, before any weight changes, when all gradients of the first step may exist."""
         self.on_optimizer: Callable[[], None] = lambda: None
         """Called before the first step of each further optimizer."""
         self.before_update: Callable[[Optimizer], None] = lambda optimizer: None
-        """Called with an optimizer before it changes weights, while gradients are what ``backward``
-        and the script made of them: some kernels change them in place (SGD's multi-tensor kernel
-        with Nesterov momentum, and fused kernels, which unscale them). In a step with a closure,
-        after each call of that."""
+        """Called with an optimizer before it changes weights. Afterwards its gradients may differ
+        from those of ``backward`` and the script: some kernels change them in place (SGD's
+        multi-tensor kernel with Nesterov momentum, and fused kernels, which unscale them). In a step
+        with a closure, called after each call of the closure."""
         self.order: list[int] = []
-        """Numbers of the optimizers in the order in which they stepped, the first steps only."""
+        """Numbers of the optimizers in the order of their first :data:`ORDER_KEPT` steps."""
         self.on_boundary: Callable[[], None] = lambda: None
         """Called at the end of each step."""
         self.result: bool | list[bool] | None = None
-        """Whether the first module gave a tensor of floating point that is no scalar; of a tuple,
-        which of its members are."""
+        """Whether the first result of a module was a floating-point tensor that is not a scalar; for
+        a tuple, whether each of its members was."""
         self._call: Call = nn.Module.__call__
         self._names: dict[int, tuple[str, nn.Parameter]] = {}
         self._marks: list[tuple[nn.Parameter, float]] = []
@@ -84,17 +84,15 @@ class Boundaries:
         self._watch_modules()
 
     def stop_watching_modules(self) -> None:
-        """Restores ``nn.Module.__call__``: later calls cost nothing. All outermost modules of the
-        training have been called by then."""
+        """Restores ``nn.Module.__call__``, so that later calls cost nothing. By then all outermost
+        modules of the training must have been called."""
         nn.Module.__call__ = self._call  # type: ignore[method-assign]
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Name and parameter of everything that the optimizers update, in a steady order. Without
-        an optimizer: the parameters of all modules that were seen."""
-        for number, module in enumerate(self.modules):
-            head = f"{number}." if number else ""
-            for name, parameter in module.named_parameters():
-                self._names.setdefault(id(parameter), (head + plain_name(name), parameter))
+        """Name and parameter of everything that the optimizers update, always in the same order.
+        Without an optimizer: the parameters of all modules that were called."""
+        for name, parameter in self._named("named_parameters"):
+            self._names.setdefault(id(parameter), (name, parameter))
         seen: set[int] = set()
         if self.optimizers:
             groups = (group for each in self.optimizers for group in each.param_groups)
@@ -105,20 +103,29 @@ class Boundaries:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 name = f"parameter {number}"
-                # Names are permanent: the parameter is kept, so that its id stays unique.
+                # Names are permanent: a reference to the parameter keeps its id unique.
                 yield self._names.setdefault(id(parameter), (name, parameter))[0], parameter
 
     def orphans(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Name and parameter of what the modules have and no optimizer updates."""
+        """Name and parameter of the modules' parameters that no optimizer updates."""
         updated = {id(parameter) for _, parameter in self.parameters()}
+        for name, parameter in self._named("named_parameters"):
+            if id(parameter) not in updated:
+                yield name, parameter
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and buffer of the modules' floating-point buffers."""
+        return (each for each in self._named("named_buffers") if each[1].is_floating_point())
+
+    def _named(self, members: str) -> Iterator[tuple[str, Any]]:
+        """Name and value of each member of all modules, from a method such as ``named_buffers``."""
         for number, module in enumerate(self.modules):
             head = f"{number}." if number else ""
-            for name, parameter in module.named_parameters():
-                if id(parameter) not in updated:
-                    yield head + plain_name(name), parameter
+            for name, member in getattr(module, members)():
+                yield head + plain_name(name), member
 
     def cycle(self) -> int:
-        """Boundaries after which the optimizers step in the same order again: 1 with a single
+        """Number of boundaries after which the order of the optimizers repeats: 1 with a single
         optimizer, 2 if two take turns."""
         return next(
             (n for n in range(1, len(self.order) // 2 + 1) if self.order[n:] == self.order[:-n]),
@@ -131,27 +138,19 @@ class Boundaries:
             return False
         return any(before != _mark(p) for p, before in self._marks)
 
-    def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and buffer of the modules, those of floating point only."""
-        for number, module in enumerate(self.modules):
-            head = f"{number}." if number else ""
-            for name, buffer in module.named_buffers():
-                if buffer.is_floating_point():
-                    yield head + plain_name(name), buffer
-
     def _watch_modules(self) -> None:
         """Intercept calls of modules until :meth:`stop_watching_modules`.
 
-        Only the outermost call is intercepted: inside it the original is back in place, so that
-        neither inner modules nor the compiler ever meet this function.
+        Only the outermost call is intercepted: the original is restored for its duration, so neither
+        inner modules nor the compiler ever see the replacement.
         """
         original = self._call
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                # A compiler that was handed this function in place of the original one.
+                # The compiler took this function for the original one.
                 return original(module, *args, **kwargs)
-            # What backward computes again (checkpointed activations) is no call of the script.
+            # A call that backward repeats (checkpointed activations) is not a call of the script.
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
             if not trains or not any(p.requires_grad for p in module.parameters()):
                 return original(module, *args, **kwargs)
@@ -175,11 +174,11 @@ class Boundaries:
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def _patch_backward(self) -> None:
-        original = torch.autograd.backward
-
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if _in_backward():  # A part of the pass that calls it, as in reentrant checkpoints.
-                return original(tensors, *args, **kwargs)
+        @replacing(torch.autograd, "backward")
+        def backward(original: Call, tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if _in_backward():  # Part of the pass that is running, as in reentrant checkpoints.
+                original(tensors, *args, **kwargs)
+                return
             first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
             if isinstance(first, Tensor) and first.numel() == 1:
                 self.losses.append(first.detach())
@@ -191,8 +190,6 @@ class Boundaries:
             original(tensors, *args, **kwargs)
             if self.kind == "backward":
                 self._end()
-
-        torch.autograd.backward = backward
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._depth += 1
@@ -242,7 +239,7 @@ class Boundaries:
 
 
 def _in_backward() -> bool:
-    """Whether autograd is at work in this thread."""
+    """Whether autograd is running in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -255,31 +252,33 @@ def _mark(parameter: nn.Parameter) -> float:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers and compilers put before it."""
+    """A parameter's name without the prefixes of wrappers and compilers."""
     for prefix in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
         name = f".{name}".replace(f".{prefix}", ".").removeprefix(".")
     return name
 
 
-class ScaledGradient(torch.autograd.Function):
-    """A tensor as it is, whose gradient is multiplied by a number."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, scale: float) -> Tensor:
-        ctx.scale = scale
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient * ctx.scale, None
-
-
 def wrap(module: nn.Module, around: Callable[[Call], Call]) -> None:
     """Replace calls of ``module`` by ``around(call)``.
 
-    Uses the slot in which ``nn.Module.compile`` keeps its compiled call: copies and pickles of the
-    module leave it behind, and inner modules are not touched.
+    Uses the slot in which ``nn.Module.compile`` stores its compiled call: copies and pickles of the
+    module do not include it, and inner modules are not touched.
     """
-    # Not by setattr: a compiled module would hand it on to the module inside.
+    # Not by setattr: a compiled module would pass it to the module inside.
     inner = module.__dict__.get("_compiled_call_impl") or module._call_impl
     module.__dict__["_compiled_call_impl"] = around(inner)
+
+
+def replacing(owner: Any, name: str) -> Callable[[Call], None]:
+    """A decorator that replaces ``owner.name`` by a function. The function gets the original as its
+    first argument, before those of the call."""
+    original = getattr(owner, name)
+
+    def put(function: Call) -> None:
+        @wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, replaced)
+
+    return put

@@ -1,25 +1,25 @@
-"""The time of a session before it runs, from those before, so that a whole command ends in time."""
+"""Estimates the time of a session from earlier sessions, to keep a whole command within its time."""
 
 import os
 import time
 from dataclasses import dataclass, field
 
 REPORT_SECONDS = 10.0
-"""Kept for writing the report."""
+"""Time reserved for writing the report."""
 BEGAN = "TUNE_TRAINING_BEGAN"
-"""Environment variable with the time at which the user's command was started."""
+"""Environment variable that holds the start time of the user's command."""
 
 
 @dataclass
 class Budget:
-    """Seconds to spend, and what sessions of a script cost."""
+    """The seconds to spend, and the cost of sessions."""
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
     start: float = 5.0
     """Seconds until two copies of the script have reached their first step."""
     record: float = 1.0
-    """Seconds of the steps of a copy that certificates compare."""
+    """Seconds that a copy takes for the steps that certificates compare."""
     step: float = 1.0
     """Seconds of a step."""
     _estimated: float = 0.0
@@ -40,13 +40,13 @@ class Budget:
         return self.seconds - REPORT_SECONDS - self.gone
 
     def cost(self, sides: int, steps: int) -> float:
-        """Seconds of a session of so many copies, each of which takes so many steps in turns: as
-        much longer than expected as the sessions before were."""
+        """Seconds of a session of ``sides`` copies that take ``steps`` steps each, corrected by how far
+        earlier sessions exceeded their estimates."""
         pace = self._took / self._estimated if self._took else 1.0
         return pace * self._expected(sides, steps)
 
     def learn(self, sides: int, steps: int, took: float) -> None:
-        """Remember what a session cost."""
+        """Remember that a session took ``took`` seconds."""
         self._estimated += self._expected(sides, steps)
         self._took += took
 

@@ -5,8 +5,8 @@
     trainer.add_callback(for_transformers("--time", "5min"))
     trainer = lightning.Trainer(callbacks=[for_lightning("--time", "5min")])
 
-Where training begins, it runs ``tune-training`` with these options on the command that started this
-process, and prints the answer; then training goes on as ever. In the copies it does nothing.
+When training begins, the callback runs ``tune-training`` with these options on the command that
+started this process, and prints the answer; then training continues. In copies it does nothing.
 """
 
 import os
@@ -28,7 +28,7 @@ def for_transformers(*options: str) -> Any:
 
 
 def for_lightning(*options: str) -> Any:
-    """A callback for Lightning's Trainer, of the package lightning or pytorch_lightning."""
+    """A callback for Lightning's Trainer, from the package lightning or pytorch_lightning."""
     try:
         from lightning.pytorch import Callback
     except ImportError:
@@ -42,7 +42,7 @@ def for_lightning(*options: str) -> Any:
 
 
 def tune(*options: str) -> None:
-    """Tunes the command that started this process, unless it is a copy that is observed."""
+    """Tunes the command that started this process, unless this process is an observed copy."""
     if SIDE in os.environ:
         return
     from transformer_core.tune.command import main
@@ -51,7 +51,7 @@ def tune(*options: str) -> None:
 
 
 def started_with() -> list[str]:
-    """Script and arguments of this process. Raises ValueError where there are none."""
+    """Script and arguments of this process. Raises ValueError if there is no script."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "one of several ranks cannot tune them all; remedy: tune-training torchrun ..."

@@ -1,7 +1,6 @@
-"""Causes of a difference between a changed script and the script itself, where they can be told.
+"""Causes of a difference between a changed script and the original.
 
-Each function looks for one cause in what was recorded of both, and returns it in words, or an empty
-text.
+Each function looks for one cause in the records of both, and returns it in words, or an empty string.
 """
 
 from collections.abc import Callable
@@ -13,19 +12,19 @@ from transformer_core.tune.records import Record
 from transformer_core.tune.sketches import Sketch, distance, norm
 
 AGREES = 0.3
-"""Part of an update by which weights in other formats may differ, and still have had that update."""
+"""Fraction of an update by which weights in another format may differ after the same update."""
 NEARER = 0.5
-"""Gradients nearer by this factor to those of older weights are not those of newer ones."""
+"""Gradients that are closer to those of older weights by this factor belong to the older weights."""
 
 
 def explained(
     found: Record, own: Record, floor: Record, held: Callable[[], Record | None] = lambda: None
 ) -> str:
-    """The cause why ``found`` is different from the script's ``own`` record, beside those that the
-    comparison itself names.
+    """Why ``found`` differs from the script's ``own`` record, if the comparison itself does not name
+    the cause.
 
-    ``floor`` is the record of the script with its weights disturbed; ``held`` gives that of the
-    script with its weights held still, and is called only where it may tell something.
+    ``floor`` is the record of the script with its weights disturbed. ``held`` returns that of the
+    script with its weights held constant, and is called only if it may help.
     """
     return (
         other_statistics(found, own, floor)
@@ -36,8 +35,8 @@ def explained(
 
 
 def other_statistics(found: Record, own: Record, floor: Record) -> str:
-    """Normalization over the rows of a batch that gets other rows at a time, though the step has the
-    same rows: its running statistics differ after the first step."""
+    """Batch normalization that sees other rows in one call, although the step has the same rows: its
+    running statistics differ after the first step."""
     mine, theirs = (
         {*np.concatenate([r.get("normalized", np.zeros(0)) for r in each.ranks])}
         for each in (found, own)
@@ -55,7 +54,7 @@ def other_statistics(found: Record, own: Record, floor: Record) -> str:
 
 
 def no_optimizer(found: Record, own: Record) -> str:
-    """Parameters that the script updates, and whose gradients reach no optimizer in the changed one."""
+    """Parameters that the script updates, but whose gradients reach no optimizer in the changed one."""
     orphans = {*found.keys("orphan")} - {*own.keys("orphan")}
     lost = {key[2] for key in orphans if _norm(own, key) and not _norm(found, key)}
     return (
@@ -67,8 +66,8 @@ def no_optimizer(found: Record, own: Record) -> str:
 
 
 def late_updates(found: Record, own: Record) -> str:
-    """Updates that come one step late: nothing in the first step that changes weights, and what
-    belongs there in the next one."""
+    """Updates that come one step late: none in the first step that should change weights, and the
+    update of that step in the next one."""
     step, update = _first_update(own)
     still = _apart("weight", found, step, own, 0) < 0.1 * update
     if still and _apart("weight", found, step + 1, own, step) < 0.1 * update:
@@ -80,9 +79,9 @@ def late_updates(found: Record, own: Record) -> str:
 
 
 def older_weights(found: Record, own: Record, held: Callable[[], Record | None]) -> str:
-    """Gradients of older weights than those that the optimizer has: the first update agrees, the
-    next gradients are farther off than those before, and nearest to those of the script with its
-    weights ``held`` still."""
+    """Gradients of older weights than the optimizer's: the first update agrees, but the next gradients
+    are farther off than those before it, and closest to those of the script with its weights
+    ``held`` constant."""
     step, update = _first_update(own)
     later = sorted({each for _, each, _ in own.keys("gradient") if each > step})
     if (
@@ -113,8 +112,8 @@ def older_weights(found: Record, own: Record, held: Callable[[], Record | None])
 
 
 def _first_update(own: Record) -> tuple[int, float]:
-    """The first step that changes weights, which is a later one where the learning rate starts at
-    0, and how far it moves them."""
+    """The first step that changes weights, and how far it moves them. It is a later step if the
+    learning rate starts at 0."""
     for step in sorted({each for _, each, _ in own.keys("weight")}):
         if update := _apart("weight", own, step, own, 0):
             return step, update
@@ -122,8 +121,8 @@ def _first_update(own: Record) -> tuple[int, float]:
 
 
 def _same_rows(found: Record, own: Record) -> bool:
-    """Whether the calls of step 1 get the same rows, in whatever parts, padded with zeros or not:
-    all numbers have the same sum."""
+    """Whether the calls of step 1 get the same rows, divided and padded in any way: all numbers have
+    the same sum."""
     if not other_parts(found, own):
         return True
     mine, theirs = (
@@ -149,7 +148,7 @@ def _norm(record: Record, key: tuple[int, int, str]) -> float:
 
 def _apart(kind: str, one: Record, step: int, other: Record, its_step: int) -> float:
     """Distance of all tensors of a kind in a step of one record from those in a step of another,
-    relative to the latter; infinite where they have none in common."""
+    relative to the latter; infinite if they have no tensors in common."""
     gap = size = 0.0
     for rank, _, name in {(rank, 0, name) for rank, _, name in other.keys(kind)}:
         mine, theirs = one.get(kind, (rank, step, name)), other.get(kind, (rank, its_step, name))
@@ -159,8 +158,8 @@ def _apart(kind: str, one: Record, step: int, other: Record, its_step: int) -> f
 
 
 def other_batches(found: Record, own: Record, floor: Record) -> str:
-    """How the inputs of modules differ, if they do. Numbers that change when the weights do, as
-    those that a generator hands to its critic, are no data: gradients show how they differ."""
+    """How the inputs of modules differ, if they do. Inputs that change with the weights, such as those
+    that a generator passes to its critic, are not data: the gradients judge them."""
     for one, two, third in zip(found.ranks, own.ranks, floor.ranks, strict=True):
         mine, theirs, disturbed = one["inputs"], two["inputs"], third["inputs"]
         for step in range(min(len(mine), len(theirs), len(disturbed))):
@@ -174,8 +173,8 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
 
 
 def other_parts(found: Record, own: Record) -> str:
-    """How the parts of a batch differ from the whole, if they do: some tensors are divided among
-    ranks and micro-batches, into equal parts that have the same sum as the whole."""
+    """How the parts of a batch differ from the whole, if they do. Ranks and micro-batches must divide
+    some of its tensors into equal parts that have the same sum as the whole."""
     steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
     for step in range(steps):
         mine, theirs = (
@@ -208,7 +207,7 @@ def other_parts(found: Record, own: Record) -> str:
 
 
 def other_rates(found: Record, own: Record) -> str:
-    """Whether dropout rates differ, where dropout is off and rates were recorded."""
+    """How dropout rates differ, if they do. They are recorded when dropout is off."""
     for one, two in zip(found.ranks, own.ranks, strict=True):
         mine, theirs = (each.get("rates", np.zeros(0)) for each in (one, two))
         if len(mine) and len(theirs) and not np.array_equal(mine, theirs):
@@ -221,6 +220,7 @@ def _listed(rates: Sketch) -> str:
 
 
 def other_tensors(found: Record, own: Record) -> str:
+    """How the sets of tensors with gradients or updates differ, or the number of backward passes."""
     for kind in ("gradient", "update"):
         mine, theirs = set(found.keys(kind)), set(own.keys(kind))
         if lost := sorted({k[2] for k in theirs - mine}):

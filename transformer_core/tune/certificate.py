@@ -1,14 +1,14 @@
-"""Does a changed script train the same model? Its first steps against those of the script itself.
+"""Does a changed script train the same model? Compares its first steps with those of the original.
 
-Every gradient, every update and every loss of the first steps is compared, dropout on, with the
+Every gradient, every update and every loss of the first steps is compared, with dropout on and the
 same seeds. How far may they differ? As far as the script differs from itself when its first weights
-are changed by half a unit in the last place of the number format in question, and, for formats with
-fewer bits than float32, the results of its modules too: that floor is measured in the same session,
+change by half a unit in the last place of the number format in question and, for formats with fewer
+bits than float32, the results of its modules change too. This floor is measured in the same session,
 tensor by tensor, and grows over the steps as the differences do.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from transformer_core.tune.techniques.technique import NOISE, Rounding
 Word = Literal["same", "different", "undecided"]
 
 MARGIN = WEIGHTS_ONLY * floors.MARGIN
-"""A difference beyond this multiple of the measured floor is not rounding."""
+"""A difference of more than this multiple of the measured floor is not rounding."""
 CEILING: dict[Rounding, float] = {
     "exact": 0.02,
     "float32": 0.02,
@@ -31,19 +31,19 @@ CEILING: dict[Rounding, float] = {
     "bfloat16": WIDEST,
     "float8": WIDEST,
 }
-"""Largest relative difference of a tensor's gradient, whatever the floor."""
+"""Largest relative difference allowed for a tensor's gradient, whatever the floor."""
 PRODUCT = 3
-"""A product is off by half a unit in the last place for each operand and once for its result, also
-where it does not depend on the weights, so that disturbing those shows nothing of it."""
+"""A product is off by half a unit in the last place for each operand and once for its result. Where
+it does not depend on the weights, disturbing them does not show this."""
 UPDATE_CEILING = 0.8
-"""The same of an update. Without its update, or with twice of it, a tensor is 1 off."""
+"""The same for an update. A tensor without its update, or with twice its update, is 1 off."""
 OVERTURNED = 0.5
-"""A floor beyond this leaves nothing of a tensor's direction: the difference of two such runs tells
-nothing, however large."""
+"""Above this floor a tensor's direction is lost: the difference of two such runs says nothing, however
+large it is."""
 FEW = 8
 """The errors of so few numbers do not average out: one measurement of a floor may be several times
-below the next. The bias of two classes, whose gradients nearly cancel in a batch that has as many of
-each, is one number."""
+smaller than the next. The bias of two classes is in effect one number, because their gradients nearly
+cancel in a balanced batch."""
 NEGLIGIBLE: dict[Rounding, float] = {
     "exact": 1e-5,
     "float32": 1e-5,
@@ -51,13 +51,13 @@ NEGLIGIBLE: dict[Rounding, float] = {
     "bfloat16": 3e-3,
     "float8": 5e-2,
 }
-"""A gradient below this fraction of the largest tensor's is mere rounding, such as that of the bias
-of keys in attention, which is 0: its difference is relative to that fraction."""
+"""A gradient below this fraction of the largest tensor's is only rounding, such as that of the bias
+of keys in attention, which is 0. Its difference is measured relative to this fraction."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far a changed script is from the script itself."""
+    """How far a changed script is from the original."""
 
     word: Word
     reason: str
@@ -68,7 +68,7 @@ class Certificate:
     update: float = 0.0
     """Largest relative difference of a tensor's update."""
     floor: float = 0.0
-    """The floor of ``gradient``: the same for the script against itself, a little disturbed."""
+    """The floor of ``gradient``: the same for the script against its disturbed copy."""
     worst: str = ""
     """Step and tensor of ``gradient``."""
     steps: int = 0
@@ -77,10 +77,6 @@ class Certificate:
     """Whether everything is equal to the last bit."""
     dropout: bool = True
     """Whether dropout was on."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 def certify(
@@ -91,40 +87,49 @@ def certify(
     dropout: bool = True,
     divided: bool = False,
 ) -> Certificate:
-    """Compare what a changed script ``found`` with the script's ``own`` record.
+    """Compare the record ``found`` of a changed script with the script's ``own`` record.
 
     ``floor`` is the record of the script with its weights disturbed by the ``rounding`` of the
-    change. Of a ``divided`` one, all ranks and micro-batches together are compared.
+    change. If the batch is ``divided``, all ranks and micro-batches are compared together.
     """
-    common: dict[str, Any] = {"dropout": dropout}
+
+    def judged(word: Word, reason: str, **more: Any) -> Certificate:
+        keys = own.keys("gradient")
+        steps, tensors = len({key[1] for key in keys}), len({key[2] for key in keys})
+        return Certificate(word, reason, steps=steps, tensors=tensors, dropout=dropout, **more)
+
     if divided:
         if reason := other_parts(found, own):
-            return Certificate("different", reason, **_size(own), **common)
+            return judged("different", reason)
         found, own, floor = (each.together() for each in (found, own, floor))
     if len(found.ranks) != len(own.ranks):
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
-        return Certificate("same", "equal to the last bit", identical=True, **_size(own), **common)
+        return judged("same", "equal to the last bit", identical=True)
     reason = other_rates(found, own) or ("" if divided else other_batches(found, own, floor))
     if reason or (reason := other_tensors(found, own)):
         if not divided and (other_batches(floor, own, floor) or other_tensors(floor, own)):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
             reason = f"{reason}; so does the script itself after rounding, and nothing can be told"
-            return Certificate("undecided", reason, **_size(own), **common)
-        return Certificate("different", reason, **_size(own), **common)
-    numbers: dict[str, Any] = {}
+            return judged("undecided", reason)
+        return judged("different", reason)
     reasons: list[str] = []
     loss, loss_floor = (_loss_difference(each, own) for each in (found, floor))
-    numbers["loss"] = min(loss, 1e12)
     bound = allowed(loss_floor, 0.0, math.inf, MARGIN, least=CEILING[rounding] / 25)
     if not loss <= bound:
         reasons.append(f"a loss is {loss:.1e} off, {bound:.1e} allowed")
-    worst, floor_there, where, bad = _largest("gradient", found, own, floor, rounding)
-    numbers |= {"gradient": min(worst, 1e12), "floor": min(floor_there, 1e12)}
+    gradient, floor_there, where, bad = _largest("gradient", found, own, floor, rounding)
     reasons += bad
     update, _, _, bad = _largest("update", found, own, floor, rounding)
-    numbers["update"] = min(update, 1e12)
     reasons += bad
+    numbers: dict[str, Any] = {"worst": where}
+    for name, value in (
+        ("loss", loss),
+        ("gradient", gradient),
+        ("update", update),
+        ("floor", floor_there),
+    ):
+        numbers[name] = min(value, 1e12)
     sizes = _other_sizes("update", found, own, floor, rounding)
     # The cause first: a wrong gradient, or right gradients and wrong updates.
     reasons = (
@@ -137,18 +142,16 @@ def certify(
     if reasons:
         larger = _other_sizes("gradient", found, own, floor, rounding)
         reasons = [why for why in larger if "in step 1:" in why] + reasons
-        return Certificate(
-            "different", "; ".join(reasons[:2]), worst=where, **numbers, **_size(own), **common
-        )
+        return judged("different", "; ".join(reasons[:2]), **numbers)
     if floor_there > CEILING[rounding] and _first_floor(own, floor) > CEILING[rounding]:
         reason = f"rounding the first weights changes gradients by {floor_there:.0%}: nothing can be told"
-        return Certificate("undecided", reason, worst=where, **numbers, **_size(own), **common)
-    reason = f"gradients within {worst:.1e}, floor {floor_there:.1e}"
-    return Certificate("same", reason, worst=where, **numbers, **_size(own), **common)
+        return judged("undecided", reason, **numbers)
+    reason = f"gradients within {gradient:.1e}, floor {floor_there:.1e}"
+    return judged("same", reason, **numbers)
 
 
 def trust(one: Record, other: Record) -> tuple[bool, str]:
-    """Whether two runs of a script agree, and if not, where they begin to differ."""
+    """Whether two runs of a script are equal, and if not, where they begin to differ."""
     if one.equals(other):
         return True, "the same losses, gradients and weights, to the last bit"
     first = {key for key in one.ranks[0] if key.startswith("0 weight")}
@@ -160,25 +163,20 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
         )
     if reason := other_batches(one, other, other):
         return False, (
-            f"{reason}: the order of files, a seed from the clock, or several processes decide what "
-            "is read; sort the files and seed the generator"
+            f"{reason}: the order of files, a seed from the clock, or several processes decide which "
+            "data it reads; sort the files and seed the generator"
         )
     gap = _loss_difference(one, other)
     if gap < 1e-4:
         what = f"its losses differ by {gap:.0e}" if gap else "its gradients or weights differ"
         return False, (
-            f"{what} from run to run, as sums in another order do: threads or kernels that are not "
-            "deterministic"
+            f"{what} from run to run, by no more than the order of sums explains: threads or kernels "
+            "are not deterministic"
         )
     return False, (
         f"its losses differ by {gap:.0e} on the same weights and batches: something draws random "
         "numbers that no seed of torch, numpy or random decides"
     )
-
-
-def _size(own: Record) -> dict[str, Any]:
-    keys = own.keys("gradient")
-    return {"steps": len({k[1] for k in keys}), "tensors": len({k[2] for k in keys})}
 
 
 CAUSES = {
@@ -190,10 +188,10 @@ CAUSES = {
 def _other_sizes(
     kind: str, found: Record, own: Record, floor: Record, rounding: Rounding
 ) -> list[str]:
-    """Whether gradients or updates are larger or smaller throughout, as with another learning rate.
+    """Reasons if gradients or updates are all larger or smaller, as with another learning rate.
 
-    Rounding turns them, but makes them neither longer nor shorter on the whole: the median over
-    all tensors of a step stays near 1, as it does for the floor.
+    Rounding rotates them, but on the whole makes them neither longer nor shorter: the median ratio
+    over all tensors of a step stays near 1, as it does for the floor.
     """
     keys = own.keys(kind)
     bad = []
@@ -215,7 +213,7 @@ def _other_sizes(
         spread = float(np.median(np.abs(disturbed)))
         bound = allowed(max(abs(still), NOISE[rounding]), spread, math.inf, MARGIN)
         if kind == "gradient":
-            # A cause is named where all tensors agree in it.
+            # The cause is certain only if all tensors agree.
             bound = max(bound, 10 * float(np.median(np.abs(np.subtract(mine, size)))))
         if not abs(size) <= bound:
             times = f"{np.exp(size):.3g} times as large in step {step}"
@@ -224,7 +222,7 @@ def _other_sizes(
 
 
 def _loss_difference(found: Record, own: Record) -> float:
-    """Largest relative difference of a loss of any step; infinite where one is not finite."""
+    """Largest relative difference of a loss in any step; infinite if one is not finite."""
     mine, theirs = found.losses(), own.losses()
     if mine.shape != theirs.shape:
         return float("inf")
@@ -237,8 +235,8 @@ def _loss_difference(found: Record, own: Record) -> float:
 def _largest(
     kind: str, found: Record, own: Record, floor: Record, rounding: Rounding
 ) -> tuple[float, float, str, list[str]]:
-    """Largest relative difference of a kind, the floor of that tensor, its place, and reasons for
-    whatever is beyond its bound."""
+    """Largest relative difference of a kind, the floor of that tensor, its place, and a reason for
+    each difference beyond its bound."""
     keys = own.keys(kind)
     sizes = {key: norm(_there(own, kind, key)) for key in keys}
     largest = max(sizes.values(), default=0.0)
@@ -273,7 +271,7 @@ def _largest(
             )
     if not relative:
         return 0.0, 0.0, "", bad
-    # Steps in which rounding alone changes everything say nothing about a change.
+    # A step in which rounding alone changes everything says nothing about a change.
     steps = {key[1] for key in keys}
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
@@ -281,16 +279,16 @@ def _largest(
 
 
 def _ceiling(least: float, floor: float, usual: float, numbers: int) -> float:
-    """The ceiling of a tensor's bound, from its ``floor``, the ``usual`` one of its step, and how many
-    ``numbers`` it has: a tensor may be lucky where rounding overturns the others, or where it has few
-    of them. One that is overturned itself has none."""
+    """The ceiling of a tensor's bound, from its ``floor``, the ``usual`` floor of its step, and its
+    count of ``numbers``. A measured floor may be too low by luck where rounding overturns the other
+    tensors, or in a tensor of few numbers. A tensor that is overturned itself has no ceiling."""
     widest = max(floor, usual)
     times = MARGIN if numbers <= FEW else 2
     return math.inf if widest > OVERTURNED else max(least, times * widest)
 
 
 def _first_floor(own: Record, floor: Record) -> float:
-    """How far the first gradients of a typical tensor move by rounding."""
+    """How far rounding moves the first gradients of a typical tensor."""
     keys = own.keys("gradient")
     first = [key for key in keys if key[1] == min(each[1] for each in keys)]
     pairs = [(floor.get("gradient", key), _there(own, "gradient", key)) for key in first]
@@ -299,9 +297,8 @@ def _first_floor(own: Record, floor: Record) -> float:
 
 
 class _Noisy:
-    """Numbers whose gradient is no larger than what rounding may add to it. Adam divides by the
-    size of a gradient, so that such numbers move as far as all others, to a side that chance
-    decides."""
+    """Numbers whose gradient is no larger than its possible rounding error. Adam divides by the size of
+    a gradient, so such numbers move as far as all others, in a direction that chance decides."""
 
     def __init__(self, own: Record, floor: Record, rounding: Rounding) -> None:
         self._own = own
@@ -316,7 +313,7 @@ class _Noisy:
             size = max(norm(gradient), 1e-30)
             self._shares[key] = 0.0 if disturbed is None else distance(disturbed, gradient) / size
         typical = floors.usual_floors((key[1], share) for key, share in self._shares.items())
-        # Whatever the bound of a gradient allows, spread evenly over its numbers.
+        # The difference that the bound of a gradient allows, spread evenly over its numbers.
         for key, share in self._shares.items():
             usual = typical[key[1]]
             widest = _ceiling(CEILING[rounding], share, usual, len(gradients[key]))
@@ -324,9 +321,9 @@ class _Noisy:
             self._shares[key] = max(4 * NOISE[rounding], bound)
 
     def turned(self, key: tuple[int, int, str]) -> float:
-        """Relative difference of an update of Adam whose gradient is off by as much as its bound
-        allows: errors of a share s of a number's size turn arctan(s) / pi of all numbers round,
-        and each of those is 2 off."""
+        """Relative difference of Adam's update if its gradient is off by as much as its bound allows:
+        errors of a share s of a number's size flip the sign of arctan(s) / pi of all numbers, and
+        each of these is 2 off."""
         rank, last, name = key
         shares = (self._shares.get((rank, step, name), 0.0) for step in range(1, last + 1))
         return 2 * float(np.sqrt(np.arctan(max(shares, default=0.0)) / np.pi))
@@ -334,8 +331,8 @@ class _Noisy:
     def without(
         self, key: tuple[int, int, str], mine: Sketch, theirs: Sketch, disturbed: Sketch | None
     ) -> tuple[Sketch, Sketch, Sketch | None]:
-        """The updates of a tensor that is kept whole, without its noisy numbers: those whose
-        gradient is small in any step so far."""
+        """The updates of a tensor that is kept whole, with 0 for its noisy numbers: those whose gradient
+        was small in any step so far."""
         rank, last, name = key
         noisy = np.zeros(theirs.shape, dtype=bool)
         for step in range(1, last + 1):

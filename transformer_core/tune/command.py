@@ -1,7 +1,7 @@
-"""``tune-training train.py [its arguments]``: what makes any training script faster?
+"""``tune-training train.py [its arguments]``: what makes a training script faster?
 
-Writes a study into a folder of its own, runs Snakemake on it, and ends with the answer. The same
-command goes on where an earlier one was stopped.
+Writes a study into a new folder, runs Snakemake on it, and prints the answer. If it is stopped, the
+same command continues.
 """
 
 import argparse
@@ -23,9 +23,11 @@ from schemas.config.study import Study
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
 from transformer_core.tune import driver
+from transformer_core.tune.answer import Answer, markdown, text, useful
 from transformer_core.tune.budget import BEGAN
 from transformer_core.tune.driver import parser, program_of, with_script
 from transformer_core.tune.job import FAILED
+from transformer_core.tune.techniques.registry import TECHNIQUES
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:
@@ -36,7 +38,7 @@ USAGE = """examples:
 
 
 def script_of(command: Sequence[str]) -> str:
-    """The script of a command, or its module, without launcher and arguments."""
+    """The script or module of a command, without launcher and arguments."""
     for before, word in zip(["", *command], command, strict=False):
         if before == "-m" or word.endswith(".py"):
             return Path(word).name
@@ -44,7 +46,7 @@ def script_of(command: Sequence[str]) -> str:
 
 
 def snakefile() -> Path:
-    """The workflow: of this checkout, or as it was installed with the package."""
+    """The workflow of this checkout, or the one installed with the package."""
     here = Path(__file__).resolve().parents[2] / "Snakefile"
     if here.is_file():
         return here
@@ -59,12 +61,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     made = parser(
         "tune-training",
         "Find out what makes a training script faster on this machine, by how much, and\nwhether it "
-        "still trains the same model. The script is run as it is; its folder\ngets one new folder, "
+        "still trains the same model. The script is not edited; its folder gets\none new folder, "
         "tuned-<script>, and nothing else.",
         "5min",
         USAGE,
     )
-    made.add_argument("--only", help="techniques to try, with commas between them (default: all)")
+    made.add_argument("--only", help="techniques to try, separated by commas (default: all)")
     made.add_argument("--folder", type=Path, help="folder of the study (default: tuned-<script>)")
     made.add_argument("--no-verify", action="store_true", help="do not run the changed script")
     made.add_argument("--apply", action="store_true", help="apply the diff if it holds")
@@ -98,13 +100,13 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def run(folder: Path, quiet: bool) -> int:
-    """Run the workflow in ``folder``; its exit code. It has a process group of its own, so that an
-    interruption reaches it and its jobs once, whoever was interrupted."""
+    """Run the workflow in ``folder``; its exit code. It runs in a separate process group, so that an
+    interruption of any process reaches it and its jobs exactly once."""
     start = [sys.executable, "-m", "snakemake", "results/report.html"]
     start += ["--snakefile", str(snakefile())]
     start += ["--directory", str(folder), "--configfile", str(folder / "study.yaml")]
     start += ["--cores", "all", "--quiet", "all"]
-    # As profiles/default has it, without the line that names the profile.
+    # The settings of profiles/default, without its message about the profile.
     start += ["--workflow-profile", "none", "--rerun-incomplete", "--nolock"]
     start += ["--max-jobs-per-timespan", "1000/60s"]
     out = subprocess.DEVNULL if quiet else None
@@ -121,7 +123,7 @@ def run(folder: Path, quiet: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Tune a script; 0 if there is an answer."""
+    """Tune a script; the exit status, 0 if there is an answer."""
     given = parse(arguments)
     stem = next((Path(a).stem for a in given.command if a.endswith(".py")), None)
     stem = stem or next((a for a in given.command if not a.startswith("-")), "script")
@@ -138,24 +140,21 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = run(folder, quiet=given.json)
     except KeyboardInterrupt:
-        print("\nStopped. The same command goes on from here.", file=sys.stderr)
+        print("\nStopped. The same command continues from here.", file=sys.stderr)
         return 130
     file, failed = (folder / "results/tune" / name for name in ("answer.json", FAILED))
     if code and failed.is_file():
         file = failed
     elif code or not file.is_file():
         print(
-            f"The workflow ended with exit code {code}: see {folder}/results/logs", file=sys.stderr
+            f"The workflow failed with exit code {code}: see {folder}/results/logs", file=sys.stderr
         )
         return code or 1
     return show(file, folder, given)
 
 
 def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
-    """Print the answer and apply its diff where that is asked for; the exit code."""
-    from transformer_core.tune.flow import Answer, useful
-    from transformer_core.tune.terminal import markdown, text
-
+    """Print the answer and, with --apply, apply its diff; the exit status."""
     found = Answer.read(file)
     page, diff = (folder / "results" / name for name in ("report.html", "tune/changes.diff"))
     said = text(found, os.path.relpath(page), os.path.relpath(diff))
@@ -164,24 +163,18 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
         return 1
     if given.apply:
         if not found.diff or found.patched is None or not useful(found.patched):
-            print("There is no diff that was run and held: nothing was applied.", file=sys.stderr)
+            print("No diff was tested and held, so nothing was applied.", file=sys.stderr)
             return 1
         return subprocess.run(["git", "apply", str(diff)], check=False).returncode
     return 0
 
 
 def _plain(error: Exception, given: argparse.Namespace) -> str:
-    """Explains what is wrong with a command line, with the nearest names of techniques."""
+    """The error of a command line, with the nearest names if a technique is unknown."""
     if given.only and "techniques" in str(error):
-        from transformer_core.tune.techniques.registry import TECHNIQUES
-
         unknown = [name for name in given.only.split(",") if name not in TECHNIQUES]
         if unknown:
             return (
                 f"--only {unknown[0]}: no such technique; {nearest(unknown[0], list(TECHNIQUES))}"
             )
     return str(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

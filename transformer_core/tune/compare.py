@@ -1,7 +1,7 @@
 """``compare-training old.py new.py``: is a changed script faster, and does it train the same model?
 
-Both run as they are, in turns. Their batches, losses, gradients and updates are compared over the
-first steps and again after the last turn, so that work that is skipped later shows too.
+Both run unchanged, in turns. Their batches, losses, gradients and updates are compared over the
+first steps and again after the last turn, which also reveals work that is skipped later.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str, Any]:
-    """Compares ``new`` with ``old``. Raises CannotObserve if one cannot be observed."""
+    """Compares ``new`` with ``old``. Raises CannotObserve if one of them cannot be observed."""
     began, say = time.monotonic(), progress()
     tuning = Tuning(old, folder, say, budget)
     trusted = tuning.trust()
@@ -105,17 +105,17 @@ def markdown(found: dict[str, Any]) -> str:
         "",
         f"**{'The same training' if found['same'] else 'NOT the same training'}**: {same['reason']}.",
         "",
-        f"Run twice, the old one gives {found['trust']}."
+        f"Run twice, the old version gives {found['trust']}."
         if found["reproducible"]
         else f"Beware: {found['trust']}.",
     ]
     if found["same"] and not same["identical"]:
-        lines += ["", f"The difference is rounding as of {same['format']}."]
+        lines += ["", f"The difference is no larger than rounding to {same['format']}."]
     return "\n".join(lines) + "\n"
 
 
 def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
-    """Both versions, those of commits as files below ``place``. Raises ConfigError."""
+    """Both versions; those of commits are unpacked below ``place``. Raises ConfigError or ValueError."""
     here = Path.cwd()
     found = []
     for number, which in enumerate((given.old, given.new)):

@@ -1,8 +1,8 @@
-"""Starts several copies of a script, changed or not, and lets one of them at a time train.
+"""Starts several copies of a script, changed or not, and lets one copy at a time train.
 
-A session is fresh processes of all sides. They start side by side and wait at their first boundary.
-Then all do the same steps: first those that the certificate compares, then rounds, in each of which
-every side trains for a few steps while the others wait, blocked in the kernel.
+A session is fresh processes of all sides. They start at the same time and wait at their first
+boundary. Then all take the same steps: first those that the certificate compares, then rounds, in
+which each side in turn trains for a few steps while the others wait, blocked in the kernel.
 """
 
 import json
@@ -32,33 +32,33 @@ from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import Rounding
 
 HELLO_SECONDS = 120.0
-"""Seconds that a process may take to import torch."""
+"""Time limit in seconds for a process to import torch."""
 PATIENCE = 15.0
-"""Seconds after which a session says for whom it waits."""
+"""Seconds after which a session reports which side it waits for."""
 LAUNCHERS = ("torchrun", "accelerate")
 DRIVER = "transformer_core.tune.factory"
 
 
 @dataclass(frozen=True)
 class Program:
-    """The user's command as it stands."""
+    """The user's command, unchanged."""
 
     command: tuple[str, ...]
-    """Script and arguments, as after ``python``; a launcher before them is taken off."""
+    """Script and arguments, as after ``python``, without a launcher."""
     directory: Path
     """Working directory."""
     launcher: tuple[str, ...] = ()
     """``torchrun`` and its options, if the script has several ranks."""
     boundary: Boundary = "optimizer"
     factory: Mapping[str, Any] | None = None
-    """Settings of :mod:`transformer_core.tune.factory` for a function that hands over the parts of
-    a training. The command is then its name."""
+    """Settings of :mod:`transformer_core.tune.factory` for a function that returns the parts of a
+    training. The command is then the function's name."""
     devices: int = 1
-    """Devices that a factory may be spread over."""
+    """Devices available to a factory."""
     head: str | None = None
-    """Name of the output layer, where the study gives it."""
+    """Name of the output layer, if the study gives it."""
     applied: tuple[str, ...] = ()
-    """Techniques that all sides have, the unchanged one too."""
+    """Techniques applied to all sides, including the unchanged one."""
 
     @property
     def title(self) -> str:
@@ -67,7 +67,7 @@ class Program:
 
     @property
     def script(self) -> Path:
-        """The file that a diff changes: the script, that of ``-m``, or that of the factory."""
+        """The file that a diff changes: the script, the module after ``-m``, or the factory's module."""
         if self.command[0] != "-m" and self.factory is None:
             return self.directory / self.command[0]
         name = self.command[1] if self.factory is None else self.command[0].partition(":")[0]
@@ -76,7 +76,7 @@ class Program:
 
     @property
     def ranks(self) -> int:
-        """Processes, by the options of its launcher."""
+        """Number of processes, from the options of its launcher."""
         options = list(self.launcher)
         for number, option in enumerate(options):
             name, _, value = option.partition("=")
@@ -85,8 +85,8 @@ class Program:
         return 1
 
     def started(self, techniques: Sequence[str], shift: int) -> "Program":
-        """How its process starts with ``techniques`` and seeds moved by ``shift``: a factory in
-        the loop that they ask for, a script as it is."""
+        """The program to start with ``techniques`` and seeds moved by ``shift``: a factory inside the
+        loop that the techniques need, a script unchanged."""
         if self.factory is None:
             return self
         settings = dict(self.factory) | {"shift": shift}
@@ -99,7 +99,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Side:
-    """A copy of a program in a session, under a name."""
+    """A named copy of a program in a session."""
 
     name: str
     techniques: tuple[str, ...] = ()
@@ -107,19 +107,19 @@ class Side:
     program: Program | None = None
     """A program other than the session's: a changed script."""
     files: Mapping[Path, str] = field(default_factory=dict)
-    """Files of the program, relative to its folder, with the text that this side has instead."""
+    """Edited files of the program, relative to its folder, with their new text."""
     dropout: bool = True
     held: bool = False
-    """Whether its weights are put back after each step."""
+    """Whether its weights are reset after each step."""
     profiled: bool = False
-    """Whether it may be asked for a profile."""
+    """Whether :meth:`Session.profile` works."""
     module: str = "transformer_core.tune.side"
-    """The program of its processes."""
+    """The module that its processes run."""
 
     @property
     def rounding(self) -> Rounding | None:
-        """The coarsest rounding among the techniques; None for a changed script, which may do
-        anything."""
+        """The coarsest rounding of its techniques; None for a changed script, whose rounding is
+        unknown."""
         if self.files or self.program:
             return None
         order: tuple[Rounding, ...] = ("exact", "float32", "tf32", "bfloat16")
@@ -128,12 +128,12 @@ class Side:
 
     @property
     def divided(self) -> bool:
-        """Whether its ranks or micro-batches share the batch of the script."""
+        """Whether its ranks or micro-batches divide the batch of the script."""
         return any(TECHNIQUES[name].divides for name in self.techniques)
 
 
 class SideEnded(Exception):
-    """A side ended before the session: ``why`` is empty if its script reached its end."""
+    """A side ended before its session. ``why`` is empty if its script reached its end."""
 
     def __init__(self, side: str, why: str, said: Mapping[str, Any], log: Path) -> None:
         super().__init__(f"{side}: {why or 'the script reached its end'}")
@@ -141,7 +141,7 @@ class SideEnded(Exception):
 
 
 class _LastWordsError(Exception):
-    """A process has said in place of an answer that its script ended."""
+    """A process reported the end of its script instead of an answer."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         super().__init__(said["ended"])
@@ -159,7 +159,7 @@ _Answer = Annotated[dict[str, Any], AfterValidator(_answered)]
 
 @dataclass(frozen=True)
 class Train(Task):
-    """Task to train for some steps, which may be recorded for the certificate, or profiled."""
+    """Task to train for some steps, and to record them for the certificate or profile them."""
 
     steps: int
     record: bool = False
@@ -176,7 +176,7 @@ class TellFacts(Task):
 
 @dataclass(frozen=True)
 class WriteRecord(Task):
-    """Task to write a file with all that was recorded."""
+    """Task to write everything recorded so far to a file."""
 
     answer: ClassVar[Any] = _Answer
 
@@ -198,7 +198,7 @@ class Session:
         """Sides that ended early, by name."""
 
     def welcome(self, ranks: Mapping[str, int]) -> None:
-        """Wait until every process of every side has connected. Those that end are ``failed``."""
+        """Wait until every process of every side has connected. Sides that end first are ``failed``."""
         expected = dict(ranks)
         gone: set[str] = set()
 
@@ -206,8 +206,8 @@ class Session:
             for name in list(expected):
                 arrived = self._coordinator.arrived(name) == ranks[name]
                 if arrived or self.processes[name].poll() is None:
-                    continue  # One that has arrived and ended since has left its last words.
-                if name in gone:  # It was a while ago: it has not connected before it ended.
+                    continue  # A side that arrived and then ended has sent its last words.
+                if name in gone:  # It ended before the last check, without connecting.
                     self.failed[name] = self._ended(name, self._how(name), {})
                     del expected[name]
                 gone.add(name)
@@ -218,53 +218,55 @@ class Session:
             raise self._ended(error.side, error.reason, {}) from None
         self.sides = [side for side in self.sides if side.name in expected]
 
-    def facts(self, side: str, timeout: float = math.inf) -> dict[str, Any]:
-        """Returns the facts that rank 0 of a side observed of the script, once it waits at a
+    def facts(self, side: str) -> dict[str, Any]:
+        """The facts about the script that rank 0 of a side has observed, once it waits at a
         boundary."""
-        return self.facts_of_ranks(side, timeout)[0]
+        return self.facts_of_ranks(side)[0]
 
-    def facts_of_ranks(self, side: str, timeout: float = math.inf) -> list[dict[str, Any]]:
+    def facts_of_ranks(self, side: str) -> list[dict[str, Any]]:
         """The facts of every rank of a side."""
-        return [answer["facts"] for answer in self._ask(side, TellFacts(), timeout)]
+        return [answer["facts"] for answer in self._ask(side, TellFacts())]
 
     def steps(self, side: str, count: int, record: bool = False) -> float:
-        """Let a side train for ``count`` steps; seconds of its slowest rank."""
+        """Let a side train for ``count`` steps; returns the seconds of its slowest rank."""
         return max(done["seconds"] for done in self._ask(side, Train(count, record)))
 
     def profile(self, side: str, count: int) -> list[Path]:
-        """Let a side train for ``count`` steps under torch.profiler; the trace of each rank."""
+        """Let a side train for ``count`` steps under torch.profiler; returns the trace of each rank."""
         return [Path(done["trace"]) for done in self._ask(side, Train(count, profile=True))]
 
     def records(self, side: str) -> list[Path]:
-        """Files of what a side recorded, one for each rank."""
+        """The files with the records of a side, one for each rank."""
         return [Path(answer["written"]) for answer in self._ask(side, WriteRecord())]
 
-    def attempt(self, side: str, work: Callable[[], Any]) -> Any:
-        """Returns the result of ``work``; None if the side ended: it is then in ``failed``, and the
-        others continue."""
+    def attempt(self, work: Callable[..., Any], side: str, *arguments: Any, **more: Any) -> Any:
+        """The result of ``work``, a method of this session, for a side. If the side ends, or has
+        ended, the result is None, the side is in ``failed``, and the others continue."""
         if side in self.failed:
             return None
         try:
-            return work()
+            return work(side, *arguments, **more)
         except SideEnded as error:
             self.failed[side] = error
             self.drop(side)
-            # A rank may wait for one that failed.
+            # Other ranks may wait for the one that failed.
             kill(self.processes[side])
             return None
 
     def drop(self, side: str) -> None:
-        """End one side; the others go on."""
+        """End one side; the others continue."""
         self._coordinator.dismiss(side)
         self.sides = [each for each in self.sides if each.name != side]
 
-    def _ask(self, side: str, task: Task, timeout: float = math.inf) -> list[dict[str, Any]]:
+    def _ask(self, side: str, task: Task) -> list[dict[str, Any]]:
+        if side in self.failed:
+            raise self.failed[side]
         began = said = time.monotonic()
         gone = False
 
         def check() -> None:
             nonlocal said, gone
-            if gone:  # It was a while ago: its last words have been read.
+            if gone:  # It ended before the last check: its last words have been read.
                 raise SideEndedError(side, "")
             gone = self.processes[side].poll() is not None
             if time.monotonic() > said + PATIENCE:
@@ -272,21 +274,18 @@ class Session:
                 self.say(f"waiting for {side}, {said - began:.0f} s so far{self._last(side)}")
 
         try:
-            return self._coordinator.ask(side, task, check, timeout)
+            return self._coordinator.ask(side, task, check, math.inf)
         except _LastWordsError as error:
             raise self._ended(side, error.said["ended"], error.said) from None
-        except SideEndedError as error:
-            late = time.monotonic() > began + timeout
-            raise self._ended(side, error.reason if late else self._how(side), {}) from None
+        except SideEndedError:
+            raise self._ended(side, self._how(side), {}) from None
 
     def _last(self, side: str) -> str:
-        """The last line that a side printed."""
-        with suppress(OSError):
-            text = (self.folder / side / "output.txt").read_text(encoding="utf-8", errors="replace")
-            if lines := text.split("\n")[-20:]:
-                words = next((line.strip() for line in reversed(lines) if line.strip()), "")
-                return f"; its last words: {words[:120]}" if words else "; it has printed nothing"
-        return ""
+        """The last line that a side printed, as the end of a sentence."""
+        output = self.folder / side / "output.txt"
+        lines = output.read_text(encoding="utf-8", errors="replace").split("\n")[-20:]
+        words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; its last words: {words[:120]}" if words else "; it has printed nothing"
 
     def _how(self, side: str) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -313,109 +312,88 @@ def session(
 ) -> Iterator[Session]:
     """Fresh processes of ``sides``, which run to their first boundary; they end with the block.
 
-    ``say`` is told now and then for whom the session waits.
-    What their scripts print goes to ``logs``/<side>/output.txt. Sides that cannot start are in
-    ``failed``. Raises TooLarge where the folder would have to be copied.
+    ``say`` reports from time to time which side the session waits for.
+    The output of a side goes to ``logs``/<side>/output.txt. Sides that cannot start are in
+    ``failed``. Raises TooLarge if the folder would have to be copied and is too large.
     """
     with ExitStack() as stack:
-        place = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
+        exchange = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
+            )
         )
-        exchange = Path(place)
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
         made = Session(sides, logs, coordinator, say)
         stack.callback(_stop, made)
-        start = _Start(program, exchange, logs, seed, facts or {})
+        ranks = {}
         for side in sides:
-            made.processes[side.name] = start(side)
-        made.welcome({side.name: ranks_of(program, side) for side in sides})
+            techniques = (*program.applied, *side.techniques)
+            own = (side.program or program).started(techniques, seed)
+            order = Order(
+                side=side.name,
+                command=own.command,
+                directory=str(own.directory),
+                coordinator=str(exchange / COORDINATOR),
+                record=str(exchange / side.name / "record"),
+                techniques=techniques,
+                seed=seed,
+                facts=dict(facts or {}),
+                boundary=own.boundary,
+                noise=side.noise,
+                dropout=side.dropout,
+                held=side.held,
+                profiled=side.profiled,
+                whole=own.factory is not None,
+            )
+            output = logs / side.name / "output.txt"
+            made.processes[side.name] = _start(side, own, order, exchange / side.name, output)
+            ranks[side.name] = own.ranks
+        made.welcome(ranks)
         yield made
 
 
-@dataclass(frozen=True)
-class _Start:
-    """The way in which the sides of a session start."""
+def _start(side: Side, program: Program, order: Order, home: Path, output: Path) -> Child:
+    """Starts the processes of a side: normally a fork of the server, which has imported torch; new
+    processes if they need a launcher or an environment of their own."""
+    home.mkdir()
+    directory, overlay = isolated(program.directory, home)
+    for name, text in (_edited(order.techniques, order.facts) | dict(side.files)).items():
+        place = (home / "upper" if overlay else directory) / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    replace(order, directory=str(directory)).write(home / "order.json")
+    arguments = ["-m", side.module, str(home / "order.json")]
+    start = [*(program.launcher or [sys.executable]), *arguments]
+    if program.launcher[:1] == ("torchrun",):
+        options = _own_port(program.launcher[1:])
+        start = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
+    environment = _environment(order.techniques, order.facts) | {SIDE: side.name}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(b"")
 
-    program: Program
-    exchange: Path
-    logs: Path
-    seed: int
-    facts: Mapping[str, Any]
+    def alone() -> subprocess.Popen[bytes]:
+        with output.open("ab") as file:
+            return subprocess.Popen(
+                inside(overlay, start),
+                cwd=home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
-    def __call__(self, side: Side) -> Child:
-        """Starts the processes of a side: a fork of the server, which has imported torch, unless
-        its environment is one that no other side has."""
-        techniques = (*self.program.applied, *side.techniques)
-        program = (side.program or self.program).started(techniques, self.seed)
-        home = self.exchange / side.name
-        home.mkdir()
-        directory, overlay = isolated(program.directory, home)
-        order = self._order(side, techniques, program, home, directory)
-        for name, text in (_edited(techniques, self.facts) | dict(side.files)).items():
-            place = (home / "upper" if overlay else directory) / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8")
-        order.write(home / "order.json")
-        arguments = ["-m", side.module, str(home / "order.json")]
-        start = (
-            [*program.launcher, *arguments] if program.launcher else [sys.executable, *arguments]
-        )
-        if program.launcher[:1] == ("torchrun",):
-            options = _own_port(program.launcher[1:])
-            start = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
-        environment = _environment(techniques, self.facts) | {SIDE: side.name}
-        output = self.logs / side.name / "output.txt"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_bytes(b"")
-
-        def alone() -> subprocess.Popen[bytes]:
-            with output.open("ab") as file:
-                return subprocess.Popen(
-                    inside(overlay, start),
-                    cwd=home,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-
-        unique = bool(environment_of(side.techniques, self.facts))
-        if program.launcher or unique or side.module not in warm_start.SIDES:
-            return alone()
-        wanted = warm_start.Program(side.module, [arguments[-1], *overlay], None)
-        with output.open("ab") as file, Path(os.devnull).open() as nothing:
-            streams = nothing.fileno(), file.fileno(), file.fileno()
-            return warm_start.start_fork(wanted, environment, alone, streams) or alone()
-
-    def _order(
-        self,
-        side: Side,
-        techniques: tuple[str, ...],
-        program: Program,
-        home: Path,
-        directory: Path,
-    ) -> Order:
-        return Order(
-            side=side.name,
-            command=program.command,
-            directory=str(directory),
-            coordinator=str(self.exchange / COORDINATOR),
-            record=str(home / "record"),
-            techniques=techniques,
-            seed=self.seed,
-            facts=dict(self.facts),
-            boundary=program.boundary,
-            noise=side.noise,
-            dropout=side.dropout,
-            held=side.held,
-            profiled=side.profiled,
-            whole=program.factory is not None,
-        )
+    unique = bool(environment_of(side.techniques, order.facts))
+    if program.launcher or unique or side.module not in warm_start.SIDES:
+        return alone()
+    wanted = warm_start.Program(side.module, [arguments[-1], *overlay], None)
+    with output.open("ab") as file, Path(os.devnull).open() as nothing:
+        streams = nothing.fileno(), file.fileno(), file.fileno()
+        return warm_start.start_fork(wanted, environment, alone, streams) or alone()
 
 
 def _edited(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[Path, str]:
-    """The files that techniques change which no hook can make."""
+    """The edited files for techniques that hooks cannot apply."""
     names = [name for name in techniques if TECHNIQUES[name].in_source]
     if not names or not facts:
         return {}
@@ -426,28 +404,24 @@ def _edited(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[Path,
 
 
 def _own_port(options: tuple[str, ...]) -> list[str]:
-    """Options of torchrun, so that sides which run side by side do not meet at the same port."""
+    """Options of torchrun with which concurrent sides use different ports."""
     words = {option.partition("=")[0].lstrip("-").replace("_", "-") for option in options}
     placed = {"standalone", "rdzv-endpoint", "rdzv-backend", "master-port", "nnodes"} & words
     return list(options) if placed else ["--standalone", *options]
 
 
 def _environment(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[str, str]:
-    """As the user's, with what the techniques set, and hashes of texts that are always the same."""
+    """The user's environment with the variables of the techniques, and with fixed string hashes."""
     ours = str(Path(__file__).resolve().parents[2])
     paths = os.environ.get("PYTHONPATH", "")
     found = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if "site-packages" not in ours:
         found["PYTHONPATH"] = f"{paths}{os.pathsep}{ours}" if paths else ours
     offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
-    offline |= {warm_start.WARM_STARTS: warm_start.offer_warm_starts()}  # unless there is an offer
+    offline |= {
+        warm_start.WARM_STARTS: warm_start.offer_warm_starts()
+    }  # The user's value, if any, wins.
     return offline | dict(os.environ) | found | environment_of(techniques, facts)
-
-
-def ranks_of(program: Program, side: Side) -> int:
-    """Processes of a side."""
-    own = side.program or program
-    return own.started((*program.applied, *side.techniques), 0).ranks
 
 
 def _stop(made: Session) -> None:
@@ -463,7 +437,8 @@ def _stop(made: Session) -> None:
 
 
 def kill(process: Child) -> None:
-    """Kill a side with all that it started, the ranks of torchrun too, whose sessions are their own."""
+    """Kill a side and everything that it started, including ranks of torchrun, which have their own
+    process sessions."""
     process.poll()
     if process.pid is not None:
         with suppress(psutil.Error):

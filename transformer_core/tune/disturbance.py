@@ -1,14 +1,14 @@
-"""What rounding may do, in the copy of a script that tells how far it goes.
+"""The disturbed copy of a script, which shows how far rounding may go.
 
-A function that bends at 0: an input near 0 may fall on the other side when its sums are added in
-another order, and its slope is another one then. One such number changes the gradient of a tensor
-by more than all rounding. Whether one falls over is chance, so that a copy whose weights are
-disturbed says little about it. In this copy all that may fall over do.
+Functions with a kink at 0: when sums are added in another order, an input near 0 may fall on the
+other side, where the slope differs. One such number changes the gradient of a tensor by more than all
+rounding does. Chance decides which inputs cross, so a copy with only disturbed weights says little.
+In this copy all inputs cross that may.
 
-The maximum of a window: where two inputs are nearly equal, or both 0 after a ReLU, rounding or
-another memory format decides which of them gets the gradient. In this copy it is the other one.
+Maximum over a window: if two inputs are nearly equal, or both 0 after a ReLU, rounding or another
+memory format decides which of them gets the gradient. In this copy the other one gets it.
 
-A recurrent layer: a format with few bits rounds its state at every place, not its result alone.
+Recurrent layers: a format with few bits rounds their state at every position, not only their result.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 NEAR = 128 * 2.0**-24
-"""Inputs within this of 0, relative to the size of all inputs (their root mean square), may fall on
-either side in 32 bits. Convolutions of a few layers in another memory format differ by up to 96
-units of 2**-24 (measured for the discriminator of a small DCGAN, normalized by batch)."""
+"""Inputs this close to 0, relative to the root mean square of all inputs, may fall on either side in
+32 bits. A few convolutions in another memory format differ by up to 96 units of 2**-24 (measured for
+the discriminator of a small DCGAN with batch normalization)."""
 
 FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (torch, "relu"),
@@ -39,20 +39,19 @@ FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (functional, "leaky_relu_"),
     (functional, "prelu"),
 )
-"""What modules and the other functions of ``torch.nn.functional`` call in the end."""
-
+"""Modules and the other functions of ``torch.nn.functional`` end up calling these."""
 
 POOLINGS: tuple[tuple[str, Any], ...] = (
     ("max_pool1d", torch.max_pool1d_with_indices),
     ("max_pool2d", torch._C._nn.max_pool2d_with_indices),
     ("max_pool3d", torch._C._nn.max_pool3d_with_indices),
 )
-"""Functions of torch, and for each the one that also tells where the maxima are."""
+"""Functions of torch, each with the variant that also returns the positions of the maxima."""
 
 
 def cross_over() -> None:
-    """Lets every input near 0 of these functions fall on the other side, and every maximum that is
-    nearly shared go to the other input, from now on."""
+    """From now on, inputs of these functions near 0 fall on the other side, and a maximum that two
+    inputs nearly share goes to the other one."""
     for owner, name in FUNCTIONS:
         setattr(owner, name, _crossing(getattr(owner, name)))
     for name, located in POOLINGS:
@@ -64,7 +63,7 @@ def _tracked(x: Tensor) -> bool:
 
 
 def _near(x: Tensor) -> Tensor:
-    """The distance within which rounding decides."""
+    """The distance from 0 below which rounding decides the side."""
     return NEAR * torch.linalg.vector_norm(x, dtype=torch.float32) / x.numel() ** 0.5
 
 
@@ -75,14 +74,14 @@ def _passing_on(real: Callable[..., Tensor], located: Callable[..., Any]) -> Cal
             return real(x, *args, **kwargs)
         with torch.no_grad():
             largest, places = located(x, *args, **kwargs)
-            # Windows are those of the last one to three dimensions, counted through.
+            # Windows span the last one to three dimensions; places are indices into these, flattened.
             dims = int(real.__name__[-2])
             flat, places = x.detach().flatten(-dims), places.flatten(-dims)
             others = flat.scatter(-1, places, -torch.inf).unflatten(-1, x.shape[-dims:])
             lead = (largest - real(others, *args, **kwargs)).flatten(-dims)
             near = _near(x)
             change = torch.where(lead <= near, -(lead + near), 0).to(x.dtype)
-            # One input may be the largest of several windows.
+            # One input may be the maximum of several windows.
             change = torch.zeros_like(flat).scatter_reduce(-1, places, change, "amin")
         return real(x + change.unflatten(-1, x.shape[-dims:]), *args, **kwargs)
 
@@ -98,7 +97,7 @@ def _crossing(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return real(x, *args, **kwargs)
         with torch.no_grad():
             change = torch.where(x.abs() <= _near(x), -2 * x, 0)
-        # The input moves, and its slope stays.
+        # The input moves, but the slope with respect to it stays 1.
         return real(x.add_(change) if in_place else x + change, *args, **kwargs)
 
     return function
@@ -108,14 +107,14 @@ RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
 
 def round_states() -> None:
-    """Lets recurrent layers have their state in bfloat16 after every place, from now on."""
+    """From now on, recurrent layers round their state to bfloat16 after every position."""
     for kind in RECURRENT:
         kind.forward = _place_by_place(kind.forward)  # type: ignore[method-assign]
 
 
 def _place_by_place(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward pass place by place. Layers of both directions, packed sequences, and dropout
-    between layers stay as they are."""
+    """A forward pass position by position. Bidirectional layers, packed sequences, and layers with
+    dropout in between are not changed."""
 
     def rounded(state: Any) -> Any:
         if isinstance(state, tuple):

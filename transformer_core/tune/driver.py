@@ -1,4 +1,4 @@
-"""Shared by all programs that observe a script: the command line, progress, and the reason why a
+"""Shared by all commands that observe a script: their options, their progress, and the reasons why a
 script cannot be observed."""
 
 import argparse
@@ -26,11 +26,11 @@ class CannotObserve(Exception):
 
 
 REFUSED = (CannotObserve, ConfigError, TooLarge, ValueError)
-"""Errors of a command line or a script, whose message is for the user."""
+"""Errors of a command line or a script, with a message for the user."""
 
 
 def parser(name: str, description: str, seconds: str, epilog: str = "") -> argparse.ArgumentParser:
-    """A command line with the options of every program."""
+    """A command line with the options that all commands share."""
     made = argparse.ArgumentParser(
         prog=name,
         description=description,
@@ -45,7 +45,7 @@ def parser(name: str, description: str, seconds: str, epilog: str = "") -> argpa
 
 
 def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The arguments, of which the last ones are a script and its own."""
+    """The parsed arguments, which end with a script and its arguments."""
     rest = argparse.REMAINDER
     made.add_argument("-m", nargs=rest, metavar="MODULE ...", help="a module and its arguments")
     made.add_argument("command", nargs=rest, help="the script and its arguments, as after python")
@@ -58,7 +58,7 @@ def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> a
 
 
 def progress(budget: float | None = None) -> Say:
-    """Prints each text with the seconds since now, and those left of ``budget``."""
+    """A function that prints each text with the seconds since now, and those left of ``budget``."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -70,19 +70,19 @@ def progress(budget: float | None = None) -> Say:
 
 
 def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> None:
-    """Prints the answer, and writes its report if one is asked for."""
+    """Prints the answer and, with --report, writes it to a file."""
     if given.report is not None:
         write_text(given.report, markdown)
     print(json.dumps(found, indent=1) if given.json else text)
 
 
 def program_of(task: ScriptTask) -> Program:
-    """The program that a study names. Raises ConfigError for a command that cannot be one."""
+    """The program that a study names. Raises ConfigError if the command has no script."""
     folder = Path(task.directory or ".").resolve()
     command = list(task.command)
     launcher: list[str] = []
     if Path(command[0]).name in LAUNCHERS:
-        # The script is the first argument that is a Python file, or what follows -m.
+        # The script is the first argument that is a Python file, or the module after -m.
         split = next(
             (n for n, a in enumerate(command) if n and (a.endswith(".py") or a == "-m")), 0
         )
@@ -108,15 +108,15 @@ def program_of(task: ScriptTask) -> Program:
 def learn(
     error: SideEnded, program: Program, steps: int | None, least: int, say: Say
 ) -> tuple[Program, int | None]:
-    """How to start a script that has ended early once more, and the steps after which it ends.
-    Raises CannotObserve if nothing can be done: ``least`` steps are needed."""
+    """How to start a script again that ended early, and the steps after which it ends. Raises
+    CannotObserve if that is impossible: ``least`` steps are needed."""
     said = error.said
     if not error.why and steps is None and said.get("step", 0) >= least:
         say(f"the script ends after {said['step']} steps: sessions are short")
         return program, said["step"]
     no_step = error.why == "no step" or (not error.why and not said.get("step"))
     if no_step and program.boundary == "optimizer" and said.get("backwards"):
-        say("no optimizer of torch steps: a step is a backward pass")
+        say("the script uses no optimizer of torch: a step is a backward pass")
         return replace(program, boundary="backward"), steps
     raise CannotObserve(_why(error, program, least)) from None
 
@@ -137,12 +137,12 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
         return (
             "the script ended without a backward pass of torch in its own process, so there "
             "is no training to observe; remedy: give it the arguments with which it trains, "
-            f"and start several processes with torchrun\n{tail}"
+            f"and if it trains in several processes, start them with torchrun\n{tail}"
         )
     if not error.why:
         return (
-            f"the script ended after {error.said.get('step', 0)} steps, and at least {least} are "
-            "needed, better some hundreds; remedy: let it train longer (more steps, epochs or "
+            f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least}, "
+            "better some hundreds; remedy: let it train longer (more steps, epochs or "
             f"samples)\n{tail}"
         )
     place = f"{error.said['place']}: " if error.said.get("place") else ""

@@ -1,9 +1,9 @@
-"""The training of a factory in the plainest loop: ``python -m transformer_core.tune.factory
+"""Trains the parts of a factory in a plain loop: ``python -m transformer_core.tune.factory
 SETTINGS``, a JSON object.
 
-A factory is a function of the user's that hands over module, batches, loss and optimizer. This
-program makes it a script like any other: it is started, observed and changed in the same way.
-Nothing of the project is imported here that imports more: the user's modules may have any name.
+A factory is a function of the user's that returns module, batches, loss and optimizer. This program
+turns it into a script, which is started, observed and changed like any other. It imports as little
+of the project as possible: the user's modules may have any name.
 """
 
 import contextlib
@@ -23,23 +23,25 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from transformer_core.common.factories import function_of, near, wrong
+from transformer_core.tune.nested import mapped, tensors
 
 REQUIRED = ("module", "batches", "loss", "optimizer")
 SETTING = "task.factory"
 KNOWN = (*REQUIRED, "clip_norm")
 SHAPE = f"a dictionary of {', '.join(REQUIRED)} and, if you clip, clip_norm"
 LOSS_SCALE = 1024.0
-"""First scale of losses in float16. torch's own, 65536, skips the first steps of many models."""
+"""First scale of losses in float16. torch's default, 65536, makes many models skip their first
+steps."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a training that a factory hands over to one rank."""
+    """The parts of a training that a factory returns for one rank."""
 
     module: nn.Module
     batches: Iterator[Any]
-    """One batch for each optimizer step: tensors, or tuples, lists or dictionaries of them, whose
-    first dimension is that of the samples."""
+    """One batch for each optimizer step: tensors, or tuples, lists or dictionaries of tensors, whose
+    first dimension is the samples."""
     loss: Callable[[nn.Module, Any], Tensor]
     """The mean loss of a batch, a scalar."""
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -48,37 +50,33 @@ class Parts:
 
 
 def load(factory: str, options: Mapping[str, Any], rank: int, world: int, seed: int) -> Parts:
-    """The parts that ``factory``, package.module:function, gives a rank; ValueError if one is
-    missing or of a wrong type. Errors of the function itself are not caught."""
+    """The parts that ``factory``, package.module:function, returns for a rank; ValueError if one is
+    missing or has the wrong type. Errors of the function itself are not caught."""
+    refused = partial(wrong, SETTING, factory)
     made = function_of(SETTING, factory)(rank=rank, world_size=world, seed=seed, **options)
     if not isinstance(made, dict):
-        raise wrong(SETTING, factory, f"gives a {type(made).__name__}", f"return {SHAPE}")
+        raise refused(f"returns a {type(made).__name__}", f"return {SHAPE}")
     if missing := [name for name in REQUIRED if name not in made]:
-        raise wrong(SETTING, factory, f"gives no {' and no '.join(missing)}", f"return {SHAPE}")
-    for name in made:
-        if name not in KNOWN:
-            raise wrong(SETTING, factory, f"gives {name}, which is not known", near(name, KNOWN))
+        raise refused(f"returns no {' and no '.join(missing)}", f"return {SHAPE}")
+    if unknown := [name for name in made if name not in KNOWN]:
+        raise refused(f"returns {unknown[0]}, which is not known", near(unknown[0], KNOWN))
+    kinds = {name: type(part).__name__ for name, part in made.items()}
     if not isinstance(made["module"], nn.Module):
-        kind = type(made["module"]).__name__
-        raise wrong(SETTING, factory, f"module is a {kind}", "give a torch.nn.Module")
+        raise refused(f"module is a {kinds['module']}", "give a torch.nn.Module")
     for name in ("loss", "optimizer"):
         if not callable(made[name]):
-            raise wrong(
-                SETTING, factory, f"{name} is a {type(made[name]).__name__}", "give a function"
-            )
+            raise refused(f"{name} is a {kinds[name]}", "give a function")
     try:
         batches = iter(made["batches"])
     except TypeError:
-        kind = type(made["batches"]).__name__
-        raise wrong(
-            SETTING, factory, f"batches is a {kind}", "give an iterable without end"
-        ) from None
+        remedy = "give an iterable without end"
+        raise refused(f"batches is a {kinds['batches']}", remedy) from None
     clip_norm = float(made.get("clip_norm") or 0.0)
     return Parts(made["module"], batches, made["loss"], made["optimizer"], clip_norm)
 
 
 def next_batch(factory: str, batches: Iterator[Any]) -> Any:
-    """The next batch; ValueError where there is none."""
+    """The next batch; ValueError if there is none."""
     try:
         return next(batches)
     except StopIteration:
@@ -99,22 +97,33 @@ def checked(factory: str, loss: Any) -> Tensor:
 
 
 def divided(batch: Any, parts: int) -> Iterator[Any]:
-    """A batch in ``parts`` equal parts of its samples; ValueError where they do not divide."""
+    """A batch in ``parts`` equal parts of its samples; ValueError if their number is not a multiple
+    of ``parts``."""
     if parts == 1:
         yield batch
         return
-    count = _samples(batch)
+    sized = [tensor for tensor in tensors(batch, floating=False) if tensor.dim()]
+    if not sized:
+        raise ValueError(
+            "a batch has no tensor; remedy: give tensors whose first dimension is samples"
+        )
+    count = len(sized[0])
     if count % parts:
         raise ValueError(
             f"not supported: {count} samples of a batch do not make {parts} equal micro-batches"
         )
     size = count // parts
     for number in range(parts):
-        yield _mapped(batch, partial(_rows, first=number * size, count=size))
+        yield mapped(batch, partial(_rows, rows=slice(number * size, (number + 1) * size)))
+
+
+def _rows(tensor: Tensor, rows: slice) -> Tensor:
+    return tensor[rows] if tensor.dim() else tensor
 
 
 class _Replicated(DistributedDataParallel):
-    """DistributedDataParallel with the attributes of its module, which losses may read."""
+    """DistributedDataParallel that also has the attributes of its module, for losses that read
+    them."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -124,7 +133,7 @@ class _Replicated(DistributedDataParallel):
 
 
 def spread(module: nn.Module, over: str | None, layers: str | None, device: torch.device) -> Any:
-    """``module`` over all ranks, by DistributedDataParallel or in shards (FSDP2)."""
+    """``module`` over all ranks, with DistributedDataParallel or in shards (FSDP2)."""
     if over is None:
         return module
     if over == "fsdp":
@@ -143,7 +152,7 @@ def spread(module: nn.Module, over: str | None, layers: str | None, device: torc
 
 
 def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
-    """Train for ``steps``, or without end. Phases of a step are named for profilers."""
+    """Train for ``steps`` steps, or without end. Profilers see the phases of a step by name."""
     factory, parts = settings["factory"], int(settings.get("micro_batches", 1))
     rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
     device = _device(settings["device"])
@@ -163,7 +172,7 @@ def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
     scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=scaled)
     for _ in itertools.count() if steps is None else range(steps):
         with record_function("data"):
-            batch = _mapped(next_batch(factory, mine.batches), lambda t: t.to(device))
+            batch = mapped(next_batch(factory, mine.batches), lambda t: t.to(device))
         optimizer.zero_grad(set_to_none=True)
         for number, piece in enumerate(divided(batch, parts), 1):
             waits = number < parts and isinstance(module, DistributedDataParallel)
@@ -171,7 +180,7 @@ def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
                 with record_function("loss"):
                     loss = checked(factory, mine.loss(module, piece)) / parts
                 with record_function("backward"):
-                    # The gradient is scaled, not the loss, which stays readable for observers.
+                    # Scaling the gradient instead of the loss keeps the loss readable.
                     loss.backward(scaler.scale(torch.ones_like(loss)))
         with record_function("optimizer"):
             if mine.clip_norm:
@@ -191,7 +200,8 @@ def _device(asked: str) -> torch.device:
 
 
 def layers_of(module: nn.Module, name: str | None) -> list[nn.Module]:
-    """The layers that FSDP gathers one by one: of the class ``name``, or all members of lists."""
+    """The layers that FSDP gathers one by one: those of class ``name``, or all members of
+    ``nn.ModuleList``."""
     if name is None:
         lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
         return [layer for layers in lists for layer in layers]
@@ -201,37 +211,6 @@ def layers_of(module: nn.Module, name: str | None) -> list[nn.Module]:
             f"not supported: task.layers = {name}: the module has no part of that class"
         )
     return found
-
-
-def _mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with ``change`` made to each of its tensors."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, dict):
-        return {key: _mapped(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(_mapped(value, change) for value in batch)
-    return batch
-
-
-def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
-    return tensor[first : first + count] if tensor.dim() else tensor
-
-
-def _samples(batch: Any) -> int:
-    """Length of the first tensor of a batch that has a dimension."""
-    sizes: list[int] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        sizes.extend(tensor.shape[:1])
-        return tensor
-
-    _mapped(batch, note)
-    if not sizes:
-        raise ValueError(
-            "a batch has no tensor; remedy: give tensors whose first dimension is samples"
-        )
-    return sizes[0]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Facts about a script that can be observed while it trains, without knowing the script."""
+"""Facts about a script, observed while it trains, without knowledge of its code."""
 
 import os
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,22 @@ import torch
 from torch import nn
 
 from transformer_core.parallel.nvml import cpus_near
-from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.boundaries import Boundaries, replacing
 
-PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "<frozen", "/lib/python3")
-"""Parts of file names that are not the user's own."""
+PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "/lib/python3")
+
+
+def is_own(file: str) -> bool:
+    """Whether a file name of a stack frame is one of the user's own files."""
+    return not file.startswith("<") and not any(part in file for part in PACKAGES)
 
 
 class Watch:
-    """Counts what techniques need, in the script's process.
+    """Counts the events that techniques need, in the script's process.
 
-    ``counts`` has how often each watched function of torch was called; ``places`` where the user's
-    own code called the outermost module or made an optimizer or a data loader first, and ``caller``
-    the package that called the module where that was not the user's own code.
+    ``counts`` has the number of calls of each watched function of torch. ``places`` has the line of
+    the user's code that first called the outermost module, or made an optimizer or a data loader.
+    ``caller`` is the package that called the module, if it was not the user's code.
     """
 
     def __init__(self, boundaries: Boundaries) -> None:
@@ -35,36 +40,47 @@ class Watch:
         """Classes of the largest cross-entropy: the last dimension of its logits."""
         self.autocast = False
         self.normalized: set[int] = set()
-        """Of how many values of a channel calls of batch normalization took the statistics."""
+        """Numbers of values per channel from which batch normalization took its statistics."""
         self.loaders: list[dict[str, Any]] = []
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
         self.waits: Counter[str] = Counter()
-        """Lines of the user's own code at which the host waited for the GPU, while looked for."""
+        """How often the host waited for the GPU at each line of the user's code, while looking."""
         self._looking = False
 
     def install(self) -> None:
-        """Watch functions of torch whose callers techniques could serve better."""
+        """Watch functions of torch that techniques could replace by better ones."""
         functional, checkpoint = torch.nn.functional, torch.utils.checkpoint
-        self._count(checkpoint, "checkpoint")
-        self._count(functional, "scaled_dot_product_attention")
-        self._cross_entropy(functional)
-        self._batch_norm(functional)
+        attention = "scaled_dot_product_attention"
+        replacing(checkpoint, "checkpoint")(partial(self._counted, "checkpoint"))
+        replacing(functional, attention)(partial(self._counted, attention))
+        replacing(functional, "cross_entropy")(self._cross_entropy)
+        replacing(functional, "batch_norm")(self._batch_norm)
         self._making(torch.optim.Optimizer, "optimizer", lambda made, given: None)
-        self._making(torch.utils.data.DataLoader, "loader", self._note_loader)
-        self._making(nn.parallel.DistributedDataParallel, "ddp", self._note_ddp)
-        self._zeroing(torch.optim.Optimizer)
-        self._zeroing(nn.Module)
+        self._making(
+            torch.utils.data.DataLoader,
+            "loader",
+            lambda made, given: self.loaders.append(
+                {"workers": made.num_workers, "pinned": made.pin_memory}
+            ),
+        )
+        self._making(
+            nn.parallel.DistributedDataParallel,
+            "ddp",
+            lambda made, given: self.ddp.append({key: str(value) for key, value in given.items()}),
+        )
+        for owner in (torch.optim.Optimizer, nn.Module):
+            replacing(owner, "zero_grad")(self._zero_grad)
 
     def look_for_waits(self) -> None:
-        """Let torch warn wherever the host waits for the GPU (``torch.cuda.set_sync_debug_mode``),
-        and note the lines instead of printing them."""
+        """Let torch warn whenever the host waits for the GPU (``torch.cuda.set_sync_debug_mode``),
+        and count the lines instead of printing the warnings."""
         shown = warnings.showwarning
 
         def show(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
             if "synchronizing CUDA operation" not in str(message):
                 shown(message, category, filename, lineno, *more)
-            elif not any(part in filename for part in PACKAGES):
+            elif is_own(filename):
                 self.waits[f"{Path(filename).name}:{lineno}"] += 1
 
         warnings.showwarning = show  # type: ignore[assignment]
@@ -74,7 +90,7 @@ class Watch:
             self._looking = True
 
     def stop_looking_for_waits(self) -> None:
-        """No more warnings: they would show in a profile."""
+        """Turn these warnings off: they would show in a profile."""
         if self._looking:
             torch.cuda.set_sync_debug_mode("default")
             self._looking = False
@@ -84,19 +100,19 @@ class Watch:
         self.autocast |= torch.is_autocast_enabled(device_of(module).type)
         package = self.note_place("call")
         if package and "call" in self.places:
-            # The line starts a loop of somebody else's.
+            # The line starts the loop of a library.
             self.caller = package
             del self.places["call"]
 
     def note_place(self, what: str) -> str:
-        """Remember the innermost line of the user's own code that is running now; the package that
-        runs inside it, if there is one."""
+        """Remember the innermost line of the user's code that is running now. Returns the package that
+        runs inside it, if any."""
         if what in self.places:
             return ""
         package, frame = "", sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
-            if not any(part in file for part in PACKAGES) and not file.startswith("<"):
+            if is_own(file):
                 self.places[what] = str(Path(file).resolve()), frame.f_lineno
                 return package
             name = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -159,64 +175,35 @@ class Watch:
             if isinstance(part, nn.Linear) and self.classes and part.out_features == self.classes
         ]
 
-    def _count(self, owner: Any, name: str) -> None:
-        original = getattr(owner, name)
+    def _counted(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self.counts[name] += 1
+        return original(*args, **kwargs)
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.counts[name] += 1
-            return original(*args, **kwargs)
+    def _cross_entropy(
+        self, original: Any, input: Any, target: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if len(getattr(input, "shape", ())) == 2:
+            self.classes = max(self.classes, int(input.shape[-1]))
+        return original(input, target, *args, **kwargs)
 
-        counted.__wrapped__ = original  # type: ignore[attr-defined]
-        setattr(owner, name, counted)
+    def _batch_norm(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        training = args[4] if len(args) > 4 else kwargs.get("training", False)
+        if training and not torch.compiler.is_compiling():
+            self.normalized.add(input.numel() // input.shape[1])
+        return original(input, *args, **kwargs)
 
-    def _cross_entropy(self, functional: Any) -> None:
-        original = functional.cross_entropy
-
-        def cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(getattr(input, "shape", ())) == 2:
-                self.classes = max(self.classes, int(input.shape[-1]))
-            return original(input, target, *args, **kwargs)
-
-        cross_entropy.__wrapped__ = original  # type: ignore[attr-defined]
-        functional.cross_entropy = cross_entropy
-
-    def _batch_norm(self, functional: Any) -> None:
-        original = functional.batch_norm
-
-        def batch_norm(input: Any, *args: Any, **kwargs: Any) -> Any:
-            training = args[4] if len(args) > 4 else kwargs.get("training", False)
-            if training and not torch.compiler.is_compiling():
-                self.normalized.add(input.numel() // input.shape[1])
-            return original(input, *args, **kwargs)
-
-        functional.batch_norm = batch_norm
+    def _zero_grad(self, original: Any, made: Any, set_to_none: bool = True) -> None:
+        self.counts["zeroed"] += not set_to_none
+        original(made, set_to_none=set_to_none)
 
     def _making(self, owner: Any, what: str, note: Callable[[Any, dict[str, Any]], None]) -> None:
-        """Note where objects of a class are made; ``note`` is given each with its keywords."""
-        original = owner.__init__
+        """Note where objects of a class are made; ``note`` gets each object and its keywords."""
 
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+        @replacing(owner, "__init__")
+        def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             self.note_place(what)
             original(made, *args, **kwargs)
             note(made, kwargs)
-
-        owner.__init__ = init
-
-    def _note_loader(self, made: Any, given: dict[str, Any]) -> None:
-        self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
-
-    def _note_ddp(self, made: Any, given: dict[str, Any]) -> None:
-        self.ddp.append({key: str(value) for key, value in given.items()})
-
-    def _zeroing(self, owner: Any) -> None:
-        """Count where gradients are filled with zeros."""
-        original = owner.zero_grad
-
-        def zero_grad(made: Any, set_to_none: bool = True) -> None:
-            self.counts["zeroed"] += not set_to_none
-            original(made, set_to_none=set_to_none)
-
-        owner.zero_grad = zero_grad
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -225,8 +212,8 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def repeated_block(modules: list[nn.Module]) -> str | None:
-    """Class of the largest module with parts of its own that occurs several times in a list of
-    layers: a Transformer's block. None if there is none."""
+    """The class of a Transformer's block: the largest module with submodules that occurs several
+    times in a list of layers. None if there is none."""
     found: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for module in modules:
@@ -243,7 +230,7 @@ def repeated_block(modules: list[nn.Module]) -> str | None:
 
 
 def blocks(module: nn.Module, name: str) -> list[nn.Module]:
-    """The parts of ``module`` of the class ``name``, none inside another."""
+    """The submodules of class ``name``, without those inside another one."""
     found: list[nn.Module] = []
     for part in module.modules():
         inside = any(part is inner for outer in found for inner in outer.modules())

@@ -1,24 +1,24 @@
-"""From a script to an answer: trust, screen, compare, combine, change, verify.
+"""From a script to an answer: trust, screen, compare, change, verify.
 
 1. **Trust**: the script runs twice. Does it do the same, to the last bit?
-2. **Screen**: one session has every technique that can be tried, with a certificate for each.
-3. **Compare**: what was faster, and all of it together, meets the script in several sessions with
-   other seeds. Ratios come from these sessions alone, so that luck in the screening does not count.
-4. **Verify**: the answer is written into the script, and the changed script runs against the
-   original, with a certificate of its own.
+2. **Screen**: every technique that applies is tried in a session, with a certificate for each.
+3. **Compare**: the faster techniques, alone and together, run against the script in several sessions
+   with other seeds. Ratios come only from these sessions, so luck in the screening does not count.
+4. **Change and verify**: the answer becomes a diff, and the changed script runs against the original,
+   with its own certificate.
 """
 
 import hashlib
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+import psutil
+import torch
 
 from schemas.config.measurement import Comparing
 from schemas.errors import ConfigError
@@ -29,6 +29,16 @@ from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
+from transformer_core.tune.answer import (
+    LEFT_OUT,
+    Answer,
+    Profiled,
+    Tried,
+    certified_in_words,
+    in_words,
+    listed,
+    useful,
+)
 from transformer_core.tune.budget import Budget
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
@@ -49,110 +59,15 @@ from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
 FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last")
-"""Techniques that gain most where they gain: a small session of these gives the first certificates."""
+"""The techniques with the largest gains: a small session of these gives the first certificates."""
 SESSIONS = 4
 """Sessions of a comparison: with four, Student's t has three degrees of freedom."""
 VERIFICATIONS = 3
 """Sessions of the changed script against the original."""
 LEAST_SESSIONS, GOOD_SESSIONS = 2, 3
-"""An interval needs two; with a third it becomes narrow."""
-NO_TIME = "left out"
-"""Status of a technique that there was no time for."""
+"""An interval needs two; a third makes it narrow."""
 LEAST_GAIN = 1.005
-"""Techniques with a smaller speed-up when tried alone are left out of combinations."""
-
-
-@dataclass
-class Tried:
-    """A technique or a combination, with its result."""
-
-    techniques: tuple[str, ...]
-    status: str = "ok"
-    reason: str = ""
-    certificate: dict[str, Any] | None = None
-    screened: float | None = None
-    """Ratio of speeds in the screening session alone."""
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    verdict: str = ""
-    memory: dict[str, int] | None = None
-    """Bytes: the peak of its steps, and what of it is known."""
-
-    @property
-    def name(self) -> str:
-        """Its name among the sides."""
-        return "+".join(self.techniques)
-
-
-@dataclass
-class Profiled:
-    """A few steps under a profiler."""
-
-    techniques: tuple[str, ...]
-    breakdown: dict[str, Any] | None = None
-    """Its :class:`Breakdown`; None if nothing was recorded."""
-    reason: str = ""
-    """Why there is no breakdown."""
-
-
-@dataclass
-class Answer:
-    """All results about a script."""
-
-    command: str
-    status: str = "ok"
-    """ok, or failed where the script cannot be observed."""
-    reason: str = ""
-    boundary: str = "optimizer"
-    reproducible: bool = False
-    trust: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-    step_seconds: float = 0.0
-    tried: list[Tried] = field(default_factory=list)
-    recommended: tuple[str, ...] = ()
-    noise: dict[str, float] = field(default_factory=dict)
-    """Ratio and interval of the script against itself."""
-    diff: str = ""
-    lines: list[str] = field(default_factory=list)
-    patched: Tried | None = None
-    """The changed script against the original."""
-    memory: dict[str, int] | None = None
-    """Memory of the script itself."""
-    profiles: list[Profiled] = field(default_factory=list)
-    """The script itself, and what is recommended."""
-    left_out: list[str] = field(default_factory=list)
-    """Steps that there was no time for."""
-    first_verdict_seconds: float | None = None
-    seconds: float = 0.0
-
-    def find(self, techniques: Sequence[str]) -> Tried | None:
-        """Returns the result of a combination; None if it was not tried."""
-        return next((each for each in self.tried if each.techniques == tuple(techniques)), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
-    @property
-    def best(self) -> Tried | None:
-        """The recommended combination; None to keep the script as it is."""
-        return self.find(self.recommended) if self.recommended else None
-
-    def _repr_html_(self) -> str:
-        from transformer_core.tune.terminal import html
-
-        return html(self)
-
-    @classmethod
-    def read(cls, file: Path | str) -> "Answer":
-        """The answer in ``file``, or in the folder of a study: a notebook displays it."""
-        file = Path(file)
-        if file.is_dir():
-            file = file / "results/tune/answer.json"
-        return TypeAdapter(cls).validate_json(file.read_bytes())
-
-
+"""Combinations leave out techniques that gain less than this alone."""
 WORDS = {"same": 0, "undecided": 1, "different": 2}
 """Words of certificates, the best first."""
 LEAST_STEPS = 12
@@ -160,7 +75,7 @@ LEAST_STEPS = 12
 
 
 class Tuning:
-    """Finds out what makes a program faster, below ``folder``, in about ``budget`` seconds."""
+    """Finds out what makes a program faster, in about ``budget`` seconds. Its files are below ``folder``."""
 
     def __init__(
         self,
@@ -186,17 +101,17 @@ class Tuning:
             "named": list(techniques or ()),
         }
         self.noise: dict[str, float] = {}
-        """How far the script differed from itself where a technique was tried, as a logarithm."""
+        """How far the script differed from itself in the session of a technique, as a logarithm."""
         self.ends: float | None = None
-        """Seconds after which the answer is expected, once there was a session."""
+        """Seconds after which the answer is expected; None before the first session."""
         self.asked_record = record
         self.record = 6
-        """Steps that certificates compare: as many as were asked for, or few seconds' worth."""
+        """Steps that certificates compare: as many as requested, or as few seconds allow."""
         self.steps: int | None = None
-        """Steps after which the script ends, if observed."""
+        """Steps after which the script ends, if it was seen to end."""
 
     def say(self, text: str) -> None:
-        """Report progress, with the time that is left."""
+        """Report progress, with the remaining time."""
         left = None if self.ends is None else self.ends - self.budget.gone
         self._say(text if left is None else f"{text} (about {in_time(left)} left)")
 
@@ -207,20 +122,20 @@ class Tuning:
         return found
 
     def cost(self, sides: int, rounds: int) -> float:
-        """Seconds that a session of so many changes takes, beside the script and its floors."""
+        """Seconds for a session of the script, its floors and so many changes."""
         steps = self.sessions.timed_steps(Plan("", [], 0, rounds, self.record))
         return self.budget.cost(sides + 3, steps)
 
     def comparison(self, sides: int) -> float:
-        """Seconds that a session takes which compares so many changes."""
+        """Seconds for a session that compares so many changes."""
         return self.cost(sides, self._rounds(sides))
 
     def _rounds(self, sides: int) -> int:
-        """Rounds of such a session: the script and its equal side take turns too."""
+        """Number of rounds of such a session: the script and its equal side take turns too."""
         return self.sessions.rounds(sides + 2, 6 if self.step_seconds < 1 else 4, self.record)
 
     def expect(self, seconds: float) -> None:
-        """The sessions to come take so long, if there is time."""
+        """Expect the remaining sessions to take so many seconds, or all the time that is left."""
         self.ends = self.budget.gone + max(0.0, min(seconds, self.budget.left))
 
     def run(self) -> Answer:
@@ -240,7 +155,7 @@ class Tuning:
         return lambda text: self.say(f"{stage}: {text}")
 
     def trust(self) -> Answer:
-        """Runs the script twice, and learns its facts."""
+        """Runs the script twice, compares the runs, and collects facts about the script."""
         for _ in range(3):
             try:
                 return self._run_twice()
@@ -248,7 +163,7 @@ class Tuning:
                 self.program, self.steps = learn(
                     error, self.program, self.steps, LEAST_STEPS, self.say
                 )
-        raise CannotObserve("the script takes no steps that can be observed")
+        raise CannotObserve("the script takes no optimizer step that can be observed")
 
     def _run_twice(self) -> Answer:
         began = self.budget.gone
@@ -256,8 +171,6 @@ class Tuning:
         sides = [Side(OWN), Side("twin", profiled=True)]
         with session(self.program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
             for side in sides:
-                if side.name in run.failed:
-                    raise run.failed[side.name]
                 self.say(f"run twice: waiting for the first step of {side.name}")
                 run.facts(side.name)
             self.budget.start = self.budget.gone - began
@@ -300,15 +213,14 @@ class Tuning:
         )
 
     def _profile(self, answer: Answer) -> None:
-        """Reads the profile of the script, and profiles what is recommended in a process of its
-        own."""
+        """Reads the profile of the script, and profiles the recommendation in a separate process."""
         answer.profiles.append(self._profiled((), self.traces))
         if not (names := answer.recommended):
             return
         if self.budget.start > self.budget.left:
-            answer.left_out.append("the profile of what is recommended")
+            answer.left_out.append("the profile of the recommendation")
             return
-        self.say("profiling what is recommended")
+        self.say("profiling the recommendation")
         side = Side("recommended", names, profiled=True)
         logs = self.folder / "sessions" / "profile"
         try:
@@ -323,8 +235,8 @@ class Tuning:
     def _traces(
         self, run: Session, side: str, name: str, step_seconds: float
     ) -> tuple[list[Path], str]:
-        """Records a few steps of a side. Its traces, kept below ``profiles``, or why there are
-        none."""
+        """Profiles a few steps of a side. Returns its traces, kept below ``profiles``, or why there
+        are none."""
         count = 3 if step_seconds < 2 else 1
         if self.steps is not None:
             count = 1
@@ -337,7 +249,7 @@ class Tuning:
             return [], str(error)
 
     def _profiled(self, techniques: tuple[str, ...], traces: tuple[list[Path], str]) -> Profiled:
-        """The breakdown of recorded steps, or why there is none."""
+        """The breakdown of profiled steps, or why there is none."""
         files, reason = traces
         if not files:
             return Profiled(techniques, reason=reason)
@@ -349,14 +261,14 @@ class Tuning:
         return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
 
     def _screen(self, answer: Answer) -> None:
-        """Try every technique that can be tried, each by itself."""
+        """Try every technique that applies, each by itself."""
         usable: list[Side] = []
         has = {TECHNIQUES[name].group for name in self.program.applied}
         for name in self.names:
             technique = TECHNIQUES[name]
             why = technique.obstacle(answer.facts)
             if technique.group in has:
-                why = "the training has this or another of its kind already: task.applied"
+                why = f"task.applied already has a technique of the group {technique.group}"
             if why is None:
                 usable.append(Side(name, (name,)))
             else:
@@ -370,16 +282,16 @@ class Tuning:
         self.sessions.certified = partial(self._certified, answer)
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
-            # The least that makes an answer of it; the first changes need not leave more.
+            # Keep time for the shortest comparison, and for a verification once something gains.
             later = GOOD_SESSIONS * self.comparison(1)
             promising = bool(self._candidates(answer))
             if promising:
                 later += LEAST_SESSIONS * self.comparison(1) * self.verify
             fits = 0 if tight else self._fitting(len(group), rounds, later)
             if not fits and not tight and not promising:
-                fits = self._fitting(len(group), rounds, 0.0)  # Certificates are an answer too.
+                fits = self._fitting(len(group), rounds, 0.0)  # Certificates alone are useful too.
             for side in group[fits:]:
-                answer.tried.append(Tried((side.name,), NO_TIME, "for lack of time"))
+                answer.tried.append(Tried((side.name,), LEFT_OUT, "for lack of time"))
             answer.left_out += [side.name for side in group[fits:]]
             if not fits:
                 continue
@@ -400,51 +312,45 @@ class Tuning:
                 self.say(f"{tried.name}: {in_words(tried)}")
 
     def _fitting(self, most: int, rounds: int, later: float) -> int:
-        """How many changes a session may have, at most ``most``, with so many seconds after it."""
+        """How many changes fit into a session, at most ``most``, if ``later`` seconds must remain."""
         fits = (n for n in range(most, 0, -1) if self.cost(n, rounds) + later <= self.budget.left)
         return next(fits, 0)
 
     def _certified(self, answer: Answer, name: str, certificate: dict[str, Any]) -> None:
-        """Says a certificate before the session is over."""
+        """Reports a certificate before its session is over."""
         if answer.first_verdict_seconds is None:
             answer.first_verdict_seconds = self.budget.gone
         self.say(f"{name}: {certified_in_words(certificate)}")
 
     def _without_dropout(self, plan: Plan, outcome: Outcome, answer: Answer) -> Outcome:
-        """Compares again without dropout where random numbers alone may explain the difference."""
+        """Compares again without dropout if other dropout masks alone may explain a difference."""
         suspects = [
             side
             for side in plan.sides
-            if _judged(outcome, side.name) == "different" and answer.facts["dropout"]
+            if (measured := outcome.sides.get(side.name))
+            and (measured.certificate or {}).get("word") == "different"
         ]
-        if not suspects:
+        if not suspects or not answer.facts["dropout"]:
             return outcome
         sides = [Side(OWN), *floors(suspects), *suspects]
         again = Plan(f"{plan.name}-no-dropout", sides, plan.seed, 0, plan.record, dropout=False)
         found = self.sessions.run(again, self._progress("comparing without dropout"))
         for side in suspects:
-            measured = found.sides.get(side.name)
-            if measured is not None and measured.certificate:
-                outcome.sides[side.name].certificate = measured.certificate
-            elif before := outcome.sides[side.name].certificate:
-                why = (
-                    "other dropout masks may explain it, and there is no comparison without dropout"
-                )
-                reason = f"{before['reason']}; {why}"
-                outcome.sides[side.name].certificate = before | {
-                    "word": "undecided",
-                    "reason": reason,
-                }
+            measured, before = found.sides.get(side.name), outcome.sides[side.name].certificate
+            assert before is not None
+            reason = (
+                f"{before['reason']}; other dropout masks may explain it, and a comparison without "
+                "dropout failed"
+            )
+            undecided = before | {"word": "undecided", "reason": reason}
+            certificate = (measured and measured.certificate) or undecided
+            outcome.sides[side.name].certificate = certificate
         return outcome
 
     def _most_sides(self, answer: Answer) -> int:
-        """Sides that fit into the memory of the machine beside the script and its floors."""
-        import psutil
-
+        """Sides that fit into the memory of the machine together with the script and its floors."""
         peak = answer.facts["memory"]["peak"]
         if answer.facts["device"] == "cuda":
-            import torch
-
             free, _ = torch.cuda.mem_get_info()
         else:
             free = psutil.virtual_memory().available
@@ -460,9 +366,9 @@ class Tuning:
         return tried
 
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
-        """The best single techniques, all promising ones together, and these without the ones that
-        seemed to gain least. Those that gained less than the script differed from itself are not
-        promising, unless there are no others."""
+        """The best single techniques, all promising ones together, and these without those that seemed
+        to gain least. A technique is promising if it gained more than the script differed from
+        itself; if none did, the best one is."""
         gained = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
         gained.sort(key=lambda t: t.screened or 0, reverse=True)
         good = [t for t in gained if log(t.screened or 1) > self.noise[t.name]] or gained[:1]
@@ -480,13 +386,13 @@ class Tuning:
         return list(dict.fromkeys(found))[: self._most_sides(answer)]
 
     def _compare(self, answer: Answer, candidates: list[tuple[str, ...]]) -> None:
-        """Several sessions with other seeds, and intervals that hold for all at once."""
+        """Several sessions with other seeds, and intervals that hold for all ratios at once."""
         verifying = self.comparison(1) * self.verify
 
         def seconds(sessions: int) -> float:
             return sessions * self.comparison(len(candidates))
 
-        # Rather more sessions than more candidates: the former make the intervals narrow.
+        # More sessions, which make intervals narrow, are better than more candidates.
         kept = LEAST_SESSIONS * verifying
         for fewest, sessions in ((2, SESSIONS), (1, GOOD_SESSIONS)):
             while len(candidates) > fewest and self.budget.left < seconds(sessions) + kept:
@@ -504,20 +410,12 @@ class Tuning:
                 answer.left_out.append(f"{SESSIONS + 1 - number} of {SESSIONS} sessions")
                 break
             self.expect(seconds(SESSIONS + 1 - number) + kept)
-            plan = Plan(
-                f"compare-{number}",
-                [Side(OWN), *floors(sides), *sides],
-                1000 * number,
-                rounds,
-                self.record,
-            )
-            stage = f"comparing, session {number} of {SESSIONS}"
-            outcome = self.session(plan, stage)
-            if number == 1:
-                outcome = self._without_dropout(plan, outcome, answer)
-            outcomes.append(outcome)
+            everyone = [Side(OWN), *floors(sides), *sides]
+            plan = Plan(f"compare-{number}", everyone, 1000 * number, rounds, self.record)
+            outcome = self.session(plan, f"comparing, session {number} of {SESSIONS}")
+            outcomes.append(outcome if number > 1 else self._without_dropout(plan, outcome, answer))
         found = [self.together(side, outcomes) for side in sides]
-        self._intervals(answer, found, outcomes)
+        answer.noise = self._intervals(found, outcomes)
         for tried in found:
             before = answer.find(tried.techniques)
             if before is not None:
@@ -528,13 +426,13 @@ class Tuning:
         certified = [t for t in found if useful(t) and t.verdict == "FASTER"]
         best = max(certified, key=lambda t: t.ratio or 0, default=None)
         if best is not None:
-            # Fewer changes if more gain nothing.
+            # Prefer fewer changes if more of them gain nothing.
             simple = [t for t in certified if (t.ratio or 0) > 0.99 * (best.ratio or 0)]
             best = min(simple, key=lambda t: (len(t.techniques), -(t.ratio or 0)))
             answer.recommended = best.techniques
 
     def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
-        """A side in all sessions: its worst certificate counts."""
+        """The result of a side over all sessions. Its worst certificate counts."""
         tried = self._tried(side, outcomes[0])
         for outcome in outcomes[1:]:
             measured = outcome.sides.get(side.name)
@@ -543,37 +441,34 @@ class Tuning:
             if measured.status != "ok":
                 tried.status, tried.reason = measured.status, measured.reason
             before, now = tried.certificate or {}, measured.certificate or {}
-            # Masks alone may explain the difference where the first was repeated without dropout.
+            # If the first session was repeated without dropout, masks may explain a later difference.
             dropped = before.get("dropout") is False
             if before and now and not dropped and WORDS[now["word"]] > WORDS[before["word"]]:
                 tried.certificate = now
         tried.screened = None
         return tried
 
-    def _intervals(self, answer: Answer, found: list[Tried], outcomes: list[Outcome]) -> None:
-        """Ratios of all sides and of the script against itself."""
-        names = [t.name for t in found if t.status == "ok"] + [AGAIN]
-        ratios = []
-        for name in names:
+    def _intervals(self, found: list[Tried], outcomes: list[Outcome]) -> dict[str, float]:
+        """Sets the ratios of ``found``. Returns ratio and interval of the script against itself; empty
+        if unknown."""
+        ratios = {}
+        for name in [t.name for t in found if t.status == "ok"] + [AGAIN]:
             logs = [o.log_ratios(name) for o in outcomes if name in o.sides]
             pair = Pair(name, OWN)
-            ratios.append([log_ratio_of(pair, each) for each in logs if len(each) > 1])
-        kept = [(name, ratio) for name, ratio in zip(names, ratios, strict=True) if ratio]
-        if not kept:
-            return
-        intervals = simultaneous_ratios([ratio for _, ratio in kept])
-        by_name = {name: i for (name, _), i in zip(kept, intervals, strict=True)}
+            if ratio := [log_ratio_of(pair, each) for each in logs if len(each) > 1]:
+                ratios[name] = ratio
+        if not ratios:
+            return {}
+        intervals = dict(zip(ratios, simultaneous_ratios([*ratios.values()]), strict=True))
         for tried in found:
-            interval = by_name.get(tried.name)
-            if interval is not None:
+            if interval := intervals.get(tried.name):
                 tried.ratio, tried.low, tried.high = interval.median, interval.low, interval.high
                 tried.verdict = verdict_of("throughput", interval, self.margin)
-        if AGAIN in by_name:
-            i = by_name[AGAIN]
-            answer.noise = {"ratio": i.median, "low": i.low, "high": i.high}
+        noise = intervals.get(AGAIN)
+        return {"ratio": noise.median, "low": noise.low, "high": noise.high} if noise else {}
 
     def _change(self, answer: Answer) -> None:
-        """Applies the answer to the script, and runs the changed script against the original."""
+        """Writes the answer as a diff, and runs the changed script against the original."""
         if not answer.recommended:
             return
         source = Source.of(answer.facts)
@@ -596,65 +491,21 @@ class Tuning:
             if self.budget.left < each * max(1, LEAST_SESSIONS + 1 - number):
                 break
             self.expect(each * (VERIFICATIONS + 1 - number))
-            plan = Plan(
-                f"verify-{number}",
-                [Side(OWN), *floors([side]), side],
-                10_000 + 1000 * number,
-                self._rounds(1),
-                self.record,
-            )
+            everyone, seed = [Side(OWN), *floors([side]), side], 10_000 + 1000 * number
+            plan = Plan(f"verify-{number}", everyone, seed, self._rounds(1), self.record)
             outcome = self.session(plan, "running the changed script")
-            if number == 1:
-                outcome = self._without_dropout(plan, outcome, answer)
-            outcomes.append(outcome)
+            outcomes.append(outcome if number > 1 else self._without_dropout(plan, outcome, answer))
         if not outcomes:
             answer.left_out.append("the run of the changed script")
             return
         tried = self.together(side, outcomes)
+        tried.techniques = (side.name,)
+        self._intervals([tried], outcomes)
         tried.techniques = tuple(in_diff)
-        measured = Tried(("changed",), tried.status)
-        self._intervals(replace(answer), [measured], outcomes)
-        tried.ratio, tried.low, tried.high = measured.ratio, measured.low, measured.high
-        tried.verdict = measured.verdict
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
 
 
 def in_time(seconds: float) -> str:
-    """A time to wait."""
+    """A time to wait, rounded."""
     return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{max(5, 5 * round(seconds / 5))} s"
-
-
-def _judged(outcome: Outcome, name: str) -> str:
-    measured = outcome.sides.get(name)
-    return ((measured and measured.certificate) or {}).get("word", "")
-
-
-def useful(tried: Tried) -> bool:
-    """Whether it runs and trains the same model."""
-    return tried.status == "ok" and (tried.certificate or {}).get("word") == "same"
-
-
-def in_words(tried: Tried) -> str:
-    """Describes the result on one line."""
-    if tried.status != "ok":
-        return f"{tried.status}: {tried.reason}"
-    parts = []
-    if tried.ratio is not None:
-        parts.append(f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] times as fast")
-    elif tried.screened is not None:
-        parts.append(f"about {tried.screened:.2f} times as fast")
-    if tried.certificate:
-        parts.append(certified_in_words(tried.certificate))
-    return ", ".join(parts)
-
-
-def certified_in_words(certificate: dict[str, Any]) -> str:
-    """Describes a certificate."""
-    word = {"same": "the same training", "different": "NOT the same training"}
-    return f"{word.get(certificate['word'], 'undecided')} ({certificate['reason']})"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

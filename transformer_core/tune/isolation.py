@@ -1,7 +1,7 @@
-"""Keeps what a script writes away from the user's folder.
+"""Keeps the files that a script writes out of the user's folder.
 
-Where Linux allows it, the script sees its folder under an overlay: it reads and writes as ever, at
-the same paths, and what it wrote disappears with its process. Elsewhere it runs in a copy.
+Where Linux allows it, the script sees its folder through an overlay: it reads and writes at the usual
+paths, and its changes disappear with its process. Elsewhere it runs in a copy of the folder.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 LARGEST_COPY = 2 << 30
-"""Bytes of a folder that is copied where overlays are not allowed."""
+"""Largest folder, in bytes, that is copied where overlays are not allowed."""
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
 _PRIVATE = 0x4000 | 0x40000  # MS_REC and MS_PRIVATE of mount(2)
@@ -22,14 +22,14 @@ _IGNORED = {".git", "__pycache__", "node_modules", ".venv", "venv", "wandb", "li
 
 
 class TooLarge(Exception):
-    """A folder that would have to be copied is too large."""
+    """A folder is too large to copy."""
 
 
 def isolated(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
-    """A working directory for a process that must leave ``folder`` untouched, and the arguments of
-    :func:`enter` if it has to enter an overlay there first; none if it is a copy.
+    """A working directory for a process that must not change ``folder``, and the arguments of
+    :func:`enter` if the process must first enter an overlay there; none if the directory is a copy.
 
-    What the process writes lies below ``scratch``, which is not inside ``folder``. Raises TooLarge.
+    The changes of the process lie below ``scratch``, outside ``folder``. Raises TooLarge.
     """
     if overlay_works(scratch.parent) and not scratch.is_relative_to(folder):
         for name in ("upper", "work"):
@@ -40,23 +40,23 @@ def isolated(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
     if size > LARGEST_COPY:
         raise TooLarge(
             f"{folder} has {size / 1e9:.1f} GB, and this system allows no overlay: the script would "
-            "run in a copy of it; remedy: start in a folder that has the script and little else"
+            "need a copy of it; remedy: start in a folder that has the script and little else"
         )
     shutil.copytree(folder, copy, symlinks=True, ignore=_left_out)
     return copy, []
 
 
 def inside(overlay: Sequence[str], command: Sequence[str]) -> list[str]:
-    """``command`` in the overlay of :func:`isolated`, or as it is if there is none."""
+    """``command`` in the overlay of :func:`isolated`, if there is one."""
     return [sys.executable, "-I", __file__, *overlay, *command] if overlay else list(command)
 
 
 def enter(folder: str, scratch: str) -> None:
-    """Gives this process a view of its own of ``folder``: an overlay whose changes lie below
-    ``scratch``. The process must have one thread. Raises OSError where Linux does not allow it.
+    """Gives this process a private view of ``folder``: an overlay whose changes lie below ``scratch``.
+    The process must have only one thread. Raises OSError if Linux does not allow it.
 
-    Where the user is not root, this takes a user namespace, in which they have the same number
-    (user_namespaces(7), overlay filesystem of the Linux documentation).
+    A user other than root needs a user namespace, in which they keep their number
+    (user_namespaces(7); "Overlay Filesystem" in the Linux documentation).
     """
     user, group = os.geteuid(), os.getegid()
     _call("unshare", _NEW_MOUNTS | (_NEW_USER if user else 0))
@@ -75,13 +75,13 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _left_out(place: str, names: Sequence[str]) -> set[str]:
-    """What is not copied: tools' own folders, and the results of this project."""
+    """Names that are not copied: folders of tools, and the results of this project."""
     ours = {"results", ".snakemake"} if Path(place, "results", ".study").exists() else set()
     return {*names} & (_IGNORED | ours)
 
 
 def _size(folder: Path) -> int:
-    """Bytes that a copy of ``folder`` would have."""
+    """Size of a copy of ``folder`` in bytes."""
     found = 0
     for place, folders, files in os.walk(folder):
         left_out = _left_out(place, folders)

@@ -16,40 +16,21 @@ from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
+from transformer_core.tune.answer import Answer
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of
-from transformer_core.tune.flow import Answer, Tuning
+from transformer_core.tune.flow import Tuning
 from transformer_core.tune.isolation import TooLarge
 
 FAILED = "failed.json"
-"""The answer where there is none: it says why."""
+"""Replaces the answer if the training cannot be observed, and says why."""
 SECONDS = 300.0
-"""Seconds to spend where the study sets no time."""
-
-
-def factory_of(task: ImportedTask, spec: RunSpec, devices: int) -> Program:
-    """The program around the factory that a study names, on a machine with so many devices."""
-    settings = {
-        "factory": task.factory,
-        "options": task.options,
-        "layers": task.layers,
-        "seed": spec.training.seed,
-        "device": spec.machine.device,
-        "threads": spec.machine.threads,
-    }
-    return Program(
-        (task.factory,),
-        Path.cwd(),
-        factory=settings,
-        devices=devices,
-        head=task.head,
-        applied=task.applied,
-    )
+"""Seconds to spend if the study sets no time."""
 
 
 def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
-    """The answer for the script or factory of a study. What is needed to go on lies below
-    ``folder``. Raises CannotObserve if it cannot be observed."""
+    """The answer for the script or factory of a study. Sessions below ``folder`` are reused. The
+    answer says why if the training cannot be observed."""
     task = study.task
     assert isinstance(task, ScriptTask | ImportedTask)
     began = time.monotonic()
@@ -57,17 +38,32 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
     def say(text: str) -> None:
         line = f"{time.monotonic() - began:4.0f} s  {text}"
         log.info(line)
-        if sys.stderr.isatty():  # Where the log goes to its file alone.
+        if sys.stderr.isatty():  # The log itself goes only to its file.
             print(line, file=sys.stderr, flush=True)
 
-    budget = seconds_of(study.time) if study.time is not None else SECONDS
     if isinstance(task, ScriptTask):
         tuned, record = program_of(task), None
     else:
-        tuned = factory_of(task, spec, study.machine.devices_per_node)
+        settings = {
+            "factory": task.factory,
+            "options": task.options,
+            "layers": task.layers,
+            "seed": spec.training.seed,
+            "device": spec.machine.device,
+            "threads": spec.machine.threads,
+        }
+        tuned = Program(
+            (task.factory,),
+            Path.cwd(),
+            factory=settings,
+            devices=study.machine.devices_per_node,
+            head=task.head,
+            applied=task.applied,
+        )
         record = task.steps
+    budget = seconds_of(study.time) if study.time is not None else SECONDS
+    margin = study.comparison.margin
     try:
-        margin = study.comparison.margin
         return Tuning(
             tuned, folder, say, budget, task.techniques, task.verify, record, margin
         ).run()
@@ -76,8 +72,8 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
 
 
 class TuneJob(Job):
-    """To find out what makes the training of a study faster, a script or a function. The exit
-    status is 1 if it cannot be observed: FAILED beside the answer then says why."""
+    """Finds out what makes the script or function of a study faster. If it cannot be observed, the
+    exit status is 1 and :data:`FAILED` in the folder of the answer says why."""
 
     kind = "tune"
 

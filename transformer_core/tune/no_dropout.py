@@ -1,7 +1,7 @@
-"""A script without its dropout.
+"""Turns the dropout of a script off.
 
-A module of its own: the compiler reads the functions that torch has in place of its own, and the
-process of a side has the script as its main module.
+This is a separate module because torch's compiler traces the functions that replace torch's, and in
+the process of a side the main module is the script.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ import torch
 
 
 def without_dropout(rates: set[float]) -> None:
-    """Disables dropout, so that programs with different masks can be compared. Adds the rates that
-    the script requests to ``rates``."""
+    """Disables dropout, to compare programs that draw different masks. Adds the rates that the script
+    requests to ``rates``."""
     functional: Any = torch.nn.functional
 
     def note(rate: float) -> None:

@@ -1,4 +1,4 @@
-"""Observers of a script's process: where its memory goes, and what its devices do in a step."""
+"""Observers inside a script's process: the parts of its memory, and a profile of its steps."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +14,7 @@ from transformer_core.tune.boundaries import Boundaries
 
 
 def bytes_of(tensors: Any) -> int:
-    """Bytes of this rank's part of tensors, each once."""
+    """Bytes of this rank's shards of tensors; shared memory counts once."""
     found = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -23,15 +23,15 @@ def bytes_of(tensors: Any) -> int:
 
 
 class Memory:
-    """Peak memory of the steps that were not recorded, and its parts."""
+    """Peak memory of the steps that are not recorded, and its parts."""
 
     def __init__(self, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
         self.before = psutil.Process().memory_info().rss
-        """Bytes before the script's first line: Python and its libraries."""
+        """Bytes in use before the script's first line: Python and its libraries."""
 
     def reset(self) -> None:
-        """Forget the peak so far."""
+        """Forget the peak so far, if the system allows it."""
         if _on_gpu():
             torch.cuda.reset_peak_memory_stats()
         else:
@@ -41,8 +41,8 @@ class Memory:
                 return  # The peak is then that of the whole process.
 
     def parts(self) -> dict[str, int]:
-        """Bytes at a boundary, where gradients exist: the peak, what of it is known, and the memory
-        of the device (``room``)."""
+        """Bytes at a boundary, while gradients exist: the peak, its known parts, and the memory of the
+        device (``room``)."""
         modules, optimizers = self.boundaries.modules, self.boundaries.optimizers
         parameters = [parameter for _, parameter in self.boundaries.parameters()]
         buffers = [buffer for module in modules for buffer in module.buffers()]
@@ -77,11 +77,10 @@ class Profile:
         self._step: AbstractContextManager[Any] | None = None
 
     def start(self, folder: Path, rank: int) -> None:
-        """Record from here; the trace goes into ``folder``."""
+        """Start recording; the trace goes into ``folder``."""
         modules = self.boundaries.modules
         for module in modules:
-            # As users name them: torch's own ranges of data loaders, backward and optimizers count
-            # beside these.
+            # Users' names for layers, next to torch's own ranges for data, backward and optimizer.
             mark_forward(module, torch_range)
             mark_layers(module, torch_range)
         device = next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
@@ -92,7 +91,7 @@ class Profile:
         self._begin_step()
 
     def boundary(self, last: bool) -> None:
-        """A step of the recorded ones ends."""
+        """Ends a step, and begins the next unless it was the ``last``."""
         if self._step is None:
             return
         self._step.__exit__(None, None, None)
@@ -101,7 +100,7 @@ class Profile:
             self._begin_step()
 
     def save(self) -> str:
-        """Stop and write the trace; its path."""
+        """Stop, write the trace and return its path."""
         self._running.stop()
         (name,) = self._running.save()
         return str(self._running.output / name)

@@ -1,5 +1,5 @@
-"""How a script is started. Only the standard library is imported here: the user's script may have
-modules of any other name."""
+"""The order that starts a side. Imports only the standard library: modules of the user's script may
+have any other name."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -9,9 +9,9 @@ from typing import Any, Literal
 Boundary = Literal["optimizer", "backward"]
 
 SIDE = "TUNE_TRAINING_SIDE"
-"""Environment variable with the name of a side, in its processes."""
+"""Environment variable that holds the name of a side in its processes."""
 UNOBSERVED = "cannot be observed: "
-"""Prefix of a side's message about a script whose training it cannot observe."""
+"""Prefix of a side's message if it cannot observe the training of its script."""
 
 
 @dataclass(frozen=True)
@@ -21,34 +21,34 @@ class Order:
     side: str
     """Name of the side."""
     command: tuple[str, ...]
-    """Script and its arguments; ``-m`` and a module instead of a file work too."""
+    """Script and its arguments; instead of a file also ``-m`` and a module."""
     directory: str
     """Working directory of the script."""
     coordinator: str
     """The file with the coordinator's address."""
     record: str
-    """Folder for what the certificate compares."""
+    """Folder for the records that the certificate compares."""
     techniques: tuple[str, ...] = ()
-    """Changes to apply, by their names in the registry."""
+    """Changes to apply, by name."""
     seed: int = 0
-    """Number that is added to every seed that the script sets."""
+    """Number to add to every seed that the script sets."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Facts observed of the script before, for techniques that need them."""
+    """Facts about the script from an earlier session, for techniques that need them."""
     boundary: Boundary = "optimizer"
     """Where a step ends."""
     noise: float = 0.0
-    """Relative size of random changes to the first weights: a measured floor of rounding."""
+    """Relative size of random changes to the first weights, which measure the floor of rounding."""
     dropout: bool = True
     """Whether dropout layers drop."""
     held: bool = False
-    """Whether weights are put back after each step, so that all gradients are those of the first."""
+    """Whether weights are reset after each step, so that all gradients are those of the first weights."""
     profiled: bool = False
-    """Whether some steps are to be recorded by torch.profiler."""
+    """Whether torch.profiler will record some steps."""
     whole: bool = False
-    """Whether sharded tensors are recorded whole, for comparison with another number of ranks."""
+    """Whether sharded tensors are recorded whole, to compare them with another number of ranks."""
 
     def write(self, file: Path) -> None:
-        """Write the order for the process that carries it out."""
+        """Write the order to ``file``."""
         file.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod

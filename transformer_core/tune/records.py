@@ -1,4 +1,4 @@
-"""What the ranks of a side recorded of its first steps."""
+"""The records of a side's first steps, from all its ranks."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +24,12 @@ class Record:
         return found
 
     def keys(self, kind: str) -> list[tuple[int, int, str]]:
-        """(rank, step, tensor) of everything of a kind: gradient, update or buffer."""
+        """(rank, step, tensor) of each entry of a kind: gradient, update, weight, buffer or orphan."""
         wanted = "weight" if kind == "update" else kind
         found = []
         for rank, each in enumerate(self.ranks):
             for key in each:
-                step, _, rest = key.partition(" ")
-                what, _, name = rest.partition(" ")
+                step, what, name = _parts(key)
                 if what == wanted and (
                     kind != "update" or f"{int(step) - 1} weight {name}" in each
                 ):
@@ -38,7 +37,7 @@ class Record:
         return found
 
     def get(self, kind: str, key: tuple[int, int, str]) -> Sketch | None:
-        """A sketch; an update is the difference of two weights."""
+        """The sketch of an entry; an update is the difference of two weights. None if it is missing."""
         rank, step, name = key
         each = self.ranks[rank] if rank < len(self.ranks) else {}
         if kind == "update":
@@ -57,19 +56,20 @@ class Record:
         )
 
     def together(self) -> "Record":
-        """Ranks and micro-batches as one: their losses added up or averaged, tensors as rank 0 has
-        them, which are the same or whole on all."""
+        """Ranks and micro-batches as one: losses are summed over micro-batches and averaged over ranks;
+        tensors are those of rank 0, because all ranks have the same."""
         first = {name: value for name, value in self.ranks[0].items() if name != "inputs"}
         losses = np.nansum(self.losses(), axis=2).mean(axis=0)[:, None]
         return Record([first | {"losses": losses}])
 
     def named_as(self, other: "Record") -> "Record":
-        """With the names of ``other`` for tensors that have others here, such as those of a copy of
-        the model: as many, in the same order, with the same first weights up to rounding."""
+        """This record with the tensor names of ``other``, for instance if the script trains a copy of
+        the model. Unchanged unless the tensors match in number, order and, up to rounding, first
+        weights."""
         return Record([_renamed(mine, other.ranks[0]) for mine in self.ranks])
 
     def losses(self) -> Sketch:
-        """[ranks, steps, backward passes], NaN where a step had fewer."""
+        """Losses [ranks, steps, backward passes]; NaN where a step had fewer passes."""
         tables = [each["losses"] for each in self.ranks]
         wide = max(table.shape[1] for table in tables)
         steps = min(table.shape[0] for table in tables)
@@ -89,7 +89,7 @@ def _renamed(mine: dict[str, Sketch], theirs: dict[str, Sketch]) -> dict[str, Sk
         return mine
     found = {}
     for key, value in mine.items():
-        step, kind, name = [*key.split(" ", 2), "", ""][:3]
+        step, kind, name = _parts(key)
         known = kind in ("gradient", "weight")
         found[f"{step} {kind} {names[name]}" if known and name in names else key] = value
     return found
@@ -98,7 +98,12 @@ def _renamed(mine: dict[str, Sketch], theirs: dict[str, Sketch]) -> dict[str, Sk
 def _first_weights(rank: dict[str, Sketch]) -> dict[str, Sketch]:
     found: dict[str, Sketch] = {}
     for key, value in rank.items():
-        _, kind, name = [*key.split(" ", 2), "", ""][:3]
+        _, kind, name = _parts(key)
         if kind == "weight":
             found.setdefault(name, value)
     return found
+
+
+def _parts(key: str) -> list[str]:
+    """Step, kind and name in the key of an entry; empty kind and name for tables such as losses."""
+    return [*key.split(" ", 2), "", ""][:3]

@@ -1,7 +1,7 @@
-"""Measures sides in one session: certificates from the first steps, then times in turns.
+"""Measures sides in a session: certificates of the first steps, then times in turns.
 
-The outcome is one JSON file. A session that has its file is never run again, so a study that was
-interrupted goes on where it stopped.
+The outcome is one JSON file. A session whose file exists is not run again, so an interrupted study
+continues where it stopped.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 OWN, AGAIN = "own", "again"
-"""The script as it stands, and once more with its weights disturbed by float32 rounding: an equal
-side, which shows the noise of the comparison."""
+"""The unchanged script, and a copy of it with weights disturbed by float32 rounding. They are equally
+fast, so their ratio shows the noise of the comparison."""
 TURN_SECONDS = 0.15
-"""Least seconds of a turn."""
+"""Minimum length of a turn in seconds."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 ROUNDS_SECONDS = 8.0
-"""Seconds of all rounds of a session, if the steps are short enough."""
+"""Seconds for all rounds of a session, if the steps are short enough."""
 
 
 @dataclass
@@ -45,12 +45,12 @@ class Measured:
     """Seconds of each round."""
     certificate: dict[str, Any] | None = None
     memory: dict[str, int] | None = None
-    """Bytes: the peak of its steps, and what of it is known."""
+    """Bytes: the peak of its steps, and its known parts."""
 
 
 @dataclass
 class Outcome:
-    """A session: its sides by name, and how many steps a turn had."""
+    """The results of a session: its sides by name, and the steps of a turn."""
 
     seed: int
     turn: int = 0
@@ -61,7 +61,7 @@ class Outcome:
     """Seconds of the whole session."""
 
     def log_ratios(self, name: str) -> list[float]:
-        """Logarithms of the speed of a side over that of the script, one for each round."""
+        """Logarithms of the ratio of a side's speed to the script's, one for each round."""
         own = self.sides[OWN].seconds
         return [log(a / b) for a, b in zip(own, self.sides[name].seconds, strict=False)]
 
@@ -79,13 +79,13 @@ class Plan:
     """Steps that certificates compare."""
     dropout: bool = True
     late: int = 0
-    """Steps that are compared once more after the last round."""
+    """Steps to compare again after the last round."""
 
 
 class Sessions:
-    """Runs sessions of one program, and keeps their outcomes in ``folder``.
+    """Runs sessions of one program, and stores their outcomes in ``folder``.
 
-    ``key`` says what they are sessions of: files with another key are of another program.
+    ``key`` identifies the program: outcomes with another key are not used.
     """
 
     def __init__(self, program: Program, folder: Path, key: str) -> None:
@@ -93,19 +93,19 @@ class Sessions:
         self.facts: dict[str, Any] = {}
         self.step_seconds = 1.0
         self.steps: int | None = None
-        """Steps after which the script ends, once a session has seen it."""
+        """Steps after which the script ends, once a session has seen its end."""
         self.deadline = inf
-        """By ``time.monotonic``; after it, sessions have the fewest rounds allowed."""
+        """By ``time.monotonic``; after this time, sessions have the minimum number of rounds."""
         self.certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
-        """Is told each certificate of first steps as soon as there is one."""
+        """Called with each side's certificate as soon as it is known."""
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
-        """The outcome of a session, from its file if it was done before. Raises SideEnded if the
-        script itself fails."""
-        # However many rounds an earlier command had time for: they are rounds of the same session.
-        what = repr((self.key, replace(plan, rounds=0))).encode()
+        """The outcome of a session, from its file if it exists. Raises SideEnded if the unchanged
+        script fails."""
+        # Rounds do not identify a session: an earlier command may have had time for more or fewer.
+        identity = repr((self.key, replace(plan, rounds=0))).encode()
         file = self.folder / f"{plan.name}.json"
-        digest = hashlib.sha256(what).hexdigest()
+        digest = hashlib.sha256(identity).hexdigest()
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
             if kept["digest"] == digest:
@@ -118,7 +118,7 @@ class Sessions:
         return found
 
     def _whole(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
-        """The outcome of a session; repeats it with shorter turns if the script ended early."""
+        """The outcome of a session, repeated with shorter turns if the script ended early."""
         for _ in range(2):
             try:
                 found = self._run(plan, progress)
@@ -133,8 +133,8 @@ class Sessions:
         return self._run(plan, progress)
 
     def _turn(self, plan: Plan, steps: int | None) -> int:
-        """Steps of a turn: of each optimizer as many, and all turns within ``steps``; 0 if there
-        are too few."""
+        """Steps of a turn: a multiple of the optimizers' cycle, such that all turns fit into
+        ``steps``; 0 if they do not fit."""
         cycle = self.facts.get("cycle", 1)
         turn = max(1, ceil(TURN_SECONDS / self.step_seconds), min(2, plan.rounds))
         if steps is not None:
@@ -142,12 +142,12 @@ class Sessions:
         return -(-turn // cycle) * cycle if steps is None else turn // cycle * cycle
 
     def timed_steps(self, plan: Plan) -> int:
-        """Steps of a side after those that are recorded first."""
+        """Steps of a side after its recorded first steps."""
         return (plan.rounds + 1) * max(1, self._turn(plan, self.steps)) + plan.late
 
     def rounds(self, sides: int, least: int, record: int) -> int:
-        """Rounds of a session of so many sides, for some seconds: the more, the less a disturbed
-        one matters."""
+        """Number of rounds for a session of so many sides: as many as its seconds allow, so that a
+        disturbed round matters less."""
         turn = max(TURN_SECONDS, 2 * self.step_seconds)
         rounds = max(least, min(MOST_ROUNDS, int(ROUNDS_SECONDS / (sides * turn))))
         if self.steps is None:
@@ -157,10 +157,13 @@ class Sessions:
     def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         found = Outcome(plan.seed)
         logs = self.folder / plan.name
-        sides = [replace_dropout(side, plan.dropout) for side in plan.sides]
+        sides = [replace(side, dropout=plan.dropout) for side in plan.sides]
         progress("starting")
         with session(self.program, sides, logs, plan.seed, self.facts, progress) as run:
-            self._begin(run, plan, found)
+            for side in plan.sides:  # A compiled side takes long to reach its first boundary.
+                found.sides[side.name] = Measured()
+                run.attempt(run.facts, side.name)
+            self._failed(run, found)
             progress("comparing first steps")
             held = cache(lambda: self._held(plan))
             self._record(run, plan, found, plan.record, held)
@@ -168,23 +171,15 @@ class Sessions:
             self._rounds(run, plan, found, progress)
             if plan.late:
                 self._record(run, plan, found, plan.late, held)
-            for side in [each.name for each in run.sides]:
-                facts = run.attempt(side, lambda side=side: run.facts(side))  # type: ignore[misc]
-                if facts:
-                    found.sides[side].memory = facts["memory"]
+            for name in [side.name for side in run.sides]:
+                if facts := run.attempt(run.facts, name):
+                    found.sides[name].memory = facts["memory"]
             self._failed(run, found)
         return found
 
-    def _begin(self, run: Session, plan: Plan, found: Outcome) -> None:
-        """Waits until all sides are at their first boundary, which a compiled side reaches late."""
-        for side in plan.sides:
-            found.sides[side.name] = Measured()
-            run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
-        self._failed(run, found)
-
     def _held(self, plan: Plan) -> Record | None:
-        """The record of the script with its weights held still, from a short session of its own;
-        None if there is no time or it fails."""
+        """The record of the script with its weights held constant, from a separate short session; None
+        if there is no time or the session fails."""
         if time.monotonic() > self.deadline:
             return None
         logs = self.folder / f"{plan.name}-held"
@@ -193,9 +188,7 @@ class Sessions:
             suppress(SideEnded),
             session(self.program, sides, logs, plan.seed, self.facts) as run,
         ):
-            taken = run.attempt(OWN, lambda: run.steps(OWN, plan.record, record=True))
-            files = taken and run.attempt(OWN, lambda: run.records(OWN))
-            return Record.read(files) if files else None
+            return _recorded(run, OWN, plan.record)
         return None
 
     def _record(
@@ -206,19 +199,17 @@ class Sessions:
         steps: int,
         held: Callable[[], Record | None],
     ) -> None:
-        """Record steps of all sides, and compare all that was recorded of each with the script.
+        """Record steps of all sides, and compare the whole record of each side with the script's.
 
-        The script and its floors come first in a plan, so each side is judged as soon as it has
+        The script and its floors come first in a plan, so each side can be judged as soon as it has
         taken its steps.
         """
         records: dict[str, Record] = {}
         for side in plan.sides:
             name = side.name
-            taken = run.attempt(name, lambda name=name: run.steps(name, steps, record=True))  # type: ignore[misc]
-            files = taken and run.attempt(name, lambda name=name: run.records(name))  # type: ignore[misc]
-            if not files:
+            if (record := _recorded(run, name, steps)) is None:
                 continue
-            records[name] = Record.read(files)
+            records[name] = record
             if OWN in records and name != OWN and not side.noise:
                 records[name] = records[name].named_as(records[OWN])
                 certificate = self._certificate(plan, side, records, held)
@@ -233,7 +224,7 @@ class Sessions:
         records: dict[str, Record],
         held: Callable[[], Record | None],
     ) -> dict[str, Any]:
-        """The certificate of a side, by the finest rounding that explains its differences."""
+        """The certificate of a side, from the finest rounding that explains its differences."""
         found, script = records[side.name], records[OWN]
         own = side.rounding
         allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
@@ -243,16 +234,16 @@ class Sessions:
             if certificate.word == "same":
                 break
         if certificate.word == "different":
-            # A technique has no copies of weights: only changed scripts are worth another session.
+            # Only changed scripts may copy weights, which another session can show.
             more = (lambda: None) if own else held
             if cause := explained(found, script, records.get(AGAIN, script), more):
                 certificate = replace(certificate, reason=f"{cause}; {certificate.reason}")
-        return certificate.to_json() | {"format": rounding}
+        return asdict(certificate) | {"format": rounding}
 
     def _drop_idle(self, run: Session, plan: Plan, found: Outcome) -> None:
-        """Ends sides that need no turns: floors, and changes without effect."""
+        """Ends the sides that need no turns: floors, and changes without effect."""
         for side in plan.sides:
-            facts = run.attempt(side.name, lambda side=side: run.facts(side.name))  # type: ignore[misc]
+            facts = run.attempt(run.facts, side.name)
             if facts and facts["without_effect"]:
                 run.drop(side.name)
                 found.sides[side.name] = Measured("unsupported", facts["without_effect"][0])
@@ -262,36 +253,42 @@ class Sessions:
     def _rounds(
         self, run: Session, plan: Plan, found: Outcome, progress: Callable[[str], None]
     ) -> None:
-        """Takes turns. The order is reversed every round, so that no side always follows the same
-        one."""
+        """Takes turns. Each round reverses the order, so that no side always follows the same other
+        side."""
         found.turn = max(1, self._turn(plan, self.steps))
-        for side in [each.name for each in run.sides]:
-            run.attempt(side, lambda side=side: run.steps(side, found.turn))  # type: ignore[misc]
+        for name in [side.name for side in run.sides]:
+            run.attempt(run.steps, name, found.turn)
         for number in range(plan.rounds):
             if number % 5 == 0:
                 progress(f"round {number + 1} of {plan.rounds}")
             names = [each.name for each in run.sides]
             for name in names if number % 2 else names[::-1]:
-                seconds = run.attempt(name, lambda name=name: run.steps(name, found.turn))  # type: ignore[misc]
+                seconds = run.attempt(run.steps, name, found.turn)
                 if seconds is not None:
                     found.sides[name].seconds.append(seconds)
-            late = time.monotonic() > self.deadline and number + 1 >= LEAST_ROUNDS
             if OWN in run.failed:
                 found.ended_early = not run.failed[OWN].why
                 self.steps = run.failed[OWN].said.get("step", self.steps)
                 break
-            if late:
+            if time.monotonic() > self.deadline and number + 1 >= LEAST_ROUNDS:
                 break
 
     def _failed(self, run: Session, found: Outcome) -> None:
-        """Sets the status of sides that ended; SideEnded if the script itself ended."""
+        """Sets the status of sides that ended early. Raises SideEnded if the unchanged script did, unless
+        it reached its end after at least one round."""
         for name, error in run.failed.items():
-            finished = not error.why
-            if name == OWN and not (finished and found.sides[OWN].seconds):
-                raise error
-            if finished and found.sides[name].seconds:
+            if not error.why and found.sides[name].seconds:
                 continue
+            if name == OWN:
+                raise error
             found.sides[name] = Measured(*status_of(error))
+
+
+def _recorded(run: Session, side: str, steps: int) -> Record | None:
+    """Records ``steps`` more steps of a side; None if it ended."""
+    taken = run.attempt(run.steps, side, steps, record=True)
+    files = taken and run.attempt(run.records, side)
+    return Record.read(files) if files else None
 
 
 def status_of(error: SideEnded) -> tuple[str, str]:
@@ -300,23 +297,16 @@ def status_of(error: SideEnded) -> tuple[str, str]:
     text = f"{why} {error.said.get('trace') or ''}".lower()
     if "out of memory" in text or "outofmemory" in text or "sigkill" in text:
         return "oom", why
-    if (
-        "not supported" in text
-        or "no available kernel" in text
-        or "notimplemented" in text
-        or "unsupported" in text
+    if any(
+        words in text
+        for words in ("not supported", "no available kernel", "notimplemented", "unsupported")
     ):
         return "unsupported", why.splitlines()[0]
     return "failed", f"{why.splitlines()[0]} (see {error.log})"
 
 
-def replace_dropout(side: Side, dropout: bool) -> Side:
-    """``side`` with or without dropout."""
-    return replace(side, dropout=dropout)
-
-
 def floor_name(rounding: Rounding) -> str:
-    """The side whose distance from the script is the floor of a rounding."""
+    """Name of the side whose distance from the script is the floor of a rounding."""
     return AGAIN if rounding in ("exact", "float32") else f"floor_{rounding}"
 
 

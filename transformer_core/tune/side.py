@@ -1,7 +1,7 @@
-"""One process of a side: runs the user's script as it is, and waits at boundaries for its turn.
+"""One process of a side: runs the user's script unchanged, and waits at boundaries for its turn.
 
-Started by :mod:`transformer_core.tune.coordinator`: ``python -m transformer_core.tune.side ORDER``,
-or in a fork of a process that has imported torch, which enters its overlay first.
+:mod:`transformer_core.tune.coordinator` starts it, by ``python -m transformer_core.tune.side ORDER``
+or as a fork of a process that has imported torch. A fork enters its overlay itself.
 """
 
 import gc
@@ -29,7 +29,7 @@ from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.facts import PACKAGES, Watch
+from transformer_core.tune.facts import Watch, is_own
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.no_dropout import without_dropout
 from transformer_core.tune.observers import Memory, Profile
@@ -40,7 +40,7 @@ from transformer_core.tune.techniques.technique import NOISE, Technique
 
 
 class Side:
-    """The script's process, as the coordinator sees it."""
+    """The script's process, controlled by the coordinator."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -52,7 +52,7 @@ class Side:
         self.memory = Memory(self.boundaries)
         self.profile = Profile(self.boundaries) if order.profiled else None
         self.left = 0
-        """Steps of the turn that are still to go."""
+        """Remaining steps of the turn."""
         self.step = 0
         self.recording = False
         self._profiling = False
@@ -65,11 +65,11 @@ class Side:
         self._disturbed: set[int] = set()
         self._rates: set[float] = set()
         self._first: dict[int, tuple[nn.Parameter, Tensor]] = {}
-        """Parameters that are held, and their first values."""
+        """Parameters that are held constant, and their first values."""
         self._gradients: dict[str, Sketch] = {}
-        """Of the step at hand, before the optimizer's step changed them."""
+        """Gradients of the current step, before the optimizer's step changed them."""
         self._looking = True
-        """Whether calls of modules are still intercepted."""
+        """Whether module calls are still intercepted."""
 
     def prepare(self) -> None:
         """Prepares everything for the script's first line."""
@@ -95,7 +95,7 @@ class Side:
         send(self.line, side=self.order.side, rank=self.rank)
 
     def _refuse_spawn(self) -> None:
-        """A script that starts its ranks itself hides them: reports this instead of waiting for
+        """Ranks that a script starts itself cannot be observed: reports this instead of waiting for
         steps that never come."""
 
         def spawn(*args: Any, **kwargs: Any) -> NoReturn:
@@ -109,8 +109,8 @@ class Side:
         torch.multiprocessing.start_processes = spawn
 
     def ended(self, reason: str, trace: str | None = None, place: str = "") -> None:
-        """Reports that the script ended: ``reason`` is empty if it reached its end. ``place`` is
-        the user's line that failed."""
+        """Reports that the script ended. ``reason`` is empty if it reached its end; ``place`` is the
+        line of the user's code that failed."""
         with suppress(OSError):
             send(
                 self.line,
@@ -126,7 +126,7 @@ class Side:
             )
 
     def last_words(self) -> dict[str, Any]:
-        """More to report at the end of the script."""
+        """Further facts to report at the end of the script."""
         return {}
 
     def _found(self, module: nn.Module) -> None:
@@ -152,9 +152,9 @@ class Side:
         self._wait()
 
     def _further_optimizer(self) -> None:
-        """Saves the weights that an optimizer is about to change for the first time."""
+        """Records the weights that an optimizer is about to change for the first time."""
         if self.order.noise:
-            # Parameters of modules that were never called.
+            # Also parameters of modules that were never called.
             self._disturb([parameter for _, parameter in self.boundaries.parameters()])
         if self.order.held:
             for _, each in (*self.boundaries.parameters(), *self.boundaries.orphans()):
@@ -165,7 +165,7 @@ class Side:
                     self.sketches[f"{self.step} weight {name}"] = self._sketch(parameter)
 
     def _disturb(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Perturbs weights, each by a random fraction of its size."""
+        """Changes each weight by a random fraction of its size."""
         generator = torch.Generator().manual_seed(self.order.seed + 1)
         with torch.no_grad():
             for parameter in parameters:
@@ -176,21 +176,20 @@ class Side:
                     local.mul_(1 + self.order.noise * change.to(local.device))
 
     def _disturb_results(self, module: nn.Module) -> None:
-        """Change the result of every inner module a little at each call, and so its gradient.
+        """Slightly change every result of every inner module, and so its gradient.
 
-        A format with few bits rounds each result anew. Where two passes nearly cancel, as those of
-        a critic for true and false samples, disturbed weights alone would cancel too.
+        A format with few bits rounds each result separately. If two passes nearly cancel, such as
+        those of a critic for true and false samples, disturbing only the weights would cancel too.
         """
         generators: dict[torch.device, torch.Generator] = {}
 
         def disturbed(part: nn.Module, inputs: Any, result: Any) -> Any:
-            if not isinstance(result, Tensor) or not result.is_floating_point():
-                return None
-            if not torch.is_grad_enabled():
+            wide = isinstance(result, Tensor) and result.is_floating_point()
+            if not wide or not torch.is_grad_enabled():
                 return None
             if self.order.noise == NOISE["bfloat16"]:
-                # As the format does: equal numbers stay equal, which decides maxima, and those
-                # close to each other go to the same side, so that nothing averages out.
+                # As the format rounds: equal numbers stay equal, which decides maxima, and close
+                # numbers move in the same direction, so that nothing averages out.
                 return result.to(torch.bfloat16).to(result.dtype)
             if result.device not in generators:
                 generators[result.device] = torch.Generator(result.device)
@@ -230,20 +229,20 @@ class Side:
             self._wait()
 
     def _note_gradients(self, optimizer: Optimizer) -> None:
-        """Records the gradients of a step that an optimizer is about to take."""
+        """Records the gradients that an optimizer is about to use."""
         if not self.recording:
             return
-        # A fused kernel divides by the scale of a GradScaler itself.
+        # With a fused kernel, gradients still have the scale of a GradScaler.
         scale = getattr(optimizer, "grad_scale", None)
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for name, parameter in self.boundaries.parameters():
-            # Another optimizer may have changed those of its own.
+            # Another optimizer may have changed its own gradients since they were recorded.
             if parameter.grad is not None and (id(parameter) in own or name not in self._gradients):
                 times = float(scale) if scale is not None and id(parameter) in own else 1.0
                 self._gradients[name] = self._sketch(parameter.grad) / times
 
     def _record(self) -> None:
-        """Records the quantities of this step that the certificate compares."""
+        """Records everything about this step that the certificate compares."""
         for name, parameter in self.boundaries.parameters():
             if name in self._gradients:
                 self.sketches[f"{self.step} gradient {name}"] = self._gradients[name]
@@ -260,7 +259,7 @@ class Side:
         self._batch, self._gradients = [], {}
 
     def _wait(self) -> None:
-        """Answer the coordinator until it hands out a turn."""
+        """Answer the coordinator until it gives this side a turn."""
         while True:
             try:
                 message = json.loads(self.line.recv_bytes())
@@ -277,7 +276,7 @@ class Side:
                     leave()
         turn = message["task"]
         if self.recording and not turn["record"]:
-            self.memory.reset()  # Recording takes memory of its own.
+            self.memory.reset()  # The peak so far includes the records.
         self.left, self.recording = turn["steps"], turn["record"]
         self._pause_children(signal.SIGCONT)
         self._profiling = turn["profile"]
@@ -304,14 +303,14 @@ class Side:
         return str(file)
 
     def _pause_children(self, number: signal.Signals) -> None:
-        """Stops data loader workers while other sides are timed, and resumes them afterwards."""
+        """Sends a signal to data loader workers: they stop while other sides are timed."""
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error, OSError):
                 child.send_signal(number)
 
 
 def _table(rows: list[list[float]]) -> np.ndarray[Any, Any]:
-    """Rows of different lengths as one array, filled with NaN."""
+    """Rows of different lengths as one array, padded with NaN."""
     table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row
@@ -319,17 +318,17 @@ def _table(rows: list[list[float]]) -> np.ndarray[Any, Any]:
 
 
 def synchronise() -> None:
-    """Wait for the device, if the script uses one."""
+    """Wait for the GPU, if the script uses one."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 REST_SECONDS = 0.05
-"""Most seconds that threads are waited for after a turn."""
+"""Longest wait for idle threads after a turn, in seconds."""
 
 
 def rest() -> None:
-    """Waits until the threads of this process are idle. Those of OpenMP spin for some milliseconds
+    """Waits until the threads of this process are idle. OpenMP's threads spin for some milliseconds
     after their work, on cores that the next side needs."""
     end = time.perf_counter() + REST_SECONDS
     while time.perf_counter() < end:
@@ -340,7 +339,7 @@ def rest() -> None:
 
 
 def leave() -> NoReturn:
-    """Ends this process and its children at once, in the middle of the script."""
+    """Ends this process and its children immediately, in the middle of the script."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):
             child.send_signal(signal.SIGCONT)
@@ -351,7 +350,7 @@ def leave() -> NoReturn:
 
 
 def shift_seeds(shift: int) -> None:
-    """Add ``shift`` to every seed that the script sets, and seed what it does not seed at all."""
+    """Add ``shift`` to every seed that the script sets, and seed the generators that it does not."""
 
     def shifted(original: Callable[..., Any]) -> Callable[..., Any]:
         def seed(*args: Any, **kwargs: Any) -> Any:
@@ -378,9 +377,9 @@ def shift_seeds(shift: int) -> None:
 
 
 def as_the_user_has_it() -> None:
-    """Removes this project from the script's module paths, and its modules from names that the
-    script may use itself."""
-    # The first path is where ``python -m`` was started; the coordinator adds the last one given.
+    """Removes this project from the module paths, and forgets its modules whose names the script may
+    use itself."""
+    # The first path is the folder where ``python -m`` started; the coordinator adds the last one.
     here = str(Path(__file__).resolve().parents[2])
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path.pop(0)
@@ -395,12 +394,12 @@ def as_the_user_has_it() -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of the innermost of the user's own frames that ``error`` passed; empty if it
-    passed none."""
+    """File and line of the innermost frame of the user's code in the traceback of ``error``; empty if
+    there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
-    own = [f for f in frames if not any(part in f.filename for part in PACKAGES)]
+    own = [frame for frame in frames if is_own(frame.filename)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
@@ -411,7 +410,7 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
     side.prepare()
     as_the_user_has_it()
     script, *arguments = order.command
-    # All objects so far are old ones. A collection would copy those that a fork shares.
+    # Objects made so far are old. In a fork, a collection would copy the memory that it shares.
     if gc.get_freeze_count():
         gc.unfreeze()
     else:

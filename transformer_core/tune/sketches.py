@@ -1,9 +1,9 @@
-"""Short linear summaries of tensors, from which the distance of two tensors can be read.
+"""Short linear summaries of tensors that preserve distances.
 
 A tensor of n numbers is folded into ``BUCKETS`` sums with random signs (a count sketch:
 Charikar, Chen and Farach-Colton, Finding frequent items in data streams, 2002). The map is linear
-and keeps 2-norms up to a relative error of about sqrt(2 / BUCKETS): so the distance of two
-gradients, and the update between two weights, follow from what two processes kept of each.
+and keeps 2-norms up to a relative error of about sqrt(2 / BUCKETS). So two processes need only keep
+sketches to compare gradients, and the difference of two weights' sketches is that of their update.
 """
 
 from typing import Any
@@ -14,22 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BUCKETS = 1009
-"""Numbers kept of a tensor. 4.5 % is the standard error of a distance."""
+"""Numbers kept of a tensor. The standard error of a distance is 4.5 %."""
 WHOLE, WHOLE_VECTOR = 1024, 1 << 16
-"""Matrices and vectors of at most so many numbers are kept as they are."""
+"""Matrices and vectors with at most this many numbers are kept whole."""
 
 Sketch = NDArray[np.float64]
 
 _SIGNS: dict[torch.device, Tensor] = {}
 _PERIOD = 65_521
-"""Signs repeat with a prime period, so that no pattern of rows or columns meets them in step."""
+"""Signs repeat with a prime period, so no pattern of rows or columns coincides with them."""
 
 
 @torch.no_grad()
 def sketch(tensor: Any, whole: bool = False) -> Sketch:
-    """The sketch of ``tensor``, float64 [BUCKETS]; a small tensor is kept as it is, float64 [n].
+    """The sketch of ``tensor``, float64 [BUCKETS]; a small tensor is kept whole, float64 [n].
 
-    Of a tensor in shards this is the rank's own, or the ``whole``, which all ranks must ask for.
+    Of a sharded tensor only this rank's shard is used, unless ``whole`` gathers all of it, which all
+    ranks must do together.
     """
     local = tensor
     if hasattr(tensor, "to_local"):
@@ -39,7 +40,7 @@ def sketch(tensor: Any, whole: bool = False) -> Sketch:
         flat = torch.view_as_real(flat).reshape(-1)
     count = flat.numel()
     if count <= (WHOLE_VECTOR if local.dim() < 2 else WHOLE):
-        return flat.double().cpu().numpy().copy()  # In 64 bits it is the tensor's own memory.
+        return flat.double().cpu().numpy().copy()  # A tensor of 64 bits would share its memory.
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
     signs = _signs(flat.device)
     chunk = _PERIOD * 64
@@ -54,8 +55,8 @@ def sketch(tensor: Any, whole: bool = False) -> Sketch:
 
 
 def distance(one: Sketch, other: Sketch) -> float:
-    """2-norm of the difference of two tensors; infinite if they have different sizes or a number
-    that is not finite."""
+    """2-norm of the difference of two tensors; infinite if their sizes differ or a number is not
+    finite."""
     if one.shape != other.shape:
         return float("inf")
     found = float(np.linalg.norm(one - other))
@@ -69,8 +70,8 @@ def norm(one: Sketch) -> float:
 
 @torch.no_grad()
 def fingerprint(value: Any) -> list[float]:
-    """Numbers that say whether two batches are the same: of each tensor in ``value`` its size, its
-    sum and a sum weighted by place. Of a sparse one the places and values that it holds."""
+    """Numbers that are equal if two batches are: for each tensor in ``value`` its size, its sum and a
+    sum weighted by position. For a sparse tensor, those of its indices and its values."""
     found: list[float] = []
     waiting = [value]
     while waiting:

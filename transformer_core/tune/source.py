@@ -1,4 +1,4 @@
-"""Edits of a user's script that come back as a diff. The files themselves are never written."""
+"""Edits of a user's script, as a diff. The files themselves are never written."""
 
 import ast
 import difflib
@@ -10,13 +10,13 @@ Place = tuple[str, int]
 
 
 class Source:
-    """The user's files below ``root``, as edited so far.
+    """The user's files below ``root``, with the edits so far.
 
     Args:
         root: the folder that the diff is relative to; files outside it are not edited.
         script: the script itself.
-        places: lines of the user's code by what they do (``call`` of the model, making the
-            ``optimizer``, making the ``loader``), as seen while the script ran.
+        places: file and line of the user's code that ``call`` the model, or make the ``optimizer``
+            or the ``loader``, as seen while the script ran.
     """
 
     def __init__(self, root: Path, script: Path, places: dict[str, Place]) -> None:
@@ -30,12 +30,12 @@ class Source:
         """The files of the program that was observed."""
         script, places = facts["script"], facts["places"]
         if facts["factory"] and "call" in places:
-            # The file that calls the model is the user's script; the factory only hands it over.
+            # The user's script is the file that calls the model; the factory only returns its parts.
             script = places["call"][0]
         return cls(Path(facts["folder"]), Path(script), places)
 
     def after_imports(self, lines: Sequence[str]) -> bool:
-        """Insert ``lines`` behind the last import at the beginning of the script."""
+        """Insert ``lines`` after the last import of the script. False if it has no imports."""
         tree = self.tree(self.script)
         if tree is None:
             return False
@@ -43,15 +43,18 @@ class Source:
         if not imports:
             return False
         end = imports[-1].end_lineno or imports[-1].lineno
-        needed = [] if self._imports_torch(tree) else ["import torch"]
-        self._insert(self.script, end, [*needed, "", *lines])
+        names = [a for each in imports if isinstance(each, ast.Import) for a in each.names]
+        has_torch = any(name.name == "torch" and not name.asname for name in names)
+        needed = [] if has_torch else ["import torch"]
+        self.replace(self.script, end, end, [*needed, "", *lines])
         return True
 
     def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
-        """Add keywords to the call of one of ``names`` at ``place``; all calls of the script with
-        these names if the place is not known. False if none is found, or all have one of them
-        already."""
-        file = Path(self.places[place][0]) if place in self.places else self.script
+        """Add keywords to the call of one of ``names`` at ``place``; if the place is not known, to all
+        calls of these names in the script. False if there is no such call, or all have one of the
+        keywords already."""
+        name, line = self.places.get(place, (self.script, 0))
+        file = Path(name)
         tree = self.tree(file)
         if tree is None:
             return False
@@ -60,8 +63,7 @@ class Source:
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names
         ]
-        line = self.places[place][1] if place in self.places else None
-        near = [c for c in calls if line and c.lineno <= line <= (c.end_lineno or c.lineno)]
+        near = [c for c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
         done = False
         for call in near or calls:
             there = given.keys() & {keyword.arg for keyword in call.keywords}
@@ -69,26 +71,26 @@ class Source:
                 done |= self._add_keywords(file, call, given)
         return done
 
-    def before_loop(self, lines: Sequence[str]) -> str | None:
+    def before_loop(self, lines: Sequence[str]) -> bool:
         """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
-        the call of the model; the name of the model there, None if there is no such place."""
+        the call of the model. False if there is no such loop, or the model has no name there."""
         found = self._call()
         if found is None:
-            return None
+            return False
         file, tree, call = found
         model = ast.unparse(call.func)
         loop = _outermost_loop(tree, call)
         if loop is None or not model.replace(".", "").replace("_", "").isalnum():
-            return None
+            return False
         indent = " " * loop.col_offset
         text = [(indent + line.replace("MODEL", model)).rstrip() for line in lines]
-        self._insert(file, loop.lineno - 1, text)
-        return model
+        self.replace(file, loop.lineno - 1, loop.lineno - 1, text)
+        return True
 
     def around_call(self, head: str, after: str, result: bool | Sequence[bool] | None) -> bool:
-        """Put the statement that calls the model under ``head`` (a with statement), and behind it
-        ``after``, in which RESULT stands for the name that the result is assigned to, where
-        ``result`` is true; of a tuple, for each name where its member is."""
+        """Put the statement that calls the model under ``head``, a with statement, and ``after`` behind
+        it, in which RESULT stands for the name that the result is assigned to. ``after`` is added if
+        ``result`` is true; for a tuple, for each name whose member of ``result`` is true."""
         found = self._call()
         if found is None:
             return False
@@ -147,7 +149,7 @@ class Source:
             and node.lineno <= line <= (node.end_lineno or node.lineno)
             and isinstance(node.func, ast.Name | ast.Attribute)
         ]
-        # Of calls on the line, the model's is the innermost that is no function of torch.
+        # The model's call is the innermost one on the line that is not a function of torch.
         own = [c for c in calls if not ast.unparse(c.func).startswith(("torch.", "F.", "nn."))]
         own = [c for c in own if not _is_tensor_method(c)]
         if not own:
@@ -155,20 +157,16 @@ class Source:
         return file, tree, min(own, key=lambda c: len(ast.unparse(c)))
 
     def tree(self, file: Path) -> ast.Module | None:
-        """The syntax tree of a file as it is on disk; None outside ``root``."""
+        """The syntax tree of a file on disk; None outside ``root``."""
         if not file.is_file() or not file.is_relative_to(self.root):
             return None
         return ast.parse("\n".join(self.text(file)))
 
     def text(self, file: Path) -> list[str]:
-        """The lines of a file as it is on disk."""
+        """The lines of a file on disk."""
         if file not in self._lines:
             self._lines[file] = file.read_text(encoding="utf-8").splitlines()
         return self._lines[file]
-
-    def _imports_torch(self, tree: ast.Module) -> bool:
-        imports = [n for n in tree.body if isinstance(n, ast.Import)]
-        return any(a.name == "torch" and not a.asname for n in imports for a in n.names)
 
     def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -180,13 +178,10 @@ class Source:
         self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
 
-    def _insert(self, file: Path, at: int, lines: list[str]) -> None:
-        self.replace(file, at, at, lines)
-
     def replace(self, file: Path, first: int, last: int, lines: list[str]) -> None:
-        """Put ``lines`` in place of those from one index to another."""
+        """Replace the lines from one index to another by ``lines``."""
         edits = self._edits.setdefault(file, [])
-        # The same lines twice: the second edit works on what the first one wrote.
+        # Two insertions into the same line are merged.
         for number, (a, b, before) in enumerate(edits):
             if (a, b) == (first, last) and a != b and len(before) == len(lines) == 1:
                 merged = _merge_line(self.text(file)[a], before[0], lines[0])
@@ -204,7 +199,7 @@ class Source:
 
 
 def _merge_line(old: str, one: str, other: str) -> str:
-    """Two edits of a line that both insert something."""
+    """The line ``old`` with the insertions of two edits, ``one`` and ``other``."""
     start = 0
     while start < min(len(old), len(other)) and old[start] == other[start]:
         start += 1
@@ -215,7 +210,7 @@ def _merge_line(old: str, one: str, other: str) -> str:
 
 
 def _is_tensor_method(call: ast.Call) -> bool:
-    """Whether it is a method of tensors or of optimizers, as in ``x.view(...)``."""
+    """Whether a call is a method of tensors or optimizers, as in ``x.view(...)``."""
     return isinstance(call.func, ast.Attribute) and call.func.attr in {
         *("to", "view", "reshape", "item", "backward", "step", "zero_grad", "size", "append"),
         *("update", "cuda", "cpu", "float", "mean", "sum", "detach", "squeeze", "unsqueeze"),

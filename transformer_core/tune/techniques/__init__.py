@@ -1,1 +1,1 @@
-"""Changes that need no knowledge of a script: one file each."""
+"""Changes that work without knowledge of the script, in one file each."""

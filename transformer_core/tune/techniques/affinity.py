@@ -1,38 +1,36 @@
-"""Threads that keep to cores, by the variables of OpenMP, which torch computes with.
+"""Threads bound to cores, by environment variables of OpenMP, which torch uses on CPUs.
 
-A thread that the system moves to another core leaves its caches behind, and one on another NUMA
-node, or far from the GPU, reaches the memory slowly. OpenMP binds the first thread where torch is
-imported, to the first of OMP_PLACES, and what that thread starts later keeps to the same CPUs: the
-workers of data loaders, for instance. PyTorch, "Performance Tuning Guide", and
+A thread that the system moves to another core loses its caches, and a thread on another NUMA node,
+or far from the GPU, has slow access to memory. OpenMP binds the first thread to the first of
+OMP_PLACES when torch is imported. Everything that this thread starts later, such as the workers of
+data loaders, inherits its CPUs. PyTorch, "Performance Tuning Guide", and
 https://gcc.gnu.org/onlinedocs/libgomp/OMP_005fPLACES.html.
 
-Sides take turns, so all of them may have the same cores. One that waits for its turn is blocked in
-the kernel, and its other threads soon after, unless OMP_WAIT_POLICY lets them spin for ever.
+Sides take turns, so they can all be bound to the same cores. While a side waits for its turn, its
+main thread is blocked in the kernel, and its other threads soon are too, unless OMP_WAIT_POLICY lets
+them spin for ever.
 """
 
 import os
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from transformer_core.tune.facts import Watch
 from transformer_core.tune.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from transformer_core.tune.facts import Watch
 
 _SYSTEM = Path("/sys/devices/system")
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables with which the user binds threads already."""
+"""If one of these variables is set, the user binds threads already."""
 
 
 class Affinity(Technique):
     group = "threads"
-    # With another number of threads sums have another order.
+    # Another number of threads changes the order of sums.
     rounding = "float32"
 
     def places(self, facts: dict[str, Any]) -> list[list[int]]:
-        """The CPUs of each place: a thread keeps to one of these places. The first thread has the
-        first place."""
+        """The CPUs of each place. Each thread is bound to one place, the first thread to the first."""
         raise NotImplementedError
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
@@ -41,7 +39,7 @@ class Affinity(Technique):
         if bound := [name for name in BINDING if name in os.environ]:
             return f"{bound[0]} is set already"
         if os.environ.get("OMP_WAIT_POLICY", "").lower() == "active":
-            return "OMP_WAIT_POLICY=active: copies that wait would keep the cores busy"
+            return "OMP_WAIT_POLICY is active: copies that wait for their turn would keep the cores busy"
         return None
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
@@ -56,7 +54,7 @@ class Affinity(Technique):
             "OMP_PROC_BIND": "true",
         }
 
-    def without_effect(self, watch: "Watch") -> str | None:
+    def without_effect(self, watch: Watch) -> str | None:
         if not self.facts:
             return None
         bound = os.sched_getaffinity(0) == set(self.places(self.facts)[0])
@@ -65,7 +63,7 @@ class Affinity(Technique):
 
 class PinnedThreads(Affinity):
     name = "pinned_threads"
-    words = "each thread kept to one physical core"
+    words = "each thread bound to one physical core"
 
     def places(self, facts: dict[str, Any]) -> list[list[int]]:
         return [[cpu] for cpu in physical(facts["cpus"])]
@@ -84,7 +82,7 @@ class PinnedThreads(Affinity):
 
 class OneNode(Affinity):
     name = "one_numa_node"
-    words = "the process kept to one NUMA node, with as many threads as that has cores"
+    words = "the process bound to one NUMA node, with one thread for each of its cores"
 
     def places(self, facts: dict[str, Any]) -> list[list[int]]:
         return [max(nodes(facts["cpus"]), key=len)]
@@ -93,13 +91,13 @@ class OneNode(Affinity):
         if facts["device"] != "cpu":
             return "the model is on a GPU"
         if len(nodes(facts["cpus"])) < 2:
-            return "the script has the cores of one NUMA node only"
+            return "the script has only the cores of one NUMA node"
         return super().obstacle(facts)
 
 
 class CoresNearGpu(Affinity):
     name = "cores_near_gpu"
-    words = "the process kept to the CPUs next to its GPU"
+    words = "the process bound to the CPUs next to its GPU"
 
     def places(self, facts: dict[str, Any]) -> list[list[int]]:
         return [sorted({*facts["near"]} & {*facts["cpus"]})]
@@ -127,7 +125,7 @@ def physical(cpus: list[int]) -> list[int]:
 
 
 def nodes(cpus: list[int]) -> list[list[int]]:
-    """Those of ``cpus`` that are on each NUMA node, without nodes that have none."""
+    """``cpus`` by NUMA node, without nodes that have none of them."""
     found = []
     for file in sorted(_SYSTEM.glob("node/node[0-9]*/cpulist")):
         ends = [part.split("-") for part in file.read_text().strip().split(",") if part]
@@ -141,6 +139,3 @@ def _place(cpus: list[int]) -> str:
     runs = groupby(enumerate(cpus), key=lambda each: each[1] - each[0])
     found = [[cpu for _, cpu in run] for _, run in runs]
     return "{" + ",".join(f"{r[0]}:{len(r)}" if len(r) > 1 else str(r[0]) for r in found) + "}"
-
-
-ALL = [PinnedThreads(), OneNode(), CoresNearGpu()]

@@ -1,4 +1,4 @@
-"""Memory allocators of the process, chosen by environment variables."""
+"""Memory allocators, selected by environment variables."""
 
 import ctypes.util
 from typing import Any
@@ -48,7 +48,7 @@ class Jemalloc(Allocator):
 
 class ExpandableSegments(Technique):
     name = "expandable_segments"
-    words = "segments of GPU memory that grow"
+    words = "growing segments of GPU memory"
     group = "allocator"
     rounding = "exact"
 
@@ -57,6 +57,3 @@ class ExpandableSegments(Technique):
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
         return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-
-
-ALL = [KeptMemory(), HugePages(), Jemalloc(), ExpandableSegments()]

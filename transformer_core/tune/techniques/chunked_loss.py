@@ -1,23 +1,21 @@
-"""Output layer and cross-entropy a few hundred tokens at a time: all logits never exist together.
+"""Output layer and cross-entropy a few hundred tokens at a time: the logits never all exist at once.
 
-The output layer returns, in place of logits, an object that knows how to make them. The script
-reshapes it and hands it to ``F.cross_entropy``, which torch lets it answer itself
-(``__torch_function__``); for anything else that is asked of it, it becomes the logits. Gradients
-are computed in the forward pass, chunk by chunk (as in Hsu et al., Liger Kernel, 2024).
+In place of logits the output layer returns an object that can compute them. The script reshapes it
+and passes it to ``F.cross_entropy``, a call that the object handles itself
+(``__torch_function__``); for every other operation it computes the logits. Gradients are computed in
+the forward pass, chunk by chunk (as in Hsu et al., Liger Kernel, 2024).
 """
 
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_core.tune.boundaries import wrap
+from transformer_core.tune.facts import Watch
 from transformer_core.tune.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from transformer_core.tune.facts import Watch
 
 ROWS = 512
 """Tokens whose logits exist at a time."""
@@ -73,7 +71,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 class LazyLogits:
-    """Logits [..., v] of hidden states [..., d] that have not been computed."""
+    """Logits [..., v] of hidden states [..., d] that are computed only on demand."""
 
     def __init__(self, hidden: Tensor, head: nn.Linear, call: Any) -> None:
         self.hidden, self.head, self.call = hidden, head, call
@@ -88,16 +86,13 @@ class LazyLogits:
 
     @property
     def device(self) -> torch.device:
-        """As of a tensor."""
         return self.hidden.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """As of a tensor."""
         return self.format
 
     def size(self, dim: int | None = None) -> Any:
-        """As of a tensor."""
         return self.shape if dim is None else self.shape[dim]
 
     def _of(self, hidden: Tensor) -> "LazyLogits":
@@ -106,7 +101,7 @@ class LazyLogits:
         return other
 
     def view(self, *shape: Any) -> Any:
-        """Still not computed where the last dimension stays."""
+        """Still not computed if the last dimension is unchanged."""
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         last = wanted[-1] == self.shape[-1] or (wanted[-1] == -1 and wanted[0] != -1)
         if last and len(wanted) > 1 and -1 not in wanted[1:-1]:
@@ -116,18 +111,17 @@ class LazyLogits:
     reshape = view
 
     def contiguous(self) -> "LazyLogits":
-        """As of a tensor."""
         return self
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
-        """Still not computed where the last dimension stays."""
+        """Still not computed if the last dimension is unchanged."""
         dims = self.hidden.dim()
         if end_dim % dims == dims - 1:
             return self.computed().flatten(start_dim, end_dim)
         return self._of(self.hidden.flatten(start_dim, end_dim))
 
     def float(self) -> "LazyLogits":
-        """Losses are computed in 32 bits anyway."""
+        """The loss is computed in 32 bits anyway."""
         return self
 
     def computed(self) -> Tensor:
@@ -159,11 +153,11 @@ class LazyLogits:
 
 
 _PLAIN = unwrap(F.cross_entropy)
-"""torch's own: what it hands to ``__torch_function__`` is found by name, and may be wrapped by then."""
+"""torch's own function: the one that ``__torch_function__`` gets may be wrapped."""
 
 
 def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> Tensor | None:
-    """The loss; None where it is one that cannot be divided."""
+    """The loss; None if its arguments do not allow chunks."""
     known = {"ignore_index", "reduction", "label_smoothing"}
     # torch names all arguments, even those not given.
     options = {name: value for name, value in options.items() if value is not None}
@@ -178,7 +172,7 @@ def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> 
     total: Tensor = ChunkedCrossEntropy.apply(
         logits.hidden, head.weight, head.bias, target, ignored, smoothing, logits.format
     )
-    ChunkedLoss.used += 1
+    ChunkedLoss.applied += 1
     return total if reduction == "sum" else total / (target != ignored).sum()
 
 
@@ -187,7 +181,7 @@ class ChunkedLoss(Technique):
     words = "output layer and cross-entropy in chunks of tokens"
     group = "loss"
     rounding = "float32"
-    used = 0
+    idle = "the loss does not take the logits as they are"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["head"] is None and facts["classes"] < 1000:
@@ -214,11 +208,8 @@ class ChunkedLoss(Technique):
 
         wrap(head, around)
 
-    def prepare(self, watch: "Watch") -> None:
+    def prepare(self, watch: Watch) -> None:
         self.watch = watch
-
-    def without_effect(self, watch: "Watch") -> str | None:
-        return None if ChunkedLoss.used else "the loss does not take the logits as they are"
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return [
@@ -236,6 +227,3 @@ def _linear(module: nn.Module, name: str) -> nn.Linear:
             f"linear layers, the last are {', '.join(linear[-3:])}"
         )
     return module.get_submodule(name)  # type: ignore[return-value]
-
-
-ALL = [ChunkedLoss()]

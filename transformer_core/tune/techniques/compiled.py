@@ -1,15 +1,13 @@
 """torch.compile: of each repeated block (regional compilation), or of the whole model."""
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
+
+from transformer_core.tune.facts import blocks, repeated_block
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from transformer_core.tune.facts import Watch
-    from transformer_core.tune.source import Source
 
 
 class CompiledBlocks(Technique):
@@ -18,9 +16,7 @@ class CompiledBlocks(Technique):
     group = "compile"
     rounding = "float32"
     slow = True
-
-    def __init__(self) -> None:
-        self.compiled = 0
+    idle = "no block was compiled"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["compiled"]:
@@ -31,28 +27,19 @@ class CompiledBlocks(Technique):
             return "torch.compile needs a C++ compiler: apt-get install g++"
         return None
 
-    def module(self, module: "nn.Module") -> None:
-        from transformer_core.tune.facts import blocks, repeated_block
-
+    def module(self, module: nn.Module) -> None:
         name = repeated_block([module])
-        if name is not None:
-            for block in blocks(module, name):
-                block.compile()
-                self.compiled += 1
+        for block in blocks(module, name) if name else []:
+            block.compile()
+            self.applied += 1
 
-    def without_effect(self, watch: "Watch") -> str | None:
-        return None if self.compiled else "no block was compiled"
-
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
-        name = facts["block"]
-        return bool(
-            source.before_loop(
-                [
-                    "for block in MODEL.modules():",
-                    f'    if type(block).__name__ == "{name}":',
-                    "        block.compile()",
-                ]
-            )
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
+        return source.before_loop(
+            [
+                "for block in MODEL.modules():",
+                f'    if type(block).__name__ == "{facts["block"]}":',
+                "        block.compile()",
+            ]
         )
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
@@ -65,18 +52,15 @@ class CompiledModel(CompiledBlocks):
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] == "cpu" and self.name not in facts["named"]:
-            return "compiling a whole model takes minutes on a CPU: name it to try it"
+            return f"compiling a whole model takes minutes on a CPU: name {self.name} to try it"
         return super().obstacle(facts | {"block": "model"})
 
-    def module(self, module: "nn.Module") -> None:
+    def module(self, module: nn.Module) -> None:
         module.compile()
-        self.compiled += 1
+        self.applied += 1
 
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
-        return bool(source.before_loop(["MODEL.compile()"]))
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
+        return source.before_loop(["MODEL.compile()"])
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return ["Call model.compile() before the first step."]
-
-
-ALL = [CompiledBlocks(), CompiledModel()]

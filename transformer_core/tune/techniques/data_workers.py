@@ -1,17 +1,18 @@
 """Data loaders that prepare batches in worker processes while the model trains."""
 
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from torch.utils.data import DataLoader
+
+from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.facts import Watch
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from transformer_core.tune.facts import Watch
-    from transformer_core.tune.source import Source
 
 
 def workers() -> int:
-    """As many as there are cores beyond the first, at most four."""
+    """One for each core beyond the first, at most four."""
     return max(1, min(4, len(os.sched_getaffinity(0)) - 1))
 
 
@@ -20,14 +21,12 @@ class DataWorkers(Technique):
     words = "data loaders with persistent worker processes"
     group = "data"
     rounding = "exact"
+    idle = "no data loader without workers was made"
     position: ClassVar[int] = 6
-    """Place of the first keyword among the arguments: calls with that many positional ones stay."""
-
-    def __init__(self) -> None:
-        self.made = 0
+    """Index of the first keyword among the arguments: a call with more positional ones is kept."""
 
     def keywords(self) -> dict[str, Any]:
-        """What data loaders are given unless the first of these is there."""
+        """Arguments for data loaders that do not set the first of them."""
         return {"num_workers": workers(), "persistent_workers": True}
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
@@ -37,24 +36,17 @@ class DataWorkers(Technique):
             return "the data loaders have workers already"
         return None
 
-    def prepare(self, watch: "Watch") -> None:
-        import torch
+    def prepare(self, watch: Watch) -> None:
+        given = self.keywords()
 
-        loader: Any = torch.utils.data.DataLoader
-        original, given = loader.__init__, self.keywords()
-
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+        @replacing(DataLoader, "__init__")
+        def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             if len(args) < self.position and not kwargs.get(next(iter(given))):
                 kwargs |= given
-                self.made += 1
+                self.applied += 1
             original(made, *args, **kwargs)
 
-        loader.__init__ = init
-
-    def without_effect(self, watch: "Watch") -> str | None:
-        return None if self.made else "no data loader without workers was made"
-
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         given = {key: str(value) for key, value in self.keywords().items()}
         return source.keyword("loader", ["DataLoader"], **given)
 
@@ -68,6 +60,7 @@ class PinnedMemory(DataWorkers):
     name = "pinned_memory"
     words = "batches in pinned memory"
     group = "pinned"
+    idle = "every data loader sets pin_memory itself"
     position = 8
 
     def keywords(self) -> dict[str, Any]:
@@ -75,13 +68,10 @@ class PinnedMemory(DataWorkers):
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] != "cuda":
-            return "pinned memory helps copies to a GPU only"
+            return "pinned memory speeds up only copies to a GPU"
         if not facts["loaders"]:
             return "the script uses no torch DataLoader"
         return None
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return ["Give the DataLoader pin_memory=True, and copies non_blocking=True."]
-
-
-ALL = [DataWorkers(), PinnedMemory()]

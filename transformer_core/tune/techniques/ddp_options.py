@@ -4,28 +4,25 @@ PyTorch, ``torch.nn.parallel.DistributedDataParallel``; Li et al., PyTorch Distr
 2006.15704).
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.facts import Watch
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from transformer_core.tune.facts import Watch
-    from transformer_core.tune.source import Source
-
-NAMES = ("DistributedDataParallel", "DDP")
 
 
 class DdpOption(Technique):
-    """An argument of DistributedDataParallel, where the script does not set it."""
+    """An argument of DistributedDataParallel, if the script does not set it."""
 
-    rounding = "float32"  # Buckets decide in which order ranks add gradients up.
+    rounding = "float32"  # Buckets decide the order in which ranks sum gradients.
     option: ClassVar[str]
     value: ClassVar[Any] = True
-
-    def __init__(self) -> None:
-        self.made = 0
+    idle = "the script wrapped no module"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if not facts["ddp"]:
@@ -34,25 +31,17 @@ class DdpOption(Technique):
             return f"the script sets {self.option} already"
         return None
 
-    def prepare(self, watch: "Watch") -> None:
-        from torch.nn.parallel import DistributedDataParallel
-
-        wrapper: Any = DistributedDataParallel
-        original = wrapper.__init__
-
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+    def prepare(self, watch: Watch) -> None:
+        @replacing(DistributedDataParallel, "__init__")
+        def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             if self.option not in kwargs:
                 kwargs[self.option] = self.value
-                self.made += 1
+                self.applied += 1
             original(made, *args, **kwargs)
 
-        wrapper.__init__ = init
-
-    def without_effect(self, watch: "Watch") -> str | None:
-        return None if self.made else "the script wrapped no module"
-
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
-        return source.keyword("ddp", NAMES, **{self.option: str(self.value)})
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
+        names = ("DistributedDataParallel", "DDP")
+        return source.keyword("ddp", names, **{self.option: str(self.value)})
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return [f"Give DistributedDataParallel {self.option}={self.value}."]
@@ -61,7 +50,7 @@ class DdpOption(Technique):
 class StaticGraph(DdpOption):
     name = "ddp_static_graph"
     words = "DistributedDataParallel told that its graph never changes"
-    group = "ddp graph"  # with micro-batches that are not sent, the graph does change
+    group = "ddp graph"  # The graph does change where some micro-batches send no gradients.
     option = "static_graph"
 
 
@@ -81,16 +70,14 @@ class LargeBuckets(DdpOption):
 
 
 class NoSync(Technique):
-    """Gradients are sent with the last micro-batch of a step alone."""
+    """Only the last micro-batch of a step sends gradients."""
 
     name = "ddp_no_sync"
     words = "gradients sent once a step, not with every micro-batch"
     group = "ddp graph"
     rounding = "float32"
-
-    def __init__(self) -> None:
-        self._calls = 0
-        self._saved = 0
+    idle = "the script sends gradients once a step already"
+    _calls = 0
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if not facts["ddp"]:
@@ -99,9 +86,7 @@ class NoSync(Technique):
             return "a step has one backward pass"
         return None
 
-    def module(self, module: "nn.Module") -> None:
-        from torch.nn.parallel import DistributedDataParallel
-
+    def module(self, module: nn.Module) -> None:
         for part in module.modules():
             if isinstance(part, DistributedDataParallel):
                 part.register_forward_pre_hook(self._before_forward)
@@ -109,21 +94,13 @@ class NoSync(Technique):
     def boundary(self, step: int) -> None:
         self._calls = 0
 
-    def without_effect(self, watch: "Watch") -> str | None:
-        return None if self._saved else "the script sends gradients once a step already"
-
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return ["Run all micro-batches of a step but the last within model.no_sync()."]
 
     def _before_forward(self, module: Any, inputs: Any) -> None:
-        import torch
-
         if not (module.training and torch.is_grad_enabled()):
             return
         self._calls += 1
         last = self._calls >= self.facts["passes"]
-        self._saved += module.require_backward_grad_sync and not last
+        self.applied += module.require_backward_grad_sync and not last
         module.require_backward_grad_sync = last
-
-
-ALL = [StaticGraph(), BucketView(), LargeBuckets(), NoSync()]

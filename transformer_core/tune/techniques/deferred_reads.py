@@ -1,19 +1,19 @@
-"""Sums of losses that stay on the GPU until somebody wants to know them.
+"""Sums of losses that stay on the GPU until the script uses them.
 
 ``total += loss.item()`` makes the host wait until the GPU has computed the loss, and the GPU then
-waits for the host to send the next step. ``total = total + loss.detach().double()`` does not:
-the sum is read where it is used, by ``total = float(total)`` before that statement.
+waits for the host to send the next step. ``total = total + loss.detach().double()`` avoids this:
+``total = float(total)`` reads the sum right before the statement that uses it.
 
-The script's text is changed, and only where it can be seen that nothing else changes. A line of a
-loop is taken if
+The technique edits the source of the script, and only where the source shows that nothing else
+changes. It edits a line of a loop if
 
-* the host was seen to wait there (any line, where there is no GPU and the technique is named);
-* it adds what it reads, times numbers, to a variable of its own function;
-* that variable is otherwise set to literal numbers alone, so that its type is known, is not seen by
-  an inner function, and is not used in every step of the same loop.
+* the host was seen to wait there (without a GPU, any line, if the technique is named);
+* the line adds values that it reads, times numbers, to a variable of its own function;
+* all other assignments to that variable are literal numbers, which tell its type; no inner function
+  sees it; and it is not used in every step of the same loop.
 
-Such a sum has 64 bits, as Python's has, and is equal to it; only a division on a GPU may differ in
-the last digit. Lines that decide something or fill a list stay as they are.
+Such a sum has 64 bits and equals Python's; only a division on a GPU may differ in the last digit.
+Lines that decide something or fill a list are not edited.
 """
 
 import ast
@@ -29,12 +29,12 @@ _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Cl
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _LOOKS = {"locals", "globals", "vars", "dir", "eval", "exec"}
-"""Functions that see variables without naming them."""
+"""Functions that can read variables without naming them."""
 
 
 class DeferredReads(Technique):
     name = "deferred_reads"
-    words = "sums of losses read from the GPU where they are used, not in every step"
+    words = "sums of losses read from the GPU only where they are used, not in every step"
     group = "reads"
     rounding = "exact"
     in_source = True
@@ -43,9 +43,9 @@ class DeferredReads(Technique):
         if facts["factory"]:
             return "the loop is not the script's own"
         if facts["device"] != "cuda" and self.name not in facts["named"]:
-            return "only values of a GPU make the host wait"
+            return f"only values on a GPU make the host wait: name {self.name} to try it"
         if not self.edit(Source.of(facts), facts):
-            return "no line at which the host waits does nothing but add up what it reads"
+            return "no line makes the host wait only to add up values"
         return None
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
@@ -74,21 +74,21 @@ class DeferredReads(Technique):
 
 @dataclass
 class _Sum:
-    """A variable of one function."""
+    """A variable of one function, and its uses."""
 
     name: str
     added: list[ast.Assign | ast.AugAssign] = field(default_factory=list)
-    """Statements that add to it what they read from tensors."""
+    """Statements that add values of tensors to it."""
     first: list[int | float] = field(default_factory=list)
-    """Literals that it is set to."""
+    """Literals that are assigned to it."""
     used: list[ast.Name] = field(default_factory=list)
 
 
 def edits(
     tree: ast.Module, lines: list[str], seen: Collection[int], taken: Collection[int]
 ) -> Iterator[tuple[int, int, str]]:
-    """The line to put in place of the lines from one index to another. ``seen`` are the numbers of
-    the lines at which the host waits, ``taken`` those that stay as they are."""
+    """Each edit: a line that replaces the lines from one index to another. ``seen`` are the numbers
+    of the lines at which the host waits; lines with numbers in ``taken`` are not edited."""
     above = Above(tree)
     for scope in (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef)):
         losses = _differentiated(scope)
@@ -108,7 +108,7 @@ def edits(
 
 
 def _sums(scope: ast.AST, above: Above) -> list[_Sum]:
-    """The variables of a function, or of the module, that are sums and nothing else."""
+    """The variables of a function, or of the module, that are only sums."""
     found: dict[str, _Sum] = {}
     others: set[str] = set()
     for node in ast.walk(scope):
@@ -132,7 +132,7 @@ def _sums(scope: ast.AST, above: Above) -> list[_Sum]:
 
 
 def _bound_by(node: ast.AST) -> list[str]:
-    """Names that a node binds or declares, other than by a Name inside it."""
+    """Names that a node binds or declares without a Name node inside it."""
     if isinstance(node, ast.Global | ast.Nonlocal):
         return node.names
     names = [getattr(node, each, None) for each in ("name", "asname", "rest")]
@@ -141,7 +141,7 @@ def _bound_by(node: ast.AST) -> list[str]:
 
 
 def _adds(stmt: ast.stmt, name: str) -> bool:
-    """Whether a statement adds what it reads from tensors, times numbers, to ``name``."""
+    """Whether a statement adds values of tensors, times numbers, to ``name``."""
     if isinstance(stmt, ast.AugAssign):
         target: ast.expr = stmt.target
         to_it = isinstance(stmt.op, ast.Add | ast.Sub)
@@ -157,7 +157,7 @@ def _adds(stmt: ast.stmt, name: str) -> bool:
 
 
 def _terms(value: ast.expr) -> Iterator[ast.expr]:
-    """The operands of the arithmetic that makes ``value``."""
+    """The operands of an arithmetic expression."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, _ARITHMETIC):
         yield from _terms(value.left)
         yield from _terms(value.right)
@@ -166,7 +166,7 @@ def _terms(value: ast.expr) -> Iterator[ast.expr]:
 
 
 def _reads(value: ast.expr) -> list[tuple[ast.Call, ast.expr]]:
-    """Each call in ``value`` that reads a tensor, with the tensor, from left to right."""
+    """Each call in ``value`` that reads a tensor, and the tensor, from left to right."""
     calls = [term for term in _terms(value) if isinstance(term, ast.Call)]
     return [(call, tensor) for call in calls if (tensor := _tensor(call)) is not None]
 
@@ -189,14 +189,14 @@ def _tensor(call: ast.Call) -> ast.expr | None:
 
 
 def _is_method(value: ast.expr, *names: str) -> bool:
-    """Whether it calls one of these methods without arguments."""
+    """Whether ``value`` calls one of these methods without arguments."""
     if not isinstance(value, ast.Call) or value.args or value.keywords:
         return False
     return isinstance(value.func, ast.Attribute) and value.func.attr in names
 
 
 def _is_path(value: ast.expr) -> bool:
-    """Whether it is a variable, or a part of one: ``output.loss``, ``losses["total"]``."""
+    """Whether ``value`` is a variable, or a part of one: ``output.loss``, ``losses["total"]``."""
     while isinstance(value, ast.Attribute) or (
         isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
     ):
@@ -205,7 +205,7 @@ def _is_path(value: ast.expr) -> bool:
 
 
 def _is_count(value: ast.expr) -> bool:
-    """Whether it counts how often something holds: ``(guess == truth).sum()``."""
+    """Whether ``value`` counts how often something holds: ``(guess == truth).sum()``."""
     if not _is_method(value, "sum"):
         return False
     of = value.func.value  # type: ignore[attr-defined]
@@ -213,8 +213,7 @@ def _is_count(value: ast.expr) -> bool:
 
 
 def _is_number(value: ast.expr) -> bool:
-    """Whether it is a number, as far as can be seen: ``0.9``, ``args.n``, ``len(batch)``,
-    ``batch.size(0)``."""
+    """Whether ``value`` looks like a number: ``0.9``, ``args.n``, ``len(batch)``, ``batch.size(0)``."""
     if isinstance(value, ast.Call):
         method = getattr(value.func, "attr", "") in ("size", "numel")
         return method or getattr(value.func, "id", "") == "len"
@@ -222,13 +221,13 @@ def _is_number(value: ast.expr) -> bool:
 
 
 def _number(value: ast.expr | None) -> int | float | None:
-    """The value of a literal number; None of anything else."""
+    """The value of a literal number; None for anything else."""
     found = value.value if isinstance(value, ast.Constant) else None
     return found if type(found) in (int, float) else None  # type: ignore[return-value]
 
 
 def _literal(node: ast.Name, stmt: ast.stmt) -> int | float | None:
-    """The literal number that ``stmt`` sets ``node`` to, alone or in a tuple."""
+    """The literal number that ``stmt`` assigns to ``node``, alone or in a tuple."""
     if isinstance(stmt, ast.AnnAssign):
         return _number(stmt.value)
     for target in stmt.targets if isinstance(stmt, ast.Assign) else []:
@@ -253,11 +252,11 @@ def _differentiated(scope: ast.AST) -> set[str]:
 
 
 def _kind(found: _Sum, losses: set[str]) -> str | None:
-    """The type of a sum, ``float`` or ``int``; None if it cannot be seen."""
+    """The type of a sum, ``float`` or ``int``; None if the source does not tell."""
     reads = [each for stmt in found.added for each in _reads(stmt.value)]
     types = {type(number) for number in found.first}
     floats = [ast.unparse(tensor) in losses for _, tensor in reads]
-    # What float() reads may be no tensor; what has a backward is one.
+    # An argument of float() may be no tensor, unless backward() is called on it.
     if not all(
         known or isinstance(call.func, ast.Attribute)
         for (call, _), known in zip(reads, floats, strict=True)
@@ -273,8 +272,8 @@ def _kind(found: _Sum, losses: set[str]) -> str | None:
 
 
 def _place(use: ast.Name, found: _Sum, above: Above, lines: list[str]) -> int | None:
-    """The index of the line before which the sum is to be read for ``use``; None if that is not
-    possible, or would be in every step of a loop that adds."""
+    """The index of the line before which the sum must be read for ``use``; None if there is no such
+    line, or it would read the sum in every step of a loop that adds to it."""
     stmt = above(use, ast.stmt)
     line = lines[stmt.lineno - 1]
     if isinstance(stmt, ast.While) or not _begins_line(stmt, line) or line.lstrip()[:4] == "elif":
@@ -290,7 +289,7 @@ def _place(use: ast.Name, found: _Sum, above: Above, lines: list[str]) -> int | 
 
 
 def _rewritten(stmt: ast.Assign | ast.AugAssign, line: str, kind: str) -> str:
-    """The line of a statement, with tensors in place of what it reads from them."""
+    """The line of a statement, with tensors in place of the calls that read them."""
     code, value = line.encode(), stmt.value
 
     def between(first: int, last: int | None) -> str:
@@ -313,7 +312,7 @@ def _rewritten(stmt: ast.Assign | ast.AugAssign, line: str, kind: str) -> str:
 
 
 def _is_alone(stmt: ast.stmt, lines: list[str]) -> bool:
-    """Whether a statement has one line to itself."""
+    """Whether a statement has exactly one line, and nothing else is on that line."""
     line = lines[stmt.lineno - 1]
     rest = line.encode()[stmt.end_col_offset :].lstrip()
     return _begins_line(stmt, line) and stmt.end_lineno == stmt.lineno and rest[:1] in (b"", b"#")
@@ -321,6 +320,3 @@ def _is_alone(stmt: ast.stmt, lines: list[str]) -> bool:
 
 def _begins_line(stmt: ast.stmt, line: str) -> bool:
     return not line.encode()[: stmt.col_offset].strip()
-
-
-ALL = [DeferredReads()]

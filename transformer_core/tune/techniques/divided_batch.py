@@ -1,4 +1,4 @@
-"""The batch of a factory divided over devices or into micro-batches."""
+"""The batch of a factory divided among devices or into micro-batches."""
 
 from typing import Any, ClassVar
 
@@ -66,6 +66,3 @@ class TwoMicroBatches(Technique):
             "Divide each batch into two, and call (loss / 2).backward() for each before "
             "optimizer.step()."
         ]
-
-
-ALL = [Ddp(), DdpFp16Messages(), Fsdp(), TwoMicroBatches()]

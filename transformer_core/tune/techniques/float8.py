@@ -1,18 +1,15 @@
-"""Products of linear layers in float8, by torchao, on GPUs that have them.
+"""Products of linear layers in float8, by torchao, on GPUs that support it.
 
 Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433).
 """
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from torch import nn
 
 from transformer_core.tune.techniques.technique import Rounding, Technique
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from transformer_core.tune.facts import Watch
 
 CAPABILITY = (8, 9)
 """Compute capability of the first GPUs that multiply float8: Ada."""
@@ -25,9 +22,7 @@ class Float8(Technique):
     words = "products of linear layers in float8"
     group = "format"
     rounding: ClassVar[Rounding] = "float8"
-
-    def __init__(self) -> None:
-        self.converted = 0
+    idle = f"no linear layer has sizes that are multiples of {MULTIPLE}"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] != "cuda":
@@ -39,24 +34,18 @@ class Float8(Technique):
             return "needs torchao: pip install torchao"
         return None
 
-    def module(self, module: "nn.Module") -> None:
+    def module(self, module: nn.Module) -> None:
         convert = import_module("torchao.float8").convert_to_float8_training
 
         def fits(part: Any, name: str) -> bool:
             wide = part.in_features % MULTIPLE == 0 and part.out_features % MULTIPLE == 0
-            self.converted += wide
+            self.applied += wide
             return bool(wide)
 
         convert(module, module_filter_fn=fits)
 
-    def without_effect(self, watch: "Watch") -> str | None:
-        return None if self.converted else f"no linear layer has sizes that {MULTIPLE} divides"
-
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return [
             "Call torchao.float8.convert_to_float8_training(model) before the first step, for linear "
-            f"layers whose sizes {MULTIPLE} divides."
+            f"layers whose sizes are multiples of {MULTIPLE}."
         ]
-
-
-ALL = [Float8()]

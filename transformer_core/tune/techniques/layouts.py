@@ -1,14 +1,13 @@
 """Memory layout and algorithms of convolutions."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from transformer_core.tune.facts import Watch
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from transformer_core.tune.facts import Watch
-    from transformer_core.tune.source import Source
 
 
 class ChannelsLast(Technique):
@@ -20,14 +19,12 @@ class ChannelsLast(Technique):
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         return None if facts["convolutions"] else "the model has no convolution"
 
-    def module(self, module: "nn.Module") -> None:
-        import torch
+    def module(self, module: nn.Module) -> None:
+        # A module may override `to` with a method that takes only a device, as timm's tasks do.
+        nn.Module.to(module, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-        # A module may have a method of this name that knows devices alone, as timm's tasks do.
-        torch.nn.Module.to(module, memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
-        return bool(source.before_loop(["MODEL.to(memory_format=torch.channels_last)"]))
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
+        return source.before_loop(["MODEL.to(memory_format=torch.channels_last)"])
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return ["Call model.to(memory_format=torch.channels_last) before the optimizer is made."]
@@ -44,13 +41,8 @@ class CudnnBenchmark(Technique):
             return "cuDNN needs a GPU"
         return None if facts["convolutions"] else "the model has no convolution"
 
-    def prepare(self, watch: "Watch") -> None:
-        import torch
-
+    def prepare(self, watch: Watch) -> None:
         torch.backends.cudnn.benchmark = True
 
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         return source.after_imports(["torch.backends.cudnn.benchmark = True"])
-
-
-ALL = [ChannelsLast(), CudnnBenchmark()]

@@ -4,13 +4,13 @@ PyTorch, ``torch.set_float32_matmul_precision``.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+
+from transformer_core.tune.facts import Watch
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Rounding, Technique
-
-if TYPE_CHECKING:
-    from transformer_core.tune.facts import Watch
-    from transformer_core.tune.source import Source
 
 
 class Bf16Matmul(Technique):
@@ -25,12 +25,10 @@ class Bf16Matmul(Technique):
             return "torch uses bfloat16 inside float32 products only on CPUs with AMX"
         return None
 
-    def prepare(self, watch: "Watch") -> None:
-        import torch
-
+    def prepare(self, watch: Watch) -> None:
         torch.set_float32_matmul_precision(self.precision)
 
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         return source.after_imports([f'torch.set_float32_matmul_precision("{self.precision}")'])
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
@@ -54,6 +52,3 @@ def _has_amx() -> bool:
     except OSError:
         return False
     return any("amx_bf16" in line for line in lines if line.startswith("flags"))
-
-
-ALL = [Bf16Matmul(), Tf32()]

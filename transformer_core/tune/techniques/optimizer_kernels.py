@@ -1,16 +1,17 @@
 """torch's fused and multi-tensor kernels for the update of Adam, AdamW, SGD and Adagrad."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.facts import Watch
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from transformer_core.tune.facts import Watch
-    from transformer_core.tune.source import Source
 
 KERNELS = {"Adam", "AdamW", "SGD", "Adagrad"}
 OPTIONS = ("fused", "foreach")
-"""A script that sets one of them, to whatever value, keeps its choice."""
+"""If a script sets one of them, to any value, its choice is kept."""
 
 
 class FusedOptimizer(Technique):
@@ -19,64 +20,46 @@ class FusedOptimizer(Technique):
     group = "update"
     rounding = "float32"
     option = "fused"
-
-    def __init__(self) -> None:
-        self.made = 0
+    idle = "no optimizer could be made fused"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         used = set(facts["optimizers"])
         if not used & KERNELS:
             found = ", ".join(sorted(used)) or "no optimizer of torch"
-            return f"the script uses {found}; torch has {self.option} kernels for {_listed()}"
+            known = ", ".join(sorted(KERNELS))
+            return f"the script uses {found}; torch has {self.option} kernels for {known}"
         if all(group.get(self.option) for group in facts["groups"]):
             return f"the optimizer is {self.option} already"
         if all(any(group.get(o) is not None for o in OPTIONS) for group in facts["groups"]):
             return "the script chooses the kernels of its optimizer itself"
         return None
 
-    def prepare(self, watch: "Watch") -> None:
-        import torch
-
+    def prepare(self, watch: Watch) -> None:
         for name in KERNELS:
-            self._default(getattr(torch.optim, name))
+            replacing(getattr(torch.optim, name), "__init__")(self._made)
 
-    def without_effect(self, watch: "Watch") -> str | None:
-        return None if self.made else f"no optimizer could be made {self.option}"
-
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         names = [name for name in facts["optimizers"] if name in KERNELS]
         return source.keyword("optimizer", names, **{self.option: "True"})
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         return [f"Give the optimizer {self.option}=True."]
 
-    def _default(self, kind: Any) -> None:
-        """Let optimizers of ``kind`` have the kernel where the script says nothing of it."""
-        original = kind.__init__
-
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            if all(kwargs.get(option) is None for option in OPTIONS):
-                kwargs = {k: v for k, v in kwargs.items() if k not in OPTIONS}
-                kwargs[self.option] = True
-                self.made += 1
-            original(made, *args, **kwargs)
-
-        kind.__init__ = init
+    def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        """Make an optimizer with the kernel, unless the script chooses one itself."""
+        if all(kwargs.get(option) is None for option in OPTIONS):
+            kwargs = {k: v for k, v in kwargs.items() if k not in OPTIONS} | {self.option: True}
+            self.applied += 1
+        original(made, *args, **kwargs)
 
 
 class ForeachOptimizer(FusedOptimizer):
     name = "foreach_optimizer"
     words = "multi-tensor kernels for the update"
     option = "foreach"
+    idle = "no optimizer could be made foreach"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] == "cuda":
             return "torch's default on GPUs"
         return super().obstacle(facts)
-
-
-def _listed() -> str:
-    return ", ".join(sorted(KERNELS))
-
-
-ALL = [FusedOptimizer(), ForeachOptimizer()]

@@ -1,17 +1,16 @@
-"""One change to how a script trains: the base of the files beside this one."""
+"""One change to how a script trains: the base class of the techniques in this folder."""
 
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
-    from transformer_core.tune.facts import Watch
-    from transformer_core.tune.source import Source
+from transformer_core.tune.facts import Watch
+from transformer_core.tune.source import Source
 
 Rounding = Literal["exact", "float32", "tf32", "bfloat16", "float8"]
-"""The coarsest rounding that a technique adds: how far its numbers may lie from the script's own."""
+"""The coarsest rounding that a technique adds: how far its numbers may be from the script's own."""
 
 NOISE: dict[Rounding, float] = {
     "exact": 2.0**-24,
@@ -26,7 +25,7 @@ NOISE: dict[Rounding, float] = {
 class Technique:
     """A change to a training script, applied from outside.
 
-    Set the class variables, and override what the change needs.
+    Set the class variables, and override the methods that the change needs.
     """
 
     name: ClassVar[str]
@@ -38,21 +37,25 @@ class Technique:
     slow: ClassVar[bool] = False
     """Whether its first step takes much longer than the others: it is tried last."""
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the loop around a factory's parts."""
+    """Settings of the loop that trains the parts of a factory."""
     needs_factory: ClassVar[bool] = False
-    """Whether it changes the loop alone: a script has no such seams."""
+    """Whether it changes only that loop, which a script does not have."""
     divides: ClassVar[bool] = False
-    """Whether ranks or micro-batches share the batch, so that only all of them together do what
-    the script does."""
+    """Whether ranks or micro-batches share the batch: only all of them together do the work of the
+    script."""
     in_source: ClassVar[bool] = False
-    """Whether it is tried by :meth:`edit`, too: no hook of torch can make the change."""
+    """Whether :meth:`edit` also makes the change when it is tried: no hook of torch can."""
     usual: ClassVar[bool] = True
-    """Whether it is tried unless others are named."""
+    """Whether it is tried by default, without being named."""
+    idle: ClassVar[str] = ""
+    """Why it has no effect if it was never applied; empty if :attr:`applied` does not count."""
+    applied = 0
+    """How often it was applied in this process."""
     facts: dict[str, Any]
-    """The coordinator's facts about the script, in its process."""
+    """The coordinator's facts about the script, in the script's process."""
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        """Why it cannot be tried with a script of which :meth:`Watch.facts` are known; None if it
+        """Why it cannot be tried on a script with these facts (:meth:`Watch.facts`); None if it
         can."""
         return None
 
@@ -60,21 +63,21 @@ class Technique:
         """Environment variables of the process. ``facts`` is empty before anything is known."""
         return {}
 
-    def prepare(self, watch: "Watch") -> None:
+    def prepare(self, watch: Watch) -> None:
         """Change torch before the script's first line."""
 
-    def module(self, module: "nn.Module") -> None:
+    def module(self, module: nn.Module) -> None:
         """Change an outermost module of the training before its first call."""
 
     def boundary(self, step: int) -> None:
         """Called after ``step`` steps."""
 
-    def without_effect(self, watch: "Watch") -> str | None:
-        """Why it changed nothing in the steps so far; None if it did."""
-        return None
+    def without_effect(self, watch: Watch) -> str | None:
+        """Why it has changed nothing so far; None if it has changed something."""
+        return self.idle if self.idle and not self.applied else None
 
-    def edit(self, source: "Source", facts: dict[str, Any]) -> bool:
-        """Make the change in the script itself. False where only :meth:`lines` can say it."""
+    def edit(self, source: Source, facts: dict[str, Any]) -> bool:
+        """Make the change in the script itself. False if only :meth:`lines` can describe it."""
         return False
 
     def lines(self, facts: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Threads of the process: as many as physical cores, where the machine has more logical ones."""
+"""One thread per physical core, where the machine has more logical cores."""
 
 from typing import Any
 
@@ -18,11 +18,8 @@ class PhysicalCores(Technique):
             return "the model is on a GPU"
         physical, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
         if not physical or physical == logical:
-            return f"every one of the {logical} cores is a physical one"
+            return f"all {logical} cores are physical cores already"
         return None
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
         return {"OMP_NUM_THREADS": str(psutil.cpu_count(logical=False) or 1)}
-
-
-ALL = [PhysicalCores()]

@@ -1,0 +1,314 @@
+"""The answer about a script: its data, and its text for a terminal, a pull request and a notebook."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from transformer_core.tune.techniques.registry import TECHNIQUES
+
+LEFT_OUT = "left out"
+"""Status of a technique for which there was no time."""
+SHARE = 0.9
+"""Largest share of a device's memory that a batch may fill."""
+
+
+@dataclass
+class Tried:
+    """A technique or a combination, with its result."""
+
+    techniques: tuple[str, ...]
+    status: str = "ok"
+    reason: str = ""
+    certificate: dict[str, Any] | None = None
+    screened: float | None = None
+    """Ratio of speeds from the screening session alone."""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: str = ""
+    memory: dict[str, int] | None = None
+    """Bytes: the peak of its steps, and its known parts."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the sides."""
+        return "+".join(self.techniques)
+
+
+@dataclass
+class Profiled:
+    """A profile of a few steps."""
+
+    techniques: tuple[str, ...]
+    breakdown: dict[str, Any] | None = None
+    """Its :class:`Breakdown`; None if nothing was recorded."""
+    reason: str = ""
+    """Why there is no breakdown."""
+
+
+@dataclass
+class Answer:
+    """All results about a script."""
+
+    command: str
+    status: str = "ok"
+    """ok, or failed if the script cannot be observed."""
+    reason: str = ""
+    boundary: str = "optimizer"
+    reproducible: bool = False
+    trust: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    tried: list[Tried] = field(default_factory=list)
+    recommended: tuple[str, ...] = ()
+    noise: dict[str, float] = field(default_factory=dict)
+    """Ratio and interval of the script against itself."""
+    diff: str = ""
+    lines: list[str] = field(default_factory=list)
+    patched: Tried | None = None
+    """The changed script against the original."""
+    memory: dict[str, int] | None = None
+    """Memory of the script itself."""
+    profiles: list[Profiled] = field(default_factory=list)
+    """Profiles of the script itself and of the recommendation."""
+    left_out: list[str] = field(default_factory=list)
+    """Steps for which there was no time."""
+    first_verdict_seconds: float | None = None
+    seconds: float = 0.0
+
+    def find(self, techniques: Sequence[str]) -> Tried | None:
+        """The result of a combination; None if it was not tried."""
+        return next((each for each in self.tried if each.techniques == tuple(techniques)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @property
+    def best(self) -> Tried | None:
+        """The recommended combination; None to keep the script unchanged."""
+        return self.find(self.recommended) if self.recommended else None
+
+    def _repr_html_(self) -> str:
+        """The answer in a notebook."""
+        parts = [f"<p><b>{escape(headline(self))}</b></p>"]
+        if self.tried:
+            rows = "".join(
+                f"<tr><td><code>{escape(each.name)}</code></td><td>{escape(speed(each))}</td>"
+                f"<td>{escape(same(each))}</td></tr>"
+                for each in told(self)
+            )
+            head = "<tr><th>tried</th><th>times as fast</th><th>the same training?</th></tr>"
+            parts.append(f"<table>{head}{rows}</table>")
+        if more := "\n".join([self.diff, *self.lines]).strip():
+            parts.append(f"<pre>{escape(more)}</pre>")
+        return "".join(parts)
+
+    @classmethod
+    def read(cls, file: Path | str) -> "Answer":
+        """The answer in ``file``, or in the folder of a study. A notebook displays it."""
+        file = Path(file)
+        if file.is_dir():
+            file = file / "results/tune/answer.json"
+        return TypeAdapter(cls).validate_json(file.read_bytes())
+
+
+def useful(tried: Tried) -> bool:
+    """Whether it runs and trains the same model."""
+    return tried.status == "ok" and (tried.certificate or {}).get("word") == "same"
+
+
+def in_words(tried: Tried) -> str:
+    """The result on one line."""
+    if tried.status != "ok":
+        return f"{tried.status}: {tried.reason}"
+    parts = []
+    if tried.ratio is not None:
+        parts.append(f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] times as fast")
+    elif tried.screened is not None:
+        parts.append(f"about {tried.screened:.2f} times as fast")
+    if tried.certificate:
+        parts.append(certified_in_words(tried.certificate))
+    return ", ".join(parts)
+
+
+def certified_in_words(certificate: dict[str, Any]) -> str:
+    """The certificate in a few words, with its reason."""
+    word = {"same": "the same training", "different": "NOT the same training"}
+    return f"{word.get(certificate['word'], 'undecided')} ({certificate['reason']})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def headline(answer: Answer) -> str:
+    """The answer in one sentence."""
+    if answer.status != "ok":
+        return f"{answer.command} cannot be tuned: {answer.reason}"
+    if best := answer.best:
+        return (
+            f"{best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] times as fast, and the same "
+            f"training, with {listed(best.techniques)}."
+        )
+    more_time = "Give it more time (--time 10min, or time: 10min in the study)"
+    if found := [t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED"]:
+        likely = max(found, key=lambda t: t.ratio or 0)
+        return (
+            "Nothing is certain yet: the most promising change that trains the same model, "
+            f"{listed(likely.techniques)}, is {likely.ratio:.2f} [{likely.low:.2f}, "
+            f"{likely.high:.2f}] times as fast. {more_time}, or a quieter machine."
+        )
+    fast = [t for t in answer.tried if useful(t) and (t.screened or 0) > 1]
+    if fast and all(t.ratio is None for t in answer.tried):
+        likely = max(fast, key=lambda t: t.screened or 0)
+        return (
+            f"Nothing is certain yet: {listed(likely.techniques)} trains the same model, and was "
+            f"about {likely.screened:.2f} times as fast in one session. {more_time}."
+        )
+    return "Keep the training as it is: nothing that trains the same model was faster."
+
+
+def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff") -> str:
+    """The answer for a terminal. ``page`` and ``diff`` are the paths of these files."""
+    lines = [headline(answer), ""]
+    if answer.status != "ok":
+        return "\n".join(lines)
+    lines += [
+        f"Run twice, the script gives {answer.trust}."
+        if answer.reproducible
+        else f"Beware: {answer.trust}."
+    ]
+    if answer.noise:
+        noise = "Against itself it is {ratio:.2f} [{low:.2f}, {high:.2f}] times as fast: the noise."
+        lines.append(noise.format(**answer.noise))
+    tried = told(answer)
+    width = max((len(each.name) for each in tried), default=0)
+    lines += ["", "Tried:"] if tried else []
+    lines += [f"  {each.name:<{min(width, 40)}}  {in_words(each)}" for each in tried]
+    if answer.diff:
+        lines += ["", f"Change the script (git apply {diff}):", "", answer.diff.rstrip()]
+    if answer.lines:
+        title = "Not in the diff:" if answer.diff else "Do this:"
+        lines += ["", title, *(f"  {line}" for line in answer.lines)]
+    for remark in _remarks(answer):
+        lines += ["", remark]
+    if page:
+        lines += ["", f"The report: {page}"]
+    return "\n".join(lines)
+
+
+def markdown(answer: Answer) -> str:
+    """The answer as a page of Markdown."""
+    lines = [f"# `{answer.command}`", "", headline(answer), ""]
+    if answer.status != "ok":
+        return "\n".join(lines) + "\n"
+    lines += [
+        f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.",
+        "",
+        "| tried | times as fast | the same training? |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{each.name}` | {speed(each)} | {same(each)} |" for each in told(answer)]
+    if answer.diff:
+        lines += ["", "```diff", answer.diff.rstrip(), "```"]
+    if answer.lines:
+        lines += ["", *(f"- `{x}`" if x.startswith("export") else f"- {x}" for x in answer.lines)]
+    for remark in _remarks(answer):
+        lines += ["", remark]
+    return "\n".join(lines) + "\n"
+
+
+def told(answer: Answer) -> list[Tried]:
+    """The techniques that were tried or named, the best first. Only the page also lists those that do
+    not apply, with the reasons."""
+    named = answer.facts.get("named", [])
+    quiet = ("unsupported", LEFT_OUT)
+    shown = [t for t in answer.tried if t.status not in quiet or {*t.techniques} & {*named}]
+    return sorted(shown, key=by_result)
+
+
+def _remarks(answer: Answer) -> list[str]:
+    """The paragraphs after the table and the diff."""
+    found = []
+    if answer.patched is not None:
+        found.append(f"The changed script, run against the original: {in_words(answer.patched)}.")
+    if answer.left_out:
+        found.append(f"Left out for lack of time: {'; '.join(answer.left_out)}.")
+    shown = told(answer)
+    names = [t.name for t in answer.tried if t.status == "unsupported" and t not in shown]
+    if names:
+        found.append(f"Not for this script or machine (the report says why): {', '.join(names)}.")
+    found += notes(answer)
+    if advice := unaudited(answer):
+        found.append(advice)
+    return found
+
+
+def notes(answer: Answer) -> list[str]:
+    """Observations other than speed: lines where the host waits for the GPU, and how much larger a
+    batch could be."""
+    found = []
+    if waits := answer.facts.get("waits"):
+        places = [f"{line} ({count} times)" for line, count in waits.items()]
+        found.append(
+            f"The host waits for the GPU at {', '.join(places)} in the first steps: read such values "
+            "less often, or after the next step has started."
+        )
+    if answer.memory and (times := larger_batch(answer.memory)) >= 2:
+        found.append(
+            f"A batch about {times:.0f} times as large should fit into the memory of one process alone, "
+            "if everything but weights, gradients and optimizer state grows with it."
+        )
+    return found
+
+
+def larger_batch(memory: dict[str, int]) -> float:
+    """How many times as large a batch fits, from the peak memory of a process and its parts; 0 if they
+    do not tell."""
+    fixed = sum(memory[part] for part in ("libraries", "weights", "gradients", "optimizer"))
+    grows = memory["peak"] - fixed
+    return max(0.0, SHARE * memory.get("room", 0) - fixed) / grows if grows > 0 else 0.0
+
+
+def unaudited(answer: Answer) -> str:
+    """How to test the script itself; empty for a function, which cannot be audited."""
+    if answer.facts.get("factory"):
+        return ""
+    return (
+        "All comparisons are with the script as it is. Does the script itself do what it says? That was "
+        f"not audited: audit-training {answer.command}"
+    )
+
+
+def speed(tried: Tried) -> str:
+    """Ratio and interval, or why there is none."""
+    if tried.status != "ok":
+        return tried.status
+    if tried.ratio is not None:
+        return f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] {tried.verdict}"
+    return f"about {tried.screened:.2f}" if tried.screened else "not timed"
+
+
+def same(tried: Tried) -> str:
+    """The certificate as yes or NO with the reason, or why there is none."""
+    if tried.status != "ok":
+        return tried.reason.splitlines()[0] if tried.reason else ""
+    if tried.certificate is None:
+        return "not compared"
+    return f"{'yes' if useful(tried) else 'NO'}: {tried.certificate['reason']}"
+
+
+def words(name: str) -> str:
+    """The change that a technique makes."""
+    return TECHNIQUES[name].words if name in TECHNIQUES else name
+
+
+def by_result(tried: Tried) -> tuple[bool, bool, float]:
+    """Sorts compared techniques before tried ones, each fastest first, and all others last."""
+    return tried.status != "ok", tried.ratio is None, -(tried.ratio or tried.screened or 0.0)
