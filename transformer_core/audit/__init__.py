@@ -1,1 +1,1 @@
-"""Does a training do what it says? Relations of a training to itself, tested without a reference."""
+"""Does a training do what it says? Tests properties that every training must have, without a reference."""

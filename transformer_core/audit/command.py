@@ -1,8 +1,9 @@
-"""``audit-training train.py [its arguments]``: does any training script do what it says?"""
+"""``audit-training train.py [its arguments]``: does a training script do what it says?"""
 
 import argparse
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from schemas.base import seconds_of
@@ -23,9 +24,9 @@ audited."""
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     made = parser(
         "audit-training",
-        "Test the relations that a training has to itself: the same run twice, a batch in\nparts, "
-        "other samples, later tokens, padding, gradients, updates, formats,\nevaluation. The script "
-        "is run as it is, and its folder is left as it is.",
+        "Test the relations that a training must have to itself: the same run twice, a batch\nin "
+        "parts, other samples, later tokens, padding, gradients, updates, formats,\nevaluation. "
+        "Neither the script nor its folder is changed.",
         "150s",
         USAGE,
     )
@@ -39,7 +40,9 @@ def headline(found: Answer) -> str:
     wrong = sum(f.sure for f in found.findings)
     if wrong:
         return f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong with {found.command}."
-    return f"Nothing is wrong with {found.command}, as far as {tested} relations can tell."
+    return (
+        f"Nothing is wrong with {found.command}, as far as the {tested} tested relations can tell."
+    )
 
 
 def text(found: Answer) -> str:
@@ -88,9 +91,5 @@ def main(arguments: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("\nStopped.", file=sys.stderr)
             return 130
-    answer(given, found.to_json(), text(found), markdown(found))
+    answer(given, asdict(found), text(found), markdown(found))
     return {"clean": 0, "wrong": 1, "failed": 2}[found.status]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,14 @@
-"""From a script to the answer of an audit: run twice, watched, probed, and run on to see it evaluate.
+"""The audit of a script, in four stages.
 
-1. **Twice.** The script runs once watched and once left alone. Is it the same to the last bit?
-2. **Watched.** Losses, gradients, updates, modes and schedules of each step are tested as they come.
-3. **Probed.** One step's calls of the model are made again with changes that must not matter.
-4. **On.** The watched copy trains on for a while, through evaluations if there are some.
+1. **Twice.** One copy of the script is watched, another is left alone. Are they equal to the last bit?
+2. **Watched.** Losses, gradients, updates, modes and schedules are tested in each step.
+3. **Probed.** The calls of the model in one step are repeated with changes that must not matter.
+4. **Continued.** The watched copy trains for a while longer, through evaluations if it has any.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from transformer_core.audit.relations import (
     Finding,
     Notes,
 )
+from transformer_core.tune.causes import some
 from transformer_core.tune.certificate import certify, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn
@@ -34,37 +35,29 @@ from transformer_core.tune.techniques.technique import NOISE
 MODULE = "transformer_core.audit.side"
 MOST_RECORDED = 6
 LEAST_STEPS = 2
-SECONDS = 150.0  # about as long an audit may take
+SECONDS = 150.0  # approximate time for an audit
 
 
 @dataclass
 class Answer:
     command: str
-    status: str = "clean"  # clean, wrong, or failed where the script cannot be observed
+    status: str = "clean"  # clean, wrong, or failed if the script cannot be observed
     reason: str = ""
     findings: list[Finding] = field(default_factory=list)
     relations: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of each relation its ``status`` (holds, broken, look, untested) and ``how`` or why not."""
+    """For each relation its ``status`` (holds, broken, look, untested) and ``how``, or why not."""
     steps: int = 0
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> "Answer":
-        fields = {k: v for k, v in found.items() if k != "provenance"}
-        return cls(**fields | {"findings": [Finding(**f) for f in found["findings"]]})
-
 
 class Audit:
-    """An audit of a program, below ``folder``, in about ``budget`` seconds."""
+    """An audit of a program, in about ``budget`` seconds. Its files are below ``folder``."""
 
     def __init__(self, program: Program, folder: Path, say: Say, budget: float = SECONDS) -> None:
         self.program, self.folder, self.say, self.budget = program, folder, say, budget
         self.began = time.monotonic()
         self.steps: int | None = None
-        """Steps after which the script ends, if it ended."""
+        """Steps after which the script ends, if it was seen to end."""
         self._notes: list[Notes] = []
 
     def run(self) -> Answer:
@@ -79,7 +72,7 @@ class Audit:
                     error, self.program, self.steps, LEAST_STEPS, self.say
                 )
         else:
-            raise CannotObserve("the script takes no steps that can be observed")
+            raise CannotObserve("the script takes no optimizer step that can be observed")
         if facts[0]["compiled"]:
             remedy = "try TORCH_COMPILE_BACKEND aot_eager, or compile smaller parts"
             self._without("compiled", EAGER, "its compiler", remedy)
@@ -88,16 +81,12 @@ class Audit:
             self._without("recomputed", KEPT, "recomputation", remedy)
         return self._answer(facts)
 
-    def _left(self) -> float:
-        return self.budget - (time.monotonic() - self.began)
-
     def _session(self) -> list[dict[str, Any]]:
-        """Both copies, recorded, probed and run on; facts of each rank of the watched one."""
+        """Records both copies, probes one and continues the other; the facts of each rank of the
+        latter."""
         sides = [Side(name, module=MODULE) for name in (OWN, TWIN)]
         with session(self.program, sides, self.folder / "sessions" / "audit") as run:
             for side in sides:
-                if side.name in run.failed:
-                    raise run.failed[side.name]
                 self.say(f"waiting for the first step of the {side.name} copy")
                 run.facts(side.name)
             first = run.steps(OWN, 1, record=True)
@@ -111,13 +100,13 @@ class Audit:
                     run.steps(side.name, count - 1, record=True)
             own, twin = (Record.read(run.records(side.name)) for side in sides)
             self._twice(own, twin)
-            self.say("making the calls of one step again")
+            self.say("repeating the calls of one step")
             probed = _at_the_end(lambda: run.steps(TWIN, 1))
             facts = [probed] if probed else run.facts_of_ranks(TWIN)
             self._notes += [Notes.of(f["audit"]["notes"]) for f in facts]
             run.drop(TWIN)
             before = run.facts_of_ranks(OWN)
-            self.say("training on, to see what an evaluation does")
+            self.say("continuing the training, to see an evaluation")
             last = self._on(run, first)
             watched = run.facts_of_ranks(OWN) if last is None else before
             if last is not None:
@@ -127,7 +116,10 @@ class Audit:
             return watched
 
     def _on(self, run: Any, seconds: float) -> dict[str, Any] | None:
-        end = time.monotonic() + min(0.1 * self.budget, max(1.0, self._left() - 5))
+        """Lets the watched copy train for a tenth of the budget, at most 2 seconds at a time; its last
+        facts if the script reaches its end."""
+        left = self.began + self.budget - time.monotonic()
+        end = time.monotonic() + min(0.1 * self.budget, max(1.0, left - 5))
         turn = max(1, min(50, int(2 / max(seconds, 1e-3))))
         while time.monotonic() < end:
             ended = _at_the_end(lambda: run.steps(OWN, turn))
@@ -144,14 +136,14 @@ class Audit:
                 "repeat",
                 "the script",
                 words,
-                "seed every source of random numbers, and look for memory that is never "
-                "written or sums without an order",
+                "seed every source of random numbers, and look for uninitialized memory or for "
+                "sums whose order varies",
                 sure=False,
             )
         self._notes.append(notes)
 
     def _ranks(self, facts: list[dict[str, Any]], own: Record) -> None:
-        """Ranks of a data-parallel training against each other."""
+        """Compares the ranks of a data-parallel training with each other."""
         notes = Notes()
         self._notes.append(notes)
         if len(facts) < 2:
@@ -167,14 +159,12 @@ class Audit:
             notes.holds("ranks", f"rows, random numbers and weights of {len(facts)} ranks")
             for number, (kind, place) in enumerate(places):
                 uneven(f"{kind} at {place}", [c[number] for c in calls], "ranks", notes)
-        apart = _apart(own)
-        if apart:
-            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+        if apart := _apart(own):
             notes.found(
                 "ranks",
-                apart[0] + more,
-                "all ranks begin with the same values of it and then train it apart: its "
-                "gradient is not averaged over them",
+                some(apart),
+                "all ranks begin with the same values of it, but then their values differ: its "
+                "gradient is not averaged over the ranks",
                 "wrap the model in DistributedDataParallel over all ranks, or average every "
                 "gradient before the step",
             )
@@ -187,7 +177,7 @@ class Audit:
                     "DistributedSampler",
                     f"the ranks' shares of the data overlap: seeds {[s[1] for s in shares]}, epochs "
                     f"{[s[2] for s in shares]}, ranks {[s[0] for s in shares]}",
-                    "give all ranks one seed and epoch, and each its own number",
+                    "give all ranks the same seed and epoch, and each rank its own number",
                 )
         digests = [a["random"] for a in audits]
         if audits[0]["dropout"] and digests[0] and all(d == digests[0] for d in digests):
@@ -196,11 +186,11 @@ class Audit:
                 "the random numbers",
                 "all ranks begin with the same random numbers, so dropout drops the same "
                 "elements of all their samples",
-                "add the rank to the seed once the model is made",
+                "add the rank to the seed after the model is made",
             )
 
     def _without(self, relation: str, side: str, what: str, remedy: str) -> None:
-        """The script against the same without the compiler, or without recomputation."""
+        """Compares the script with a copy without its compiler, or without recomputation."""
         self.say(f"comparing with the script without {what}")
         sides = [Side(OWN), Side(side, module=MODULE), Side(FLOOR, noise=NOISE["float32"])]
         notes = Notes()
@@ -208,8 +198,6 @@ class Audit:
         try:
             with session(self.program, sides, self.folder / "sessions" / relation) as run:
                 for each in sides:
-                    if each.name in run.failed:
-                        raise run.failed[each.name]
                     run.steps(each.name, 3, record=True)
                 own, other, floor = (Record.read(run.records(s.name)) for s in sides)
         except SideEnded as error:
@@ -221,7 +209,7 @@ class Audit:
             notes.found(
                 relation,
                 found.worst or "the model",
-                f"the training is another one than without {what}: {found.reason}",
+                f"the script trains another model than without {what}: {found.reason}",
                 remedy,
                 found.gradient,
                 found.floor,
@@ -267,7 +255,7 @@ NOT_SEEN = {
 
 
 def _apart(own: Record) -> list[str]:
-    """Tensors that are equal on all ranks before the first step, and not after the last."""
+    """Tensors that are equal on all ranks before the first step, but not after the last."""
     found = []
     first = own.ranks[0]
     steps = [int(key.partition(" ")[0]) for key in first if " weight " in key]
@@ -282,7 +270,7 @@ def _apart(own: Record) -> list[str]:
 
 
 def _at_the_end(work: Callable[[], Any]) -> dict[str, Any] | None:
-    """Facts of a script that reached its end meanwhile; None if it did not."""
+    """The last facts of a script if it reaches its end during ``work``; otherwise None."""
     try:
         work()
     except SideEnded as error:

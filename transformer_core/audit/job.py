@@ -1,8 +1,9 @@
-"""Does a study's baseline train as it says? Its audit, as a job."""
+"""The audit of a study's baseline, as a job."""
 
 import json
 import shutil
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from transformer_core.tune.coordinator import Program, SideEnded
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.isolation import TooLarge
 
-SECONDS = 20.0  # about as long the audit of a baseline may take, beside the starts of its processes
+SECONDS = 20.0  # approximate time for the audit of a baseline, without the starts of its processes
 
 
 def own_training(spec: Path, data: Path, folder: Path) -> Program:
-    """The project's own training of a run spec, as anybody may start it."""
+    """The project's own training of a run spec, with the command that a user would type."""
     command = ["-m", "transformer_core.training", "--spec", str(spec.resolve())]
     command += ["--data", str(data.resolve()), "--output", str(folder / "output")]
     processes = read_record(spec, RunSpec).world_size
@@ -35,14 +36,13 @@ def own_training(spec: Path, data: Path, folder: Path) -> Program:
 
 
 class AuditJob(Job):
-    """Tests the relations that the training of a baseline has to itself. An audit that cannot be
-    done is an answer too: it says why."""
+    """Audits the training of a study's baseline. If that is impossible, the answer says why."""
 
     kind = "audit"
 
     study: Path  # study.json
     spec: Path  # spec.json of its baseline
-    data: Path | None = None  # folder of the shards; null for a script
+    data: Path | None = None  # folder of the shards; null for scripts
     output: Path  # audit.json to write
 
     def run(self, log_file: Path | None) -> None:
@@ -53,7 +53,7 @@ class AuditJob(Job):
             if isinstance(study.task, ScriptTask):
                 program = program_of(study.task)
             elif spec.machine.nodes > 1 or self.data is None:
-                raise CannotObserve("trainings over several hosts, and functions, are not audited")
+                raise CannotObserve("trainings on several hosts, and functions, cannot be audited")
             else:
                 program = own_training(self.spec, self.data, folder)
             answer = Audit(program, folder, log.info, SECONDS).run()
@@ -62,6 +62,6 @@ class AuditJob(Job):
         answer.command, answer.seconds = study.baseline, time.monotonic() - began
         shutil.rmtree(folder, ignore_errors=True)
         origin = collect(spec, reproducing_command(self.output), started)
-        found = answer.to_json() | {"provenance": origin.model_dump(mode="json")}
+        found = asdict(answer) | {"provenance": origin.model_dump(mode="json")}
         write_text(self.output, json.dumps(found, indent=1) + "\n")
         log.info("%s: %s: %s", study.baseline, answer.status, answer.reason or answer.findings)

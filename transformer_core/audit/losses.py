@@ -1,5 +1,5 @@
-"""Losses as they come: how much each row counts in the gradient, and whether a loss gets what its
-formula expects."""
+"""Watches losses: how much each row counts in the gradient, and whether the arguments of a loss are
+those that its formula expects."""
 
 import functools
 from collections import defaultdict
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from transformer_core.audit.relations import Notes, replacing, user_line
+from transformer_core.audit.relations import Notes, user_line
+from transformer_core.tune.boundaries import replacing
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
 
 FOLLOWED_STEPS = 8  # optimizer steps that are watched closely
-SAME = 1e-5  # weights of rows that differ by less are rounding
+SAME = 1e-5  # Smaller relative differences between the weights of rows are rounding.
 MEAN_LOSSES = (
     "cross_entropy",
     "nll_loss",
@@ -34,14 +35,13 @@ class Rows:
     place: str
     kind: str
     count: int  # rows that count
-    module: bool  # whether it was called inside a model's forward pass
     share: float = 0.0
     """Weight of a row in the loss that is differentiated; the mean if rows differ."""
     even: bool = True  # whether all rows have the same weight
     seen: bool = False
 
     def weigh(self, weights: Tensor) -> None:
-        """Take over the weights of the rows, of which 0 means that a row does not count."""
+        """Set count, share and evenness from the weights of the rows; a row of weight 0 does not count."""
         weights = weights[weights != 0]
         self.count = len(weights)
         if len(weights):
@@ -59,11 +59,11 @@ class Losses:
         self.history: list[list[Rows]] = []
         """Losses of the first steps, for the comparison of ranks."""
         self.judged = 0
-        """Losses of this step that belong to backward passes which have begun."""
+        """Losses of this step whose backward passes have begun."""
         self._means: dict[str, set[int]] = defaultdict(set)
-        """Targets of each mean that was taken without gradients, by line."""
+        """Numbers of targets of the means that were computed without gradients, by line."""
         self.ignored: set[int] = set()
-        """Targets that losses leave out."""
+        """Values of targets that losses ignore."""
 
     def install(self) -> None:
         for name in MEAN_LOSSES:
@@ -78,14 +78,14 @@ class Losses:
         self.rows, self.judged = [], 0
 
     def validations(self, found: Notes) -> None:
-        """Means over different numbers of targets, of which a script might take the mean."""
+        """Means over different numbers of targets, which a script may average again."""
         for place, counts in self._means.items():
             if len(counts) > 1:
                 found.found(
                     "evaluation",
                     place,
                     f"losses without gradients are means over {min(counts)} to {max(counts)} "
-                    "targets: in a mean of these means, targets of short batches count more",
+                    "targets: if these means are averaged, targets of short batches count more",
                     "add up the losses of all targets, and divide by their number",
                     sure=False,
                 )
@@ -113,7 +113,7 @@ class Losses:
         return found
 
     def _counted(self, name: str, input: Tensor, target: Any, args: Any, kwargs: Any) -> Tensor:
-        """Which rows of a loss count: bool, one for each."""
+        """Whether each row of a loss counts: bool, [rows]."""
         if name in ("cross_entropy", "nll_loss") and isinstance(target, Tensor):
             if target.is_floating_point():
                 return torch.ones(target.shape[0], dtype=torch.bool)
@@ -124,7 +124,7 @@ class Losses:
 
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, reduction: str) -> None:
         count = int(counted.sum())
-        rows = Rows(user_line(), kind, count, bool(self.watch.forwards))
+        rows = Rows(user_line(), kind, count)
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:
@@ -140,7 +140,7 @@ class Losses:
         found.register_hook(weigh)
 
     def _log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-        """Weights of rows where the script picks log-probabilities itself."""
+        """Notes the weights of rows if the script picks log-probabilities itself."""
         found = original(input, *args, **kwargs)
         quiet = self.watch.listening is not None or self.watch.backward_depth
         if quiet or torch.compiler.is_compiling():
@@ -149,7 +149,7 @@ class Losses:
             return found
         if "SoftmaxBackward" in type(input.grad_fn).__name__:
             self._expectation("cross_entropy", input.flatten(0, -2), None)
-        rows = Rows(user_line(), "log_softmax", 0, bool(self.watch.forwards))
+        rows = Rows(user_line(), "log_softmax", 0)
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:
@@ -160,7 +160,7 @@ class Losses:
         return found
 
     def _expectation(self, name: str, input: Tensor, target: Any) -> None:
-        """Whether a loss gets logits where it takes logits."""
+        """Notes a loss that gets probabilities instead of logits, or the reverse."""
         if self.watch.steps >= FOLLOWED_STEPS or input.numel() == 0:
             return
         self.notes.holds("loss", "the arguments of the script's loss functions")
@@ -172,7 +172,7 @@ class Losses:
                     self._wrong_loss(
                         "its rows are probabilities that sum to 1, so softmax is taken twice and "
                         "the gradient is far too small",
-                        "hand the logits to cross_entropy, or the logarithm of the probabilities "
+                        "pass the logits to cross_entropy, or the logarithm of the probabilities "
                         "to nll_loss",
                     )
             elif name == "nll_loss" and input.dim() > 1 and input.shape[1] > 1:
@@ -186,58 +186,50 @@ class Losses:
             elif name.endswith("with_logits") and "Sigmoid" in type(input.grad_fn).__name__:
                 self._wrong_loss(
                     "the sigmoid is taken twice: before the loss and in it",
-                    "hand the logits to it, or use binary_cross_entropy",
+                    "pass the logits to it, or use binary_cross_entropy",
                 )
 
     def _wrong_loss(self, cause: str, remedy: str) -> None:
         self.notes.found("loss", user_line(), cause, remedy)
 
     def _judge(self) -> None:
-        """Rows of one step that come from one line have one weight; where they do not, and each
-        call counts as much as any other, the loss is a mean of means."""
+        """Notes rows of one line whose weights differ within a step because the loss is a mean of
+        means, and parts of a step whose sum or division is wrong."""
         places: dict[str, list[Rows]] = defaultdict(list)
         for rows in self.rows:
             if rows.seen and rows.count:
                 places[f"{rows.kind} at {rows.place}"].append(rows)
+        # Backward passes since the last step of the optimizer that steps now.
+        parts = len(self.watch.boundaries.losses)
         for place, calls in places.items():
-            if len(calls) < 2:
+            number = len(calls)
+            if number < 2:
                 continue
             self.notes.holds("parts", "weights of the rows of all parts of a step")
             uneven(place, [(r.count, r.share) for r in calls], "parts", self.notes)
             total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
-            even = all(r.even for r in calls)
-            number = len(calls)
-            if number != self._parts() or not even or abs(total - 1) < 1e-3:
+            if number != parts or not all(r.even for r in calls) or abs(total - 1) < 1e-3:
                 continue
             if abs(total / number - 1) < 1e-3:
-                self.notes.found(
-                    "parts",
-                    place,
+                cause = (
                     f"each of the {number} parts of a step counts as a whole batch: the "
-                    "gradient is their sum instead of their mean",
-                    f"divide the loss by {number}, or by the rows of the whole step",
-                    total,
-                    1.0,
+                    "gradient is their sum instead of their mean"
                 )
+                remedy = f"divide the loss by {number}, or by the rows of the whole step"
             elif abs(total * number - 1) < 1e-3:
-                self.notes.found(
-                    "parts",
-                    place,
+                cause = (
                     f"the loss of each of the {number} parts is divided by the parts twice: "
-                    "the gradient is a fraction of their mean",
-                    "divide by the rows of the whole step, or by the parts, not by both",
-                    total,
-                    1.0,
+                    "the gradient is a fraction of their mean"
                 )
-
-    def _parts(self) -> int:
-        """Backward passes since the last step of the optimizer that steps now."""
-        return len(self.watch.boundaries.losses)
+                remedy = "divide by the rows of the whole step, or by the parts, not by both"
+            else:
+                continue
+            self.notes.found("parts", place, cause, remedy, total, 1.0)
 
 
 def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Notes) -> None:
-    """Notes where rows count differently only because their calls have other numbers of rows:
-    (rows, weight of a row) of each call."""
+    """Notes rows that count differently only because their calls have different numbers of rows.
+    ``calls`` has (rows, weight of a row) of each call."""
     shares = [share for _, share in calls]
     sums = [count * share for count, share in calls]
     largest = max(abs(s) for s in shares)
@@ -250,8 +242,8 @@ def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Not
     notes.found(
         relation,
         place,
-        f"a mean of means: the {len(calls)} {who} of a step have {low} to {high} rows and count "
-        f"the same, so a row of one counts {high / low:.2g} times as much as a row of another",
+        f"a mean of means: the {len(calls)} {who} of a step have {low} to {high} rows but count the "
+        f"same, so a row of one counts {high / low:.2g} times as much as a row of another",
         "add up the losses of all rows, and divide by the number of rows of the whole step",
         max(shares) / min(shares) - 1 if min(shares) else None,
         SAME,
@@ -259,4 +251,5 @@ def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Not
 
 
 def kept(*values: Any) -> list[Any]:
+    """Copies of tensors, detached; other values unchanged."""
     return [v.detach().clone() if isinstance(v, Tensor) else v for v in values]

@@ -1,4 +1,4 @@
-"""Probes: one step's calls of the model made again with a change that must not, or must, matter."""
+"""Probes: repeats the model's calls of one step with changes that must not, or must, matter."""
 
 import inspect
 from collections.abc import Callable
@@ -8,26 +8,27 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.audit.relations import OF_CALLS, Notes
-from transformer_core.audit.replay import Call, Result, State, again, gap, mapped, refused, tensors
+from transformer_core.audit.replay import Call, Result, State, again, gap, refused
 from transformer_core.audit.watcher import Watcher
+from transformer_core.tune.causes import some
+from transformer_core.tune.nested import mapped, tensors
 
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 0.06, torch.float16: 0.01}
 """Relative errors of a module's result that its format explains, whatever the measured floor."""
 MARGIN = 8.0  # a difference beyond this multiple of the measured floor is not rounding
 MATCH = 0.98
-"""Share of the targets that must equal the tokens at an offset, so that they are those tokens."""
-POSITIONS = 3  # tokens that are changed, one at a time
+"""Targets are the tokens at an offset if at least this share of them are equal."""
 
 
 class Probes:
-    """Probes of one call, with findings in ``notes``."""
+    """Probes of one call. Findings go to ``notes``."""
 
     def __init__(
         self, call: Call, watcher: Watcher, outside: list[tuple[str, Tensor, Any]]
     ) -> None:
         self.call, self.watcher, self.notes = call, watcher, watcher.found
         self.outside = outside
-        """Losses that the script computed from this call's results."""
+        """Losses that the script computed from the results of the call."""
         self.name = type(call.inner).__name__
         self.double = True
         self.evaluation = any(
@@ -36,26 +37,25 @@ class Probes:
         self._base: Result | None = None
 
     def run(self, left: Callable[[], float]) -> None:
-        """All probes, while time is left."""
-        try:
-            self._base = self._again()
-        except Exception:
-            self.double = False
-        if self._base is None:
+        """Run all probes while time is left."""
+        for self.double in (True, False):
             try:
                 self._base = self._again()
+                break
             except Exception as error:
-                for relation in OF_CALLS:
-                    self.notes.cannot(relation, refused(error))
-                return
-        for probe in (self.samples, self.tokens, self.padding, self.documents, self.precision):
+                why = refused(error)
+        else:
+            for relation in OF_CALLS:
+                self.notes.cannot(relation, why)
+            return
+        for probe in (self.samples, self.later, self.padding, self.documents, self.precision):
             if left() < 0:
-                self.notes.cannot(probe.__name__.replace("tokens", "later"), "no time was left")
+                self.notes.cannot(probe.__name__, "no time was left")
                 continue
             try:
                 probe()
             except Exception as error:
-                self.notes.cannot(probe.__name__.replace("tokens", "later"), refused(error))
+                self.notes.cannot(probe.__name__, refused(error))
 
     def _again(self, **changes: Any) -> Result:
         changes.setdefault("evaluation", self.evaluation)
@@ -69,22 +69,13 @@ class Probes:
 
     @property
     def still(self) -> float:
-        """Relative differences below this are none."""
+        """Relative differences of at most this size are only rounding."""
         return 1e-9 if self.double else 1e-4
-
-    def _changed(self, old: Tensor, new: Tensor, axis: int = 0) -> list[bool]:
-        """Which rows along an axis differ."""
-        old, new = (
-            old.movedim(axis, 0).flatten(1).double(),
-            new.movedim(axis, 0).flatten(1).double(),
-        )
-        size = float(old.norm()) / max(1.0, len(old) ** 0.5)
-        return [bool(d > self.still * max(size, 1e-30)) for d in (old - new).norm(dim=1)]
 
     # -- other samples -------------------------------------------------------------------------
 
     def samples(self) -> None:
-        """Replace one sample by another: predictions of the others stay."""
+        """Replace one sample by another: predictions for the others must not change."""
         given = tensors((self.call.args, self.call.kwargs), floating=False)
         lead = next((t for t in given if t.dim() > (1 if not t.is_floating_point() else 2)), None)
         if lead is None:
@@ -107,14 +98,13 @@ class Probes:
         best = min(results)
         if best[0] == 0.0:
             self.notes.holds("samples", f"one sample of {self.name}'s batch replaced by another")
-            return
-        if results[0][1] == 0:
+        elif results[0][1] == 0:
             self.notes.found(
                 "samples",
                 self._first_mixed(lead),
                 "a sample's result changes when another sample of the batch is replaced",
-                "look for an operation over the wrong axis: a softmax, a mean, a view that "
-                "does not transpose, a normalization over the batch",
+                "look for an operation over the wrong axis: a softmax, a mean, a view instead of "
+                "a transpose, a normalization over the batch",
                 results[0][0],
                 self.still,
             )
@@ -147,18 +137,17 @@ class Probes:
         return found
 
     def _independent(self, lead: Tensor, axis: int) -> float | None:
+        """Largest relative change of the other samples when one is replaced, 0 if it is only rounding;
+        None if no result has one row for each sample."""
         new = self._again(args=self._replaced(lead, axis))
-        pairs = list(
-            zip(self._rows(self.base, lead, axis), self._rows(new, lead, axis), strict=True)
-        )
-        if not pairs:
+        before, after = (self._rows(each, lead, axis) for each in (self.base, new))
+        changes = [
+            gap(now.movedim(axis, 0)[1:], old.movedim(axis, 0)[1:])
+            for old, now in zip(before, after, strict=True)
+        ]
+        if not changes:
             return None
-        worst = 0.0
-        for old, changed in pairs:
-            old, changed = old.movedim(axis, 0)[1:], changed.movedim(axis, 0)[1:]
-            found = gap(changed, old)
-            worst = max(worst, found if found > self.still else 0.0)
-        return worst
+        return max(changes) if max(changes) > self.still else 0.0
 
     def _first_mixed(self, lead: Tensor) -> str:
         """The innermost module whose results mix samples."""
@@ -191,28 +180,29 @@ class Probes:
                     break
         return found
 
-    def tokens(self) -> None:
-        """Change one token: which predictions feel it, and where is their target?"""
+    def later(self) -> None:
+        """Change one token: which predictions change, and where is their target? Tests the relations
+        ``later`` and ``shift``."""
         places = _integers(self.call)
         pairs = self._logits(self.base)
         if not places or not pairs:
-            why = "no integer tokens go in" if not places else "no loss of the tokens is seen"
+            why = "no input has integer tokens" if not places else "no loss of the tokens is seen"
             self.notes.cannot("later", why)
             self.notes.cannot("shift", why)
             return
         seen: list[tuple[int, int]] = []
         for number in range(len(pairs)):
-            for _, tokens in places:
+            for tokens in places:
                 for axis in (1, 0):
                     found = self._aligned(tokens, number, axis)
                     if found is not None:
                         seen.append(found)
         if not seen:
-            self.notes.cannot("shift", "the targets are not tokens of the input")
-            self.notes.cannot("later", "the targets are not tokens of the input")
+            for relation in ("shift", "later"):
+                self.notes.cannot(relation, "the targets are not tokens of the input")
             return
         self.notes.holds("later", f"single tokens of {self.name}'s input changed")
-        self.notes.holds("shift", "the targets, which are tokens of the input")
+        self.notes.holds("shift", "targets that are tokens of the input")
         if any(offset == 1 for offset, _ in seen):
             return
         offset, shift = seen[0]
@@ -240,56 +230,59 @@ class Probes:
         self.notes.found(relation, self.name, cause, remedy, float(offset), 1.0)
 
     def _aligned(self, tokens: Tensor, number: int, axis: int) -> tuple[int, int] | None:
-        """How far a target lies after the last token that its prediction sees, and after the
-        token at its own place; None if the targets are no tokens of this input."""
+        """The distance of a target from the last token that its prediction sees, and from the token
+        at its own place; None if the targets are not tokens of this input."""
         logits, target = self._logits(self.base)[number]
         count = tokens.shape[1 - axis]
-        if target.numel() % count or logits.shape[0] != target.numel() or logits.dim() != 2:
-            if logits.dim() == 3 and logits.shape[0] == target.shape[0]:
-                logits = logits.transpose(1, 2).flatten(0, 1)
-            else:
-                return None
+        classes_second = logits.dim() == 3 and logits.shape[0] == target.shape[0]
+
+        def by_sample(values: Tensor) -> Tensor:
+            """Rows of logits or targets as [samples, places, ...]."""
+            if axis == 1:
+                return values.reshape(count, -1, *values.shape[1:])
+            return values.reshape(-1, count, *values.shape[1:]).transpose(0, 1)
+
+        def rows(values: Tensor) -> Tensor:
+            """Logits as [rows, classes]."""
+            return values.transpose(1, 2).flatten(0, 1) if values.dim() == 3 else values
+
+        plain = (
+            logits.dim() == 2 and logits.shape[0] == target.numel() and not target.numel() % count
+        )
+        if not plain and not classes_second:
+            return None
         line = tokens if axis == 1 else tokens.t()
-        wanted = target.reshape(count, -1) if axis == 1 else target.reshape(-1, count).t()
-        shift = _shift(line, wanted)
+        shift = _shift(line, by_sample(target.reshape(-1)))
         if shift is None:
             return None
         length = line.shape[1]
         feels: list[int] = []
         both = False
-        for place in _places(length):
-            change = _other_token(tokens, place, axis)
-            new = self._again(args=_swapped(self.call, tokens, change))
-            after = self._logits(new)[number][0]
-            if after.dim() == 3:
-                after = after.transpose(1, 2).flatten(0, 1)
-            shape = (count, -1) if axis == 1 else (-1, count)
+        # Tokens that are changed, one at a time.
+        for place in sorted({max(1, length // 4), length // 2, max(1, length - 2)}):
+            new = self._again(args=_swapped(self.call, tokens, _other_token(tokens, place, axis)))
             old, now = (
-                (
-                    t.view(*shape, t.shape[-1])
-                    if axis == 1
-                    else t.view(*shape, t.shape[-1]).transpose(0, 1)
-                )
-                for t in (logits, after)
+                by_sample(rows(each)).movedim(1, 0).flatten(1).double()
+                for each in (logits, self._logits(new)[number][0])
             )
-            rows = self._changed(old, now, axis=1)
-            if not any(rows):
+            size = max(float(old.norm()) / max(1.0, len(old) ** 0.5), 1e-30)
+            changed = [bool(d > self.still * size) for d in (old - now).norm(dim=1)]
+            if not any(changed):
                 continue
-            first = rows.index(True)
+            first = changed.index(True)
             both |= first + shift < place
             feels.append(first - place)
         if not feels:
             return None
-        # Predictions feel tokens up to their own place minus this.
+        # A prediction sees the tokens up to its own place minus this delay.
         delay = min(feels)
         if both and shift == 0:
-            return 1, 0  # An autoencoder, or a masked model: it may see everything.
+            return 1, 0  # An autoencoder or a masked model may see everything.
         return shift + delay, shift
 
     def padding(self) -> None:
-        """Change tokens under padding: no other prediction feels it, and none counts."""
-        places = _integers(self.call)
-        for tokens in [t for _, t in places]:
+        """Change tokens under the padding: no other prediction may change, and none may count."""
+        for tokens in _integers(self.call):
             hidden = _padded(self.call, tokens)
             if hidden is None or not bool(hidden.any()) or bool(hidden.all()):
                 continue
@@ -306,22 +299,19 @@ class Probes:
             for (old, target), (now, _) in pairs:
                 if old.dim() != 2:
                     continue
-                rows = old.shape[0]
-                if rows % tokens.shape[0]:
+                length, rest = divmod(len(old), tokens.shape[0])
+                if rest or not 0 < length <= tokens.shape[1]:
                     continue
-                length = rows // tokens.shape[0]
-                real = ~hidden[:, :length].reshape(-1) if length <= tokens.shape[1] else None
+                real = ~hidden[:, :length].reshape(-1)
                 if length == 1:
-                    real = torch.ones(rows, dtype=torch.bool, device=old.device)
-                if real is None or real.numel() != rows:
-                    continue
+                    real = torch.ones_like(real)
                 compared = True
                 if gap(now[real], old[real]) > self.still:
                     self.notes.found(
                         "padding",
                         self.name,
                         "predictions of real tokens change with the tokens under the padding",
-                        "hand the padding mask to attention, and leave padding out of means",
+                        "pass the padding mask to attention, and leave padding out of means",
                         gap(now[real], old[real]),
                         self.still,
                     )
@@ -352,22 +342,21 @@ class Probes:
             )
 
     def documents(self) -> None:
-        """Change the first document of a packed row: the others do not feel it."""
-        given = _bound(self.call)
-        found = _documents(given)
-        tokens = next((t for _, t in _integers(self.call)), None)
+        """Change the first document of a packed row: predictions for the others must not change."""
+        found = _documents(_bound(self.call))
+        tokens = next(iter(_integers(self.call)), None)
         if found is None or tokens is None or found.shape != tokens.shape:
-            self.notes.cannot("documents", "no packed rows are seen: no places that begin again")
+            self.notes.cannot("documents", "no packed rows are seen: no positions that restart")
             return
         first = found == found[:, :1]
         values = tokens.flatten()
         changed = torch.where(first, values[torch.randperm(len(values))].view_as(tokens), tokens)
         new = self._again(args=_swapped(self.call, tokens, changed))
         for (old, _), (now, _) in zip(self._logits(self.base), self._logits(new), strict=True):
-            if old.dim() != 2 or old.shape[0] % tokens.shape[0]:
+            if old.dim() != 2:
                 continue
-            length = old.shape[0] // tokens.shape[0]
-            if length > tokens.shape[1]:
+            length, rest = divmod(len(old), tokens.shape[0])
+            if rest or length > tokens.shape[1]:
                 continue
             others = ~first[:, :length].reshape(-1)
             self.notes.holds("documents", "the first document of each packed row changed")
@@ -385,7 +374,7 @@ class Probes:
     # -- 64 bits -------------------------------------------------------------------------------
 
     def precision(self) -> None:
-        """Each module's result in its own format against the same in 64 bits."""
+        """Compare each module's result in its own format with that in 64 bits."""
         if not self.double:
             self.notes.cannot("precision", "the model does not run in 64 bits")
             return
@@ -413,8 +402,8 @@ class Probes:
                     self.notes.found(
                         "precision",
                         self.watcher.name_of(parts[name]),
-                        f"its result is {size:.1e} off what the same code gives in 64 bits, "
-                        f"and {_words(coarse)} explains {allowed:.1e}",
+                        f"its result is {size:.1e} off that of the same code in 64 bits, and "
+                        f"{str(coarse).removeprefix('torch.')} explains {allowed:.1e}",
                         "compute angles, normalizations, softmax and sums in float32",
                         size,
                         allowed,
@@ -423,7 +412,7 @@ class Probes:
 
 
 def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], notes: Notes) -> None:
-    """Trainable tensors without a gradient whose change changes what the loss is made from."""
+    """Notes trainable tensors without a gradient if their change changes the inputs of the loss."""
     wrong: list[str] = []
     for call in calls:
         mine = [p for p in call.inner.parameters() if id(p) in suspects]
@@ -444,18 +433,18 @@ def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], note
             if any(gap(new.outputs[n], base.outputs[n]) > 1e-6 for n in used):
                 wrong.append(suspects[id(parameter)])
     for names in _by_module(wrong).values():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         notes.found(
             "trained",
-            names[0] + more,
-            "it changes the result of the model, and gets no gradient: its part is detached "
-            "from the loss",
+            some(names),
+            "it changes the result of the model but gets no gradient: its part is detached from "
+            "the loss",
             "look for detach(), .data, no_grad() or a checkpoint without an input that "
             "requires gradients; or set requires_grad to False",
         )
 
 
 def _by_module(names: list[str]) -> dict[str, list[str]]:
+    """Names of tensors, grouped by their layer in a list or their outermost module."""
     found: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")
@@ -465,6 +454,7 @@ def _by_module(names: list[str]) -> dict[str, list[str]]:
 
 
 def _bound(call: Call) -> dict[str, Any]:
+    """Arguments of a call by name, with those in dictionaries."""
     try:
         bound = inspect.signature(call.inner.forward).bind(*call.args, **call.kwargs)
     except (TypeError, ValueError):
@@ -475,11 +465,11 @@ def _bound(call: Call) -> dict[str, Any]:
     return found
 
 
-def _integers(call: Call) -> list[tuple[str, Tensor]]:
-    """Integer inputs with two axes and several values: tokens."""
+def _integers(call: Call) -> list[Tensor]:
+    """The tokens among the inputs: integers with two axes, the second longer than 1."""
     skipped = ("mask", "position", "segment", "type", "document", "seq_idx")
     return [
-        (name, value)
+        value
         for name, value in _bound(call).items()
         if isinstance(value, Tensor)
         and value.dtype in (torch.int64, torch.int32)
@@ -490,6 +480,7 @@ def _integers(call: Call) -> list[tuple[str, Tensor]]:
 
 
 def _padded(call: Call, tokens: Tensor) -> Tensor | None:
+    """Whether each token is padding, from a mask or a padding index; None if unknown."""
     for name, value in _bound(call).items():
         if (
             not isinstance(value, Tensor)
@@ -508,7 +499,7 @@ def _padded(call: Call, tokens: Tensor) -> Tensor | None:
 
 
 def _documents(given: dict[str, Any]) -> Tensor | None:
-    """The number of the document of each token of a packed row; None if rows are not packed."""
+    """The document of each token of a packed row, as a number; None if rows are not packed."""
     for name, value in given.items():
         if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point():
             continue
@@ -527,12 +518,8 @@ def _swapped(call: Call, old: Tensor, new: Tensor) -> Any:
     return mapped((call.args, call.kwargs), lambda t: new if t is old else t)
 
 
-def _places(length: int) -> list[int]:
-    return sorted({max(1, length // 4), length // 2, max(1, length - 2)})[:POSITIONS]
-
-
 def _other_token(tokens: Tensor, place: int, axis: int) -> Tensor:
-    """The tokens with another one at a place of each sample."""
+    """The tokens, with another one at a place in each sample."""
     changed = tokens.clone()
     line = changed.movedim(axis, 0)
     values = tokens.unique()
@@ -542,7 +529,8 @@ def _other_token(tokens: Tensor, place: int, axis: int) -> Tensor:
 
 
 def _shift(line: Tensor, wanted: Tensor) -> int | None:
-    """The offset at which the targets are the tokens: wanted[:, i] = line[:, i + offset]."""
+    """The offset of the targets in the tokens: wanted[:, i] = line[:, i + offset]. None if there is
+    none."""
     shares: dict[int, float] = {}
     for shift in range(4):
         length = min(line.shape[1] - shift, wanted.shape[1])
@@ -562,8 +550,8 @@ def _shift(line: Tensor, wanted: Tensor) -> int | None:
 
 
 def _cut(whole: Tensor, part: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """How logits were taken from a result: all of it, or all but some places at its end or
-    beginning; as rows of classes."""
+    """How the script took logits from a result: all of it, or all but some places at its beginning or
+    end; as rows of classes. None if it did neither."""
     if whole.dim() < 2 or not part.numel():
         return None
     if whole.dim() == 2:
@@ -593,7 +581,3 @@ def _same_masks() -> bool:
         masks.append(nn.functional.dropout(torch.ones(4096, dtype=kind), 0.5) != 0)
     state.restore()
     return bool((masks[0] == masks[1]).all())
-
-
-def _words(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")

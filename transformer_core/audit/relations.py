@@ -1,12 +1,12 @@
-"""The relations of a training to itself, and what an audit says of each."""
+"""The relations that a training must have to itself, and the findings of an audit about them."""
 
-import functools
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from transformer_core.tune.facts import is_own
 
 RELATIONS = {
     "repeat": "The same run twice is the same",
@@ -29,15 +29,13 @@ RELATIONS = {
     "evaluation": "Evaluation drops nothing and changes nothing, and training goes on after it",
     "state": "What is saved and loaded predicts the same",
 }
-"""Every relation with its words, in the order of the report."""
+"""The words for each relation, in the order of the report."""
 
 OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
-"""Names of the copies of a script: watched, left alone and then probed, without its compiler, without
-recomputation, with disturbed numbers."""
+"""Names of the copies of a script: watched; left alone and then probed; without its compiler; without
+recomputation; with disturbed weights."""
 OF_CALLS = ("samples", "later", "shift", "padding", "documents", "precision")
-"""Relations that are tested by calls of the model made again."""
-
-PACKAGES = ("site-packages", "dist-packages", f"{os.sep}transformer_core{os.sep}", "/lib/python3")
+"""Relations that are tested by repeating calls of the model."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,16 @@ class Finding:
     measured: float | None = None
     allowed: float | None = None
     sure: bool = True
-    """False where a script may do this on purpose: it is worth a look, and not called wrong."""
+    """False if a script may do this on purpose: then it is worth a look, but not called wrong."""
 
 
 @dataclass
 class Notes:
-    """Everything that one process has found out; survives as JSON."""
+    """All findings of one process. They travel as JSON."""
 
     findings: list[Finding] = field(default_factory=list)
-    tested: dict[str, str] = field(default_factory=dict)  # how each relation was tested, if it was
-    untested: dict[str, str] = field(default_factory=dict)  # why a relation could not be tested
+    tested: dict[str, str] = field(default_factory=dict)  # how each tested relation was tested
+    untested: dict[str, str] = field(default_factory=dict)  # why the others were not
 
     def found(
         self,
@@ -72,7 +70,7 @@ class Notes:
         allowed: float | None = None,
         sure: bool = True,
     ) -> None:
-        """Keep a :class:`Finding`; the first one of a relation at a place is enough."""
+        """Keep a :class:`Finding`, unless the relation already has one at this place."""
         if not any((f.relation, f.where) == (relation, where) for f in self.findings):
             found = Finding(relation, where, cause, remedy, measured, allowed, sure)
             self.findings.append(found)
@@ -84,16 +82,13 @@ class Notes:
     def cannot(self, relation: str, why: str) -> None:
         self.untested.setdefault(relation, why)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def of(cls, found: dict[str, Any]) -> "Notes":
         return cls([Finding(**f) for f in found["findings"]], found["tested"], found["untested"])
 
     @classmethod
     def together(cls, several: "Iterable[Notes]") -> "Notes":
-        """The notes of several processes as one."""
+        """The notes of several processes, combined."""
         whole = cls()
         for each in several:
             for finding in each.findings:
@@ -105,25 +100,10 @@ class Notes:
 
 
 def user_line() -> str:
-    """The innermost line of the user's own code that is running now."""
+    """The innermost line of the user's code that is running now."""
     frame = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not any(part in file for part in PACKAGES) and not file.startswith("<"):
-            return f"{Path(file).name}:{frame.f_lineno}"
+        if is_own(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "the script"
-
-
-def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Puts the decorated function in place of ``owner.name``, which it gets before the arguments."""
-    original = getattr(owner, name)
-
-    def put(function: Callable[..., Any]) -> None:
-        @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
-
-        setattr(owner, name, replaced)
-
-    return put

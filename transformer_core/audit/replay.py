@@ -1,5 +1,5 @@
-"""Calls of a model made again: in their own format or in 64 bits, with other inputs or weights, and
-with nothing left changed."""
+"""Repeats calls of a model: in their own format or in 64 bits, with other inputs or weights. Nothing
+stays changed afterwards."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from transformer_core.tune.nested import mapped, tensors
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -25,11 +27,11 @@ class Call:
     state: "State"
     autocast: torch.dtype | None
     used: set[int] = field(default_factory=set)
-    """Numbers of the tensors of its output that got a gradient."""
+    """Indices of the output tensors that got a gradient."""
 
     @property
     def inner(self) -> nn.Module:
-        """The module inside wrappers of torch."""
+        """The module inside torch's wrappers."""
         module: Any = self.module
         while isinstance(module, nn.parallel.DistributedDataParallel) or hasattr(
             module, "_orig_mod"
@@ -43,11 +45,13 @@ class Result:
     outputs: list[Tensor]
     losses: list[tuple[str, Tensor, Any]]  # name, logits and targets of each loss inside the call
     modules: dict[str, list[Tensor]]
-    """Results of all modules inside, by name, in the order in which they ended."""
+    """Results of all inner modules by name, in the order in which their calls ended."""
     inputs: dict[str, list[Tensor]]
 
 
 class State:
+    """The state of all random number generators."""
+
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
@@ -62,7 +66,7 @@ class State:
 
 
 class _Widen(TorchFunctionMode):
-    """Turns every narrower floating format that a program asks for into float64."""
+    """Replaces every narrower floating-point format that a program requests by float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
@@ -86,16 +90,16 @@ def again(
     losses: Callable[[list[tuple[str, Tensor, Any]] | None], None] = lambda kept: None,
     inside: bool = False,
 ) -> Result:
-    """Makes ``call`` again.
+    """Repeats ``call``.
 
     Args:
         double: in float64.
         args: other arguments and keyword arguments.
         evaluation: in evaluation mode.
-        disturb: changes each weight by a random share of its size up to this.
+        disturb: changes each weight by a random share of its size, at most this one.
         change: other values of parameters, by their ids.
-        losses: told where to keep calls of losses, and None at the end.
-        inside: keep what the modules inside give.
+        losses: called with a list that collects calls of losses, and with None at the end.
+        inside: keep the inputs and results of inner modules.
     """
     module = call.inner
     given = (call.args, call.kwargs) if args is None else args
@@ -142,7 +146,7 @@ def _unchanged(
     disturb: float,
     change: Mapping[int, Tensor] | None,
 ) -> Iterator[None]:
-    """Lets a module run in another format or mode, and restores all of it afterwards."""
+    """Lets a module run in another format or mode, and restores everything afterwards."""
     parts = list(module.modules())
     modes = [(part, part.training) for part in parts]
     before = State()
@@ -179,35 +183,9 @@ def _unchanged(
         before.restore()
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple | list):
-        items = [mapped(each, change) for each in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*items)
-        return type(value)(items)
-    if isinstance(value, dict):
-        return {k: mapped(v, change) for k, v in value.items()}
-    if hasattr(value, "items") and hasattr(value, "data") and isinstance(value.data, dict):
-        return {k: mapped(v, change) for k, v in value.items()}
-    return value
-
-
-def tensors(value: Any, floating: bool = True) -> list[Tensor]:
-    """All tensors of a structure, those of floating point only unless asked otherwise."""
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() or not floating else []
-    if isinstance(value, tuple | list):
-        return [t for each in value for t in tensors(each, floating)]
-    if hasattr(value, "values"):
-        return [t for each in value.values() for t in tensors(each, floating)]
-    return []
-
-
 def gap(one: Tensor, two: Tensor) -> float:
-    """Relative difference of two tensors; infinite where one has no finite numbers or another
-    shape."""
+    """Relative difference of two tensors; infinite if their shapes differ or different numbers are not
+    finite."""
     if one.shape != two.shape:
         return float("inf")
     one, two = one.double(), two.double()
@@ -219,5 +197,6 @@ def gap(one: Tensor, two: Tensor) -> float:
 
 
 def refused(error: Exception) -> str:
+    """Why a relation cannot be tested, from the error of a repeated call."""
     said = f": {str(error).splitlines()[0][:100]}" if str(error) else ""
-    return f"a call made again fails: {type(error).__name__}{said}"
+    return f"a repeated call fails: {type(error).__name__}{said}"

@@ -1,6 +1,6 @@
-"""One process of an audit: the user's script, watched, and at the end of its turn probed.
+"""One process of an audit: watches the user's script, and probes it at the end of its turn.
 
-Started by :mod:`transformer_core.tune.coordinator`, as the process of a side.
+:mod:`transformer_core.tune.coordinator` starts it, as the process of a side.
 """
 
 import os
@@ -13,18 +13,20 @@ from torch import Tensor, nn
 
 from transformer_core.audit import probes
 from transformer_core.audit.relations import EAGER, KEPT, OF_CALLS, TWIN, Notes, user_line
-from transformer_core.audit.replay import Call, State, mapped, refused, tensors
+from transformer_core.audit.replay import Call, State, refused
 from transformer_core.audit.watcher import Watcher
+from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import Order
 from transformer_core.tune.side import Side
 from transformer_core.tune.side import main as run_as
+from transformer_core.tune.techniques.recomputation import OPTIONS
 
 Kept = tuple[Any, Any, str, dict[int, Tensor]]
-"""A function, its arguments, its line, and which numbers of each result had a gradient."""
+"""A function, its arguments, its line, and masks of the numbers of each result that had a gradient."""
 
 
 def functions(kept: list[Kept], notes: Notes) -> None:
-    """Backward passes written by hand against the slope of their forward passes, in 64 bits."""
+    """Compares handwritten backward passes with the slopes of their forward passes, in 64 bits."""
     for each in kept:
         state = State()
         try:
@@ -43,13 +45,12 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
         state.restore()
         return tensors(cls.apply(*values))
 
-    def wide(number: int, step: Tensor | None = None) -> Any:
+    def wide(number: int, step: Tensor | float) -> Any:
         values = [
             a.detach().double() if isinstance(a, Tensor) and a.is_floating_point() else a
             for a in args
         ]
-        if step is not None:
-            values[number] = values[number] + step
+        values[number] = values[number] + step
         return values
 
     own = [
@@ -65,15 +66,15 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
     if any(t.shape == a.shape and torch.equal(t, a) for t in outputs for a in tensors(own)):
         return  # Its forward pass changes nothing: its backward pass is its purpose.
     generator = torch.Generator().manual_seed(2)
-    # Numbers that nothing depends on may have any gradient, or none.
+    # Numbers that nothing depends on may have any gradient or none.
     weights = [
         torch.randn(t.shape, generator=generator).to(t) * used.get(n, torch.ones_like(t))
         for n, t in zip(numbers, outputs, strict=True)
     ]
     slopes = torch.autograd.grad(outputs, [own[n] for n in wanted], weights, allow_unused=True)
     notes.holds("slope", f"{cls.__name__}'s backward pass")
-    # A function that computes in fewer bits than it gets needs a longer step.
-    exact = all(call(wide(wanted[0]))[n].dtype == torch.float64 for n in numbers)
+    # A function that computes in fewer bits than its arguments have needs a longer step.
+    exact = all(call(wide(wanted[0], 0.0))[n].dtype == torch.float64 for n in numbers)
     length = 1e-6 if exact else 1e-2
     for number, slope in zip(wanted, slopes, strict=True):
         errors, sizes = [], []
@@ -90,7 +91,7 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
         size = sum(sizes) ** 0.5
         off = sum(errors) ** 0.5
         if size == 0:
-            continue  # A step function: its gradient can only be made up.
+            continue  # A step function has no true gradient.
         narrow = tensors(own)[0].dtype in (torch.bfloat16, torch.float16)
         allowed = 0.1 if narrow else 0.01
         if off > allowed * size:
@@ -111,21 +112,19 @@ MOST_FUNCTIONS = 8
 
 
 def kept(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of a checkpoint that keeps all results."""
-    own = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug")
-    named = {key: value for key, value in kwargs.items() if key not in (*own, "early_stop")}
-    return function(*args, **named)
+    """Replaces ``torch.utils.checkpoint.checkpoint``, and keeps all results."""
+    return function(*args, **{k: v for k, v in kwargs.items() if k not in OPTIONS})
 
 
 def _note_used(found: Any, used: dict[int, Tensor]) -> None:
-    """Keeps, at the backward pass, which numbers of results get a gradient."""
+    """Stores, in the backward pass, which numbers of each result get a gradient."""
     for number, each in enumerate(tensors(found)):
         if each.requires_grad:
             each.register_hook(lambda g, n=number: used.update({n: g != 0}))
 
 
 class Audited(Side):
-    """The script's process: the side ``own`` is watched, ``twin`` is left alone while it is compared
+    """The script's process: the side ``own`` is watched; ``twin`` is left alone while it is compared
     with ``own``, and probed in its next step."""
 
     def __init__(self, order: Order) -> None:
@@ -138,7 +137,7 @@ class Audited(Side):
         self._looking = False
 
     def prepare(self) -> None:
-        """Watch, beside what every side does."""
+        """Prepares the audit too."""
         if self.order.side == EAGER:
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
             torch._dynamo.config.disable = True
@@ -163,7 +162,7 @@ class Audited(Side):
             nn.modules.module.register_module_forward_hook(self._output)
 
     def _used(self, cls: Any, found: Any) -> None:
-        """Whether the result of a function gets a gradient."""
+        """Notes whether the result of a function gets a gradient."""
         results = [each for each in tensors(found) if each.requires_grad]
         if results and torch.is_grad_enabled():
             name = f"{cls.__name__} at {user_line()}"
@@ -172,8 +171,8 @@ class Audited(Side):
                 each.register_hook(lambda g: self.used.update({name: True}))
 
     def _function(self, cls: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Keeps a call of a function whose backward pass is written by hand. Gives the place for
-        which numbers of its results get a gradient; None if the call is not kept."""
+        """Keeps a call of a function with a handwritten backward pass. Returns the dictionary for the
+        masks of its results, see :data:`Kept`; None if the call is not kept."""
         if not self.armed or kwargs or cls.__module__.split(".")[0] == "torch":
             return None
         known = {each[0] for each in self.functions}
@@ -196,7 +195,7 @@ class Audited(Side):
             self.calls.append(Call(module, given, named, State(), cast))
 
     def _output(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Which results of a model get a gradient."""
+        """Notes which results of a model get a gradient."""
         if not self.armed or not self.calls or self.calls[-1].module is not module:
             return
         call = self.calls[-1]
@@ -206,7 +205,7 @@ class Audited(Side):
 
     def _wait(self) -> None:
         super()._wait()
-        # The turn after the recorded ones is the one that is probed.
+        # The turn after the recorded ones is probed.
         self.armed = self.order.side == TWIN and self.step > 0 and not self.recording
         if self.armed:
             self.watcher.outside = []
@@ -253,12 +252,12 @@ class Audited(Side):
                 notes.found(
                     "slope",
                     name,
-                    "its backward pass never runs: its result is thrown away",
+                    "its backward pass never runs: its result is not used",
                     "use the result of apply() in place of its argument",
                     sure=False,
                 )
         if not self.functions:
-            notes.cannot("slope", "the script has no backward pass written by hand")
+            notes.cannot("slope", "the script has no handwritten backward pass")
         self.calls = []
 
     def _facts(self) -> dict[str, Any]:

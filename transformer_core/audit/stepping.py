@@ -1,4 +1,4 @@
-"""The steps of optimizers as they come: gradients, clipping, scaling, schedules, updates."""
+"""Watches the steps of optimizers: gradients, clipping, scaling, schedules, updates."""
 
 import weakref
 from collections import Counter
@@ -14,8 +14,9 @@ from torch.optim.optimizer import (
 )
 
 from transformer_core.audit.losses import FOLLOWED_STEPS
-from transformer_core.audit.relations import Notes, replacing, user_line
+from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.updates import Updates
+from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.sketches import Sketch, distance, sketch
 
 if TYPE_CHECKING:
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stepped:
-    """One optimizer and what happened since its last step."""
+    """One optimizer, and the events since its last step."""
 
     optimizer: Optimizer
     updates: Updates
     clean: bool = False
-    """Whether its gradients were zero at the beginning of a backward pass since its last step."""
+    """Whether its gradients were zero when some backward pass since its last step began."""
     steps: int = 0
     backwards: int = 0
     places: set[str] = field(default_factory=set)
-    """Lines whose losses the last backward pass came from."""
+    """Lines of the losses of the last backward pass."""
     wiped: set[str] = field(default_factory=set)
-    """Such lines of backward passes whose gradients were set to zero before the step."""
+    """Lines of the losses whose gradients were set to zero before the step."""
     schedules: Counter[int] = field(default_factory=Counter)
 
 
@@ -47,14 +48,14 @@ class Stepping:
         self.made: list[weakref.ref[Optimizer]] = []
         self.backwards = 0
         self.scale = 1.0
-        """Factor of a gradient scaler."""
+        """Current scale of a gradient scaler."""
         self.stepped: dict[int, Stepped] = {}
         self._scaled = self._unscaled = -1
-        """The numbers of the backward passes when a scaler scaled and unscaled last."""
+        """Number of backward passes when a scaler last scaled a loss and last unscaled gradients."""
         self._frozen: dict[int, tuple[nn.Parameter, Sketch]] = {}
         self._scheduled = False
         self._saved: dict[bool, str] = {}
-        """Lines that save the state of an optimizer, with and without that of a schedule."""
+        """Lines that save the state of an optimizer, with (True) and without its schedule."""
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._before_step)
@@ -67,7 +68,7 @@ class Stepping:
         self._saving()
 
     def held(self) -> set[int]:
-        """Parameters that some optimizer holds, by id."""
+        """Ids of the parameters that some optimizer holds."""
         kept = [o for ref in self.made if (o := ref()) is not None]
         return {id(p) for o in kept for g in o.param_groups for p in g["params"]}
 
@@ -111,21 +112,23 @@ class Stepping:
             given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             empty = given and all(p.grad is None for p in given)
             found = original(given, *args, **kwargs)
-            scaled = self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1
-            if scaled and self.watch.steps < FOLLOWED_STEPS:
+            if self.watch.steps >= FOLLOWED_STEPS:
+                return found
+            where = f"clip_grad_norm_ at {user_line()}"
+            if self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1:
                 self.notes.found(
                     "zero",
-                    f"clip_grad_norm_ at {user_line()}",
+                    where,
                     f"gradients are clipped while they are still {self.scale:g} times too "
                     "large, so nearly all of each is lost",
                     "call scaler.unscale_(optimizer) before gradients are clipped",
                     self.scale,
                     1.0,
                 )
-            if empty and self.watch.steps < FOLLOWED_STEPS:
+            if empty:
                 self.notes.found(
                     "zero",
-                    f"clip_grad_norm_ at {user_line()}",
+                    where,
                     "no tensor has a gradient where gradients are clipped, so clipping has no "
                     "effect",
                     "clip after the backward pass and before the optimizer's step",
@@ -167,7 +170,7 @@ class Stepping:
             return original(obj, *args, **kwargs)
 
     def saved(self, found: Notes) -> None:
-        """Whether checkpoints hold the schedule of the optimizer that they hold."""
+        """Notes a checkpoint with an optimizer but without its schedule."""
         if not self._saved:
             return
         found.holds("state", "schedules in the checkpoints that the script writes")
@@ -175,8 +178,8 @@ class Stepping:
             found.found(
                 "state",
                 f"torch.save at {self._saved[False]}",
-                "it saves the optimizer without its schedule: unless the script works the step "
-                "out again, a resumed training begins with the first rate",
+                "it saves the optimizer without its schedule: unless the script recomputes the "
+                "step, a resumed training begins with the first rate",
                 "save and load scheduler.state_dict() too",
                 sure=False,
             )
@@ -192,14 +195,9 @@ class Stepping:
         if not self.watch.first:
             for _, parameter in self.watch.named():
                 self.watch.first[id(parameter)] = sketch(parameter)
-        for _, parameter in self.watch.named():
-            gradient = parameter.grad
-            if (
-                gradient is not None
-                and self.watch.steps < 64
-                and bool((_local(gradient) != 0).any())
-            ):
-                self.watch.gradients[id(parameter)] += 1
+        if self.watch.steps < 64:
+            for _, parameter in self.watch.named():
+                self.watch.gradients[id(parameter)] += _has_gradient(parameter)
         if self.watch.steps >= FOLLOWED_STEPS:
             return
         self._frozen = {
@@ -219,26 +217,23 @@ class Stepping:
         closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure")
         if known.updates.usable and not closure:
             known.updates.before()
-        self._begun_at_zero(known, bool(closure))
-        if known.steps and known.backwards and _no_gradients(optimizer) and not closure:
-            self.notes.found(
-                "zero",
-                type(optimizer).__name__,
-                "all gradients are zero when the optimizer steps, although a backward pass ran",
-                "call zero_grad() before the backward pass, not between it and step()",
-            )
-
-    def _begun_at_zero(self, known: Stepped, closure: bool) -> None:
-        if not known.steps or closure or not known.backwards:
+        if not known.steps or not known.backwards or closure:
             return
         self.notes.holds("zero", "gradients at the beginning of the first backward pass of a step")
         if not known.clean:
             self.notes.found(
                 "zero",
-                type(known.optimizer).__name__,
-                "the gradients of the step before are still there when the next backward pass "
+                type(optimizer).__name__,
+                "the gradients of the previous step still exist when the next backward pass "
                 "begins, and are added to it",
                 "call optimizer.zero_grad() once a step",
+            )
+        if _no_gradients(optimizer):
+            self.notes.found(
+                "zero",
+                type(optimizer).__name__,
+                "all gradients are zero when the optimizer steps, although a backward pass ran",
+                "call zero_grad() before the backward pass, not between it and step()",
             )
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -252,8 +247,8 @@ class Stepping:
                     self.notes.found(
                         "trained",
                         self.watch.parameter_name(parameter),
-                        "it does not require gradients, and the optimizer's step changes it all "
-                        "the same: an old gradient, momentum or weight decay acts on",
+                        "it does not require gradients, but the optimizer's step changes it: an old "
+                        "gradient, momentum or weight decay still acts on it",
                         "remove it from the optimizer, or set its gradient to None",
                     )
         for schedule, count in known.schedules.items():
@@ -307,14 +302,13 @@ def _keys(value: Any) -> set[str]:
 
 
 def _no_gradients(optimizer: Optimizer) -> bool:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is not None and bool((_local(gradient) != 0).any()):
-                return False
-    return True
+    return not any(_has_gradient(p) for group in optimizer.param_groups for p in group["params"])
 
 
-def _local(tensor: Tensor) -> Tensor:
-    found: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found.coalesce().values() if found.is_sparse else found
+def _has_gradient(parameter: Tensor) -> bool:
+    """Whether this rank's shard of a parameter has a gradient that is not zero."""
+    gradient: Any = parameter.grad
+    if gradient is None:
+        return False
+    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return bool(((local.coalesce().values() if local.is_sparse else local) != 0).any())

@@ -1,4 +1,4 @@
-"""The updates of known optimizers, computed again in 64 bits from the gradients alone."""
+"""Recomputes the updates of known optimizers in 64 bits from the gradients alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-MOST_NUMBERS = 1 << 20  # numbers per tensor that are followed: the first ones of a larger tensor
+MOST_NUMBERS = 1 << 20  # numbers followed per tensor: the first ones of a larger tensor
 MOST_TENSORS = 64
 
-LOST = 0.5  # an update of which rounding to the weights' format takes this share is lost
+LOST = 0.5  # An update is lost if rounding to the weights' format takes this share of it.
 
 
 @dataclass
 class _Followed:
-    """A tensor with moments of our own, so that what the optimizer keeps need not be trusted."""
+    """A tensor with our own moments, so that we need not trust those of the optimizer."""
 
     name: str
     mean: Tensor
@@ -26,8 +26,8 @@ class _Followed:
 
 
 def kind_of(optimizer: Optimizer) -> str | None:
-    """``sgd``, ``adam`` or ``adamw`` by the class of the optimizer or, for a class written by hand,
-    by its name; None for any other."""
+    """``sgd``, ``adam`` or ``adamw``, from the name of the optimizer's class or of a base class, so also
+    for classes that the user wrote; None for any other."""
     for each in type(optimizer).__mro__:
         if each.__name__.lower() in ("sgd", "adam", "adamw"):
             return each.__name__.lower()
@@ -35,7 +35,7 @@ def kind_of(optimizer: Optimizer) -> str | None:
 
 
 class Updates:
-    """Follows one optimizer from its first step on."""
+    """Follows one optimizer from its first step."""
 
     def __init__(self, optimizer: Optimizer, names: dict[int, str]) -> None:
         self.optimizer = optimizer
@@ -55,7 +55,8 @@ class Updates:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
-                if gradient is None or gradient.is_sparse or not _plain(parameter):
+                plain = parameter.is_floating_point() and not hasattr(parameter, "to_local")
+                if gradient is None or gradient.is_sparse or not plain:
                     continue
                 known = self._followed.get(id(parameter))
                 if known is None:
@@ -75,13 +76,12 @@ class Updates:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 known = self._followed.get(id(parameter))
-                if known is None or known.before is None or known.gradient is None:
+                if known is None or known.before is None:
                     continue
                 real = _head(parameter) - known.before
-                differs = self._judge(parameter, known, group, real)
-                if differs:
+                if differs := self._judge(parameter, known, group, real):
                     found.append((known.name, *differs))
-                known.before = known.gradient = None
+                known.before = None
         return found
 
     def _judge(
@@ -102,8 +102,8 @@ class Updates:
         if narrow and rounding > LOST and gap > LOST:
             share = float((real == 0).float().mean())
             return (
-                f"rounding to {_format(parameter)} takes the update: {100 * share:.0f} % of its "
-                "numbers do not change",
+                f"rounding to {str(parameter.dtype).removeprefix('torch.')} takes the update: "
+                f"{100 * share:.0f} % of its numbers do not change",
                 gap,
                 LOST,
             )
@@ -126,7 +126,7 @@ _HYPOTHESES: list[tuple[str, dict[str, Any]]] = [
     ("with decay added to the gradient, as Adam has it", {"decay": "coupled"}),
     ("without weight decay", {"decay": "none"}),
     ("without correction of the moments' bias", {"corrected": False}),
-    ("with moments that were lost before this step", {"forget": True}),
+    ("with moments that were reset before this step", {"forget": True}),
     ("for the opposite gradient", {"sign": -1.0}),
     ("without its moments", {"plain": True}),
 ]
@@ -142,7 +142,7 @@ def _expected(
     sign: float = 1.0,
     plain: bool = False,
 ) -> Tensor:
-    """The update in 64 bits; the moments of ``known`` move on."""
+    """The update in 64 bits. Also updates the moments of ``known``."""
     assert known.before is not None
     assert known.gradient is not None
     rate, amount = float(group["lr"]), float(group.get("weight_decay", 0.0))
@@ -176,11 +176,3 @@ def _expected(
 
 def _head(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:MOST_NUMBERS].double().cpu().clone()
-
-
-def _plain(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and not hasattr(tensor, "to_local")
-
-
-def _format(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -1,9 +1,10 @@
-"""Watches a training from inside its process, and changes nothing: losses, gradients, updates,
-modes."""
+"""Watches losses, gradients, updates and modes of a training from inside its process, without changing
+anything."""
 
 import hashlib
 import os
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,17 +12,17 @@ from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
-from transformer_core.audit.relations import Notes, replacing, user_line
-from transformer_core.audit.replay import tensors
+from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.stepping import Stepping
-from transformer_core.tune.boundaries import Boundaries, plain_name
+from transformer_core.tune.boundaries import Boundaries, plain_name, replacing
+from transformer_core.tune.nested import tensors
 from transformer_core.tune.sketches import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
 
 
 class Watcher:
-    """Watches one process. :meth:`install` before the script's first line, :meth:`notes` at any
+    """Watches one process. Call :meth:`install` before the script's first line, :meth:`notes` at any
     time."""
 
     def __init__(self, boundaries: Boundaries) -> None:
@@ -33,20 +34,20 @@ class Watcher:
         self.forwards: list[nn.Module] = []
         """Modules whose forward passes are running, the outermost first."""
         self.random: list[str] = []
-        """Digest of the random state at the first training pass."""
+        """Digest of the random state at the first training pass; empty before it."""
         self.shares: list[tuple[int, int, int]] = []
-        """Rank, seed and epoch of each pass over a share of the data."""
+        """Rank, seed and epoch of each pass over this rank's share of the data."""
         self.modes: dict[int, list[tuple[int, bool]]] = defaultdict(list)
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
-        """Steps in which a parameter had a gradient that is not zero."""
+        """Number of steps in which a parameter had a gradient other than zero, by its id."""
         self.first: dict[int, Sketch] = {}
         """Weights before the first step."""
         self.outside: list[tuple[str, Tensor, Any]] | None = None
-        """Losses that the script computes from the model's results, if they are kept."""
+        """Losses that the script computes from the model's results; None if they are not kept."""
         self.listening: list[tuple[str, Tensor, Any]] | None = None
         self.outputs: dict[int, list[Sketch]] = {}
-        """Results of modules in this forward pass, if some are computed again."""
+        """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
 
@@ -62,7 +63,7 @@ class Watcher:
         self._samplers()
 
     def listen(self, kept: list[tuple[str, Tensor, Any]] | None) -> None:
-        """Keep the losses of a call made again, and watch nothing else, until told None."""
+        """Only keep the losses of a repeated call, and watch nothing else, until called with None."""
         self.listening = kept
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -93,12 +94,13 @@ class Watcher:
             self.forwards.pop()
         if self.backward_depth:
             self._recomputed(module, output)
-        elif self.recomputes and torch.is_grad_enabled() and self.steps < FOLLOWED_STEPS:
-            for each in tensors(output):
-                self.outputs.setdefault(id(module), []).append(sketch(each))
-        elif self.recomputes and self.steps < FOLLOWED_STEPS and isinstance(output, Tensor):
-            # A checkpoint written by hand runs its first pass without gradients.
-            self.outputs.setdefault(id(module), []).append(sketch(output))
+        elif self.recomputes and self.steps < FOLLOWED_STEPS:
+            # A handwritten checkpoint runs its first pass without gradients.
+            if torch.is_grad_enabled():
+                results = tensors(output)
+            else:
+                results = [output] if isinstance(output, Tensor) else []
+            self.outputs.setdefault(id(module), []).extend(sketch(each) for each in results)
 
     def _samplers(self) -> None:
         @replacing(DistributedSampler, "__iter__")
@@ -108,7 +110,7 @@ class Watcher:
             return original(made)
 
     def _recomputed(self, module: nn.Module, output: Any) -> None:
-        """Compares a module that runs inside a backward pass with what it gave before."""
+        """Compares the result of a module inside a backward pass with its earlier results."""
         self.recomputes = True
         before = self.outputs.get(id(module))
         if not before:
@@ -123,18 +125,18 @@ class Watcher:
                 self.found.found(
                     "recomputed",
                     self.name_of(module),
-                    "computed again in the backward pass, it gives another result than in the "
-                    "forward pass, so its gradient belongs to another function: dropout draws "
+                    "recomputed in the backward pass, its result differs from that of the "
+                    "forward pass, so its gradient belongs to another function: dropout drops "
                     "other elements, or a mode or a format changed",
-                    "let the recomputation restore the state of the random numbers "
-                    "(preserve_rng_state=True) and the autocast of the forward pass",
+                    "let the recomputation restore the random state (preserve_rng_state=True) "
+                    "and the autocast of the forward pass",
                     gap,
                     allowed,
                 )
 
     def evaluating(self) -> None:
-        """A loss without gradients: all modules that were just called must be in evaluation
-        mode."""
+        """Called for a loss without gradients: all modules that were just called must be in
+        evaluation mode."""
         for key, step in self._evaluated.items():
             module = self.roots[key]
             if step != self.steps or key not in self.modes:
@@ -146,7 +148,7 @@ class Watcher:
                     "evaluation",
                     f"{self.name_of(module)} at {user_line()}",
                     f"the loss is computed without gradients while {active} is in training "
-                    "mode: the validation loss is that of another model",
+                    "mode: it is not the validation loss of this model",
                     "call model.eval() before the evaluation, and model.train() after it",
                 )
 
@@ -162,7 +164,7 @@ class Watcher:
             self.stepping.saved(found)
             self.losses.validations(found)
         return {
-            "notes": found.to_json(),
+            "notes": asdict(found),
             "rows": [[(r.kind, r.place, r.count, r.share) for r in s] for s in self.losses.history],
             "rank": int(os.environ.get("RANK", "0")),
             "random": self.random,
@@ -184,30 +186,28 @@ class Watcher:
             found.cannot("trained", "no optimizer of torch steps")
             return
         found.holds("trained", f"gradients and weights of {self.steps} steps")
-        for key in self.modes:
+        for key, calls in self.modes.items():
             module = self.roots[key]
             mine = list(module.named_parameters())
-            if not any(id(p) in stepped for _, p in mine) or not self._trains(key):
+            trains = any(training for _, training in calls)
+            if not trains or not any(id(p) in stepped for _, p in mine):
                 continue
             for name, parameter in mine:
-                if not parameter.requires_grad:
+                lost = id(parameter) not in held and self.gradients[id(parameter)]
+                before = self.first.get(id(parameter))
+                if not parameter.requires_grad or not lost or before is None:
                     continue
-                if id(parameter) not in held and self.gradients[id(parameter)]:
-                    before = self.first.get(id(parameter))
-                    if before is not None and distance(sketch(parameter), before) == 0:
-                        found.found(
-                            "trained",
-                            plain_name(name),
-                            "it gets a gradient and is in no optimizer: it is never updated",
-                            "give it to the optimizer, or set requires_grad to False",
-                        )
+                if distance(sketch(parameter), before) == 0:
+                    found.found(
+                        "trained",
+                        plain_name(name),
+                        "it gets a gradient but is in no optimizer: it is never updated",
+                        "give it to the optimizer, or set requires_grad to False",
+                    )
             self._tied(module, found)
 
-    def _trains(self, key: int) -> bool:
-        return any(training for _, training in self.modes[key])
-
     def _tied(self, module: nn.Module, found: Notes) -> None:
-        """A model that says its embedding and head are one, and has two."""
+        """Notes a model whose configuration ties embedding and head, but which has two tensors."""
         for part in module.modules():
             config = getattr(part, "config", None)
             if not getattr(config, "tie_word_embeddings", False):
@@ -221,12 +221,12 @@ class Watcher:
                 found.found(
                     "trained",
                     self.parameter_name(two),
-                    "the configuration ties it to the embedding, and they are two tensors",
+                    "the configuration ties it to the embedding, but they are two tensors",
                     "call tie_weights() after the model is made, moved or loaded",
                 )
 
     def _modes(self, found: Notes) -> None:
-        """Training that goes on in evaluation mode after an evaluation."""
+        """Notes training that continues in evaluation mode after an evaluation."""
         for key, calls in self.modes.items():
             module = self.roots[key]
             steps = {step for step, _ in calls}
@@ -240,12 +240,12 @@ class Watcher:
                     found.found(
                         "evaluation",
                         f"{self.name_of(module)} from step {min(later) + 1} on",
-                        f"training goes on in evaluation mode: {active} does nothing any more",
+                        f"training continues in evaluation mode: {active} no longer has an effect",
                         "call model.train() after each evaluation",
                     )
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Tensors of the models that require gradients and are held by an optimizer."""
+        """Parameters of the models that require gradients and that an optimizer holds."""
         held = self.stepping.held()
         return [(n, p) for n, p in self.named() if p.requires_grad and id(p) in held]
 
@@ -275,7 +275,7 @@ def _dropout(module: nn.Module) -> bool:
 
 
 def _active(module: nn.Module) -> str:
-    """The first part of a module that behaves otherwise in training."""
+    """The first part of a module that behaves differently in training; empty if there is none."""
     for name, part in module.named_modules():
         drops = "Dropout" in type(part).__name__ and bool(getattr(part, "p", None))
         if drops or isinstance(part, nn.modules.batchnorm._BatchNorm):
