@@ -18,8 +18,14 @@ from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.isolation import inside, isolated
-from transformer_core.tune.records import Record
-from transformer_core.tune.sketches import BUCKETS, distance, fingerprint, norm, sketch
+from transformer_core.tune.records import (
+    BUCKETS,
+    Record,
+    distance,
+    fingerprint,
+    norm,
+    sketch,
+)
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.attention_kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import RecomputedBlocks

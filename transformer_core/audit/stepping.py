@@ -17,7 +17,7 @@ from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
-from transformer_core.tune.sketches import Sketch, distance, sketch
+from transformer_core.tune.records import Sketch, distance, sketch
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
@@ -60,32 +60,35 @@ class Stepping:
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        self._backward()
-        self._optimizers()
-        self._clipping()
-        self._scaling()
-        self._schedules()
-        self._saving()
+        for owner, name, function in (
+            (torch.autograd, "backward", self._backward),
+            (Optimizer, "__init__", self._made),
+            (nn.utils, "clip_grad_norm_", self._clip),
+            (torch.amp.GradScaler, "scale", self._scale),
+            (torch.amp.GradScaler, "unscale_", self._unscale),
+            (torch.optim.lr_scheduler.LRScheduler, "step", self._move_schedule),
+            (torch, "save", self._save),
+        ):
+            replacing(owner, name)(function)
+        nn.utils.clip_grad.clip_grad_norm_ = nn.utils.clip_grad_norm_
 
     def held(self) -> set[int]:
         """Ids of the parameters that some optimizer holds."""
         kept = [o for ref in self.made if (o := ref()) is not None]
         return {id(p) for o in kept for g in o.param_groups for p in g["params"]}
 
-    def _backward(self) -> None:
-        @replacing(torch.autograd, "backward")
-        def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.watch.backward_depth:
+            self._begin_backward()
+        self.watch.backward_depth += 1
+        outer, self.watch.forwards = self.watch.forwards, []
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.watch.forwards = outer
+            self.watch.backward_depth -= 1
             if not self.watch.backward_depth:
-                self._begin_backward()
-            self.watch.backward_depth += 1
-            outer, self.watch.forwards = self.watch.forwards, []
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.watch.forwards = outer
-                self.watch.backward_depth -= 1
-                if not self.watch.backward_depth:
-                    self.watch.outputs.clear()
+                self.watch.outputs.clear()
 
     def _begin_backward(self) -> None:
         self.backwards += 1
@@ -100,74 +103,60 @@ class Stepping:
             each.backwards += 1
             each.places = places
 
-    def _optimizers(self) -> None:
-        @replacing(Optimizer, "__init__")
-        def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-            original(made, *args, **kwargs)
-            self.made.append(weakref.ref(made))
+    def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        original(made, *args, **kwargs)
+        self.made.append(weakref.ref(made))
 
-    def _clipping(self) -> None:
-        @replacing(nn.utils, "clip_grad_norm_")
-        def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            empty = given and all(p.grad is None for p in given)
-            found = original(given, *args, **kwargs)
-            if self.watch.steps >= FOLLOWED_STEPS:
-                return found
-            where = f"clip_grad_norm_ at {user_line()}"
-            if self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1:
-                self.notes.found(
-                    "zero",
-                    where,
-                    f"gradients are clipped while they are still {self.scale:g} times too "
-                    "large, so nearly all of each is lost",
-                    "call scaler.unscale_(optimizer) before gradients are clipped",
-                    self.scale,
-                    1.0,
-                )
-            if empty:
-                self.notes.found(
-                    "zero",
-                    where,
-                    "no tensor has a gradient where gradients are clipped, so clipping has no "
-                    "effect",
-                    "clip after the backward pass and before the optimizer's step",
-                )
+    def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        empty = given and all(p.grad is None for p in given)
+        found = original(given, *args, **kwargs)
+        if self.watch.steps >= FOLLOWED_STEPS:
             return found
+        where = f"clip_grad_norm_ at {user_line()}"
+        if self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1:
+            self.notes.found(
+                "zero",
+                where,
+                f"gradients are clipped while they are still {self.scale:g} times too large, so "
+                "nearly all of each is lost",
+                "call scaler.unscale_(optimizer) before gradients are clipped",
+                self.scale,
+                1.0,
+            )
+        if empty:
+            self.notes.found(
+                "zero",
+                where,
+                "no tensor has a gradient where gradients are clipped, so clipping has no effect",
+                "clip after the backward pass and before the optimizer's step",
+            )
+        return found
 
-        nn.utils.clip_grad.clip_grad_norm_ = nn.utils.clip_grad_norm_
+    def _scale(self, original: Any, made: Any, outputs: Any) -> Any:
+        if made.is_enabled():
+            self.scale, self._scaled = float(made.get_scale()), self.backwards
+        return original(made, outputs)
 
-    def _scaling(self) -> None:
-        @replacing(torch.amp.GradScaler, "scale")
-        def scale(original: Any, made: Any, outputs: Any) -> Any:
-            if made.is_enabled():
-                self.scale, self._scaled = float(made.get_scale()), self.backwards
-            return original(made, outputs)
+    def _unscale(self, original: Any, made: Any, optimizer: Any) -> Any:
+        self._unscaled = self.backwards
+        return original(made, optimizer)
 
-        @replacing(torch.amp.GradScaler, "unscale_")
-        def unscale(original: Any, made: Any, optimizer: Any) -> Any:
-            self._unscaled = self.backwards
-            return original(made, optimizer)
+    def _move_schedule(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(made, *args, **kwargs)
+        stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
+        if stepped is not None:
+            self._scheduled = True
+            stepped.schedules[id(made)] += 1
+        return found
 
-    def _schedules(self) -> None:
-        @replacing(torch.optim.lr_scheduler.LRScheduler, "step")
-        def step(original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(made, *args, **kwargs)
-            stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
-            if stepped is not None:
-                self._scheduled = True
-                stepped.schedules[id(made)] += 1
-            return found
-
-    def _saving(self) -> None:
-        @replacing(torch, "save")
-        def save(original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-            keys = _keys(obj)
-            if "param_groups" in keys and self._scheduled:
-                self._saved.setdefault("last_epoch" in keys, user_line())
-            elif "last_epoch" in keys:
-                self._saved.setdefault(True, user_line())
-            return original(obj, *args, **kwargs)
+    def _save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        keys = _keys(obj)
+        if "param_groups" in keys and self._scheduled:
+            self._saved.setdefault("last_epoch" in keys, user_line())
+        elif "last_epoch" in keys:
+            self._saved.setdefault(True, user_line())
+        return original(obj, *args, **kwargs)
 
     def saved(self, found: Notes) -> None:
         """Notes a checkpoint with an optimizer but without its schedule."""

@@ -16,7 +16,7 @@ from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.stepping import Stepping
 from transformer_core.tune.boundaries import Boundaries, plain_name, replacing
 from transformer_core.tune.nested import tensors
-from transformer_core.tune.sketches import Sketch, distance, norm, sketch
+from transformer_core.tune.records import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
 

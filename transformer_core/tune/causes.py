@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from transformer_core.certify.floors import MARGIN
-from transformer_core.tune.records import Record
-from transformer_core.tune.sketches import Sketch, distance, norm
+from transformer_core.tune.records import Record, Sketch, distance, norm
 
 AGREES = 0.3
 """Fraction of an update by which weights in another format may differ after the same update."""

@@ -16,8 +16,7 @@ import numpy as np
 from transformer_core.certify import floors
 from transformer_core.certify.floors import WEIGHTS_ONLY, WIDEST, allowed, of_adam
 from transformer_core.tune.causes import other_batches, other_parts, other_rates, other_tensors
-from transformer_core.tune.records import Record
-from transformer_core.tune.sketches import BUCKETS, Sketch, distance, norm
+from transformer_core.tune.records import BUCKETS, Record, Sketch, distance, norm
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 Word = Literal["same", "different", "undecided"]
@@ -122,14 +121,9 @@ def certify(
     reasons += bad
     update, _, _, bad = _largest("update", found, own, floor, rounding)
     reasons += bad
-    numbers: dict[str, Any] = {"worst": where}
-    for name, value in (
-        ("loss", loss),
-        ("gradient", gradient),
-        ("update", update),
-        ("floor", floor_there),
-    ):
-        numbers[name] = min(value, 1e12)
+    numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor_there}
+    more: dict[str, Any] = {name: min(number, 1e12) for name, number in numbers.items()}
+    more["worst"] = where
     sizes = _other_sizes("update", found, own, floor, rounding)
     # The cause first: a wrong gradient, or right gradients and wrong updates.
     reasons = (
@@ -142,12 +136,12 @@ def certify(
     if reasons:
         larger = _other_sizes("gradient", found, own, floor, rounding)
         reasons = [why for why in larger if "in step 1:" in why] + reasons
-        return judged("different", "; ".join(reasons[:2]), **numbers)
+        return judged("different", "; ".join(reasons[:2]), **more)
     if floor_there > CEILING[rounding] and _first_floor(own, floor) > CEILING[rounding]:
         reason = f"rounding the first weights changes gradients by {floor_there:.0%}: nothing can be told"
-        return judged("undecided", reason, **numbers)
+        return judged("undecided", reason, **more)
     reason = f"gradients within {gradient:.1e}, floor {floor_there:.1e}"
-    return judged("same", reason, **numbers)
+    return judged("same", reason, **more)
 
 
 def trust(one: Record, other: Record) -> tuple[bool, str]:

@@ -141,11 +141,7 @@ class SideEnded(Exception):
 
 
 class _LastWordsError(Exception):
-    """A process reported the end of its script instead of an answer."""
-
-    def __init__(self, said: dict[str, Any]) -> None:
-        super().__init__(said["ended"])
-        self.said = said
+    """A process reported the end of its script, the argument, instead of an answer."""
 
 
 def _answered(answer: dict[str, Any]) -> dict[str, Any]:
@@ -276,7 +272,8 @@ class Session:
         try:
             return self._coordinator.ask(side, task, check, math.inf)
         except _LastWordsError as error:
-            raise self._ended(side, error.said["ended"], error.said) from None
+            (said,) = error.args
+            raise self._ended(side, said["ended"], said) from None
         except SideEndedError:
             raise self._ended(side, self._how(side), {}) from None
 

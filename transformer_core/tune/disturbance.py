@@ -1,4 +1,5 @@
-"""The disturbed copy of a script, which shows how far rounding may go.
+"""Copies of a script with other functions of torch: disturbed ones, which show how far rounding may go,
+and one without dropout.
 
 Functions with a kink at 0: when sums are added in another order, an input near 0 may fall on the
 other side, where the slope differs. One such number changes the gradient of a tensor by more than all
@@ -9,6 +10,9 @@ Maximum over a window: if two inputs are nearly equal, or both 0 after a ReLU, r
 memory format decides which of them gets the gradient. In this copy the other one gets it.
 
 Recurrent layers: a format with few bits rounds their state at every position, not only their result.
+
+These functions may not be in the main module of a side, which is the script: torch's compiler traces
+the functions that replace torch's.
 """
 
 from collections.abc import Callable
@@ -135,3 +139,32 @@ def _place_by_place(real: Callable[..., Any]) -> Callable[..., Any]:
         return torch.cat(results, places), state
 
     return forward
+
+
+def without_dropout(rates: set[float]) -> None:
+    """Disables dropout, to compare programs that draw different masks. Adds the rates that the script
+    requests to ``rates``."""
+    functional: Any = torch.nn.functional
+
+    def note(rate: float) -> None:
+        if rate and not torch.compiler.is_compiling():
+            rates.add(float(rate))
+
+    def undropped(value: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        note(p * training)
+        return value
+
+    for name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"):
+        setattr(functional, name, undropped)
+    functional.dropout3d = undropped
+    attention = functional.scaled_dot_product_attention
+
+    def attend(
+        q: Any, k: Any, v: Any, mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
+    ) -> Any:
+        if "attn_mask" in more:
+            mask = more.pop("attn_mask")
+        note(dropout_p)
+        return attention(q, k, v, mask, 0.0, *args, **more)
+
+    functional.scaled_dot_product_attention = attend

@@ -31,10 +31,9 @@ from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import Watch, is_own
 from transformer_core.tune.isolation import enter
-from transformer_core.tune.no_dropout import without_dropout
 from transformer_core.tune.observers import Memory, Profile
 from transformer_core.tune.order import UNOBSERVED, Order
-from transformer_core.tune.sketches import Sketch, fingerprint, sketch
+from transformer_core.tune.records import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques.registry import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique
 
@@ -84,7 +83,7 @@ class Side:
         self.watch.install()
         self._refuse_spawn()
         if not self.order.dropout:
-            without_dropout(self._rates)
+            disturbance.without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
             disturbance.cross_over()
         if self.order.noise == NOISE["bfloat16"]:

@@ -180,6 +180,10 @@ class ChunkedLoss(Technique):
     name = "chunked_loss"
     words = "output layer and cross-entropy in chunks of tokens"
     group = "loss"
+    advice = (
+        "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
+        "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."
+    )
     rounding = "float32"
     idle = "the loss does not take the logits as they are"
 
@@ -210,12 +214,6 @@ class ChunkedLoss(Technique):
 
     def prepare(self, watch: Watch) -> None:
         self.watch = watch
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
-            "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."
-        ]
 
 
 def _linear(module: nn.Module, name: str) -> nn.Linear:

@@ -14,6 +14,7 @@ class CompiledBlocks(Technique):
     name = "compiled_blocks"
     words = "torch.compile of each repeated block"
     group = "compile"
+    advice = "Call .compile() of each {block} of the model before the first step."
     rounding = "float32"
     slow = True
     idle = "no block was compiled"
@@ -42,13 +43,11 @@ class CompiledBlocks(Technique):
             ]
         )
 
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [f"Call .compile() of each {facts['block']} of the model before the first step."]
-
 
 class CompiledModel(CompiledBlocks):
     name = "compiled_model"
     words = "torch.compile of the whole model"
+    advice = "Call model.compile() before the first step."
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] == "cpu" and self.name not in facts["named"]:
@@ -61,6 +60,3 @@ class CompiledModel(CompiledBlocks):
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         return source.before_loop(["MODEL.compile()"])
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return ["Call model.compile() before the first step."]

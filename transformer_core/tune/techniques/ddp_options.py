@@ -75,6 +75,7 @@ class NoSync(Technique):
     name = "ddp_no_sync"
     words = "gradients sent once a step, not with every micro-batch"
     group = "ddp graph"
+    advice = "Run all micro-batches of a step but the last within model.no_sync()."
     rounding = "float32"
     idle = "the script sends gradients once a step already"
     _calls = 0
@@ -93,9 +94,6 @@ class NoSync(Technique):
 
     def boundary(self, step: int) -> None:
         self._calls = 0
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return ["Run all micro-batches of a step but the last within model.no_sync()."]
 
     def _before_forward(self, module: Any, inputs: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):

@@ -36,6 +36,7 @@ class DeferredReads(Technique):
     name = "deferred_reads"
     words = "sums of losses read from the GPU only where they are used, not in every step"
     group = "reads"
+    advice = "Add up loss.detach().double() instead of loss.item(), and read the sum to print it."
     rounding = "exact"
     in_source = True
 
@@ -65,11 +66,6 @@ class DeferredReads(Technique):
                 source.replace(file, first, last, [line])
                 found = True
         return found
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            "Add up loss.detach().double() instead of loss.item(), and read the sum to print it."
-        ]
 
 
 @dataclass

@@ -9,6 +9,11 @@ class Ddp(Technique):
     name = "ddp"
     words = "DistributedDataParallel over all devices"
     group = "devices"
+    advice = (
+        "Start with torchrun --nproc-per-node=N, join by torch.distributed.init_process_group(), wrap "
+        "the model in torch.nn.parallel.DistributedDataParallel, and let each rank take its own rows "
+        "of a batch."
+    )
     settings: ClassVar[dict[str, Any]] = {"over": "ddp"}
     divides = True
     needs_factory = True
@@ -18,13 +23,6 @@ class Ddp(Technique):
         if facts["devices"] < 2:
             return f"needs several devices: machine.devices_per_node is {facts['devices']}"
         return None
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            "Start with torchrun --nproc-per-node=N, join by torch.distributed.init_process_group(), "
-            "wrap the model in torch.nn.parallel.DistributedDataParallel, and let each rank take "
-            "its own rows of a batch."
-        ]
 
 
 class DdpFp16Messages(Ddp):
@@ -43,26 +41,22 @@ class DdpFp16Messages(Ddp):
 class Fsdp(Ddp):
     name = "fsdp"
     words = "parameters and optimizer state in shards over all devices (FSDP2)"
+    advice = (
+        "Start with torchrun, and call torch.distributed.fsdp.fully_shard for each layer, then "
+        "for the model, before the optimizer is made."
+    )
     settings: ClassVar[dict[str, Any]] = {"over": "fsdp"}
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            "Start with torchrun, and call torch.distributed.fsdp.fully_shard for each layer, then "
-            "for the model, before the optimizer is made."
-        ]
 
 
 class TwoMicroBatches(Technique):
     name = "accumulation_2"
     words = "two micro-batches a step"
     group = "micro-batches"
+    advice = (
+        "Divide each batch into two, and call (loss / 2).backward() for each before "
+        "optimizer.step()."
+    )
     settings: ClassVar[dict[str, Any]] = {"micro_batches": 2}
     divides = True
     needs_factory = True
     usual = False
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            "Divide each batch into two, and call (loss / 2).backward() for each before "
-            "optimizer.step()."
-        ]

@@ -21,6 +21,10 @@ class Float8(Technique):
     name = "float8"
     words = "products of linear layers in float8"
     group = "format"
+    advice = (
+        "Call torchao.float8.convert_to_float8_training(model) before the first step, for linear "
+        f"layers whose sizes are multiples of {MULTIPLE}."
+    )
     rounding: ClassVar[Rounding] = "float8"
     idle = f"no linear layer has sizes that are multiples of {MULTIPLE}"
 
@@ -43,9 +47,3 @@ class Float8(Technique):
             return bool(wide)
 
         convert(module, module_filter_fn=fits)
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            "Call torchao.float8.convert_to_float8_training(model) before the first step, for linear "
-            f"layers whose sizes are multiples of {MULTIPLE}."
-        ]

@@ -14,6 +14,7 @@ class FreedGradients(Technique):
     name = "freed_gradients"
     words = "gradients freed between steps, not filled with zeros"
     group = "gradients"
+    advice = "Call zero_grad() without set_to_none=False."
     rounding = "exact"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
@@ -25,6 +26,3 @@ class FreedGradients(Technique):
 
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             replacing(owner, "zero_grad")(zero_grad)
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return ["Call zero_grad() without set_to_none=False."]

@@ -19,6 +19,7 @@ class NoGarbageCollection(Technique):
     name = "gc_off"
     words = "almost no garbage collection between steps"
     group = "garbage collection"
+    advice = f"Before the loop, call gc.collect(), gc.freeze() and gc.set_threshold({OBJECTS:_})."
     rounding = "exact"
     idle = "the training calls no torch.nn.Module"
 
@@ -32,8 +33,3 @@ class NoGarbageCollection(Technique):
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         change = ["gc.collect()", "gc.freeze()", f"gc.set_threshold({OBJECTS:_})"]
         return source.before_loop(["import gc", "", *change])
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            f"Before the loop, call gc.collect(), gc.freeze() and gc.set_threshold({OBJECTS:_})."
-        ]

@@ -14,6 +14,7 @@ class ChannelsLast(Technique):
     name = "channels_last"
     words = "channels last in memory (NHWC)"
     group = "layout"
+    advice = "Call model.to(memory_format=torch.channels_last) before the optimizer is made."
     rounding = "float32"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
@@ -25,9 +26,6 @@ class ChannelsLast(Technique):
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         return source.before_loop(["MODEL.to(memory_format=torch.channels_last)"])
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return ["Call model.to(memory_format=torch.channels_last) before the optimizer is made."]
 
 
 class CudnnBenchmark(Technique):

@@ -25,6 +25,7 @@ class KeptActivations(Technique):
     name = "kept_activations"
     words = "activations kept instead of recomputed"
     group = "recomputation"
+    advice = "Call the blocks directly, not through torch.utils.checkpoint."
     rounding = "float32"
     idle = "the script recomputes by other means"
 
@@ -40,9 +41,6 @@ class KeptActivations(Technique):
 
         torch.utils.checkpoint.checkpoint = kept
 
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return ["Call the blocks directly, not through torch.utils.checkpoint."]
-
 
 class RecomputedBlocks(Technique):
     """Slower by about a forward pass, but saves the memory of activations inside the blocks."""
@@ -50,6 +48,7 @@ class RecomputedBlocks(Technique):
     name = "recomputed_blocks"
     words = "each repeated block recomputed in the backward pass, to save memory"
     group = "recomputation"
+    advice = "Call each {block} through torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)."
     rounding = "float32"
     usual = False
     idle = "no block was found"
@@ -78,9 +77,3 @@ class RecomputedBlocks(Technique):
                 "        block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
             ]
         )
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [
-            f"Call each {facts['block']} through torch.utils.checkpoint.checkpoint(block, ..., "
-            "use_reentrant=False)."
-        ]

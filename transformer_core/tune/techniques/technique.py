@@ -47,6 +47,8 @@ class Technique:
     """Whether :meth:`edit` also makes the change when it is tried: no hook of torch can."""
     usual: ClassVar[bool] = True
     """Whether it is tried by default, without being named."""
+    advice: ClassVar[str] = ""
+    """A sentence that tells the user how to make the change; facts in braces are filled in."""
     idle: ClassVar[str] = ""
     """Why it has no effect if it was never applied; empty if :attr:`applied` does not count."""
     applied = 0
@@ -81,6 +83,8 @@ class Technique:
         return False
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
-        """Instructions that replace a diff: lines for the shell, or a sentence."""
+        """Instructions that replace a diff: a sentence, or lines for the shell."""
+        if self.advice:
+            return [self.advice.format(**facts)]
         given = self.environment(facts)
         return [f"export {name}={shlex.quote(value)}" for name, value in given.items()]
