@@ -1,4 +1,4 @@
-"""The audit of a baseline as a job: what it starts."""
+"""The audit of a baseline as a job: the training that it starts."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tests.training.small_training import small_spec
 from transformer_core.audit.job import own_training
 
 
-def test_the_projects_own_training_is_started_as_anybody_starts_it(tmp_path):
+def test_the_projects_own_training_is_started_by_its_command(tmp_path):
     spec, alone = tmp_path / "spec.json", small_spec()
     spec.write_text(alone.model_dump_json())
     program = own_training(spec, tmp_path / "data", tmp_path / "audit")

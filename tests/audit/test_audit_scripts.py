@@ -1,4 +1,4 @@
-"""Audits of small scripts: each of these errors is named, and no mended script is called wrong."""
+"""Audits of small scripts: errors are named, and mended scripts are not called wrong."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_a_mended_script_is_clean(name, audit):
     assert audit(name, "mended") == []
 
 
-def test_the_command_ends_with_1_where_it_found_an_error(capsys, monkeypatch):
+def test_the_command_ends_with_1_if_it_finds_an_error(capsys, monkeypatch):
     monkeypatch.chdir(PLACE)
     assert main(["--json", "--time", "120s", "transformers_34191.py", "faulty"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]

@@ -1,4 +1,4 @@
-"""Threads that keep to cores: which ones on which machine, and that OpenMP binds them."""
+"""Threads bound to cores: the cores on each machine, and that OpenMP binds the threads."""
 
 import os
 import subprocess
@@ -55,7 +55,9 @@ def machine(tmp_path, monkeypatch):
         (NEAR, GPU | {"cpus": [0, 6]}, "{6}", 1),
     ],
 )
-def test_cores_are_those_of_the_machine(technique, facts, places, threads, monkeypatch):
+def test_threads_are_bound_to_the_cores_of_the_machine(
+    technique, facts, places, threads, monkeypatch
+):
     assert technique.obstacle(facts) is None
     given = {"OMP_PLACES": places, "OMP_NUM_THREADS": str(threads), "OMP_PROC_BIND": "true"}
     assert technique.environment(facts) == given
@@ -80,18 +82,15 @@ def test_cores_are_those_of_the_machine(technique, facts, places, threads, monke
         (NEAR, GPU | {"cpus": [0, 1]}, "may not run"),
         (NEAR, GPU | {"cpus": [2, 3]}, "all CPUs"),
         (NEAR, GPU | {"devices": 2}, "several processes"),
+        # Settings of the user are kept.
+        (PINNED, CPU, "GOMP_CPU_AFFINITY"),
+        (PINNED, CPU, "OMP_WAIT_POLICY"),
     ],
 )
-def test_it_says_why_it_cannot_be_tried(technique, facts, why):
+def test_it_says_why_it_cannot_be_tried(technique, facts, why, monkeypatch):
+    if why.isupper():
+        monkeypatch.setenv(why, "active")
     assert why in str(technique.obstacle(facts))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("GOMP_CPU_AFFINITY", "0 1"), ("OMP_WAIT_POLICY", "active")]
-)
-def test_settings_of_the_user_stay(name, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    assert name in str(PINNED.obstacle(CPU))
 
 
 PROGRAM = """
@@ -113,7 +112,7 @@ def test_openmp_binds_the_threads(monkeypatch):
     assert done.stdout == f"{{{cpus[0]}}},{{{cpus[1]}}} {[[cpu] for cpu in cpus]}\n"
 
 
-def test_threads_that_are_not_bound_are_no_effect(monkeypatch):
+def test_threads_that_stay_unbound_are_reported(monkeypatch):
     watch = Watch(Boundaries())
     monkeypatch.setattr(PINNED, "facts", CPU, raising=False)
     for bound, effect in (({0}, True), ({0, 1}, False)):

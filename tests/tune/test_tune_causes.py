@@ -1,5 +1,5 @@
-"""Pairs of scripts whose certificate names the cause of a difference, and neighbours that differ for
-another cause, or not at all."""
+"""Pairs of scripts whose certificate names the cause of a difference, and similar pairs with another
+cause or none."""
 
 import re
 from functools import cache

@@ -1,4 +1,4 @@
-"""The command: progress, an interruption, the answer for people and programs, the applied diff."""
+"""The command: progress, interruption, the answer as text and JSON, the applied diff."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def answer(**more: Any) -> Answer:
 
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
-    """The folder of a script; its workflow has ended already."""
+    """The folder of a script whose workflow has ended."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text('print("old")\n')
     monkeypatch.setattr(command, "run", lambda folder, quiet: 0)
@@ -51,24 +51,20 @@ def write(home: Path, found: Answer, name: str = "answer.json") -> None:
     (folder / "changes.diff").write_text(found.diff)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_diff_that_held_is_applied(nested, ended):
+@pytest.mark.parametrize(
+    ("word", "nested", "code", "script"),
+    [("same", False, 0, "new"), ("same", True, 0, "new"), ("different", False, 1, "old")],
+)
+def test_a_diff_is_applied_if_it_held(word, nested, code, script, ended, capsys):
     if nested:
         subprocess.run(["git", "init", "-q", str(ended.parent)], check=True)
-    write(ended, answer())
-    assert command.main(["--apply", "train.py"]) == 0
-    assert (ended / "train.py").read_text() == 'print("new")\n'
+    write(ended, answer(patched=Tried(("bf16",), certificate=SAME | {"word": word})))
+    assert command.main(["--apply", "train.py"]) == code
+    assert (ended / "train.py").read_text() == f'print("{script}")\n'
+    assert ("nothing was applied" in capsys.readouterr().err) == bool(code)
 
 
-def test_a_diff_that_did_not_hold_is_not_applied(ended, capsys):
-    broken = Tried(("bf16",), certificate=SAME | {"word": "different"})
-    write(ended, answer(patched=broken))
-    assert command.main(["--apply", "train.py"]) == 1
-    assert (ended / "train.py").read_text() == 'print("old")\n'
-    assert "nothing was applied" in capsys.readouterr().err
-
-
-def test_programs_get_json_and_people_the_way_to_the_diff(ended, capsys):
+def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     write(ended, answer())
     assert command.main(["--json", "train.py"]) == 0
     assert json.loads(capsys.readouterr().out)["recommended"] == ["bf16"]
@@ -114,7 +110,7 @@ def test_a_study_is_named_after_the_script(line, name):
     assert command.script_of(line.split()) == name
 
 
-def test_progress_has_the_time_that_is_left_and_nothing_begins_that_would_not_end(tmp_path):
+def test_progress_shows_the_remaining_time_and_only_sessions_that_fit_begin(tmp_path):
     said: list[str] = []
     tuning = Tuning(Program(("train.py",), SCRIPTS), tmp_path, said.append, budget=1000)
     tuning.say("begin")
@@ -130,7 +126,7 @@ def test_progress_has_the_time_that_is_left_and_nothing_begins_that_would_not_en
     tuning.sessions.step_seconds = budget.step
     three, nine = tuning.cost(3, 4), tuning.cost(9, 4)
     assert budget.start < three < nine
-    # The sessions took twice as long as was expected of them: so will the next ones.
+    # Sessions took twice as long as estimated, so the next estimates double.
     steps = tuning.sessions.timed_steps(Plan("", [], 0, 4, tuning.record))
     budget.learn(6, steps, 2 * three)
     assert tuning.cost(3, 4) == pytest.approx(2 * three)
@@ -148,7 +144,7 @@ def test_progress_has_the_time_that_is_left_and_nothing_begins_that_would_not_en
         (0.5, [("bf16",)]),
     ],
 )
-def test_gains_within_the_noise_are_no_candidates(noise, chosen, tmp_path):
+def test_gains_within_the_noise_are_not_candidates(noise, chosen, tmp_path):
     tuning = Tuning(Program(("train.py",), SCRIPTS), tmp_path, print)
     gains = {"gc_off": 1.02, "bf16": 1.3, "sdpa_math": 0.9, "fused_optimizer": 1.05}
     tried = [Tried((name,), certificate=SAME, screened=gain) for name, gain in gains.items()]
@@ -158,7 +154,7 @@ def test_gains_within_the_noise_are_no_candidates(noise, chosen, tmp_path):
 
 
 @pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.5, False)])
-def test_time_too_short_for_a_comparison_goes_to_the_techniques_left(
+def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     gain, all_tried, tmp_path, monkeypatch
 ):
     names = ["bf16", "gc_off", "sdpa_math"]
@@ -185,9 +181,7 @@ def test_time_too_short_for_a_comparison_goes_to_the_techniques_left(
     assert all(tried.screened for tried in found.tried) == all_tried
 
 
-def test_other_dropout_masks_are_no_verdict_where_dropout_cannot_be_switched_off(
-    tmp_path, monkeypatch
-):
+def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, monkeypatch):
     tuning = Tuning(Program(("train.py",), SCRIPTS), tmp_path, print)
     tuning.sessions = Sessions(tuning.program, tmp_path, "key")
     failed = Outcome(0, sides={"compiled_blocks": Measured("failed", "the compiler gave up")})
@@ -202,16 +196,8 @@ def test_other_dropout_masks_are_no_verdict_where_dropout_cannot_be_switched_off
     assert "a loss is 1e-2 off; other dropout masks may explain it" in certificate["reason"]
 
 
-def test_an_answer_says_what_there_was_no_time_for():
-    tried = Tried(("bf16",), certificate=SAME, screened=1.3)
-    found = Answer("train.py", tried=[tried], left_out=["the comparison of bf16"])
-    assert "bf16 trains the same model, and was about 1.30 times as fast" in text(found)
-    assert "Left out for lack of time: the comparison of bf16." in text(found)
-    assert "Left out for lack of time: the comparison of bf16." in markdown(found)
-
-
 def started(home: Path) -> subprocess.Popen[str]:
-    # Surely slower, so no candidate: a comparison would take all the time there is.
+    # Surely slower, so not a candidate: a comparison would take all of the time.
     arguments = ["--time", "5min", "--only", "recomputed_blocks", "--no-verify", "plain.py"]
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_core.tune", *arguments],
@@ -224,7 +210,7 @@ def started(home: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_what_does_not_apply_is_one_line_unless_it_was_named():
+def test_the_answer_lists_everything_that_was_not_tried():
     found = Answer(
         "train.py",
         tried=[
@@ -233,19 +219,24 @@ def test_what_does_not_apply_is_one_line_unless_it_was_named():
             Tried(("fp16",), "unsupported", "few CPUs multiply in float16"),
             Tried(("gc_off",), "left out", "for lack of time"),
         ],
+        left_out=["the comparison of bf16"],
         facts={"named": ["fp16"]},
     )
-    lines = text(found).splitlines()
-    assert "Not for this script or machine (the report says why): tf32." in lines
-    assert "  fp16  unsupported: few CPUs multiply in float16" in lines
-    assert not any(line.startswith(("  tf32", "  gc_off")) for line in lines)
+    for lines in (text(found).splitlines(), markdown(found).splitlines()):
+        assert any(
+            "bf16 trains the same model, and was about 1.30 times as fast" in x for x in lines
+        )
+        assert "Left out for lack of time: the comparison of bf16." in lines
+        # Techniques that do not apply share one line, except named ones.
+        assert "Not for this script or machine (the report says why): tf32." in lines
+        assert not any(line.startswith(("  tf32", "  gc_off", "| `tf32` |")) for line in lines)
+    assert "  fp16  unsupported: few CPUs multiply in float16" in text(found).splitlines()
     assert "| `fp16` |" in markdown(found)
-    assert "| `tf32` |" not in markdown(found)
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_after_an_interruption(tmp_path):
-    # Without dropout, as which nothing is compared once more.
+def test_the_same_command_continues_after_an_interruption(tmp_path):
+    # Without dropout, so that no comparison is repeated without it.
     text = (SCRIPTS / "plain.py").read_text().replace("nn.Dropout(DROP)", "nn.Identity()")
     (tmp_path / "plain.py").write_text(text)
     first = started(tmp_path)
@@ -253,10 +244,10 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path):
     end = time.monotonic() + 500
     while not any(sessions.glob("*.json")) and first.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
-    first.terminate()  # the command alone: its workflow hears of it from the command
+    first.terminate()  # only the command, which ends its workflow
     said, _ = first.communicate(timeout=200)
     if first.returncode == 0:
-        pytest.skip("it had ended before it could be interrupted")
+        pytest.skip("it ended before it could be interrupted")
     assert first.returncode == 130, said
     assert "The same command continues from here" in said
     kept = min(sessions.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
@@ -264,7 +255,7 @@ def test_the_same_command_goes_on_after_an_interruption(tmp_path):
     second = started(tmp_path)
     said, _ = second.communicate(timeout=500)
     assert second.returncode == 0, said
-    # The session that was done before is read, not run again.
+    # The finished session is read, not run again.
     assert kept.stat().st_mtime_ns == written
     assert "run twice: the same losses, gradients and weights" in said
     assert re.search(r"about \d+ (s|min) left", said)

@@ -1,5 +1,5 @@
-"""Certificates from real processes: rounding is the same training, damage is not; whatever was
-measured once is read. More changes of a script are in test_tune_causes.py."""
+"""Certificates from real processes: rounding is the same training, damage is not. A finished session is
+read, not repeated. More changes of a script are in test_tune_causes.py."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def outcomes(tmp_path_factory):
     plan = Plan("all", [Side(OWN), *floors(sides), *sides], 0, 2, record=4, late=2)
     found = sessions.run(plan, lambda text: None)
     assert (home / "plain.py").read_text() == SCRIPT
-    # What was measured once is read.
+    # A finished session is read.
     assert sessions.run(plan, lambda text: pytest.fail("measured again")) == found
     sides = [CHANGED["seeded"]]
     again = Plan("seeds", [Side(OWN), *floors(sides), *sides], 1000, 0, record=4)

@@ -1,5 +1,5 @@
-"""Sums of losses that are read where they are used: what is moved, what stays, and that nothing
-else changes."""
+"""Sums of losses that are read only where they are used: the lines that move, the lines that stay, and
+that nothing else changes."""
 
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def test_sums_are_moved_and_everything_said_is_the_same(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_what_is_not_only_a_sum_stays(name, tmp_path):
+def test_lines_that_do_more_than_sum_stay(name, tmp_path):
     assert changed(STAYS[name], tmp_path) is None
 
 
@@ -127,7 +127,7 @@ def test_the_sum_is_read_before_it_is_used(tmp_path):
     assert "    total = float(total)\n    said.append(total)\n" in found
 
 
-def test_on_a_gpu_only_lines_at_which_the_host_waits_are_moved(tmp_path):
+def test_on_a_gpu_only_lines_where_the_host_waits_are_moved(tmp_path):
     text = "a = b = 0.0\nfor i in r:\n    a += x.item()\n    b += y.item()\n"
     found = changed(text, tmp_path, device="cuda", waits={"train.py:4": 6, "other.py:3": 6})
     assert found.splitlines()[2:] == ["    a += x.item()", "    b = b + y.detach().double()"]
@@ -171,7 +171,7 @@ def test_a_side_runs_the_changed_script_and_trains_the_same(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_the_host_waits_where_sums_are_used_alone(tmp_path):
+def test_on_a_gpu_the_host_waits_only_where_sums_are_used(tmp_path):
     program = Program(("logs.py", "cuda"), SCRIPTS)
     facts: dict[str, Any] = {}
     waits = []

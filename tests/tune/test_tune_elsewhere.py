@@ -1,4 +1,4 @@
-"""The tool from elsewhere: a callback, a notebook, a job of a pull request."""
+"""The tool in other places: a callback, a notebook, a job of a pull request."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from transformer_core.tune.order import SIDE
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_callback_tunes_the_command_of_its_process_and_no_copy(monkeypatch):
+def test_a_callback_tunes_the_command_of_its_process_but_not_in_copies(monkeypatch):
     trainer = pytest.importorskip("transformers").TrainerCallback
     started: list[list[str]] = []
     monkeypatch.setattr(command, "main", lambda given: started.append(given) or 0)

@@ -1,4 +1,4 @@
-"""A factory as a program: its parts, its loop, and what ranks and micro-batches make of it."""
+"""A factory as a program: its parts, its loop, and its batch divided among ranks and micro-batches."""
 
 import re
 import sys
@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from docs.examples import byte_gpt
-from transformer_core.tune.certificate import Certificate, certify
+from transformer_core.tune.certificate import certify
 from transformer_core.tune.coordinator import Program, Side, session
 from transformer_core.tune.factory import checked, divided, layers_of, load, next_batch, train
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.records import Record
-from transformer_core.tune.sessions import OWN, Plan, Sessions, floor_name, floors
+from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
 MODULE = """
@@ -24,9 +24,8 @@ from torch import nn, optim
 import time, torch
 
 def loss(module, batch): return module(batch).mean()
-def whole(rank, world_size, seed, width=3):
-    batches = iter([1])
-    return {"module": nn.Linear(width, 1), "batches": batches, "loss": loss, "optimizer": optim.SGD}
+def whole(rank, world_size, seed):
+    return {"module": nn.Linear(3, 1), "batches": [1], "loss": loss, "optimizer": optim.SGD}
 def more(**_): return whole(0, 1, 1) | {"clip_nom": 1.0}
 def few(**_): return {"module": nn.Linear(1, 1), "batches": []}
 def nothing(**_): return None
@@ -74,13 +73,6 @@ def program(home: Path, function: str) -> Program:
     return Program((factory,), home, factory=settings(factory), devices=2)
 
 
-def test_parts_and_options(home):
-    parts = load(f"{NAME}:whole", {"width": 5}, 0, 1, 1)
-    assert parts.module.in_features == 5
-    assert parts.clip_norm == 0.0
-    assert next_batch(f"{NAME}:whole", parts.batches) == 1
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -93,22 +85,24 @@ def test_parts_and_options(home):
         ("hole", "has no function hole; remedy: .*whole"),
     ],
 )
-def test_what_is_wrong_is_said(function, message, home):
+def test_wrong_parts_are_named(function, message, home):
     with pytest.raises(ValueError, match=f"task.factory = {NAME}:{function}.*{message}"):
         load(f"{NAME}:{function}", {}, 0, 1, 1)
 
 
-def test_a_missing_module_an_end_and_losses_that_are_no_scalars():
-    with pytest.raises(
-        ValueError, match="no module nowhere; remedy: start snakemake in the folder"
-    ):
-        load("nowhere:build", {}, 0, 1, 1)
-    with pytest.raises(ValueError, match="batches have an end"):
-        next_batch("a:b", iter([]))
-    with pytest.raises(ValueError, match=r"loss gives a torch.float32 \[2\]"):
-        checked("a:b", torch.zeros(2))
-    with pytest.raises(ValueError, match="loss gives a float"):
-        checked("a:b", 1.0)
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (lambda: load("nowhere:build", {}, 0, 1, 1), "no module nowhere; remedy: start snakemake"),
+        (lambda: next_batch("a:b", iter([])), "batches have an end"),
+        (lambda: checked("a:b", torch.zeros(2)), r"loss gives a torch.float32 \[2\]"),
+        (lambda: checked("a:b", 1.0), "loss gives a float"),
+        (lambda: layers_of(nn.Linear(2, 2), "Blok"), r"task\.layers = Blok"),
+    ],
+)
+def test_a_wrong_module_batch_loss_or_layer_is_named(work, message):
+    with pytest.raises(ValueError, match=message):
+        work()
 
 
 def test_batches_of_any_shape_are_divided():
@@ -121,12 +115,7 @@ def test_batches_of_any_shape_are_divided():
         list(divided(batch, 3))
 
 
-def test_layers_that_are_not_there_are_named():
-    with pytest.raises(ValueError, match=r"task\.layers = Blok"):
-        layers_of(nn.Linear(2, 2), "Blok")
-
-
-def test_the_loop_is_that_of_the_script_to_the_last_bit():
+def test_the_loop_equals_that_of_the_script_to_the_last_bit():
     given = settings("docs.examples.my_training:build", width=24) | {"shift": 0}
     found = train(given, steps=3).state_dict()
     torch.manual_seed(1)
@@ -144,42 +133,28 @@ def test_the_loop_is_that_of_the_script_to_the_last_bit():
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def compared(made: Program, names: list[str], folder: Path) -> dict[str, Certificate]:
-    """Certificates of techniques from one session of two steps."""
+def compared(home: Path, function: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Certificates of techniques from one session with two recorded steps."""
+    sessions = Sessions(program(home, function), home / "sessions", "key")
+    sessions.facts = {"factory": True}
     sides = [Side(name, (name,)) for name in names]
-    everyone = [Side(OWN), *floors(sides), *sides]
-    with session(made, everyone, folder / "logs", 5, {"factory": True}) as run:
-        records = {}
-        for side in everyone:
-            run.facts(side.name)
-            run.steps(side.name, 2, record=True)
-            records[side.name] = Record.read(run.records(side.name))
-    found = {}
-    for side in sides:
-        rounding = side.rounding
-        assert rounding is not None
-        floor = records[floor_name(rounding)]
-        own, mine = records[OWN], records[side.name]
-        found[side.name] = certify(mine, own, floor, rounding, divided=side.divided)
-    return found
+    plan = Plan("all", [Side(OWN), *floors(sides), *sides], 5, 0, record=2)
+    found = sessions.run(plan, lambda text: None).sides
+    return {name: found[name].certificate or {} for name in names}
 
 
 @pytest.mark.slow
-def test_what_divides_the_batch_is_certified_as_a_whole(home):
+def test_a_divided_batch_is_certified_as_a_whole(home):
     names = ["ddp_fp16_messages", "fsdp", "fp16"]
-    found = compared(program(home, "build"), names, home)
-    assert {name: each.word for name, each in found.items()} == dict.fromkeys(names, "same")
-    assert not any(each.identical for each in found.values())
-    assert {each.tensors for each in found.values()} == {4}
+    found = compared(home, "build", names)
+    for name in names:
+        expected = {"word": "same", "identical": False, "tensors": 4, "steps": 2}
+        assert found[name] | expected == found[name], name
 
 
 @pytest.mark.slow
 def test_statistics_of_the_rows_of_a_rank_are_named(home):
-    sessions = Sessions(program(home, "normalized"), home / "sessions", "key")
-    sessions.facts = {"factory": True}
-    side = Side("ddp", ("ddp",))
-    plan = Plan("all", [Side(OWN), *floors([side]), side], 0, 0, record=2)
-    certificate = sessions.run(plan, lambda text: None).sides["ddp"].certificate or {}
+    certificate = compared(home, "normalized", ["ddp"])["ddp"]
     assert certificate["word"] == "different"
     cause = "takes its statistics from 4 values of a channel at a time instead of 8"
     assert cause in certificate["reason"].split("; ")[0]

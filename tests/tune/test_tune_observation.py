@@ -1,8 +1,6 @@
-"""Scripts of many kinds are observed as they are."""
+"""Scripts of many kinds are observed without a change."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,54 +22,48 @@ pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@contextmanager
-def started(program: Program, folder: Path, *sides: Side) -> Iterator[Session]:
-    """A session of the script and ``sides``, waiting at their first boundary."""
-    with session(program, [Side(OWN), *sides], folder) as run:
-        for side in run.sides:
-            run.facts(side.name)
-        yield run
-
-
 def recorded(run: Session, side: str, steps: int) -> Record:
-    """What a side records in ``steps`` steps."""
+    """The record of ``steps`` steps of a side."""
     run.steps(side, steps, record=True)
     return Record.read(run.records(side))
 
 
-def test_closures_are_a_step_whose_first_update_is_seen(tmp_path):
-    with started(Program(("closure.py",), SCRIPTS), tmp_path) as run:
-        own, facts = recorded(run, OWN, 2), run.facts(OWN)
+SEEN = {"closure": 2, "two_optimizers": 4, "accumulation": 2, "twin": 2}
+"""Scripts, and the steps of each that are recorded; the twin is ``accumulation`` once more."""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """The record and the facts of each of these scripts, from one session."""
+    names = {name: "accumulation" if name == "twin" else name for name in SEEN}
+    programs = {name: Program((f"{script}.py",), SCRIPTS) for name, script in names.items()}
+    sides = [Side(name, program=program) for name, program in programs.items()]
+    with session(programs["closure"], sides, tmp_path_factory.mktemp("seen")) as run:
+        return {name: (recorded(run, name, n), run.facts(name)) for name, n in SEEN.items()}
+
+
+def test_a_step_with_a_closure_is_seen_from_its_first_update(seen):
+    own, facts = seen["closure"]
     assert (facts["optimizers"], facts["modules"]) == (["LBFGS"], ["Sequential"])
     names = {"0.weight", "0.bias", "2.weight", "2.bias"}
-    assert {(step, name) for _, step, name in own.keys("update")} == {
-        (step, name) for step in (1, 2) for name in names
-    }
+    assert {key[1:] for key in own.keys("update")} == {(n, name) for n in (1, 2) for name in names}
     # All backward passes of a step belong to it.
     assert own.losses().shape[2] > 8
 
 
-def test_two_optimizers_are_seen_from_their_first_updates(tmp_path):
-    with started(Program(("two_optimizers.py",), SCRIPTS), tmp_path) as run:
-        own, facts = recorded(run, OWN, 4), run.facts(OWN)
+def test_two_optimizers_are_seen_from_their_first_updates(seen):
+    own, facts = seen["two_optimizers"]
     assert facts["cycle"] == 2
     assert facts["modules"] == ["Sequential", "Sequential"]
-    # The generator is called first and bears no number; the critic, number 1, steps first.
-    updates = own.keys("update")
-    assert {name for _, step, name in updates if step == 1} == {
-        "1.0.weight",
-        "1.0.bias",
-        "1.2.weight",
-        "1.2.bias",
-    }
-    assert {name for _, step, name in updates if step == 2} >= {"0.weight", "2.bias"}
+    # The generator is called first, so its names have no number; the critic, number 1, steps first.
+    first, second = ({name for _, n, name in own.keys("update") if n == step} for step in (1, 2))
+    assert first == {"1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias"}
+    assert second >= {"0.weight", "2.bias"}
 
 
-def test_accumulation_with_scaler_autocast_and_workers_is_a_step(tmp_path):
-    with started(Program(("accumulation.py",), SCRIPTS), tmp_path, Side("twin")) as run:
-        own, twin = (recorded(run, side, 2) for side in (OWN, "twin"))
-        facts = run.facts(OWN)
-    assert trust(own, twin)[0]
+def test_accumulation_with_scaler_autocast_and_workers_is_a_step(seen):
+    own, facts = seen["accumulation"]
+    assert trust(own, seen["twin"][0])[0]
     assert facts["autocast"]
     assert facts["loaders"] == [{"workers": 1, "pinned": False}]
     assert own.losses().shape == (1, 2, 12)
@@ -161,7 +153,7 @@ def steps(tmp_path_factory):
 @pytest.mark.parametrize(
     "side", [*(f"{kernel} {step}" for step in STEPS for kernel in ("foreach", "fused")), "chunked"]
 )
-def test_gradients_are_those_before_a_kernel_changes_them_and_of_a_whole_loss(side, steps):
+def test_gradients_are_recorded_before_a_kernel_changes_them(side, steps):
     own, other = steps[OWN], steps[side]
     for kind in ("gradient", "update"):
         assert own.keys(kind)
@@ -170,7 +162,7 @@ def test_gradients_are_those_before_a_kernel_changes_them_and_of_a_whole_loss(si
             np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-7, err_msg=f"{kind} {key}")
 
 
-def test_what_backward_computes_again_is_no_call_of_the_script(steps):
+def test_recomputed_calls_are_not_calls_of_the_script(steps):
     assert steps["recomputed"].equals(steps[OWN])
 
 
@@ -240,7 +232,7 @@ while True:
 """
 
 
-def test_a_forked_side_is_what_a_new_process_is(tmp_path, monkeypatch):
+def test_a_forked_side_equals_a_new_process(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     (home / "itself.py").write_text(ITSELF)
@@ -272,7 +264,7 @@ runpy.run_module("{module}", run_name="__main__")
 """
 
 
-def test_the_last_words_of_a_side_are_read_though_another_starts_late(tmp_path, monkeypatch):
+def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path, monkeypatch):
     (tmp_path / "late.py").write_text(LATE.format(module=Side.module, other=tmp_path / "logs/own"))
     (tmp_path / "nothing.py").write_text("raise ValueError('nothing to train')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -290,7 +282,7 @@ ENDS = {
 }
 
 
-def test_an_end_is_one_sentence_with_a_remedy(tmp_path):
+def test_the_reason_of_an_early_end_comes_with_a_remedy(tmp_path):
     programs = {how: Program(("ends.py", how), SCRIPTS) for how in ENDS}
     sides = [Side(how, program=program) for how, program in programs.items()]
     with session(programs["nothing"], sides, tmp_path) as run:

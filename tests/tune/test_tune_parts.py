@@ -1,4 +1,5 @@
-"""Sketches, certificates of made-up records, edits of sources, and folders kept as they were."""
+"""Sketches, certificates of made-up records, edits of scripts, techniques in one process, and folders that
+stay unchanged."""
 
 import subprocess
 import warnings
@@ -18,21 +19,14 @@ from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.isolation import inside, isolated
-from transformer_core.tune.records import (
-    BUCKETS,
-    Record,
-    distance,
-    fingerprint,
-    norm,
-    sketch,
-)
+from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.attention_kernels import KERNELS
-from transformer_core.tune.techniques.recomputation import RecomputedBlocks
+from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
 
-def test_a_sketch_is_linear_and_keeps_distances():
+def test_a_sketch_is_linear_and_keeps_distances_and_small_tensors():
     generator = torch.Generator().manual_seed(1)
     one = torch.randn(300, 400, generator=generator)
     other = one + 0.01 * torch.randn(300, 400, generator=generator)
@@ -40,15 +34,11 @@ def test_a_sketch_is_linear_and_keeps_distances():
     assert np.allclose(sketch(one) - sketch(other), sketch(one - other), atol=1e-3)
     # Fixed seeds, so these numbers never vary; 4.5 % is the standard error of a norm.
     assert norm(sketch(one)) == pytest.approx(float(one.norm()), rel=0.15)
-    assert distance(sketch(one), sketch(other)) == pytest.approx(
-        float((one - other).norm()), rel=0.15
-    )
-
-
-def test_a_small_tensor_is_kept_whole():
-    tensor = torch.arange(12.0).view(3, 4)
-    assert sketch(tensor).tolist() == tensor.flatten().tolist()
-    assert distance(sketch(tensor), sketch(tensor[:2])) == float("inf")
+    apart = float((one - other).norm())
+    assert distance(sketch(one), sketch(other)) == pytest.approx(apart, rel=0.15)
+    small = torch.arange(12.0).view(3, 4)
+    assert sketch(small).tolist() == small.flatten().tolist()
+    assert distance(sketch(small), sketch(small[:2])) == float("inf")
 
 
 def test_a_fingerprint_sees_order_and_nesting():
@@ -90,9 +80,9 @@ OWN, FLOOR = record(), record(noise=1e-6)
         (record(inputs=2.0), FLOOR, "float32", "different", "other numbers"),
         (record(passes=2), FLOOR, "float32", "different", "2 backward passes"),
         (Record(OWN.ranks * 2), FLOOR, "float32", "different", "2 ranks instead of 1"),
-        # A policy whose actions change with the floor has other batches by itself.
+        # A policy whose actions change with the floor draws other batches itself.
         (record(passes=2), record(noise=1e-6, passes=3), "float32", "undecided", "so does"),
-        # What a generator hands to its critic changes with the floor: gradients judge it.
+        # The input that a generator passes to its critic changes with the floor: gradients judge it.
         (
             record(noise=1e-6, inputs=1.001),
             record(noise=1e-6, inputs=1.0001),
@@ -100,10 +90,10 @@ OWN, FLOOR = record(), record(noise=1e-6)
             "same",
             "gradients within",
         ),
-        # Rounding of data is allowed where weights change nothing.
+        # Rounding of data is allowed even if rounding the weights changes nothing.
         (record(noise=3e-3), FLOOR, "bfloat16", "same", "gradients within"),
         (record(noise=5e-2), FLOOR, "bfloat16", "different", "the gradient of"),
-        (record(noise=0.9), record(noise=1.0), "bfloat16", "undecided", "nothing can be told"),
+        (record(noise=0.9), record(noise=1.0), "bfloat16", "undecided", "no verdict is possible"),
     ],
 )
 def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, reason):
@@ -125,7 +115,7 @@ def test_statistics_of_other_rows_are_named(mine, theirs):
 
 
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])
-def test_luck_of_a_tensor_in_a_step_that_rounding_overturns_is_no_bound(first, word):
+def test_a_lucky_floor_in_a_step_that_rounding_overturns_is_no_bound(first, word):
     def overturned(second: dict[str, float], first: float) -> Record:
         """Noise of the first step of both tensors, and of the second step of each."""
         (found,) = record(noise=first).ranks
@@ -145,7 +135,7 @@ def test_luck_of_a_tensor_in_a_step_that_rounding_overturns_is_no_bound(first, w
 @pytest.mark.parametrize(("numbers", "word"), [(2, "same"), (500, "different")])
 def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
     def with_classes(noise: float, error: float) -> Record:
-        """Beside two tensors, the bias of some classes, whose gradient is off by ``error``."""
+        """Two tensors, and the bias of some classes, whose gradient is off by ``error``."""
         (found,) = record(noise=noise).ranks
         gradient = np.random.default_rng(3).standard_normal(numbers)
         for step in (0, 1, 2):
@@ -230,15 +220,22 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     assert watch.places["call"][0] == str(Path(__file__).resolve())
 
 
-def test_blocks_that_are_computed_again_give_the_same_gradients(tmp_path):
-    def blocks() -> nn.ModuleList:
-        torch.manual_seed(1)
-        return nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2))
+def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", None)
+    technique = KeptActivations()
+    technique.prepare(Watch(Boundaries()))
+    kept = torch.utils.checkpoint.checkpoint
+    assert kept(pow, 2, exp=3, use_reentrant=False, early_stop=False) == 8
+    assert technique.without_effect(Watch(Boundaries())) is None
 
+
+def test_recomputed_blocks_give_the_same_gradients(tmp_path):
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = blocks()
+            torch.manual_seed(1)
+            blocks = (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2))
+            self.layers = nn.ModuleList(blocks)
 
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
@@ -262,20 +259,35 @@ def test_blocks_that_are_computed_again_give_the_same_gradients(tmp_path):
     assert "partial(checkpoint, block.forward, use_reentrant=False)" in source.diff()
 
 
+ADAMW = {"device": "cpu", "optimizers": ["AdamW"]}
+ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
+
+
 @pytest.mark.parametrize(
-    ("facts", "why"),
+    ("name", "facts", "why"),
     [
-        ({"device": "cpu", "capability": None}, "need a GPU"),
-        ({"device": "cuda", "capability": (8, 6)}, "this GPU has 8.6"),
-        ({"device": "cuda", "capability": (9, 0)}, "pip install torchao"),
+        ("float8", {"device": "cpu", "capability": None}, "need a GPU"),
+        ("float8", {"device": "cuda", "capability": (8, 6)}, "this GPU has 8.6"),
+        ("float8", {"device": "cuda", "capability": (9, 0)}, "pip install torchao"),
+        ("fused_optimizer", ADAMW | {"groups": [{"fused": None, "foreach": None}]}, None),
+        ("foreach_optimizer", ADAMW | {"groups": [{"fused": None, "foreach": None}]}, None),
+        # As transformers' Trainer does.
+        ("fused_optimizer", ADAMW | {"groups": [{"fused": True}]}, "fused already"),
+        ("foreach_optimizer", ADAMW | {"groups": [{"fused": True}]}, "chooses the kernels"),
+        ("fused_optimizer", ADAMW | {"groups": [{"fused": False}]}, "chooses the kernels"),
+        ("sdpa_math", ATTENTION, None),
+        ("sdpa_math", ATTENTION | {"counts": {}}, "does not call"),
+        ("sdpa_flash", ATTENTION, "first choice"),
+        ("sdpa_flash", ATTENTION | {"device": "cuda"}, None),
     ],
 )
-def test_float8_says_why_it_cannot_be_tried(facts, why, monkeypatch):
+def test_a_technique_says_why_it_cannot_be_tried(name, facts, why, monkeypatch):
     monkeypatch.setattr("transformer_core.tune.techniques.float8.find_spec", lambda name: None)
-    assert why in str(TECHNIQUES["float8"].obstacle(facts))
+    found = TECHNIQUES[name].obstacle(facts)
+    assert found is None if why is None else why in str(found)
 
 
-def test_lines_at_which_the_host_waits_are_noted_and_other_warnings_shown(monkeypatch):
+def test_lines_where_the_host_waits_are_counted_and_other_warnings_shown(monkeypatch):
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *more: shown.append(str(message)))
     with warnings.catch_warnings():
@@ -289,7 +301,7 @@ def test_lines_at_which_the_host_waits_are_noted_and_other_warnings_shown(monkey
     assert shown == ["something else"] * 2
 
 
-def test_a_larger_batch_is_told_from_the_parts_of_memory():
+def test_parts_of_memory_tell_how_much_larger_a_batch_could_be():
     parts = {"libraries": 10, "weights": 5, "gradients": 5, "optimizer": 10}
     assert larger_batch(parts | {"peak": 40, "room": 100}) == 6
     assert larger_batch(parts | {"peak": 30, "room": 100}) == 0
@@ -307,7 +319,7 @@ def test_a_folder_stays_as_it_was(tmp_path):
     (folder / "model.pt").write_text("old", encoding="utf-8")
     write = "cat model.pt && echo new > model.pt && echo more > other && cat model.pt"
     place, overlay = isolated(folder, scratch)
-    # The folder is another one once the process is in the overlay.
+    # The process sees the overlay only after it changes into the folder again.
     command = inside(overlay, ["sh", "-c", f"cd {place}; {write}"])
     ended = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
     assert ended.stdout == "oldnew\n"
@@ -322,7 +334,7 @@ def test_a_copy_leaves_out_results_and_their_size(tmp_path, monkeypatch):
     (folder / "results").mkdir(parents=True)
     (folder / "train.py").write_text("pass\n")
     (folder / "results/large").write_bytes(bytes(1000))
-    # A folder of that name may be the user's own.
+    # Without its mark, a folder of this name is the user's.
     with pytest.raises(isolation.TooLarge, match="start in a folder that has the script"):
         isolated(folder, scratch)
     (folder / "results/.study").write_text("mine\n")
@@ -331,7 +343,7 @@ def test_a_copy_leaves_out_results_and_their_size(tmp_path, monkeypatch):
     assert [path.name for path in place.iterdir()] == ["train.py"]
 
 
-def test_gradients_in_float16_are_scaled_inside_the_model_alone():
+def test_gradients_in_float16_are_scaled_only_inside_the_model():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
     data = torch.randn(16, 32, requires_grad=True)
@@ -355,23 +367,7 @@ def test_gradients_in_float16_are_scaled_inside_the_model_alone():
     assert apart(found) < 0.02 < apart(lost)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "fused", "foreach"),
-    [
-        ({"fused": None, "foreach": None}, None, None),
-        # As transformers' Trainer does.
-        ({"fused": True, "foreach": None}, "fused already", "chooses the kernels"),
-        ({"fused": False, "foreach": None}, "chooses the kernels", "chooses the kernels"),
-    ],
-)
-def test_kernels_of_an_optimizer_are_left_where_the_script_chooses_them(chosen, fused, foreach):
-    facts = {"device": "cpu", "optimizers": ["AdamW"], "groups": [chosen]}
-    for name, why in (("fused_optimizer", fused), ("foreach_optimizer", foreach)):
-        found = TECHNIQUES[name].obstacle(facts)
-        assert found is None if why is None else why in str(found)
-
-
-def test_a_layout_is_set_past_a_method_of_the_module_that_knows_devices_alone():
+def test_a_layout_is_set_although_the_module_overrides_to():
     class Task(nn.Module):
         def __init__(self):
             super().__init__()
@@ -385,13 +381,8 @@ def test_a_layout_is_set_past_a_method_of_the_module_that_knows_devices_alone():
     assert task.inner.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_kernels_of_attention_are_chosen_where_there_is_attention():
+def test_attention_uses_the_chosen_kernel():
     math, flash = TECHNIQUES["sdpa_math"], TECHNIQUES["sdpa_flash"]
-    facts = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
-    assert math.obstacle(facts) is None
-    assert "first choice" in str(flash.obstacle(facts))
-    assert flash.obstacle(facts | {"device": "cuda"}) is None
-    assert "does not call" in str(math.obstacle(facts | {"counts": {}}))
     query = torch.randn(1, 2, 8, 16)
     try:
         math.prepare(None)

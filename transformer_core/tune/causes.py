@@ -233,6 +233,6 @@ def other_tensors(found: Record, own: Record) -> str:
 
 
 def some(names: list[str]) -> str:
-    """The first two names, and how many more there are."""
+    """The first two names, and the number of others."""
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more

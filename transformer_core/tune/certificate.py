@@ -109,7 +109,7 @@ def certify(
     if reason or (reason := other_tensors(found, own)):
         if not divided and (other_batches(floor, own, floor) or other_tensors(floor, own)):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
-            reason = f"{reason}; so does the script itself after rounding, and nothing can be told"
+            reason = f"{reason}; so does the script itself after rounding: no verdict is possible"
             return judged("undecided", reason)
         return judged("different", reason)
     reasons: list[str] = []
@@ -138,7 +138,7 @@ def certify(
         reasons = [why for why in larger if "in step 1:" in why] + reasons
         return judged("different", "; ".join(reasons[:2]), **more)
     if floor_there > CEILING[rounding] and _first_floor(own, floor) > CEILING[rounding]:
-        reason = f"rounding the first weights changes gradients by {floor_there:.0%}: nothing can be told"
+        reason = f"rounding the first weights changes gradients by {floor_there:.0%}: no verdict is possible"
         return judged("undecided", reason, **more)
     reason = f"gradients within {gradient:.1e}, floor {floor_there:.1e}"
     return judged("same", reason, **more)
