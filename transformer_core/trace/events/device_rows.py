@@ -115,7 +115,7 @@ def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> In
     """The ranges of collectives around launches, but -1 where an operator inside the range
     launched: what it copies is no communication."""
     inside = (annotation >= 0) & (operator >= 0)
-    begins = rows.trace.operators.take("t0", operator[inside])
+    begins = rows.trace.operators["t0"][operator[inside]]
     found = annotation.copy()
     found[inside] = np.where(
         begins > rows.trace.collectives["t0"][annotation[inside]], -1, annotation[inside]

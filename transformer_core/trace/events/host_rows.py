@@ -73,7 +73,7 @@ class ProcessRows:
     @cached_property
     def _kinds(self) -> dict[int, int]:
         """The classes of operators by the numbers of their names."""
-        texts, names = self.names.texts, self.trace.operators.distinct("name")
+        texts, names = self.names.texts, np.unique(self.trace.operators["name"]).tolist()
         return {n: self.names[operator_classes.operator_class(texts[n])] for n in names}
 
     def operator_classes(self, operator: Integers) -> Integers:
@@ -85,7 +85,7 @@ class ProcessRows:
     ) -> Integers:
         """A column of the operator of each row, or what is made of it; null for none (-1)."""
         found, some = nulls(len(operator)), operator >= 0
-        values = self.trace.operators.take(column, operator[some])
+        values = self.trace.operators[column][operator[some]]
         if made is not None:
             present, place = distinct(values)
             values = np.array([made[n] for n in present.tolist()], np.int64)[place]
@@ -101,7 +101,7 @@ class ProcessRows:
         chosen = operator[order]
         first = np.ones(len(chosen), np.bool_)
         first[1:] = chosen[1:] != chosen[:-1]
-        calls = self.trace.operators.take("call", chosen)
+        calls = self.trace.operators["call"][chosen]
         columns = []
         for values in ([w.flops for w in self.trace.work], [w.bytes for w in self.trace.work]):
             known = np.array([NULL if v is None or v >= 2**62 else v for v in values], np.int64)

@@ -12,29 +12,20 @@ from transformer_core.trace.events.intervals import Innermost
 
 
 def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integers]:
-    """Thread and time of the launch of each device event, by correlation id; null where there is
-    none."""
-    known = np.unique(wanted)
-    thread, time = nulls(len(known)), np.full(len(known), _LATEST)
-    if not len(known):
-        return thread, nulls(0)
-    for edges in launches.stretches():
-        ids = launches.stretch("correlation", *edges)
-        at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-        asked = np.flatnonzero((known[at] == ids) & (ids != NULL))
-        t0 = launches.stretch("t0", *edges)
-        # The first of several calls with one id: a call of the driver lies in the runtime's.
-        asked = asked[np.lexsort((t0[asked], at[asked]))]
-        asked = asked[np.diff(at[asked], prepend=-1) != 0]
-        asked = asked[t0[asked] < time[at[asked]]]
-        time[at[asked]] = t0[asked]
-        thread[at[asked]] = launches.stretch("thread", *edges)[asked]
-    time[time == _LATEST] = NULL
-    place = np.searchsorted(known, wanted)
-    return thread[place], time[place]
+    """Thread and time of the launch of each device event, by correlation id; null without one.
 
-
-_LATEST = np.iinfo(np.int64).max
+    Of several calls with one id the first counts: a call of the driver lies inside the runtime's.
+    """
+    if not len(launches):
+        return nulls(len(wanted)), nulls(len(wanted))
+    ids, t0 = launches["correlation"], launches["t0"]
+    order = np.lexsort((t0, ids))
+    known, first = np.unique(ids[order], return_index=True)
+    place = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    launched = (wanted != NULL) & (known[place] == wanted)
+    call = np.full(len(wanted), -1, np.int64)
+    call[launched] = order[first[place[launched]]]
+    return taken(launches["thread"], call), taken(t0, call)
 
 
 def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
@@ -46,7 +37,7 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
     asked = np.flatnonzero(thread != NULL)
     asked = asked[np.argsort(time[asked], kind="stable")]
     times, threads = time[asked], thread[asked]
-    begins, ends = nulls(len(asked)), np.full(len(asked), _LATEST)
+    begins, ends = nulls(len(asked)), np.full(len(asked), np.iinfo(np.int64).max)
     for edges in rows.stretches():
         t0, t1, own = (rows.stretch(name, *edges) for name in ("t0", "t1", "thread"))
         first, last = np.searchsorted(times, (t0.min(), t1.max()))
@@ -71,7 +62,7 @@ def leaves(
 ) -> NDArray[np.bool_]:
     """Which of ``chosen`` operators are of ``wanted`` kinds and do their work themselves: no other
     of their kind runs inside. ``kinds`` has the kind of each name."""
-    t0, t1, thread, name = (operators.take(n, chosen) for n in ("t0", "t1", "thread", "name"))
+    t0, t1, thread, name = (operators[n][chosen] for n in ("t0", "t1", "thread", "name"))
     kind = _kinds(name, kinds)
     found = np.isin(kind, list(wanted))
     for begin, finish in operators.stretches():

@@ -99,13 +99,13 @@ class Marks:
                 continue
             found = {
                 number: phase
-                for number in rows.distinct("name")
+                for number in np.unique(rows["name"]).tolist()
                 if (phase := phase_of(names.texts[number])) and (phase == STEP) == steps
             }
             own = {n for n, p in found.items() if names.texts[n] == label(p)}
-            chosen = rows.places("name", own or found)
-            labels = mapped(names, rows.take("name", chosen), phase_of)
-            parts.append((labels, *(rows.take(name, chosen) for name in ("t0", "t1", "thread"))))
+            chosen = np.flatnonzero(np.isin(rows["name"], list(own or found)))
+            labels = mapped(names, rows["name"][chosen], phase_of)
+            parts.append((labels, *(rows[name][chosen] for name in ("t0", "t1", "thread"))))
             if own or (steps and found):
                 break
         columns = [np.concatenate([part[k] for part in parts]) for k in range(4)]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.trace.events.columns import NULL, Columns, Integers, Names
@@ -228,10 +227,13 @@ class ProcessTrace:
             *(self.device, self.launches, self.waits),
             *(self.operators, self.ranges, self.collectives, self.frames),
         ):
-            wrong = [_stray(columns, middle, edges) for edges in columns.stretches()]
-            if count := sum(int(some.sum()) for some in wrong):
-                self.left_out.add("more than a day long, or away from the others", count)
-                columns.keep(~np.concatenate(wrong))
+            t0 = columns["t0"]
+            wrong = (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS)
+            if "t1" in columns:
+                wrong |= columns["t1"] - t0 > DAY_NS
+            if wrong.any():
+                self.left_out.add("more than a day long, or away from the others", int(wrong.sum()))
+                columns.keep(~wrong)
 
     def _leave_out_doubles(self) -> None:
         """The same event of a stream twice: two things never run at once on one."""
@@ -249,13 +251,6 @@ class ProcessTrace:
             self.left_out.add("the trace holds them twice", int(same.sum()))
             rows.clear()
             self.device.keep(kept)
-
-
-def _stray(columns: Columns, middle: int, edges: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which rows are too long, or too far from a time."""
-    t0 = columns.stretch("t0", *edges)
-    t1 = columns.stretch("t1", *edges) if "t1" in columns else t0
-    return (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS) | (t1 - t0 > DAY_NS)
 
 
 def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:

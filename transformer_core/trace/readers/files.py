@@ -249,7 +249,7 @@ def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
         if count > _MOST:
             reason = f"names {count:,} {what}, more than the {_MOST:,} that are read"
             raise unusable(path, reason, "give a trace of one process, or fewer processes in one")
-    threads = sum(len(t.operators.distinct("thread")) for t in traces if not len(t.device))
+    threads = sum(len(np.unique(t.operators["thread"])) for t in traces if not len(t.device))
     if max(threads, len(traces)) > _MOST:
         reason = f"names {max(threads, len(traces)):,} threads or processes, more than {_MOST:,}"
         raise unusable(path, reason, "give a trace of one process")
