@@ -102,14 +102,14 @@ def kernel_times(rows: Rows, choice: Choice = USUAL) -> list[KernelTime]:
     return [
         KernelTime(
             name=name,
-            kind=rows.texts["class"][rows.columns["class"][mine[0]]],
+            kind=rows.texts("class")[rows.codes("class")[mine[0]]],
             count=len(mine),
             time_ns=time,
             shortest_ns=int(durations[mine].min()),
             longest_ns=int(durations[mine].max()),
             share=time / whole if whole else None,
             operators=list(operators.fused(name)),
-            operator_class=rows.texts["operator_class"][rows.columns["operator_class"][mine[0]]],
+            operator_class=rows.texts("operator_class")[rows.codes("operator_class")[mine[0]]],
             number_format=_format(rows, mine),
             flops=total(rows["flops"][mine]),
             bytes=total(rows["operator_bytes"][mine]),
@@ -119,7 +119,7 @@ def kernel_times(rows: Rows, choice: Choice = USUAL) -> list[KernelTime]:
 
 
 def _format(rows: Rows, mine: NDArray[np.int64]) -> str | None:
-    told = rows.texts["shapes"][np.unique(rows.columns["shapes"][mine])]
+    told = rows.texts("shapes")[np.unique(rows.codes("shapes")[mine])]
     found = {(text or "").partition(" ")[0] for text in told}
     return found.pop() if len(found) == 1 and found <= operators.FORMATS else None
 
@@ -193,7 +193,7 @@ def operator_classes(rows: Rows) -> list[OperatorClass]:
 
 
 def forward_backward(rows: Rows) -> list[ForwardBackward]:
-    known = [name for name in rows.texts["operator"] if name is not None]
+    known = [name for name in rows.texts("operator") if name is not None]
     contraction = rows.equal("operator_class", operators.CONTRACTION)
     groups = {
         group: contraction & rows.equal("operator", *(n for n in known if _contraction(n) == group))

@@ -74,7 +74,8 @@ def break_down_reading(
     profiler_reason: str | None = None,
     choice: Choice = USUAL,
 ) -> Breakdown:
-    rows = rows_of(reading.events, but="memory")
+    rows = rows_of(reading.events)
+    rows = rows.where(~rows.equal("kind", "memory"))
     devices, waits = break_down_all(rows, choice)
     return Breakdown(
         name=name,
@@ -358,7 +359,7 @@ def sources(rows: Rows, count: int, accepts: Callable[[str], bool]) -> list[Sour
     """The accepted kernels of each function of the program that take longest in all."""
     work = rows.where(rows.equal("class", event_table.COMPUTE, COMMUNICATION))
     whole = int(work.durations.sum())
-    known = work.texts["name"]
+    known = work.texts("name")
     work = work.where(work.equal("name", *(name for name in known if name and accepts(name))))
     return [
         SourceUse(
@@ -377,7 +378,7 @@ def _longest(
 ) -> Iterator[tuple[str, str, Integers, int]]:
     """Pairs of texts that rows have in common, with the rows and their time, longest first."""
     known = np.flatnonzero(~work.missing(first) & ~work.missing(second))
-    pairs = np.stack([work.columns[name][known] for name in (first, second)], 1)
+    pairs = np.stack([work.codes(name)[known] for name in (first, second)], 1)
     present, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1)
     times = np.bincount(group, work.durations[known], len(present))
@@ -386,7 +387,7 @@ def _longest(
     for number in np.argsort(-times, kind="stable")[:count].tolist():
         mine = known[order[edges[number] : edges[number + 1]]]
         one, other = (
-            str(work.texts[name][code])
+            str(work.texts(name)[code])
             for name, code in zip((first, second), present[number], strict=True)
         )
         yield one, other, mine, int(work.durations[mine].sum())

@@ -1,7 +1,7 @@
 """Columns of integers for millions of events, and numbers for their texts."""
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,13 @@ def distinct(values: Integers) -> tuple[Integers, NDArray[np.int64]]:
     return np.append(NULL, present), place
 
 
+def places_by_value(values: Integers) -> dict[int, NDArray[np.int64]]:
+    """The places of each distinct value, in order of the values."""
+    order = np.argsort(values, kind="stable")
+    present, begins = np.unique(values[order], return_index=True)
+    return dict(zip(present.tolist(), np.split(order, begins[1:]), strict=False))
+
+
 class Names(dict[str, int]):
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +68,7 @@ class Names(dict[str, int]):
 class _Block(NamedTuple):
     """Consecutive values of a column."""
 
-    count: int
+    rows: int
     values: NDArray[np.integer]  # a single one if all are equal
 
 
@@ -125,16 +132,10 @@ class Columns:
         return self._count(next(iter(self._blocks)))
 
     def _count(self, name: str) -> int:
-        return sum(block.count for block in self._blocks[name]) + len(self._last[name])
+        return sum(block.rows for block in self._blocks[name]) + len(self._last[name])
 
     def __getitem__(self, name: str) -> Integers:
         return self.stretch(name, 0, self._count(name))
-
-    def stretches(self) -> Iterator[tuple[int, int]]:
-        """The first and last row (exclusive) of stretches short enough to unpack at once."""
-        count = len(self)
-        for begin in range(0, count, _BLOCK):
-            yield begin, min(begin + _BLOCK, count)
 
     def stretch(self, name: str, begin: int, end: int) -> Integers:
         """The values of a column from row ``begin`` up to ``end``, as a new array."""

@@ -72,7 +72,10 @@ def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
     kernel = device["kind"] == rows.names["kernel"]
     talks = yield from _talks(rows, kernel, operator, thread, launched)
     yield "operator_class", _kernel_classes(rows, kernel, talks, operator)
-    yield from _placed(rows, thread, launched, of=(kernel, operator >= 0, talks))
+    placed = rows.marks.placed(launched)
+    apart = of_loaders(rows.marks, thread, kernel, operator >= 0, talks, placed["phase"])
+    placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
+    yield from placed.items()
     flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"])
     yield from (("flops", flops), ("operator_bytes", traffic))
 
@@ -96,19 +99,6 @@ def _talks(
     kinds = mapped(rows.names, rows.trace.device["kind"], lambda kind: _CLASSES[kind])
     yield "class", np.where(talks, rows.names[event_table.COMMUNICATION], kinds)
     return talks
-
-
-def _placed(
-    rows: ProcessRows,
-    thread: Integers,
-    launched: Integers,
-    of: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]],
-) -> Iterator[tuple[str, Integers]]:
-    """Phase and step; ``of`` says of which events that run kernels, lie in operators, talk."""
-    placed = rows.marks.placed(launched)
-    apart = of_loaders(rows.marks, thread, *of, placed["phase"])
-    placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
-    yield from placed.items()
 
 
 def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> Integers:

@@ -8,15 +8,15 @@ is left to what reads and writes files. :class:`Rows` unpacks a column when it i
 :class:`Window` cuts a stretch of time out of a table.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls
+from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls, places_by_value
 from transformer_core.trace.events.intervals import Union, union
 
 HOST_KINDS = ("range", "module", "wait", "memory")
@@ -78,9 +78,6 @@ class Events:
         found.columns.extend(count, **{name: self.columns[name][mask] for name in COLUMNS})
         return found
 
-    def of_kind(self, kind: str) -> NDArray[np.bool_]:
-        return np.isin(self.columns["kind"], [k for k, t in enumerate(self.texts) if t == kind])
-
 
 def joined(parts: Sequence[Events]) -> Events:
     if len(parts) == 1:
@@ -108,24 +105,9 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 Places = NDArray[np.int64] | slice
-Value = TypeVar("Value")
 
 
-class _Made(dict[str, Value]):
-    """The results of a function by name, cached: all of them, or the last ``most``."""
-
-    def __init__(self, make: Callable[[str], Value], most: int | None = None) -> None:
-        super().__init__()
-        self._make, self._most = make, most
-
-    def __missing__(self, name: str) -> Value:
-        if len(self) == self._most:
-            del self[next(iter(self))]
-        self[name] = made = self._make(name)
-        return made
-
-
-_FEW = 6  # columns that are kept unpacked: each takes as much memory as the whole table packed
+_FEW = 6  # columns kept unpacked: each takes as much memory as the whole table packed
 
 
 class Rows:
@@ -134,21 +116,21 @@ class Rows:
     def __init__(
         self,
         columns: Callable[[str, Places], NDArray],
-        texts: Mapping[str, NDArray],
+        texts: Callable[[str], NDArray],
         places: Places = slice(None),
     ) -> None:
         self._all, self._places = columns, places
         self.texts = texts
-        """The values of columns of texts; the last is None."""
-        self.columns: Mapping[str, NDArray] = _Made(lambda name: columns(name, places), _FEW)
-        """Numbers, or of texts the places of their values."""
+        """The values of a column of texts; the last is None."""
+        self.codes = lru_cache(_FEW)(lambda name: columns(name, places))
+        """Of a column of texts, the places of its values in ``texts``; otherwise its integers."""
 
     def __getitem__(self, name: str) -> NDArray:
-        column = self.columns[name]
-        return self.texts[name][column] if name in TEXTS else column
+        codes = self.codes(name)
+        return self.texts(name)[codes] if name in TEXTS else codes
 
     def __len__(self) -> int:
-        return len(self.columns["t0_ns"])
+        return len(self.codes("t0_ns"))
 
     def where(self, mask: Mask | NDArray[np.int64]) -> "Rows":
         if mask.dtype == np.bool_ and mask.all():
@@ -159,30 +141,24 @@ class Rows:
         return Rows(self._all, self.texts, places)
 
     def equal(self, name: str, *texts: str) -> Mask:
-        known, wanted = self.texts[name], set(texts)
-        return np.isin(self.columns[name], [k for k, text in enumerate(known) if text in wanted])
+        known, wanted = self.texts(name), set(texts)
+        return np.isin(self.codes(name), [k for k, text in enumerate(known) if text in wanted])
 
     def missing(self, name: str) -> Mask:
-        return self.columns[name] == len(self.texts[name]) - 1
+        return self.codes(name) == len(self.texts(name)) - 1
 
     def groups(self, name: str) -> dict[str, NDArray[np.int64]]:
-        """The places of the rows by the values of a column of texts, in order of those; without
-        null."""
-        codes = self.columns[name]
-        order = np.argsort(codes, kind="stable")
-        present, begins = np.unique(codes[order], return_index=True)
-        parts = np.split(order, begins[1:])
-        known = self.texts[name]
-        found = {known[code]: part for code, part in zip(present, parts, strict=False)}
+        """The places of the rows by text, in order of the texts; null is left out."""
+        known = self.texts(name)
+        found = {known[code]: part for code, part in places_by_value(self.codes(name)).items()}
         return {text: found[text] for text in sorted(text for text in found if text is not None)}
 
     def executions(self) -> Iterator[tuple[str, str | None, NDArray[np.int64]]]:
-        """Collective, group, and the places of its events in order of time."""
+        """Each collective and group, with the places of its events in order of time."""
         for name, places in self.groups("collective").items():
             places = places[np.argsort(self["t0_ns"][places], kind="stable")]
-            groups = self.columns["group"][places]
-            for code in np.unique(groups).tolist():
-                yield name, self.texts["group"][code], places[groups == code]
+            for code, some in places_by_value(self.codes("group")[places]).items():
+                yield name, self.texts("group")[code], places[some]
 
     def union(self, mask: Mask | NDArray[np.int64] | slice = slice(None)) -> Union:
         return union(self["t0_ns"][mask], self["t1_ns"][mask])
@@ -198,17 +174,18 @@ class Rows:
         return self["t1_ns"] - self["t0_ns"]
 
 
-def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
-    """The event table as arrays; without the rows of one kind, ``but``."""
+def rows_of(table: "Events | pa.Table") -> Rows:
+    """The event table as arrays."""
     if not isinstance(table, Events):
         from transformer_core.trace.events.arrow import events_of
 
         table = events_of(table)
     events = table
 
+    @cache
     def known(name: str) -> tuple[NDArray, NDArray[np.int32]]:
-        """The texts of a column and None, and the place there of each text of the table; what
-        stands behind the last of these is the place of null."""
+        """The texts of a column, then None; and for each text of the table its place among them. The
+        place of null follows that of the last text."""
         values = events.columns[name]
         present = np.flatnonzero(np.bincount(values[values != NULL]))
         order: dict[str, int] = {}
@@ -217,17 +194,14 @@ def rows_of(table: "Events | pa.Table", but: str | None = None) -> Rows:
         numbers[present] = places
         return np.array([*order, None], dtype=object), numbers
 
-    tables = _Made(known)
-
     def column(name: str, places: Places) -> NDArray:
         values = events.columns[name][places]
         if name not in TEXTS:
             return values
         values[values == NULL] = -1  # behind the last text
-        return tables[name][1][values]
+        return known(name)[1][values]
 
-    kept = slice(None) if but is None else np.flatnonzero(~events.of_kind(but))
-    return Rows(column, _Made(lambda name: tables[name][0]), kept)
+    return Rows(column, lambda name: known(name)[0])
 
 
 def total(values: Integers) -> int | None:

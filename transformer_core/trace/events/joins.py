@@ -7,7 +7,15 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import NULL, Columns, Integers, Names, distinct, nulls
+from transformer_core.trace.events.columns import (
+    NULL,
+    Columns,
+    Integers,
+    Names,
+    distinct,
+    nulls,
+    places_by_value,
+)
 from transformer_core.trace.events.intervals import Innermost
 
 
@@ -29,31 +37,14 @@ def first_launches(wanted: Integers, launches: Columns) -> tuple[Integers, Integ
 
 
 def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
-    """The innermost of ``rows`` around each time on its thread; -1 where there is none.
-
-    Rows are unpacked stretch by stretch, so that the memory for it grows with the times alone.
-    """
+    """The innermost of ``rows`` around each time on its thread; -1 without one."""
     found = np.full(len(time), -1, np.int64)
-    asked = np.flatnonzero(thread != NULL)
-    asked = asked[np.argsort(time[asked], kind="stable")]
-    times, threads = time[asked], thread[asked]
-    begins, ends = nulls(len(asked)), np.full(len(asked), np.iinfo(np.int64).max)
-    for edges in rows.stretches():
-        t0, t1, own = (rows.stretch(name, *edges) for name in ("t0", "t1", "thread"))
-        first, last = np.searchsorted(times, (t0.min(), t1.max()))
-        for number in distinct(own)[0].tolist():
-            some = first + np.flatnonzero(threads[first:last] == number)
-            if not len(some):
-                continue
-            mine = np.flatnonzero(own == number)
-            owner = Innermost(t0[mine], t1[mine]).at(times[some])
-            some, inner = some[owner >= 0], mine[owner[owner >= 0]]
-            # Of two, that which began last is the inner one, or else that which ends first.
-            later = t0[inner] > begins[some]
-            later |= (t0[inner] == begins[some]) & (t1[inner] <= ends[some])
-            some, inner = some[later], inner[later]
-            begins[some], ends[some] = t0[inner], t1[inner]
-            found[asked[some]] = edges[0] + inner
+    t0, t1, own = (rows[name] for name in ("t0", "t1", "thread"))
+    of_rows, of_times = places_by_value(own), places_by_value(thread)
+    for number in (of_rows.keys() & of_times.keys()) - {NULL}:
+        mine, asked = of_rows[number], of_times[number]
+        owner = Innermost(t0[mine], t1[mine]).at(time[asked])
+        found[asked] = np.where(owner >= 0, mine[owner], -1)
     return found
 
 
@@ -61,39 +52,18 @@ def leaves(
     operators: Columns, chosen: Integers, kinds: Mapping[int, int], wanted: Collection[int]
 ) -> NDArray[np.bool_]:
     """Which of ``chosen`` operators are of ``wanted`` kinds and do their work themselves: no other
-    of their kind runs inside. ``kinds`` has the kind of each name."""
-    t0, t1, thread, name = (operators[n][chosen] for n in ("t0", "t1", "thread", "name"))
-    kind = _kinds(name, kinds)
-    found = np.isin(kind, list(wanted))
-    for begin, finish in operators.stretches():
-        other0, other1, on, named = (
-            operators.stretch(n, begin, finish) for n in ("t0", "t1", "thread", "name")
-        )
-        near = np.flatnonzero(found & (t0 <= other0.max()) & (t1 > other0.min()))
-        of_kind = _kinds(named, kinds)
-        for pair in np.unique(np.stack([thread[near], kind[near]], 1), axis=0).tolist():
-            asked = near[(thread[near] == pair[0]) & (kind[near] == pair[1])]
-            mine = np.flatnonzero((on == pair[0]) & (of_kind == pair[1]))
-            mine = mine[np.lexsort((-other1[mine], other0[mine]))]
-            if not len(mine):
-                continue
-            begins = other0[mine]
-            after = np.searchsorted(begins, t0[asked], side="right")
-            inside = after < np.searchsorted(begins, t1[asked])
-            # Of those that begin with it, the last is the shortest.
-            last = after - 1
-            same = (last >= 0) & (begins[last] == t0[asked]) & (t0[asked] < t1[asked])
-            # It lies inside if it ends before, or stands later.
-            end, of = other1[mine[last[same]]], t1[asked[same]]
-            later = begin + mine[last[same]] > chosen[asked[same]]
-            same[same] = (end < of) | ((end == of) & later)
-            found[asked[inside | same]] = False
-    return found
-
-
-def _kinds(names: Integers, kinds: Mapping[int, int]) -> Integers:
-    present, place = distinct(names)
-    return np.array([kinds[number] for number in present.tolist()], np.int64)[place]
+    operator of their kind runs inside. ``kinds`` maps names to kinds."""
+    present, place = distinct(operators["name"])
+    kind = np.array([kinds[number] for number in present.tolist()], np.int64)[place]
+    some = np.flatnonzero(np.isin(kind, list(wanted)))
+    columns = [kind[some], *(operators[name][some] for name in ("thread", "t0", "t1"))]
+    order = np.lexsort((-columns[3], *columns[2::-1]))
+    kind, thread, t0, t1 = (column[order] for column in columns)
+    # Sorted by begin, longer ones first: if any operator begins inside another, the next one does.
+    outer = (kind[1:] == kind[:-1]) & (thread[1:] == thread[:-1]) & (t0[1:] < t1[:-1])
+    found = np.zeros(len(operators), np.bool_)
+    found[some[order]] = np.append(~outer, [True] * (len(order) > 0))
+    return found[chosen]
 
 
 def taken(values: Integers, places: Integers) -> Integers:

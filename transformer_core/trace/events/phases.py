@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls
+from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls, places_by_value
 from transformer_core.trace.events.event_table import Rows
 from transformer_core.trace.events.intervals import Innermost
 from transformer_core.trace.events.joins import around, chosen, mapped, taken
@@ -233,8 +233,7 @@ def _paths(rows: Columns, labels: list[str]) -> list[str]:
     """The labels of each range and of those around it."""
     paths = list(labels)
     t0, t1, threads = (rows[name] for name in ("t0", "t1", "thread"))
-    for thread in np.unique(threads).tolist():
-        mine = np.flatnonzero(threads == thread)
+    for mine in places_by_value(threads).values():
         parents = Innermost(t0[mine], t1[mine]).parent
         for k in np.lexsort((-t1[mine], t0[mine])).tolist():
             if parents[k] >= 0:
