@@ -14,10 +14,9 @@ from transformer_core.common.tables import read_table
 from transformer_core.trace.breakdown.devices import partition
 from transformer_core.trace.events import arrow, columns
 from transformer_core.trace.events.arrow import events_of, write_events
-from transformer_core.trace.events.columns import NULL, Columns
+from transformer_core.trace.events.columns import NULL, Columns, around, leaves
 from transformer_core.trace.events.event_table import Events, rows_of
 from transformer_core.trace.events.intervals import Innermost, union
-from transformer_core.trace.events.joins import around, leaves
 from transformer_core.trace.readers import kineto_stream
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.kineto_events import EventDecoder
@@ -173,7 +172,6 @@ def test_leaves_have_none_of_their_kind_inside(block, ordered):
     rows = nested(3, 300, ordered)
     thread, t0, t1, name = (rows[column] for column in _NAMES)
     kinds = {0: 10, 1: 10, 2: 11, 3: 12, 4: 12}
-    chosen = np.random.default_rng(4).permutation(300)[:200]
 
     def leaf(k: int) -> bool:
         key = (t0[k], -t1[k], k)
@@ -185,9 +183,9 @@ def test_leaves_have_none_of_their_kind_inside(block, ordered):
             for j in range(300)
         )
 
-    found = leaves(rows, chosen, kinds, [10, 11]).tolist()
-    assert found == [leaf(k) for k in chosen.tolist()]
-    assert 20 < sum(found) < 180
+    found = leaves(rows, kinds, [10, 11]).tolist()
+    assert found == [leaf(k) for k in range(300)]
+    assert 30 < sum(found) < 270
 
 
 END = 60

@@ -1,10 +1,10 @@
-"""The event table: what every reader makes and the breakdown reads, one row per event.
+"""The event table, which every reader makes and the breakdown reads: one row per event.
 
-Rows are device events (kernels, copies, CUDA graphs), on a CPU the self time of operators and the
-collectives of gloo, and what the host marks: steps, phases, modules, waits, memory. Times are
-nanoseconds on the clock of the trace, which processes of one host share. In memory the table is of
-packed arrays of numpy: to import Arrow takes as much memory as the events of a trace of 300 MB, and
-is left to what reads and writes files. :class:`Rows` unpacks a column when it is asked for, and
+Rows are device events (kernels, copies, CUDA graphs) or, on a CPU, the self time of operators and the
+collectives of gloo; and the marks of the host: steps, phases, modules, waits, memory. Times are
+nanoseconds on the clock of the trace, which the processes of one host share. In memory the table
+consists of numpy arrays: importing Arrow takes as much memory as the events of a 300 MB trace, so only
+code that reads or writes Parquet imports it. :class:`Rows` unpacks columns on demand;
 :class:`Window` cuts a stretch of time out of a table.
 """
 
@@ -20,8 +20,9 @@ from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls
 from transformer_core.trace.events.intervals import Union, union
 
 HOST_KINDS = ("range", "module", "wait", "memory")
-"""Kinds of rows beside kernel, memcpy, memset, graph and operator (work of a CPU): a step or phase; a call of a module, with the bytes that it
-leaves allocated; a call in which the host waits for a device; the bytes allocated on a device."""
+"""Kinds of rows besides kernel, memcpy, memset, graph and operator (work of a CPU): a step or phase;
+a call of a module, with the bytes that it leaves allocated; a call in which the host waits for a
+device; the bytes allocated on a device."""
 
 CLASSES = ("compute", "communication", "memcpy", "memset", "graph")
 COMPUTE, COMMUNICATION, MEMCPY, MEMSET, GRAPH = CLASSES
@@ -32,7 +33,7 @@ COLUMNS = {
     "pid": "int64",
     "device": "text",  # cuda:<index>, xpu:<index>, ... or cpu; null for ranges
     "context": "int64",
-    "stream": "int64",  # of a CPU: the thread
+    "stream": "int64",  # on a CPU: the thread
     "t0_ns": "int64",
     "t1_ns": "int64",
     "kind": "text",
@@ -40,13 +41,13 @@ COLUMNS = {
     "class": "text",
     "collective": "text",  # all_reduce, broadcast, ...; null unless communication
     "copy_kind": "text",  # h2d, d2h, d2d, p2p, ...; null unless memcpy
-    "bytes": "int64",  # copied, set, communicated or allocated; null where unknown
-    "group_size": "int32",  # ranks of a collective; null where unknown
-    "group": "text",  # these ranks, "0,1", or "#" and a name where they are unknown
+    "bytes": "int64",  # copied, set, communicated or allocated; null if unknown
+    "group_size": "int32",  # ranks of a collective; null if unknown
+    "group": "text",  # these ranks, "0,1", or "#" and a name if they are unknown
     "correlation": "int64",  # of the launch, within its process
-    "graph": "int64",  # CUDA graph that the event is a node of
-    "node": "int64",  # that node
-    "thread": "int64",  # that launched it
+    "graph": "int64",  # CUDA graph that contains the event
+    "node": "int64",  # its node in that graph
+    "thread": "int64",  # thread that launched it
     "launch_ns": "int64",  # start of the launch
     "operator": "text",  # innermost operator that launched it
     "shapes": "text",  # of the inputs of the operator
@@ -55,18 +56,18 @@ COLUMNS = {
     "source": "text",  # function of the program that launched it, with file and line
     "phase": "text",
     "step": "int32",  # number of the step that launched it, from 0
-    "flops": "int64",  # of an operator, on the first of its rows
-    "operator_bytes": "int64",  # read and written by an operator, likewise
+    "flops": "int64",  # of an operator, on its first row
+    "operator_bytes": "int64",  # read and written by an operator, on its first row
 }
-"""The columns of events.parquet, in order, and what they hold."""
+"""The columns of events.parquet in order, and their types."""
 
-TEXTS = frozenset(name for name, kind in COLUMNS.items() if kind == "text")  # those of texts
+TEXTS = frozenset(name for name, kind in COLUMNS.items() if kind == "text")
 
 
 @dataclass
 class Events:
     columns: Columns = field(default_factory=lambda: Columns(*COLUMNS))
-    """By the names of :data:`COLUMNS`; those of texts hold places in ``texts``."""
+    """As in :data:`COLUMNS`; columns of texts hold places in ``texts``."""
     texts: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -165,7 +166,7 @@ class Rows:
 
     @cached_property
     def work(self) -> "Rows":
-        """Those of devices: what ran, not what the host marked."""
+        """The rows of work on devices, without the marks of the host."""
         return self.where(~self.equal("kind", *HOST_KINDS))
 
     @property
@@ -205,7 +206,7 @@ def rows_of(table: "Events | pa.Table") -> Rows:
 
 
 def total(values: Integers) -> int | None:
-    """The sum, or null if any value is, or there is none."""
+    """The sum; null if any value is null, or without values."""
     return None if not len(values) or (values == NULL).any() else int(values.sum())
 
 
@@ -220,9 +221,9 @@ class Window:
     end_ms: float | None = None
 
     def of(self, events: Events) -> Events:
-        """The rows of an event table that lie in it, those across an edge in part.
+        """The rows of an event table inside the window; rows across an edge are cut there.
 
-        A launch before the window stays as it is: the event was launched then.
+        The time of a launch before the window does not change.
         """
         if (self.begin_ms is None and self.end_ms is None) or not len(events):
             return events

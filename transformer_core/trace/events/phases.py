@@ -13,10 +13,19 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_core.trace.events.columns import NULL, Columns, Integers, nulls, places_by_value
+from transformer_core.trace.events.columns import (
+    NULL,
+    Columns,
+    Integers,
+    around,
+    chosen,
+    mapped,
+    nulls,
+    places_by_value,
+    taken,
+)
 from transformer_core.trace.events.event_table import Rows
 from transformer_core.trace.events.intervals import Innermost
-from transformer_core.trace.events.joins import around, chosen, mapped, taken
 from transformer_core.trace.events.process import ProcessTrace
 
 STEP = "step"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from transformer_core.trace.events.device_rows import events_of_process
 from transformer_core.trace.events.event_table import Events, joined
 from transformer_core.trace.events.process import NotATrace, ProcessTrace, Source, unusable
+from transformer_core.trace.events.process_rows import events_of_process
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from transformer_core.common.progress import Progress
 from transformer_core.trace.events.collectives import OTHER, collective_of
-from transformer_core.trace.events.columns import NULL, Integers, Names, nulls, or_null
+from transformer_core.trace.events.columns import NULL, Integers, Names, distinct, nulls, or_null
 from transformer_core.trace.events.process import (
     LAUNCH_NAME,
     LeftOut,
@@ -486,10 +486,8 @@ def _numbers(text: str | None) -> Integers:
 
 
 def _renumbered(values: Integers, names: Names, others: Names) -> Integers:
-    present = np.flatnonzero(np.bincount(values))
-    table = np.zeros(len(names), np.int64)
-    table[present] = others.of([names.texts[number] for number in present.tolist()])
-    return table[values]
+    present, place = distinct(values)
+    return others.of(names.texts[number] for number in present.tolist())[place]
 
 
 def _calls(trace: ProcessTrace, texts: Sequence[str], places: Integers) -> Integers:

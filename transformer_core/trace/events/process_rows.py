@@ -1,12 +1,15 @@
-"""The rows of one process that need no device: what its CPU did, and what its host marks.
+"""The rows of one process in the event table: device events, each with its launch and the operator,
+phase and module around that launch; or, without a GPU, the self time of operators and the
+collectives of the CPU; and the marks of the host: steps, phases, modules, waits, memory.
 
-On a CPU that is the self time of operators and the collectives beside them; steps, phases, calls of
-modules, waits and memory are there with or without a GPU. Columns of texts hold numbers of names
-until the table is made.
+A kernel names neither its operator nor its phase, but its launch tells both. Correlation ids join
+kernels and launches within a process. The operator is the innermost one around the launch on the
+launching thread; the phase is that of any thread, because PyTorch launches backward from its own
+threads. Columns of texts hold numbers of names.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -14,11 +17,35 @@ from numpy.typing import NDArray
 
 from transformer_core.trace.events import event_table
 from transformer_core.trace.events import operators as operator_classes
-from transformer_core.trace.events.collectives import collective_named, message_bytes
-from transformer_core.trace.events.columns import NULL, Integers, distinct, nulls
+from transformer_core.trace.events.collectives import (
+    collective_named,
+    collective_of,
+    message_bytes,
+    refined,
+)
+from transformer_core.trace.events.columns import (
+    NULL,
+    Integers,
+    around,
+    chosen,
+    distinct,
+    first_launches,
+    leaves,
+    mapped,
+    nulls,
+    taken,
+)
+from transformer_core.trace.events.event_table import COLUMNS, Events, joined
 from transformer_core.trace.events.intervals import Innermost
-from transformer_core.trace.events.joins import chosen, leaves, mapped, taken
-from transformer_core.trace.events.phases import ALLOCATED_PREFIX, Forward, Labels, Marks, modules
+from transformer_core.trace.events.phases import (
+    ALLOCATED_PREFIX,
+    LOADER,
+    Forward,
+    Labels,
+    Marks,
+    modules,
+    of_loaders,
+)
 from transformer_core.trace.events.process import ProcessTrace
 
 
@@ -33,8 +60,7 @@ class ProcessRows:
 
     @cached_property
     def messages(self) -> tuple[Integers, Integers, Integers]:
-        """Bytes, size of the group and group of the collectives that have ranges; null where
-        unknown."""
+        """Bytes, group size and group of the collectives that have ranges; null if unknown."""
         rows, ranks = self.trace.collectives, self.trace.ranks
         group = self.with_usual_group(rows["group"])
         sizes = rows["group_size"].copy()
@@ -59,7 +85,7 @@ class ProcessRows:
         return np.array([NULL if v is None else v for v in found], np.int64), sizes, group
 
     def with_usual_group(self, group: Integers) -> Integers:
-        """Groups, with that of the process where a collective does not name its own."""
+        """``group``, with the usual group of the process for collectives that name none."""
         usual = self.trace.usual_group
         return group.copy() if usual is None else np.where(group == NULL, self.names[usual], group)
 
@@ -83,7 +109,7 @@ class ProcessRows:
     def of_operator(
         self, column: str, operator: Integers, made: Mapping[int, int] | None = None
     ) -> Integers:
-        """A column of the operator of each row, or what is made of it; null for none (-1)."""
+        """A column of the operator of each row, translated by ``made`` if given; null for none (-1)."""
         found, some = nulls(len(operator)), operator >= 0
         values = self.trace.operators[column][operator[some]]
         if made is not None:
@@ -93,11 +119,17 @@ class ProcessRows:
         return found
 
     def work(self, operator: Integers, t0: Integers) -> tuple[Integers, Integers]:
-        """FLOPs and bytes of the operator of each row (-1 for none): all of them on its first
-        row, 0 on the others, null where its shapes do not tell."""
+        """FLOPs and bytes of the operator of each row (-1 for none): the full amount on its first
+        row, 0 on its others, null if its shapes do not determine it."""
         order = np.lexsort((t0, operator))
         order = order[operator[order] >= 0]
-        order = order[self._leaves(operator[order])]
+        # The arithmetic and traffic of all other classes are unknown.
+        wanted = [
+            self.names[operator_classes.CONTRACTION],
+            self.names[operator_classes.NORMALIZATION],
+            self.names[operator_classes.ELEMENT_WISE],
+        ]
+        order = order[leaves(self.trace.operators, self._kinds, wanted)[operator[order]]]
         chosen = operator[order]
         first = np.ones(len(chosen), np.bool_)
         first[1:] = chosen[1:] != chosen[:-1]
@@ -116,12 +148,141 @@ class ProcessRows:
         numbers = {k: self.names[t] if t else NULL for k, t in enumerate(self.trace.shapes)}
         return self.of_operator("call", operator, numbers)
 
-    def _leaves(self, operator: Integers) -> NDArray[np.bool_]:
-        # The arithmetic and traffic of all others are unknown.
-        working = ("CONTRACTION", "NORMALIZATION", "ELEMENT_WISE")
-        wanted = [self.names[getattr(operator_classes, name)] for name in working]
-        present, place = np.unique(operator, return_inverse=True)
-        return leaves(self.trace.operators, present, self._kinds, wanted)[place]
+
+_CLASSES = {
+    "kernel": event_table.COMPUTE,
+    "memcpy": event_table.MEMCPY,
+    "memset": event_table.MEMSET,
+    "graph": event_table.GRAPH,
+}
+_COPIED = {
+    "context": "context",
+    "stream": "stream",
+    "t0_ns": "t0",
+    "t1_ns": "t1",
+    "kind": "kind",
+    "name": "name",
+    "copy_kind": "copy",
+    "correlation": "correlation",
+    "graph": "graph",
+    "node": "node",
+}
+"""Columns copied unchanged, and their names in the reader's table."""
+_NO_ID = 0  # written by profilers for an event without a correlation id: CUPTI counts from 1
+
+
+def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
+    """Yields the columns of the device events one by one: they are large, so each can be freed as
+    soon as no other needs it."""
+    device, trace = rows.trace.device, rows.trace
+    ids = device["correlation"]
+    ids[ids == _NO_ID] = NULL
+    thread, launched = first_launches(ids, trace.launches)
+    del ids
+    yield from (("thread", thread), ("launch_ns", launched))
+    yield from ((name, device[source]) for name, source in _COPIED.items())
+    numbers, place = distinct(device["device"])
+    labels = [rows.names[f"{trace.accelerator}:{n}"] for n in numbers.tolist()]
+    yield "device", np.array(labels, np.int64)[place]
+    yield "layer", rows.layers.at(thread, launched)
+    yield "source", rows.sources.at(thread, launched)
+    operator = around(trace.operators, thread, launched)
+    yield "operator", rows.of_operator("name", operator)
+    yield "shapes", rows.shapes(operator)
+    kernel = device["kind"] == rows.names["kernel"]
+    talks = yield from _talks(rows, kernel, operator, thread, launched)
+    yield "operator_class", _kernel_classes(rows, kernel, talks, operator)
+    placed = rows.marks.placed(launched)
+    apart = of_loaders(rows.marks, thread, kernel, operator >= 0, talks, placed["phase"])
+    placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
+    yield from placed.items()
+    flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"])
+    yield from (("flops", flops), ("operator_bytes", traffic))
+
+
+def _talks(
+    rows: ProcessRows,
+    kernel: NDArray[np.bool_],
+    operator: Integers,
+    thread: Integers,
+    launched: Integers,
+) -> Generator[tuple[str, Integers], None, NDArray[np.bool_]]:
+    """Yields the columns about communication; returns which events communicate."""
+    annotation = around(rows.trace.collectives, thread, launched)
+    collective = _collectives(rows, kernel, _directly(rows, annotation, operator))
+    talks = collective != NULL
+    yield "collective", collective
+    del collective
+    size, group_size, group = _messages(rows, talks, annotation)
+    yield from (("bytes", size), ("group_size", group_size), ("group", group))
+    kinds = mapped(rows.names, rows.trace.device["kind"], lambda kind: _CLASSES[kind])
+    yield "class", np.where(talks, rows.names[event_table.COMMUNICATION], kinds)
+    return talks
+
+
+def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> Integers:
+    """The ranges of collectives around launches, but -1 if an operator inside the range launched
+    the event: its copies are not communication."""
+    inside = (annotation >= 0) & (operator >= 0)
+    begins = rows.trace.operators["t0"][operator[inside]]
+    found = annotation.copy()
+    found[inside] = np.where(
+        begins > rows.trace.collectives["t0"][annotation[inside]], -1, annotation[inside]
+    )
+    return found
+
+
+def _collectives(rows: ProcessRows, kernel: NDArray[np.bool_], annotation: Integers) -> Integers:
+    """The collective of each kernel: from its name or, if that is not specific, from the arguments of
+    the event or the range that launched it."""
+    names, device = rows.names, rows.trace.device
+    found = mapped(names, device["name"], collective_of)
+    found[~kernel] = NULL
+    said = mapped(names, device["collective"], collective_named)
+    ranged = mapped(names, taken(rows.trace.collectives["name"], annotation), collective_named)
+    for hint in (said, ranged):
+        (owns, own_place), (hints, hint_place) = (
+            distinct(np.where(kernel, one, NULL)) for one in (found, hint)
+        )
+        pairs, place = distinct(own_place * len(hints) + hint_place)
+        better = [
+            own
+            if told == NULL
+            else names[refined(None if own == NULL else names.texts[own], names.texts[told])]
+            for own, told in zip(
+                owns[pairs // len(hints)].tolist(), hints[pairs % len(hints)].tolist(), strict=True
+            )
+        ]
+        found = np.array(better, np.int64)[place] if len(better) else found
+    return found
+
+
+def _messages(
+    rows: ProcessRows, talks: NDArray[np.bool_], annotation: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Bytes, group size and group: from the kernel, else from the range around its launch."""
+    device = rows.trace.device
+    size, group_size, group = (device[name].copy() for name in ("bytes", "group_size", "group"))
+    for column, source in zip((size, group_size, group), rows.messages, strict=True):
+        missing = talks & (column == NULL) & (annotation >= 0)
+        column[missing] = source[annotation[missing]]
+    group[talks] = rows.with_usual_group(group[talks])
+    unknown = talks & (group_size == NULL)
+    group_size[unknown] = rows.group_sizes(group[unknown])
+    return size, group_size, group
+
+
+def _kernel_classes(
+    rows: ProcessRows, kernel: NDArray[np.bool_], talks: NDArray[np.bool_], operator: Integers
+) -> Integers:
+    """The operator class of each kernel: that of its operator, else a guess from its own name."""
+    names = rows.names
+    found = rows.operator_classes(operator)
+    unknown = (found == NULL) | (found == names[operator_classes.OTHER])
+    guess = mapped(names, rows.trace.device["name"], operator_classes.kernel_class)
+    found = np.where(unknown, guess, found)
+    found = np.where(talks, names[operator_classes.COMMUNICATION], found)
+    return np.where(kernel, found, NULL)
 
 
 _NOTHING = np.empty(0, np.int64)
@@ -179,12 +340,12 @@ def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
     works = chosen(rows.names, mine["name"], _computes)
     talking = np.unique(rows.trace.collectives["thread"])
     parts = [(_NOTHING, _NOTHING, _NOTHING)]
-    # What the thread of a collective copies is part of the collective.
+    # Copies on the thread of a collective are part of the collective.
     of_mine, of_marks = ([rows[name] for name in ("thread", "t0", "t1")] for rows in (mine, ranges))
     for thread in np.setdiff1d(of_mine[0], talking).tolist():
         place = np.flatnonzero(of_mine[0] == thread)
         marks = np.flatnonzero(of_marks[0] == thread)
-        # A range inside an operator is Python again: its own time is not computation.
+        # A range inside an operator means that Python runs again: its own time is not computation.
         t0, t1, owner = Innermost(
             np.concatenate([of_mine[1][place], of_marks[1][marks]]),
             np.concatenate([of_mine[2][place], of_marks[2][marks]]),
@@ -198,8 +359,8 @@ def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
 
 
 def _computes(name: str) -> bool:
-    """Whether the self time of an operator is computation: not waiting for others, nor the
-    autograd engine's own."""
+    """Whether the self time of an operator is computation, neither waiting for other ranks nor
+    overhead of the autograd engine."""
     if "Compiled" in name or operator_classes.COMPILED.match(name):
         return True
     if "::" not in name or operator_classes.operator_class(name) == operator_classes.COMMUNICATION:
@@ -226,7 +387,7 @@ def ranges(rows: ProcessRows) -> dict[str, Integers]:
 
 
 def module_calls(rows: ProcessRows) -> dict[str, Integers]:
-    """The calls of modules, with the bytes that each leaves allocated."""
+    """The calls of modules, with the bytes that each call leaves allocated."""
     calls, paths = rows.layers.rows, rows.layers.labels
     return {
         "t0_ns": calls["t0"],
@@ -251,7 +412,7 @@ def waits(rows: ProcessRows) -> dict[str, Integers]:
 
 
 def memory(rows: ProcessRows) -> dict[str, Integers]:
-    """The bytes that are allocated on each device, whenever they change."""
+    """The bytes allocated on each device, at every change."""
     t0, device, allocated = _allocated(rows)
     numbers, place = np.unique(device, return_inverse=True)
     names = [
@@ -268,8 +429,8 @@ def memory(rows: ProcessRows) -> dict[str, Integers]:
 
 
 def _allocated(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
-    """Times, numbers of devices and bytes: by the events of allocators, else by the marks of
-    captures of the project itself."""
+    """Times, device numbers and bytes: from the events of allocators, else from the marks that the
+    project sets in its own captures."""
     found = rows.trace.memory
     if len(found):
         return found["t0"], found["device"], found["allocated"]
@@ -286,8 +447,8 @@ def _allocated(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
 
 
 def _left_allocated(rows: ProcessRows, t0: Integers, t1: Integers) -> Integers:
-    """Bytes allocated at the ends over those at the begins, on the GPU that has most events of the
-    allocator, or the CPU without one; null without such events."""
+    """How many more bytes are allocated at each end than at the begin, on the GPU with the most
+    allocator events, or on the CPU if there is no GPU; null without such events."""
     times, device, sizes = _allocated(rows)
     if not len(times):
         return nulls(len(t0))
@@ -301,3 +462,30 @@ def _left_allocated(rows: ProcessRows, t0: Integers, t1: Integers) -> Integers:
     )
     # Unknown before the first event: the memory may have been allocated long before.
     return np.where(before == NULL, NULL, after - before)
+
+
+_CLOCK = ("t0_ns", "t1_ns", "launch_ns")
+
+
+def events_of_process(trace: ProcessTrace) -> Events:
+    """The rows of a process: its device events or, without any, the work of its CPU; and the marks
+    of its host."""
+    rows = ProcessRows(trace)
+    work = device_rows(rows) if len(trace.device) else host_rows(rows).items()
+    parts = [_packed(trace, work)]
+    parts += [_packed(trace, p(rows).items()) for p in (ranges, module_calls, waits, memory)]
+    return joined([part for part in parts if len(part)] or parts[:1])
+
+
+def _packed(trace: ProcessTrace, columns: Iterable[tuple[str, Integers]]) -> Events:
+    found, count = Events(texts=trace.names.texts), 0
+    for name, values in columns:
+        if name in _CLOCK and trace.offset_ns:
+            values = np.where(values == NULL, NULL, values + trace.offset_ns)
+        found.columns.replace(name, values)
+        count = len(values)
+    for name in COLUMNS:
+        if not len(found.columns[name]):
+            usual = {"rank": 0, "pid": trace.pid}.get(name, NULL)
+            found.columns.replace(name, np.full(count, usual, np.int64))
+    return found
