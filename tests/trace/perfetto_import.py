@@ -1,9 +1,9 @@
-"""What Perfetto makes of a file: the rules of its importer of JSON, as far as these files go.
+"""The rules of Perfetto's JSON importer, as far as these files need them.
 
 After ``src/trace_processor/importers/json`` and ``importers/common/slice_tracker.cc`` of Perfetto
-56: numbers of processes and threads have 32 bits, times become whole nanoseconds, events are sorted
-by time and keep their order where that is equal, and a slice of a thread lies in the open ones or
-behind them. What Perfetto would count as an error, or move to a track of its own, is one here.
+56: process and thread numbers have 32 bits, times become whole nanoseconds, events are sorted by time
+(stably), and the slices of a thread are nested or disjoint. Anything that Perfetto would count as an
+error or move to another track is an error here.
 """
 
 import gzip
@@ -19,7 +19,7 @@ _MOST = 2**32 - 1
 
 
 class Refused(AssertionError):
-    """What Perfetto counts as an error of the file."""
+    """An error of the file, by Perfetto's rules."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Slice:
 
 @dataclass
 class Imported:
-    """The tables that queries would ask."""
+    """The tables that queries use."""
 
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[Thread, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Imported:
 
 
 def imported(path: Path) -> Imported:
-    """The file as Perfetto takes it; :class:`Refused` where it would not take all of it."""
+    """Imports a file like Perfetto; raises :class:`Refused` if any of it would be dropped."""
     packed = path.read_bytes()
     content = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
     found, open_slices = Imported(), defaultdict(list)
@@ -129,7 +129,7 @@ def _count(found: Imported, event: dict[str, Any], ts: int) -> None:
 
 
 def _nest(stack: list[tuple[int, int]], t0: int, t1: int) -> int:
-    """Close what has ended; the depth of the slice among those that are open."""
+    """Closes the slices that have ended; returns the depth of the new one."""
     while stack:
         begin, end = stack[-1]
         if end > t0 or (end == t0 and begin == end and t0 == t1):

@@ -1,4 +1,4 @@
-"""Breakdowns of event tables that are written out by hand: steps, phases, what they wait for."""
+"""Breakdowns of handwritten event tables: steps, phases, and what they wait for."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_streams_count_their_own_time():
     ]
 
 
-def test_a_step_lasts_until_what_it_launched_has_ended():
+def test_a_step_lasts_until_its_last_event_ends():
     found = device(
         mark("step", 0, 100),
         mark("step", 200, 300),
@@ -71,8 +71,8 @@ def test_a_step_lasts_until_what_it_launched_has_ended():
     assert without_steps.profiled == without_steps.span
 
 
-def test_waiting_is_what_exceeds_the_fastest_rank():
-    """Two executions: rank 1 comes late to the first, rank 0 to the second."""
+def test_waiting_is_the_time_beyond_that_of_the_fastest_rank():
+    """Two executions: rank 1 is late for the first, rank 0 for the second."""
     sizes = {"bytes": 100, "group_size": 2}
     first, second = devices(
         talk("all_reduce", 0, 50, rank=0, **sizes),
@@ -87,7 +87,7 @@ def test_waiting_is_what_exceeds_the_fastest_rank():
     assert slow.bus_bandwidth == pytest.approx(200 / 30e-9)
 
 
-def test_idle_time_until_a_launch_is_bound_by_the_host():
+def test_idle_time_before_a_launch_is_bound_by_the_host():
     found = device(
         work("a", 0, 10, launch_ns=0),
         work("b", 50, 60, launch_ns=40),  # idle 10 to 50, launched at 40: 30 of it
@@ -98,7 +98,7 @@ def test_idle_time_until_a_launch_is_bound_by_the_host():
     assert (found.span.idle_ns, found.host_bound_ns) == (65, 35)
 
 
-def test_phases_own_what_they_launch():
+def test_events_belong_to_the_phase_that_launched_them():
     found = device(
         mark("forward", 0, 40, phase="forward"),
         mark("loss", 30, 40, phase="loss"),
@@ -193,12 +193,12 @@ def total(bound: StepBound) -> int:
     return sum(getattr(bound, name) for name in parts)
 
 
-def test_parts_of_a_step_by_what_it_waits_for():
+def test_parts_of_a_step():
     bound = device(
         *step(200),
         work("gemm", 50, 90, launch_ns=40, step=0),  # launched late: bound by the host
         talk("all_reduce", 80, 120, launch_ns=45, step=0, stream=20),
-        # Launched at 60, begins at 140 on an idle device: nobody knows why.
+        # Launched at 60, begins at 140 on an idle device, for unknown reasons.
         work("gelu", 140, 150, launch_ns=60, step=0),
         work("adam", 190, 200, launch_ns=180, step=0),
     ).bound
@@ -233,7 +233,7 @@ def test_delays_and_queues():
     assert (found.launches, found.delay_median_ns, found.queue_largest) == (1, 50, 1)
 
 
-def test_the_critical_path_goes_back_to_what_was_waited_for():
+def test_the_critical_path_passes_through_the_events_that_the_host_waits_for():
     found = device(
         *step(400),
         mark("", 150, 260, kind="wait", thread=1),
@@ -279,7 +279,7 @@ def test_path_and_parts_sum_to_the_step(events, waits, cpu):
     assert sum(part.time_ns for part in found.critical_path) == window
 
 
-def test_calls_that_wait_are_read(tmp_path):
+def test_calls_that_wait_for_the_device_are_read(tmp_path):
     rows = [
         complete("cuda_runtime", "cudaDeviceSynchronize", 10, 5),
         launch(1, 1),
@@ -328,7 +328,7 @@ WORK = [
         ),
     ],
 )
-def test_work_of_loaders_is_listed_apart(tmp_path, rows, compute, copies):
+def test_work_of_loaders_is_listed_separately(tmp_path, rows, compute, copies):
     found = device_in(kineto(tmp_path / "trace.json", rows)).phases
     assert [(phase.phase, phase.compute_ns) for phase in found] == list(compute.items())
     assert {phase.phase: phase.copies_ns for phase in found if phase.copies_ns} == copies

@@ -87,7 +87,7 @@ UNUSUAL: list[list[dict[str, Any]]] = [
 
 @pytest.mark.parametrize("more", UNUSUAL)
 def test_events_decoded_with_their_args_are_the_same(tmp_path, monkeypatch, more):
-    # Many stretches: categories that the first of them brings are known to those behind.
+    # Many pieces: a category that appears in the first piece is known in later ones.
     monkeypatch.setattr(kineto_stream, "_CHUNK", 2000)
     path = kineto(tmp_path / "trace.json", [*EVENTS, *more, *EVENTS[:7] * 9, *more])
     typed = read_files([path])
@@ -121,37 +121,27 @@ def test_a_table_is_written_in_parts(tmp_path, monkeypatch):
     assert parts.column("name").num_chunks > 1
     assert parts.to_pylist() == whole.to_pylist() == rows.to_pylist()
     assert read_table(tmp_path / "none.parquet").schema == rows.schema
-    # The reader numbers the texts of each part from 0 again.
+    # In each part, the texts are numbered from 0.
     assert list(rows_of(parts)["name"]) == [row["name"] for row in rows.to_pylist()]
 
 
 _NAMES = ("thread", "t0", "t1", "name")
 
 
-@pytest.fixture(params=[5, 64, 1 << 15])
-def block(request, monkeypatch):
-    monkeypatch.setattr(columns, "_BLOCK", request.param)
-    return int(request.param)
-
-
 def nested(seed: int, count: int, ordered: bool) -> Columns:
-    """Operators on three threads that lie in each other, touch, or begin at once."""
+    """Operators on three threads that nest, touch, or begin at the same time."""
     random = np.random.default_rng(seed)
     t0 = random.integers(0, 3 * count, count)
     t1 = t0 + random.integers(0, 12, count) * random.integers(0, 4, count)
     order = np.argsort(t0) if ordered else np.arange(count)
     values = (random.integers(0, 3, count), t0[order], t1[order], random.integers(0, 5, count))
     found = Columns(*_NAMES)
-    for place in range(0, count, 7):  # packed in parts of other lengths than those of columns
-        part = slice(place, place + 7)
-        listed = {name: column[part] for name, column in zip(_NAMES, values, strict=True)}
-        found.extend(len(values[0][part]), **listed)
-    found.replace("t1", found["t1"])
+    found.extend(count, **dict(zip(_NAMES, values, strict=True)))
     return found
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_the_innermost_around(block, ordered):
+def test_the_innermost_operator_around_a_time(ordered):
     rows = nested(1, 300, ordered)
     thread, t0, t1, _ = (rows[name] for name in _NAMES)
     random = np.random.default_rng(2)
@@ -168,7 +158,7 @@ def test_the_innermost_around(block, ordered):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_leaves_have_none_of_their_kind_inside(block, ordered):
+def test_leaves_contain_no_operator_of_their_kind(ordered):
     rows = nested(3, 300, ordered)
     thread, t0, t1, name = (rows[column] for column in _NAMES)
     kinds = {0: 10, 1: 10, 2: 11, 3: 12, 4: 12}
@@ -194,7 +184,7 @@ intervals = st.lists(st.tuples(moments, moments).map(sorted).map(tuple), max_siz
 
 
 def covered(pairs: list[tuple[int, int]]) -> set[int]:
-    """The nanoseconds that intervals cover, one by one."""
+    """The set of nanoseconds that the intervals cover."""
     return {moment for t0, t1 in pairs for moment in range(t0, t1)}
 
 

@@ -50,7 +50,7 @@ def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path):
     assert "The traces do not say their ranks: they are counted in order" in found.notes
 
 
-def test_traces_that_do_not_belong_together(tmp_path, capsys):
+def test_traces_of_different_trainings_are_refused(tmp_path, capsys):
     usual = kineto(tmp_path / "usual.json", KERNEL, **of_rank(0))
     other = kineto(tmp_path / "other.json", [on_device("kernel", "b", 0, 5, 1)], **of_rank(0))
     again = kineto(tmp_path / "again.json", KERNEL, **of_rank(0))
@@ -64,7 +64,7 @@ def test_traces_that_do_not_belong_together(tmp_path, capsys):
 
 
 def step(rank: int) -> list[dict[str, Any]]:
-    """A step of a rank: a product, and an all-reduce for which the other rank waits."""
+    """A step of a rank: a product, and an all-reduce in which rank 0 waits for rank 1."""
     talk = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 8, "Group size": 2}
     return [
         complete("user_annotation", "ProfilerStep#1", 0, 100),
@@ -116,7 +116,7 @@ def test_numbers_are_printed(traces, capfdbinary):
     assert json.loads(capfdbinary.readouterr().out)["traceEvents"]
 
 
-def test_names_cannot_command_a_terminal(tmp_path, capsys):
+def test_names_cannot_control_the_terminal(tmp_path, capsys):
     bad = "sg\x1b[31memm\x9b\u202e\nx"
     rows = [on_device("kernel", bad, 0, 5, 1), complete("user_annotation", "\x1b]0;x\x07", 0, 9)]
     path = kineto(tmp_path / "a\x1b[2J.json", rows)
@@ -143,7 +143,7 @@ def trace(tmp_path):
     return kineto(tmp_path / "trace.json", ROWS)
 
 
-def test_a_window_cuts_what_lies_across_its_edges(trace, tmp_path):
+def test_a_window_cuts_events_at_its_edges(trace, tmp_path):
     (device,) = breakdown_in(tmp_path, trace, "--from", "1", "--to", "2.5").devices
     times = {kernel.name: kernel.time_ns for kernel in device.kernel_times}
     assert times == {"gemm_large": 1_000_000, "gemm_small": 500_000}
@@ -171,24 +171,24 @@ def test_an_event_table_stands_for_its_traces(trace, tmp_path):
         read_files([trace, table])
 
 
-def test_event_tables_of_strangers(trace, tmp_path, monkeypatch):
+def test_event_tables_of_other_programs(trace, tmp_path, monkeypatch):
     path = tmp_path / "events.parquet"
     path.write_bytes(b"PAR1" + bytes(64))
     with pytest.raises(TraceError, match="is not an event table"):
         read_files([path])
     table = read_files([trace]).table
-    # Texts whose numbers point behind the last of them.
+    # Numbers of texts that do not exist.
     numbers = pa.array([99] * len(table), pa.int32())
     outside = pa.DictionaryArray.from_arrays(numbers, pa.array(["a"]), safe=False)
     place = table.schema.get_field_index("name")
     for odd in (table.set_column(place, "name", outside), table.drop_columns(["t0_ns"])):
-        # As a file cannot hold the first of these, what stands for its reader returns it.
+        # A file cannot hold the first of these, so the reader is replaced.
         monkeypatch.setattr(pq, "read_table", lambda _, odd=odd: odd)
         with pytest.raises(TraceError, match="is not an event table"):
             read_files([path])
 
 
-def test_large_files_are_read_side_by_side(traces, monkeypatch):
+def test_large_files_are_read_in_parallel(traces, monkeypatch):
     folder = Path(*traces)
     here = read_files([folder]).table
     monkeypatch.setattr(reading, "_WORTH_PROCESSES", 0)
@@ -257,11 +257,11 @@ def test_exit_codes_and_the_last_line(pair, capsys):
         assert main(["diff", *words]) == code
         lines = capsys.readouterr().out.splitlines()
         assert lines[-1] == verdict
-        # Nothing was copied or sent.
+        # No step copies or communicates.
         assert not [line for line in lines if "copies" in line or "communication" in line]
 
 
-def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(pair, tmp_path, capsys):
+def test_kernels_missing_from_an_incomplete_list_are_left_out(pair, tmp_path, capsys):
     output = tmp_path / "out.json"
     breakdown_in(tmp_path, pair[0], "--top", "1")
     some, whole = read_profile(output), read_profile(pair[0])
@@ -271,7 +271,7 @@ def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(pair, tmp_
     assert by_name(difference(whole, some).kernels) == {"sgemm": 0}
     capsys.readouterr()
     main(["diff", str(output), str(pair[0])])
-    assert f"note: {output} lists its longest kernels alone" in capsys.readouterr().out
+    assert f"note: {output} lists only its longest kernels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_kernels_that_a_side_does_not_list_are_not_said_to_be_missing(pair, tmp_
         ("perfetto a --output b --from 50 --to 10", "--to must be later"),
     ],
 )
-def test_words_that_mean_nothing(words, told, capsys):
+def test_wrong_arguments(words, told, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
     assert told in capsys.readouterr().err
@@ -308,7 +308,7 @@ def test_a_breakdown_stands_for_its_traces(pair, tmp_path):
     assert all(change.difference_ms == 0 for change in found.kernels)
 
 
-def test_what_cannot_be_compared(tmp_path, capsys):
+def test_profiles_that_cannot_be_compared(tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     nothing = kineto(tmp_path / "n.json", [complete("user_annotation", "phase:step", 0, 5)])
@@ -322,17 +322,17 @@ def test_what_cannot_be_compared(tmp_path, capsys):
 
 
 def run_of(path: Path, steps: int, time: int = 10) -> Path:
-    """A trace without marks: so many times a kernel of so many microseconds, and a pause."""
+    """A trace without marks: ``steps`` kernels of ``time`` microseconds with pauses between them."""
     rows = [on_device("kernel", "sgemm", 30 * k, time, k + 1) for k in range(steps)]
     return kineto(path, [*rows, on_device("kernel", "last", 30 * steps, 0, steps + 1)])
 
 
 def test_without_steps_the_same_work_is_compared(tmp_path, capsys):
-    """A recording three times as long is not slower."""
+    """A recording that is three times as long is not slower."""
     short_one, long_one = run_of(tmp_path / "a.json", 10), run_of(tmp_path / "b.json", 30)
     assert main(["diff", str(short_one), str(long_one)]) == 0
     said = capsys.readouterr().out
-    assert "mark no steps: times are of the work that the first did" in said
+    assert "mark no steps: times are of the work of the first" in said
     assert "the second did 3 times as much" in said
     assert said.endswith("The same work takes as long\n")
     slower = run_of(tmp_path / "c.json", 30, 15)
@@ -342,4 +342,4 @@ def test_without_steps_the_same_work_is_compared(tmp_path, capsys):
     assert main(["diff", str(short_one), str(other)]) == 0
     said = capsys.readouterr().out
     assert "share no kernel: each whole trace stands for one" in said
-    assert said.endswith("Nothing can be said of the length of a step\n")
+    assert said.endswith("The lengths of steps cannot be compared\n")

@@ -1,4 +1,4 @@
-"""Files that would never end, or take more memory than a machine has: refused, with the limit."""
+"""Files that would take endless time or memory, or are not traces, are refused."""
 
 import gzip
 import io
@@ -32,7 +32,7 @@ def report(folder: Path, *statements: str) -> Path:
 
 
 @pytest.mark.parametrize("table", ["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"])
-def test_a_view_is_no_table_of_a_report(tmp_path, table):
+def test_views_in_place_of_tables_are_refused(tmp_path, table):
     path = report(
         tmp_path,
         f'DROP TABLE "{table}"',
@@ -43,10 +43,10 @@ def test_a_view_is_no_table_of_a_report(tmp_path, table):
         read_nsys(path)
 
 
-def test_more_work_than_the_size_explains(tmp_path, monkeypatch):
+def test_reading_stops_if_it_takes_too_much_work(tmp_path, monkeypatch):
     monkeypatch.setattr(nsys._Report, "_spent", lambda report: True)
     monkeypatch.setattr(nsys, "_WORK_AT_ONCE", 1)
-    with pytest.raises(ConfigError, match="takes more work than its size explains"):
+    with pytest.raises(ConfigError, match="takes more work to read than its size explains"):
         read_nsys(report(tmp_path))
 
 
@@ -77,7 +77,7 @@ ODD = {
 }
 
 
-def test_rows_that_are_not_as_usual_change_no_other(tmp_path):
+def test_unusual_rows_do_not_change_others(tmp_path):
     usual = read_files([report(tmp_path)]).table
     for name, statement in ODD.items():
         (tmp_path / "report.sqlite").unlink()
@@ -136,7 +136,7 @@ REFUSED = {
     "two lists of events": (WHOLE[:-1] + b"," + WHOLE[21:], "holds two lists of events"),
     "a list of numbers": (b"[1, 2, 3]", "it is a list, but not of events"),
     "a list of lists": (b"[[], []]", "it is a list, but not of events"),
-    "events that are numbers": (b'{"traceEvents": [1, 2]}', "something else than events"),
+    "events that are numbers": (b'{"traceEvents": [1, 2]}', "something other than events"),
     "a tar archive": (packed("trace.json", WHOLE), "is a tar archive: unpack it first"),
     "a packed tar archive": (gzip.compress(packed("trace.json", WHOLE)), "is a tar archive"),
     "a 7z archive": (b"7z\xbc\xaf\x27\x1c", "is a 7z archive"),
@@ -147,7 +147,7 @@ REFUSED = {
     ),
     "many devices": (
         json.dumps([on_device("kernel", "k", 1, 2, k, device=k) for k in range(2_049)]).encode(),
-        "names 2,049 devices, more than the 2,048 that are read",
+        "names 2,049 devices, more than the limit of 2,048",
     ),
 }
 
@@ -166,7 +166,7 @@ def test_a_file_that_is_refused(tmp_path, name, monkeypatch, capsys):
     assert "None" not in said
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path):
+def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", Path("/dev/zero")):
         with pytest.raises(ConfigError, match="is not a regular file and may never end"):
@@ -183,7 +183,7 @@ def test_times_with_endless_digits(tmp_path, field, value):
     assert 1 <= read_files([path]).table.num_rows <= 3
 
 
-def test_events_alone_are_a_trace(tmp_path):
+def test_a_bare_list_of_events_is_a_trace(tmp_path):
     path = tmp_path / "trace.json"
     for head in ("", "\ufeff", " \n" * 9):
         text = f"{head}[{KERNEL}]".encode()
@@ -208,7 +208,7 @@ def ranks(folder: Path, prefix: str, ranks: int, begin: int) -> list[str]:
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 3)])
-def test_two_trainings_in_a_folder_are_told_apart(tmp_path, sizes):
+def test_two_trainings_in_a_folder_are_refused(tmp_path, sizes):
     first = ranks(tmp_path, "x", sizes[0], 10)
     second = ranks(tmp_path, "a", sizes[1], 5000)
     with pytest.raises(ConfigError, match="these are 2 recordings") as refused:
@@ -217,7 +217,7 @@ def test_two_trainings_in_a_folder_are_told_apart(tmp_path, sizes):
     assert len(read_files([tmp_path / name for name in second]).table) == sizes[1]
 
 
-def test_files_of_a_folder_that_are_no_traces_are_left_out(tmp_path):
+def test_other_files_in_a_folder_are_left_out(tmp_path):
     ranks(tmp_path, "r", 2, 0)
     (tmp_path / "config.json").write_text('{"learning_rate": 1}')
     (tmp_path / "empty.json").write_text("")

@@ -1,4 +1,4 @@
-"""Collectives are matched within their process groups, and not at all where ranks are missing."""
+"""Collectives are matched within their process groups, unless ranks are missing."""
 
 import json
 import subprocess
@@ -74,11 +74,11 @@ def test_a_rank_of_a_group_is_missing(tmp_path):
     assert any("These are 3 of the 4 ranks" in note for note in found.notes)
 
 
-def test_ranks_that_ran_it_unequally_often(tmp_path):
+def test_ranks_that_ran_a_collective_different_numbers_of_times(tmp_path):
     kernels = [on_device("kernel", ALL_REDUCE, 10 * k, 5, k, **said([0, 1])) for k in range(3)]
     found = broken_down(tmp_path, {0: kernels, 1: kernels[:2]}, 2)
     assert [use.waiting_ns for use in collectives(found)] == [None, None]
-    assert any("unequally often, 2 to 3 times" in note for note in found.notes)
+    assert any("the ranks ran it 2 to 3 times" in note for note in found.notes)
 
 
 def test_an_all_to_all_that_runs_as_sends_and_receives(tmp_path):
@@ -120,7 +120,7 @@ def test_the_group_of_collectives_that_do_not_name_it(groups, usual):
 
 
 def test_gloo_in_several_groups_is_not_guessed(tmp_path):
-    """A trace of gloo lists the groups, and does not say which of them an operation ran in."""
+    """A gloo trace lists the groups, but does not say in which one an operation ran."""
     multiply = complete("cpu_op", "aten::mul", 10, 5)
     rows = {
         rank: [complete("user_annotation", "gloo:all_reduce", 0, 5 + rank, tid=9), multiply]

@@ -1,5 +1,4 @@
-"""Kineto traces: old and new forms, exact times, what other programs leave in them, and events that are
-decoded together with their args."""
+"""Kineto traces: old and new formats, exact times, and traces edited by other programs."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -121,7 +120,7 @@ def test_renamed_collective_kernels(tmp_path):
     assert device.span.compute_ns == 1000
 
 
-def test_what_an_operator_copies_for_a_collective_is_no_communication(tmp_path):
+def test_copies_for_a_collective_are_not_communication(tmp_path):
     rows = [
         complete("cpu_op", "c10d::allgather_", 0, 30),
         complete("user_annotation", "nccl:all_gather", 2, 25),
@@ -147,7 +146,7 @@ def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path):
         assert [c.bytes for c in device.collectives] == [4 * 394241 * factor]
 
 
-def test_backward_without_a_range_is_what_autograd_launches(tmp_path):
+def test_without_a_range_backward_is_the_work_of_autograd(tmp_path):
     rows = [
         complete("user_annotation", "ProfilerStep#12", 0, 100),
         complete("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 10, 20, tid=2),
@@ -209,7 +208,7 @@ def test_time_of_python_inside_an_operator_is_not_computation(tmp_path):
     assert device_in(kineto(tmp_path / "t.json", rows)).span.compute_ns == 60_000
 
 
-def test_the_environment_in_a_trace_goes_nowhere(tmp_path):
+def test_the_environment_in_a_trace_is_not_copied(tmp_path):
     secret = "hf_not_a_real_token"
     path = kineto(tmp_path / "trace.json", STEP, metadata={"env": {"TOKEN": secret}})
     breakdown, rows = breakdown_of_files([path], "mine")
@@ -218,7 +217,7 @@ def test_the_environment_in_a_trace_goes_nowhere(tmp_path):
 
 
 def test_times_are_exact_between_events_without_a_time(tmp_path):
-    """A sample of the events that meets only arrows must not decide that doubles will do."""
+    """A sample that contains only arrows must not lead to times as doubles."""
     ts = 4_458_676_422_880.181
     rows: list[dict[str, Any]] = []
     for place in range(256):
@@ -230,7 +229,7 @@ def test_times_are_exact_between_events_without_a_time(tmp_path):
     assert trace.device["t0"].tolist() == wanted
 
 
-def test_accelerators_that_are_not_read_are_told(tmp_path):
+def test_a_note_on_unsupported_accelerators(tmp_path):
     rows = [
         complete("cpu_op", "aten::mm", 0, 5),
         complete("mtia_ccp_events", "dma_request", 1, 9, direction="DEVICE_TO_HOST"),
@@ -238,7 +237,11 @@ def test_accelerators_that_are_not_read_are_told(tmp_path):
         on_device("kernel", "sgemm", 10, 20, 1),
     ]
     notes = read_kineto(kineto(tmp_path / "t.json", rows)).notes
-    assert [note for note in notes if note.startswith("2 events were left out: an accelerator's")]
+    assert [
+        note
+        for note in notes
+        if note.startswith("2 events were left out: they come from an unsupported")
+    ]
 
 
 ROWS = [on_device("kernel", "sgemm", 10, 20, 1)]
@@ -247,18 +250,18 @@ ROWS = [on_device("kernel", "sgemm", 10, 20, 1)]
 @pytest.mark.parametrize(
     ("before", "after"), [(b"", b",]"), (b"", b" , \n]"), (b"\xef\xbb\xbf", b"]")]
 )
-def test_what_other_programs_leave_in_a_text(tmp_path, before, after):
+def test_traces_edited_by_other_programs(tmp_path, before, after):
     path = kineto(tmp_path / "t.json", ROWS)
     path.write_bytes(before + path.read_bytes().removesuffix(b"]}") + after + b"}")
     assert rows_in(path)["t0_ns"].tolist() == [10_000]
 
 
-def test_a_window_beside_the_trace(tmp_path, capsys):
+def test_a_window_outside_the_trace(tmp_path, capsys):
     assert main([str(kineto(tmp_path / "t.json", ROWS)), "--from", "500"]) == 1
     assert "window of --from and --to holds no device event" in capsys.readouterr().err
 
 
-def test_kernels_that_were_left_out_are_not_said_to_be_missing(tmp_path):
+def test_kernels_left_out_are_not_reported_as_missing(tmp_path):
     path = kineto(tmp_path / "t.json", [launch(1, 3), *ROWS])
     path.write_text(path.read_text().replace('"dur": 20', '"dur": NaN'))
     with pytest.raises(ConfigError, match="1 event was left out: their time is missing"):

@@ -58,7 +58,7 @@ def launched(name: str, at: float, number: int, tid: int = 1, **args: Any) -> li
     return [complete("cpu_op", name, at, 4, tid=tid, **args), launch(number, at + 1, tid)]
 
 
-def test_a_module_has_what_runs_in_those_within():
+def test_modules_include_their_children():
     rows = [
         work("gemm", 10, 30, layer="model/first", phase="forward", flops=100, launch_ns=1),
         work("gemm", 60, 90, layer="model/first", phase="backward", flops=200, launch_ns=5),
@@ -130,7 +130,7 @@ def test_modules_of_a_training_are_ranges(tmp_path):
     assert linear.held_bytes >= 2 * 4 * 4
 
 
-def test_modules_of_a_training_tell_what_they_leave_allocated(tmp_path):
+def test_modules_of_a_training_record_the_memory_that_they_leave_allocated(tmp_path):
     sizes = iter((100, 100, 700, 900))
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     mark_layers(model, torch_range, lambda: f"allocated:0:{next(sizes)}")
@@ -226,7 +226,7 @@ def test_names_of_compiled_kernels(name, inside, found):
     assert found in (None, kernel_class(name))
 
 
-def test_endless_names_are_read_in_a_moment(tmp_path):
+def test_long_names_are_read_quickly(tmp_path):
     names = "triton_poi_fused_" + "_1" * 300_000 + "!", "a/" * 300_000, "torch/" * 200_000 + "x.py("
     rows = [on_device("kernel", name, 10 * k, 5, k + 1) for k, name in enumerate(names)]
     rows += [complete("python_function", name, 0, 99) for name in names]
@@ -252,7 +252,7 @@ def test_work_that_the_compiler_counted(tmp_path):
     assert kernels["bytes"].isna().tolist() == [False, False, True]
 
 
-def test_what_torch_writes_of_stacks_and_compiled_kernels(tmp_path):
+def test_stacks_and_compiled_kernels_of_torch(tmp_path):
     told = {"kernel_backend": "triton", "kernel_num_gb": 0.25, "kernel_flop": 64, "num_warps": 4}
     with profile(record_shapes=True, with_stack=True) as profiler:
         inputs = [torch.ones(4, 4)]
@@ -285,7 +285,7 @@ def test_graphs_and_their_nodes(tmp_path, capsys):
 
 
 def test_graphs_of_reports(tmp_path):
-    """Older reports name nodes alone, and graphs that were recorded as a whole have no nodes."""
+    """Older reports name only nodes; graphs recorded as a whole have no nodes."""
     report = Report(tmp_path / "r.sqlite", "2024")
     report.kernel("gemm", 0, 5, pid=1, correlation=1)
     report.database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 77")
@@ -297,7 +297,7 @@ def test_graphs_of_reports(tmp_path):
     assert (alone.graph, alone.nodes[0].node, alone.nodes[0].name) == (None, 77, "gemm")
 
 
-def test_functions_of_the_program_and_what_they_launch(tmp_path, capsys):
+def test_functions_of_the_program_and_their_kernels(tmp_path, capsys):
     rows = [
         complete("python_function", "train.py(3): step", 0, 100),
         complete("python_function", "model.py(9): forward", 10, 20),
@@ -359,7 +359,7 @@ def test_ceilings_beside_kernels(tmp_path, monkeypatch, capsys):
     assert all(len(line) <= 60 for line in capsys.readouterr().out.splitlines() if "  " in line)
     ceilings.write_text("{}")
     assert main([str(path), "--roofline", str(ceilings)]) == 1
-    assert "tells no ceilings" in capsys.readouterr().err
+    assert "does not contain ceilings" in capsys.readouterr().err
 
 
 def test_memory_over_time(tmp_path, capsys):
@@ -382,7 +382,7 @@ def test_memory_over_time(tmp_path, capsys):
     assert read_tables([path]).memory["bytes"].tolist() == [5_000, 9_000_000, 1_000]
     kineto(path, [on_device("kernel", "k", 0, 5, 1)])
     assert main(["memory", str(path), "--output", str(figure)]) == 1
-    assert "tells nothing of memory" in capsys.readouterr().err
+    assert "contains no memory events" in capsys.readouterr().err
 
 
 def test_a_figure_has_as_many_points_as_columns():

@@ -1,4 +1,4 @@
-"""Reports of Nsight Systems: generations of the format, several processes, and their faults."""
+"""Reports of Nsight Systems: generations of the format, several processes, missing parts."""
 
 import pytest
 from traces import (
@@ -68,7 +68,7 @@ def test_graphs_are_a_class_of_their_own(tmp_path):
 
 
 def test_missing_tables(tmp_path):
-    """Without launches and ranges the device events still count; what they hang on is unknown."""
+    """Without launches and ranges, device events still count; only their phases are unknown."""
     report = Report(tmp_path / "report.sqlite")
     report.kernel("k", 0, 10, pid=1, correlation=1)
     breakdown, _ = breakdown_of_files([report.write()], "mine")
@@ -76,7 +76,7 @@ def test_missing_tables(tmp_path):
     assert device.span.compute_ns == 10
     assert (device.host_bound_ns, device.steps, device.phases) == (None, [], [])
     assert any("1 of 1 device events have no launch" in note for note in breakdown.notes)
-    # A range of capture that never began.
+    # The capture range never began.
     report = Report(tmp_path / "empty.sqlite")
     report.range("phase:step", 0, 10, pid=1, tid=1)
     breakdown, rows = breakdown_of_files([report.write()], "mine")
@@ -101,7 +101,7 @@ def test_a_report_that_was_not_exported(tmp_path):
 
 
 def test_memory_of_devices(tmp_path):
-    """Allocations and releases add up by device; those of the host and what cannot be do not."""
+    """Allocations and releases add up by device, without those of the host and impossible ones."""
     report = Report(tmp_path / "report.sqlite")
     report.kernel("sgemm", 0, 9, pid=1, correlation=1)
 

@@ -94,7 +94,7 @@ KERNELS = {
         "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16E",
     ),
     "other": (
-        # Embeddings of a library whose name space holds the name of a product.
+        # Embeddings of a library whose name space contains the name of a product.
         "void fbgemm_gpu::split_embedding_codegen_forward_unweighted_kernel<float>(P)",
         "void fbgemm_gpu::permute_2D_data_kernel<long>(int)",
         "split_embedding_backward_codegen_adagrad_unweighted_kernel_cta_per_row_1(float)",
@@ -224,7 +224,7 @@ BFLOAT16 = ["c10::BFloat16"] * 2
         ("mm", [(4, 5), (5, 6)], [], Work(240, None)),
     ],
 )
-def test_bytes(name, shapes, kinds, work):
+def test_flops_and_bytes(name, shapes, kinds, work):
     assert work_of(f"aten::{name}", shapes, kinds) == work
 
 
@@ -247,5 +247,5 @@ def test_bytes(name, shapes, kinds, work):
         ("_scaled_dot_product_flash_attention", [(2, 3, 4, 8), (2, 3, 4, 9), (2, 3, 5, 8)]),
     ],
 )
-def test_what_is_not_known_is_null(name, shapes):
+def test_shapes_that_do_not_fit_give_no_work(name, shapes):
     assert work_of(f"aten::{name}", shapes, ["float"] * len(shapes)) == UNKNOWN

@@ -95,8 +95,8 @@ def held(path: Path, events: Events) -> None:
     assert shown == Counter(work)
 
 
-def test_awkward_times_stay_what_they_are(tmp_path):
-    """Ends that touch begins, events without length, nested and crossing ones, after long times."""
+def test_awkward_times_stay_exact(tmp_path):
+    """Touching, empty, nested and crossing events, also late ones."""
     times = [(1, 1_000_001), (1, 1), (1_000_001, 1_000_002), (1_000_002, 4_000_003)]
     times += [(2_000_001, 2_000_001), (2_000_001, 5_000_007), (5_000_007, 5_000_009)]
     late = 86_400 * 10**9

@@ -1,7 +1,7 @@
-"""Traces of other people's GPUs against independent numbers, to the nanosecond.
+"""Real traces of GPUs against independent numbers, to the nanosecond.
 
 The traces are not part of the project. ``TRANSFORMER_STUDY_TRACES`` names a folder with ``nsys/``,
-``kineto/`` and ``reference/``; without it these tests skip.
+``kineto/`` and ``reference/``; without it, these tests are skipped.
 """
 
 import csv
@@ -32,7 +32,7 @@ COLLECTIVES = {"allreduce": "all_reduce", "sendrecv": "all_to_all"}
 
 
 class Trace:
-    """A trace as the project reads it, and what the reference says of it."""
+    """A trace as the project reads it, and its reference numbers."""
 
     def __init__(self, name: str) -> None:
         assert FOLDER
@@ -55,7 +55,7 @@ class Trace:
             return list(csv.DictReader(stream))
 
     def device(self, row: dict[str, str]) -> DeviceBreakdown:
-        """The device that a row of the reference is about; it calls processes of nsys ranks."""
+        """The device of a row of the reference, which calls the processes of nsys ranks."""
         (found,) = [
             device
             for device in self.devices

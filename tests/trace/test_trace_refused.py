@@ -1,4 +1,5 @@
-"""Files that are not what they should be: a sentence and an exit code, or the rest and a count."""
+"""Malformed files: either refused with one sentence and an exit code, or read without the malformed
+events, which are counted."""
 
 import os
 import sqlite3
@@ -83,7 +84,7 @@ def test_kernels_with_a_wrong_field_each(tmp_path, value):
 
 @pytest.mark.parametrize("value", [*BAD, "missing"])
 @pytest.mark.parametrize("field", ["ts", "dur"])
-def test_a_kernel_with_a_time_that_is_none(tmp_path, field, value):
+def test_a_kernel_with_an_invalid_time(tmp_path, field, value):
     found = read(tmp_path, [*GOOD, broken("event", field, value)])
     (device,) = found.devices
     if (field, value) == ("ts", "negative"):  # before the begin of the clock, which is arbitrary
@@ -114,12 +115,12 @@ def test_an_operator_with_wrong_inputs(tmp_path, value):
         [[10**15, 10**15], [10**15, 10**15]],
     ],
 )
-def test_sides_that_cannot_be_give_no_flops(tmp_path, shapes):
+def test_impossible_shapes_give_no_flops(tmp_path, shapes):
     rows = [complete("cpu_op", "aten::mm", 0, 5, **{"Input Dims": shapes}), *GOOD[2:]]
     assert device_of(tmp_path, rows).operators[0].flops is None
 
 
-def test_characters_that_are_none(tmp_path):
+def test_invalid_utf_8(tmp_path):
     path = kineto(tmp_path / "trace.json", GOOD)
     path.write_bytes(path.read_bytes().replace(b"softmax", b"soft\xffmax"))
     assert breakdown_in(tmp_path, path).devices[0].events == 2
@@ -170,7 +171,7 @@ def test_a_column_of_a_report(tmp_path, capsys, table, change):
 
 
 @pytest.mark.parametrize("table", [*COLUMNS, "StringIds"])
-def test_a_table_that_is_not_there(tmp_path, capsys, table):
+def test_a_missing_table(tmp_path, capsys, table):
     path = changed_report(tmp_path / "report.sqlite", f'DROP TABLE "{table}"')
     assert main([str(path)]) == (1 if table == "StringIds" else 0)
     assert ("has no StringIds" in capsys.readouterr().err) == (table == "StringIds")
@@ -197,7 +198,7 @@ DEEP = "[" * 5000 + "]" * 5000
         "allocated:\u0663:5",
     ],
 )
-def test_marks_of_memory_that_cannot_be(tmp_path, mark):
+def test_impossible_marks_of_memory(tmp_path, mark):
     marked = [complete("user_annotation", mark, 0, 9), *LAUNCHED]
     rows = rows_in(kineto(tmp_path / "t.json", marked))
     assert not rows.equal("kind", "memory").any()
@@ -214,14 +215,14 @@ def test_a_range_of_a_collective_with_odd_inputs(tmp_path, dims):
 
 
 @pytest.mark.parametrize("name", ["\ud800bad", "x\udc00", "back\\\ud800bad"])
-def test_half_a_character(tmp_path, name):
+def test_lone_surrogates(tmp_path, name):
     whole = on_device("kernel", "\U0001f600", 15, 5, 2)
     found = work_of(tmp_path, [*LAUNCHED, on_device("kernel", name, 10, 5, 2), whole])
     half = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert found["name"].tolist() == ["sgemm", half, "\U0001f600"]
 
 
-def test_lists_within_lists(tmp_path):
+def test_deeply_nested_lists(tmp_path):
     path = kineto(tmp_path / "t.json", LAUNCHED)
     deep = f'{{"ph": "X", "cat": "kernel", "args": {DEEP}}}, '
     path.write_text(path.read_text().replace('"traceEvents": [', '"traceEvents": [' + deep))
@@ -250,7 +251,7 @@ def test_operators_of_a_report_with_odd_texts(tmp_path, text):
     assert rows_in(report.write()).work["operator"].tolist() == ["aten::mm"]
 
 
-def test_a_payload_of_lists_within_lists(tmp_path):
+def test_a_payload_of_deeply_nested_lists(tmp_path):
     size = {"message size [bytes]": 8}
     all_reduce = {"around": "ncclAllReduce", "payload": size}
     report = one_kernel(tmp_path / "r.sqlite", "ncclDevKernel_AllReduce", **all_reduce)
@@ -259,14 +260,14 @@ def test_a_payload_of_lists_within_lists(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["NULL", "x'ff'", "7"])
-def test_texts_of_a_report_that_are_none(tmp_path, value):
+def test_invalid_texts_of_a_report(tmp_path, value):
     report = one_kernel(tmp_path / "r.sqlite", "sgemm")
     report.database.execute(f"UPDATE StringIds SET value = {value}")
     assert rows_in(report.write()).work["name"].tolist() == ["unknown kernel"]
 
 
 @pytest.mark.parametrize("size", [-5, 2**60])
-def test_sizes_that_cannot_be_are_unknown(tmp_path, size):
+def test_impossible_sizes_are_unknown(tmp_path, size):
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": size}
     row = on_device("kernel", "ncclDevKernel_AllReduce", 20, 2, 2, **said, **{"Group size": size})
     copy = on_device("gpu_memcpy", "Memcpy HtoD", 30, 2, 3, bytes=size)
@@ -286,7 +287,7 @@ def test_sizes_that_cannot_be_are_unknown(tmp_path, size):
         {"baseTimeNanoseconds": 2**63 - 1},
     ],
 )
-def test_a_head_with_numbers_that_cannot_be(tmp_path, head):
+def test_a_head_with_impossible_numbers(tmp_path, head):
     said = on_device("kernel", "ncclDevKernel_AllReduce", 20, 2, 2)
     found = read(tmp_path, [*LAUNCHED, said], **head)
     assert [(one.rank, one.span.window_ns) for one in found.devices] == [(0, 17_000)]
@@ -299,7 +300,7 @@ def test_a_head_with_numbers_that_cannot_be(tmp_path, head):
         (GOOD[:3], ("holds 1 launches of kernels, but no kernel", "ProfilerActivity.CUDA")),
         (
             [on_device("kernel", "gelu", 20, 2, 2) | {"ph": phase} for phase in "BE"],
-            ("2 events were left out: they are begins and ends apart",),
+            ("2 events were left out: they are separate begins and ends",),
         ),
     ],
 )
@@ -309,7 +310,7 @@ def test_traces_without_a_kernel(tmp_path, capsys, rows, told):
     assert [words for words in told if words not in said] == []
 
 
-def test_launches_whose_kernels_are_missing_are_told(tmp_path):
+def test_a_note_on_launches_whose_kernels_are_missing(tmp_path):
     copy = on_device("gpu_memcpy", "Memcpy HtoD", 30, 2, 3, bytes=8)
     notes = read(tmp_path, [LAUNCHED[0], copy]).notes
     assert any("1 calls launched kernels" in note for note in notes)
@@ -325,7 +326,7 @@ def test_two_halves_a_year_apart(tmp_path):
 
 
 @pytest.mark.parametrize("device", [None, -5, 2**31, 10**40])
-def test_events_that_cannot_be_are_left_out(tmp_path, device):
+def test_impossible_events_are_left_out(tmp_path, device):
     row, why = GOOD[3], "the trace holds them twice"
     if device is not None:
         row, why = on_device("kernel", "gelu", 20, 2, 3, device=device), "no device"
@@ -334,7 +335,7 @@ def test_events_that_cannot_be_are_left_out(tmp_path, device):
     assert any("1 event was left out: " in note and why in note for note in found.notes)
 
 
-def test_events_of_a_report_that_cannot_be_are_left_out(tmp_path):
+def test_impossible_events_of_a_report_are_left_out(tmp_path):
     report = Report(tmp_path / "report.sqlite")
     report.range("phase:forward", 0, None, pid=1, tid=1)
     far = 9 * 10**18
@@ -348,7 +349,7 @@ def test_events_of_a_report_that_cannot_be_are_left_out(tmp_path):
     assert len(told) == 4
 
 
-def test_what_must_not_be_overwritten_stays(tmp_path, capsys):
+def test_inputs_and_special_files_are_not_overwritten(tmp_path, capsys):
     path, pipe = kineto(tmp_path / "trace.json", LAUNCHED), tmp_path / "pipe"
     os.mkfifo(pipe)
     before, output = path.read_bytes(), str(tmp_path / "out")

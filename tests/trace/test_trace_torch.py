@@ -1,4 +1,4 @@
-"""Traces written by this torch's own profiler, read back; and the reader as a distribution of its own."""
+"""Traces written by the installed torch's profiler, and the reader as a separate distribution."""
 
 import json
 import os

@@ -59,7 +59,7 @@ def global_id(pid: int, tid: int = 0) -> int:
 
 
 class Report:
-    """A report under construction. Tables come into being with their first row, as in real ones."""
+    """A report under construction. As in real ones, tables are created with their first row."""
 
     def __init__(self, path: Path, generation: str = "2026") -> None:
         self.path = path
@@ -138,7 +138,7 @@ class Report:
 
 
 def one_kernel(path: Path, name: str, *, around: str = "", **more: Any) -> Report:
-    """One kernel of process 7, launched in a range where ``around`` has its name."""
+    """One kernel of process 7, launched inside a range named ``around``, if given."""
     report = Report(path)
     if around:
         report.range(around, 0, 500, pid=7, tid=1, **more)
@@ -184,7 +184,7 @@ def training_report(path: Path, generation: str = "2026", pids: Sequence[int] = 
 def kineto(
     path: Path, rows: Sequence[Mapping[str, Any]], *, after: bool = False, **head: Any
 ) -> Path:
-    """A Kineto trace; ``after`` puts the head behind the events, as some versions do."""
+    """A Kineto trace; ``after`` puts the head after the events, as some versions do."""
     body = {"traceEvents": list(rows)}
     whole = {**body, "schemaVersion": 1, **head} if after else {"schemaVersion": 1, **head, **body}
     text = json.dumps(whole).encode()
@@ -231,7 +231,7 @@ def breakdown_in(folder: Path, *words: object) -> Breakdown:
 
 
 def event_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows of the event table; what is not given is null, but rank, pid and device."""
+    """Rows of the event table; missing values are null, except for rank, pid, stream, device, kind."""
     columns = []
     for field in SCHEMA:
         usual = {"rank": 0, "pid": 1, "stream": 7, "device": "cuda:0", "kind": "kernel"}

@@ -1,8 +1,9 @@
-"""The program ``trace``: what the devices did in a training, from the traces of a profiler.
+"""The program ``trace``: where the time of a training goes, from the traces of a profiler.
 
-``trace FILE...`` prints a summary over all ranks, ``trace diff A B`` compares two recordings, and
-``trace perfetto FILE... --output ALL.json.gz`` writes all ranks as one file for a viewer, ``trace
-memory FILE... --output MEMORY.svg`` draws the allocated memory. Without an installation it is ``python -m transformer_core.trace``.
+``trace FILE...`` prints a summary of all ranks, ``trace diff A B`` compares two recordings, ``trace
+perfetto FILE... --output ALL.json.gz`` writes all ranks to one file for a viewer, and ``trace memory
+FILE... --output MEMORY.svg`` draws the allocated memory. Without an installation, run
+``python -m transformer_core.trace``.
 """
 
 import argparse
@@ -42,12 +43,12 @@ _COMMANDS = {
     "memory": "transformer_core.trace.memory",
     "perfetto": "transformer_core.trace.perfetto",
 }
-"""Modules of the commands that have a name."""
+"""The modules of the subcommands."""
 _HELP = """\
 Read traces of torch.profiler (.json, .json.gz) or Nsight Systems (.sqlite), one file
 for each rank of a training or a folder of them, and print where the time of a step
 goes: the partition of wall time, phases, collectives, kernels, and ranks that others
-wait for. Nothing is changed, and nothing but what --output and --events name is written."""
+wait for. Traces are never changed; only the files named by --output and --events are written."""
 _EXAMPLES = """\
 examples:
   trace traces/                              a folder with the traces of all ranks
@@ -61,8 +62,8 @@ how to record:
   with torch.profiler.profile(record_shapes=True) as p: ...; p.export_chrome_trace("rank0.json.gz")
   nsys profile --trace=cuda,nvtx python train.py; nsys export --type=sqlite report1.nsys-rep
 
-exit status: 0 if something was broken down, 1 if the files cannot be used, 2 for a wrong command.
-diff, memory and perfetto have a --help of their own."""
+exit status: 0 on success, 1 if the files cannot be used, 2 for a wrong command.
+For the subcommands, see trace diff --help, trace memory --help and trace perfetto --help."""
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -77,7 +78,7 @@ def _arguments() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="traces, a folder of traces, or an events.parquet written before",
+        help="traces, a folder of traces, or an events.parquet written earlier",
     )
     shown = parser.add_argument_group("what is shown")
     shown.add_argument(
@@ -92,22 +93,22 @@ def _arguments() -> argparse.ArgumentParser:
         type=pattern,
         default="",
         metavar="REGEX",
-        help="list kernels whose names hold a match; shares stay those of all",
+        help="list only kernels whose names contain a match; shares remain those of all kernels",
     )
     add_window(shown)
     shown.add_argument(
         "--roofline",
         type=Path,
         metavar="FILE",
-        help="ceilings to show beside the kernels: the roofline.json of the machine that ran them",
+        help="show each kernel's share of these ceilings: the roofline.json of the machine",
     )
     written = parser.add_argument_group("what is written")
     written.add_argument("--json", action="store_true", help="print all numbers as JSON instead")
     written.add_argument(
-        "--output", type=Path, metavar="FILE", help="write them to a file; - prints them"
+        "--output", type=Path, metavar="FILE", help="write all numbers to a file; - prints them"
     )
     written.add_argument(
-        "--events", type=Path, metavar="FILE", help="write the events as a table, events.parquet"
+        "--events", type=Path, metavar="FILE", help="write the event table to an events.parquet"
     )
     written.add_argument(
         "--name", default="trace", help="name in the result (default: %(default)s)"
@@ -115,7 +116,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-status",
         action="store_true",
-        help="if the files cannot be used, write a breakdown that says so, and exit with 0",
+        help="if the files cannot be used, write a failed breakdown and exit with 0",
     )
     return parser
 
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     if arguments[:1] and arguments[0] in _COMMANDS:
-        # Reading a trace must not wait for imports that only other commands need.
+        # Other commands need further imports, which would delay reading a trace.
         return int(import_module(_COMMANDS[arguments[0]]).main(arguments[1:]))
     parser = _arguments()
     options = parser.parse_args(arguments)
@@ -156,7 +157,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _command(path: Path) -> str | None:
-    """The command that a mistyped word may stand for; null for a file."""
+    """The command closest to a mistyped word; null for an existing file."""
     found = get_close_matches(str(path), _COMMANDS, n=1)
     return None if path.exists() or not found else found[0]
 
@@ -174,7 +175,7 @@ def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Even
 def write_results(
     breakdown: Breakdown, events: Events, output: Path | None, table: Path | None
 ) -> None:
-    """Write a breakdown, and its event table, where a path is given for it."""
+    """Writes a breakdown and its event table, each if it has a path."""
     if table:
         from transformer_core.trace.events.arrow import write_events  # takes long to import
 
@@ -187,5 +188,5 @@ def write_results(
 
 
 if __name__ == "__main__":
-    gc.freeze()  # modules stay: the collector need not scan them repeatedly
+    gc.freeze()  # spares the collector from scanning modules again and again
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Arguments of the commands, refused where they mean nothing, and files that commands write."""
+"""Command-line arguments, checked, and the files that commands write."""
 
 import argparse
 import re
@@ -46,14 +46,14 @@ def _number(text: str, least: float, most: float, told: str) -> float:
 
 
 def add_window(parser: argparse._ActionsContainer) -> None:
-    """The options of a window: :func:`window` reads them."""
+    """Adds the options of a window, which :func:`window` reads."""
     for word, field, told in (("--from", "begin", "earlier"), ("--to", "end", "later")):
         told = f"leave out {told} events, in milliseconds after the first event"
         parser.add_argument(word, dest=field, type=milliseconds, metavar="MS", help=told)
 
 
 def window(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Window:
-    """The window that the options name; ends the program if it has no length."""
+    """The window in the options; exits with an error if it is empty."""
     found = Window(options.begin, options.end)
     if found.end_ms is not None and found.end_ms <= (found.begin_ms or 0):
         parser.error("--to must be later than --from")
@@ -61,11 +61,11 @@ def window(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Wind
 
 
 def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
-    """TraceError if a file to write is one to read, or another one to write."""
+    """Raises TraceError if a file to write is also read, or written twice."""
     taken = {path.resolve() for path in inputs if path}
     for path in outputs:
         if path and path.resolve() in taken:
-            reason = "would be overwritten, for the same command reads or writes it"
+            reason = "would be overwritten: the same command reads or writes it"
             raise unusable(path, reason, "name another file")
         if path:
             taken.add(path.resolve())
@@ -73,7 +73,7 @@ def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | N
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """TraceError if the file cannot be written inside."""
+    """Turns errors of writing ``path`` into TraceError."""
     try:
         yield
     except OSError as error:
@@ -84,7 +84,7 @@ def writing(path: Path) -> Iterator[None]:
 def read_and_output(
     name: str, description: str, example: str, arguments: Sequence[str]
 ) -> tuple[list[Path], Events, Path]:
-    """Files, events and output of a command that makes one file of traces."""
+    """Files, events and output of a command that writes one file from traces."""
     parser = argparse.ArgumentParser(prog=f"trace {name}", description=description)
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="traces, or one events.parquet"

@@ -1,10 +1,10 @@
 """The program ``trace diff A B``: two profiles side by side.
 
-All times are of one step of one device, mean over steps and devices. Where a side marks no steps, they
-are of the work that the first did: a recording of two minutes holds twice that of one minute, so the
-times of the second are divided by how often it ran the kernels of the first. The parts of the wall
-time sum to the whole, so their differences do: they explain it. Phases, classes, collectives and
-kernels add up durations, whatever runs beside them, and say what to look at.
+All times are of one step of one device, the mean over steps and devices. If a side marks no steps, they
+are of the work of the first side: a recording of two minutes holds twice the work of one minute, so
+the times of the second side are divided by how many times as often it ran the same kernels. The parts
+of the wall time sum to the whole, so their differences explain its difference. Phases, classes,
+collectives and kernels add up durations regardless of overlap; they show where to look.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from transformer_core.trace.terminal import PARTS, bare, plain, table, width
 
 @dataclass(frozen=True)
 class Change:
-    """One thing in both profiles, in milliseconds of a step; null where a profile lacks it."""
+    """The same item in both profiles, in milliseconds of a step; null if a profile lacks it."""
 
     name: str
     first_ms: float | None
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two profiles side by side; each list by the size of the difference, largest first."""
+    """Two profiles side by side; in each list, the largest difference comes first."""
 
     first: str
     second: str
@@ -52,13 +52,13 @@ class Difference:
     phases: list[Change]
     operators: list[Change]  # by class
     collectives: list[Change]
-    kernels: list[Change]  # by name, of those that the breakdowns list
-    notes: list[str] = field(default_factory=list)  # why the two can be compared in part only
-    unit: str = "step"  # the unit that the times cover
+    kernels: list[Change]  # by name, among those in the breakdowns
+    notes: list[str] = field(default_factory=list)  # limits of the comparison
+    unit: str = "step"  # the unit of work that the times cover
 
     @property
     def explanation(self) -> list[Change]:
-        """The largest parts in the direction of the difference, until they cover 90 % of it."""
+        """The largest parts in the direction of the difference that together cover 90 % of it."""
         total, found, told = self.step.difference_ms, list[Change](), 0.0
         for part in self.parts:
             if total and part.difference_ms / total > 0 and told / total < 0.9:
@@ -73,19 +73,19 @@ _LISTS = {
     "collectives": ("collectives", "collective", "time_ns"),
     "kernels": ("kernel_times", "name", "time_ns"),
 }
-"""Of each list of a difference: that of a device, and the fields of name and time there."""
+"""For each list of a difference: the list of a device, and the fields of name and time in it."""
 
 
 @dataclass(frozen=True)
 class _Side:
-    """A profile, and how many units of work its devices did in all."""
+    """A profile, and the number of units of work of all its devices."""
 
     devices: Sequence[DeviceBreakdown]
     units: float
     steps: bool
 
     def whole(self, name: str) -> float | None:
-        """Milliseconds of a unit in a part of the wall time; null where no device has it."""
+        """Milliseconds per unit in a part of the wall time; null if no device has that part."""
         windows = [device.profiled if self.steps else device.span for device in self.devices]
         known = [value for one in windows if (value := getattr(one, name)) is not None]
         return sum(known) / 1e6 / self.units if known else None
@@ -95,7 +95,7 @@ class _Side:
         return {name: value for name, value in found.items() if value is not None}
 
     def times(self, listed: str, name: str, time: str) -> dict[str, float]:
-        """Milliseconds of a unit by name."""
+        """Milliseconds per unit, by name."""
         total: defaultdict[str, int] = defaultdict(int)
         for device in self.devices:
             for use in getattr(device, listed):
@@ -104,7 +104,7 @@ class _Side:
 
 
 def difference(first: Breakdown, second: Breakdown) -> Difference:
-    """The two side by side; both must hold a device."""
+    """Compares two profiles; both must have a device."""
     one, other, unit, notes = _sides(first, second)
 
     def changes(before: dict[str, float], after: dict[str, float]) -> list[Change]:
@@ -113,7 +113,7 @@ def difference(first: Breakdown, second: Breakdown) -> Difference:
         return sorted(found, key=lambda change: -abs(change.difference_ms))
 
     lists = {name: changes(one.times(*by), other.times(*by)) for name, by in _LISTS.items()}
-    # Kernels that are missing from a list that is not whole may have run there.
+    # A kernel missing from an incomplete list may have run all the same.
     whole = [lists_all_kernels(profile) for profile in (first, second)]
     lists["kernels"] = [
         change
@@ -136,7 +136,7 @@ def difference(first: Breakdown, second: Breakdown) -> Difference:
 
 
 def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list[str]]:
-    """The two with a common unit of work, its name, and notes on it."""
+    """Both sides with a common unit of work, the name of the unit, and notes."""
     sides = (first, second)
     bare = [side.name for side in sides if not any(device.steps for device in side.devices)]
     if not bare:
@@ -147,8 +147,8 @@ def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list
     note = f"{told}, and the two share no kernel: each whole trace stands for one"
     if times is not None:
         note = (
-            f"{told}: times are of the work that the first did, of which the second did "
-            f"{times:.4g} times as much, by how often each ran the same kernels"
+            f"{told}: times are of the work of the first; the second did {times:.4g} times as much, "
+            "judged by how often each ran the same kernels"
         )
     one = _Side(first.devices, len(first.devices), False)
     other = _Side(second.devices, len(second.devices) * (times or 1), False)
@@ -158,8 +158,8 @@ def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list
 def _times_as_much(
     first: Sequence[DeviceBreakdown], second: Sequence[DeviceBreakdown]
 ) -> float | None:
-    """How many times more work a device of the second did: the median ratio of kernel counts,
-    weighted by the time in the first; null if they share no kernel."""
+    """The work of a device of the second relative to the first: the median ratio of kernel counts,
+    weighted by time in the first; null if they share no kernel."""
     counts: list[defaultdict[str, float]] = [defaultdict(float), defaultdict(float)]
     weights: defaultdict[str, int] = defaultdict(int)
     for side, devices in zip(counts, (first, second), strict=True):
@@ -178,7 +178,7 @@ def _times_as_much(
 
 
 def lists_all_kernels(breakdown: Breakdown) -> bool:
-    """Whether a breakdown lists every kernel that ran, not the longest alone."""
+    """Whether a breakdown lists all kernels, not only the longest."""
     return all(
         sum(kernel.count for kernel in device.kernel_times) >= device.kernels
         for device in breakdown.devices
@@ -187,12 +187,12 @@ def lists_all_kernels(breakdown: Breakdown) -> bool:
 
 _ALL = Choice(kernels=10_000)
 REGRESSION = 3
-"""The exit code where the second is slower than allowed; 1 is an error, 2 a wrong command line."""
+"""The exit code if the second is slower than allowed; 1 is an error, 2 a wrong command line."""
 
 
 def read_profile(path: Path) -> Breakdown:
-    """Reads the profile at a path: a breakdown.json, a folder that holds one or the traces of all
-    ranks, or one trace. Raises TraceError if there is none."""
+    """Reads a profile: a breakdown.json, a folder with one or with the traces of all ranks, or one
+    trace. Raises TraceError if there is none."""
     if (path / "breakdown.json").is_file():
         path = path / "breakdown.json"
     found = _breakdown(path) or breakdown_of_files([path], path.name, _ALL)[0]
@@ -238,7 +238,7 @@ def _row(change: Change, indent: str) -> tuple[str, ...]:
 
 def _verdict(found: Difference, allowed: float) -> tuple[str, int]:
     if found.step.ratio is None or found.unit == "trace":
-        return "Nothing can be said of the length of a step", 0
+        return "The lengths of steps cannot be compared", 0
     growth = 100 * (found.step.ratio - 1)
     who = {"step": "A step", "work": "The same work"}[found.unit]
     if growth > allowed:
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     found = difference(*profiles)
     found.notes.extend(
-        f"{profile.name} lists its longest kernels alone: those of the other are left out"
+        f"{profile.name} lists only its longest kernels: other kernels are left out"
         for profile in profiles
         if not lists_all_kernels(profile)
     )

@@ -1,5 +1,5 @@
-"""The program ``trace memory FILE… --output MEMORY.svg``: allocated memory of every device over time,
-with the phases of the host below, and where each device held most.
+"""The program ``trace memory FILE… --output MEMORY.svg``: the allocated memory of each device over time
+with its peak, above the phases of the host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from transformer_core.trace.terminal import plain
 
 _WIDTH, _HEIGHT, _LEFT, _STRIP = 900, 180, 80, 14
 _COLOURS = ("#9ecae1", "#a1d99b", "#fdd0a2", "#dadaeb", "#fcbba1")
-"""Of the phases, in their order."""
+"""Colours of the phases, in order."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def series(rows: Rows) -> list[Series]:
 
 
 def most(rows: Rows, one: Series) -> str:
-    """When a device held most, and in which phase and module of its rank."""
+    """The peak of a device: its size, time, phase and module."""
     place = int(np.argmax(one.bytes))
     after = (int(one.t0[place]) - int(rows["t0_ns"].min())) / 1e6
     told = [f"{_size(int(one.bytes[place]))} at {after:.3f} ms"]
@@ -78,7 +78,7 @@ def draw(rows: Rows, found: Sequence[Series]) -> str:
 
 def _device(rows: Rows, one: Series, begin: int, end: int, scale: float) -> Iterator[str]:
     top = max(1, int(one.bytes.max()))
-    # As many points as the picture has columns: of each column its least and its most.
+    # For each column of pixels, only the first, least, largest and last value.
     column = ((one.t0 - begin) * scale).astype(np.int64)
     chosen = []
     for _, first, last in runs(column, 0, len(column)):
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = rows_of(events)
     if not (found := series(rows)):
         remedy = "record with profile_memory=True, or nsys profile --cuda-memory-usage=true"
-        raise unusable(files[0], "tells nothing of memory", remedy)
+        raise unusable(files[0], "contains no memory events", remedy)
     if output == Path("-"):
         print(draw(rows, found), end="")
         return 0

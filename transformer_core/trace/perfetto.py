@@ -1,9 +1,9 @@
 """The program ``trace perfetto FILE… --output ALL.json.gz``: one file of all ranks for
 ui.perfetto.dev, in the Trace Event Format (Google, 2016).
 
-A process is a rank, and every lane of a rank a thread of it; events of one thread lie in each other
-or apart. All ranks are inside a collective at once: where the executions of two ranks do not overlap,
-their clocks differ, and are set so that the collectives end together.
+Each rank is a process and each of its lanes a thread; the events of a thread are nested or disjoint.
+All ranks are inside a collective at the same time: if the executions of two ranks do not overlap,
+their clocks differ and are adjusted so that the collectives end together.
 """
 
 import gzip
@@ -39,8 +39,8 @@ class Offset:
 
 
 def clock_offsets(work: Rows) -> list[Offset]:
-    """The offsets of all ranks from the clock of the first; 0 where they agree, or where there is
-    nothing to compare."""
+    """The offsets of all ranks from the clock of the first; 0 if they agree or have no common
+    collectives."""
     ranks = np.unique(work["rank"]).tolist()
     first = _executions(work, ranks[0]) if ranks else {}
     found = []
@@ -91,7 +91,7 @@ _ARGS = {
 
 def events_of_rank(rank: int, rows: Rows, origin: int) -> Iterator[Event]:
     """All events of one rank: steps, phases, layers, streams, classes, memory and links. Times are
-    microseconds after ``origin``, a time of the trace in nanoseconds."""
+    microseconds after ``origin``, which is in nanoseconds on the clock of the trace."""
     yield _named("process_name", rank, 0, f"rank {rank}")
     yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     lanes = _Lanes(rank, origin)
@@ -131,7 +131,7 @@ class _Lanes:
 
     def __init__(self, rank: int, origin: int) -> None:
         self.rank, self.origin = rank, origin
-        # A thread numbered like its process would be shown as the main thread, out of order.
+        # Perfetto shows a thread with the number of its process as the main thread, out of order.
         self._numbers = count(rank + 1)
 
     def _open(self, name: str) -> tuple[int, list[Event]]:
@@ -141,7 +141,7 @@ class _Lanes:
         return number, [*head, order | {"args": {"sort_index": number}}]
 
     def draw(self, name: str, rows: Rows) -> Iterator[Event]:
-        """A lane of events as they are, and further ones for those that cross others."""
+        """A lane of events, and further lanes for events that overlap others without nesting."""
         if not len(rows):
             return
         rows = rows.where(np.lexsort((-rows["t1_ns"], rows["t0_ns"])))
@@ -190,15 +190,14 @@ class _Lanes:
 
 
 def _fits(ends: list[int], t0: int, t1: int) -> bool:
-    """Whether an event lies within the open ones of a lane, or behind them; closes those behind
-    which it lies."""
+    """Whether an event nests in the open events of a lane or follows them; closes those that ended."""
     while ends and ends[-1] <= t0:
         ends.pop()
     return not ends or t1 <= ends[-1]
 
 
 def _links(rank: int, device: str, rows: Rows, origin: int) -> Iterator[Event]:
-    """Bytes a second that collectives and copies move, while they run, by their own sizes."""
+    """Bytes per second of running collectives and copies, from their sizes and durations."""
     sides = {
         "communication": rows.equal("class", event_table.COMMUNICATION),
         "copies": rows.equal("class", event_table.MEMCPY),
@@ -226,7 +225,7 @@ def _counter(
 
 
 def events(table: "Events | pa.Table") -> tuple[Iterator[Event], list[Offset]]:
-    """All ranks of an event table on the clock of the first, and what was added to the others."""
+    """All ranks of an event table on the clock of the first, and the offsets of the others."""
     rows = rows_of(table)
     offsets = clock_offsets(rows.work)
     moved = {offset.rank: offset.nanoseconds for offset in offsets}
@@ -244,14 +243,14 @@ def write(path: Path, table: "Events | pa.Table") -> list[Offset]:
     with atomic_path(path) as temporary, ExitStack() as opened:
         stream: BinaryIO = opened.enter_context(temporary.open("wb"))
         if path.suffix == ".gz":
-            # Without name and time: the same file for the same events.
+            # Without name and time, so that the same events give the same file.
             packed = gzip.GzipFile("", "wb", compresslevel=5, fileobj=stream, mtime=0)
             stream = cast(BinaryIO, opened.enter_context(packed))
         return write_to(stream, table)
 
 
 def write_to(stream: BinaryIO, table: "Events | pa.Table") -> list[Offset]:
-    """The JSON of all ranks on one clock; what was added to the clocks."""
+    """Writes the JSON of all ranks on one clock; returns the offsets of the clocks."""
     found, offsets = events(table)
     encode = msgspec.json.Encoder().encode
     stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')

@@ -27,21 +27,21 @@ _EVERY = 1_000_000
 
 @dataclass(frozen=True)
 class Tables:
-    """The traces of all ranks of one training; tables are made when they are asked for, and empty
-    where the traces tell nothing of their kind."""
+    """The traces of all ranks of one training as tables, made on demand; a table is empty if the traces
+    hold nothing of its kind."""
 
     breakdown: Breakdown  # all numbers, as ``trace --json`` prints them
     _events: Events
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """Every event: device events, steps, phases, modules, waits, memory; see
-        :mod:`transformer_core.trace.events.event_table` for the columns."""
+        """All events: device events, steps, phases, modules, waits, memory; for the columns, see
+        :mod:`transformer_core.trace.events.event_table`."""
         import pyarrow as pa
 
         from transformer_core.trace.events.arrow import table_of
 
-        # Texts of several ranks are numbered apart, which categories of pandas may not be.
+        # Ranks may list the same text twice, which categories of pandas do not allow.
         found = table_of(self._events)
         kinds = [
             pa.field(column.name, pa.string() if column.name in TEXTS else column.type)
@@ -70,7 +70,7 @@ class Tables:
 
     @cached_property
     def graphs(self) -> "pd.DataFrame":
-        """A row per device, CUDA graph and node; without nodes if graphs were recorded whole."""
+        """A row per device, CUDA graph and node; per graph if graphs were recorded as a whole."""
         return self._of_devices(
             lambda device: [
                 {"graph": use.graph, "launches": use.launches}
@@ -82,7 +82,7 @@ class Tables:
 
     @cached_property
     def memory(self) -> "pd.DataFrame":
-        """Bytes allocated on each device whenever they change."""
+        """Bytes allocated on each device, at every change."""
         found = self.events[self.events["kind"] == "memory"]
         return found[["rank", "device", "t0_ns", "bytes"]].reset_index(drop=True)
 
@@ -101,12 +101,12 @@ class Tables:
 
     @cached_property
     def shapes(self) -> "pd.DataFrame":
-        """Operators by the shapes of their inputs, likewise, longest first."""
+        """Operators by the shapes of their inputs, summed over devices, longest first."""
         return self._of_all("shapes")
 
     @cached_property
     def sources(self) -> "pd.DataFrame":
-        """Kernels by the function of the program that launched them, likewise."""
+        """Kernels by the function of the program that launched them, summed likewise."""
         return self._of_all("sources")
 
     def __str__(self) -> str:
@@ -142,8 +142,9 @@ def read_files(
 ) -> Tables:
     """The traces of all ranks of one training: files, or folders that hold them.
 
-    ``begin_ms`` and ``end_ms`` cut a window out, after the first event; ``roofline`` is a results/machine/roofline.json, whose
-    ceilings then stand beside the kernels. Raises ConfigError for files that cannot be used.
+    ``begin_ms`` and ``end_ms`` select a window, after the first event. ``roofline`` is a
+    results/machine/roofline.json, which adds each kernel's share of the ceilings. Raises ConfigError
+    for files that cannot be used.
     """
     choice = Choice(_EVERY, "", _EVERY, Window(begin_ms, end_ms))
     breakdown, events = breakdown_of_files([Path(path) for path in paths], name, choice)

@@ -1,4 +1,4 @@
-"""A breakdown as text: one summary over all ranks, as wide as the terminal."""
+"""A breakdown as text: a summary of all ranks, as wide as the terminal."""
 
 import re
 import shutil
@@ -17,14 +17,14 @@ _NARROWEST, _WIDEST = 60, 160
 _COMMON = re.compile(
     r"^void |\(anonymous namespace\)::|\bat::native::|(?<=.)\((?:[^()]|\([^()]*\))*\)$"
 )
-"""Text without meaning in most names of kernels: return type, name spaces, parameters."""
+"""Meaningless parts of most kernel names: return type, name spaces, parameters."""
 _BOUNDS = {
     "device": "computation on the device",
     "link": "communication that no computation hides",
     "copies": "copies that nothing hides",
     "input": "the next batch, which the host is still fetching",
     "host": "the host, which launches work later than the device could begin it",
-    "other": "latency, waits between streams, or launches that the trace does not hold",
+    "other": "latency, waits between streams, or launches missing from the trace",
 }
 PARTS = {
     "computation": "compute",
@@ -45,8 +45,7 @@ def plain(text: str) -> str:
 
 
 def bare(name: str) -> str:
-    """The name of a kernel without the parts that most share: return type, usual name spaces,
-    parameters."""
+    """A kernel name without return type, usual name spaces and parameters."""
     return _COMMON.sub("", name)
 
 
@@ -58,7 +57,7 @@ def short(name: str, room: int) -> str:
 
 
 def table(heads: Row, rows: Sequence[Row], columns: int) -> list[str]:
-    """Lines of a table whose first column holds names and takes the room that the others leave."""
+    """Lines of a table whose first column holds names and takes the space left by the others."""
     sizes = [2 + max(len(row[k]) for row in [heads, *rows]) for k in range(1, len(heads))]
     longest = max(len(plain(bare(row[0]))) for row in [heads, *rows])
     room = max(8, min(columns - sum(sizes), longest))
@@ -71,7 +70,7 @@ def table(heads: Row, rows: Sequence[Row], columns: int) -> list[str]:
 
 
 def page(breakdown: Breakdown, top: int) -> str:
-    """The main numbers of all ranks together, and how ranks differ. Lists have ``top`` rows."""
+    """The main numbers of all ranks, and how ranks differ; lists have at most ``top`` rows."""
     columns = width()
     found = breakdown.summary
     lines = [f"{breakdown.name}: {breakdown.status}"]
@@ -196,8 +195,8 @@ def _listed(heads: Row, rows: Sequence[Row], columns: int, top: int) -> list[str
 
 
 def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
-    """The longest kernels of all devices, shares of the time of all, listed or not, and how much
-    they work where that is known and a narrow terminal has room."""
+    """The longest kernels of all devices, with their shares of the time of all kernels and, if known
+    and the terminal is wide enough, their rates."""
     found = _grouped((use.name, use) for device in devices for use in device.kernel_times)
     whole = sum(
         use.time_ns
@@ -227,7 +226,7 @@ def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list
 
 
 def _rate(uses: list, amount: Callable[[Any], float | None]) -> float | None:
-    """An amount for each nanosecond of some kernels; null where one is unknown."""
+    """An amount per nanosecond of some kernels; null if any is unknown."""
     parts = [amount(use) for use in uses]
     time = sum(use.time_ns for use in uses)
     return None if None in parts or not time else sum(part or 0 for part in parts) / time
@@ -259,7 +258,7 @@ def _graphs(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[
 
 
 def _sources(found: ProfileSummary, columns: int, top: int) -> list[str]:
-    """Two lines for each pair: the function, and below it what it launched."""
+    """Two lines per pair: the function and, below it, the kernel that it launched."""
     lines = []
     for use in found.sources[:top]:
         time = f"{_ms(use.time_ns)} ms {_share(use.share)}"
@@ -288,8 +287,8 @@ def _collectives(
 def _ranks(
     devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int, top: int
 ) -> list[str]:
-    """How ranks differ: the share of collectives at which each came last, and how long the others
-    waited for it in a step; if not all fit, the most expensive ones."""
+    """Differences between ranks: the share of collectives at which each came last, and the time per
+    step that the others waited for it; if not all fit, those that cost the others most."""
     if len(devices) < 2:
         return []
     late = {one.rank: one for one in found.stragglers}

@@ -1,4 +1,4 @@
-"""The breakdown of every device: its partition of the wall time, steps, phases, streams, kernels,
+"""The breakdown of each device: the partition of its wall time, steps, phases, streams, kernels,
 collectives and classes of operators.
 """
 
@@ -43,11 +43,11 @@ KERNELS_SHOWN, SHAPES_SHOWN = 10, 20
 
 @dataclass(frozen=True)
 class Choice:
-    """What a breakdown lists, and of which time."""
+    """The contents of a breakdown, and the window of time that it covers."""
 
-    kernels: int = KERNELS_SHOWN  # kernels by name, the longest
-    pattern: str = ""  # of kernels, those whose names hold a match of it
-    shapes: int = SHAPES_SHOWN  # operators by shapes, and functions of the program
+    kernels: int = KERNELS_SHOWN  # number of kernel names listed, longest first
+    pattern: str = ""  # only kernels whose names contain a match are listed
+    shapes: int = SHAPES_SHOWN  # number of operator shapes listed, and of the program's functions
     window: Window = EVERYTHING
 
     def accepts(self, name: str) -> bool:
@@ -58,7 +58,7 @@ USUAL = Choice()
 
 
 def activities(rows: Rows) -> list[Activity]:
-    """Time grouped as in a viewer: collectives, classes of operators, kinds of copies."""
+    """Time by collective, operator class and kind of copy."""
     durations, whole = rows.durations, int(rows.durations.sum())
     columns = {
         event_table.COMMUNICATION: "collective",
@@ -89,7 +89,7 @@ def activities(rows: Rows) -> list[Activity]:
 
 
 def kernel_times(rows: Rows, choice: Choice = USUAL) -> list[KernelTime]:
-    """The kernels that run longest in all, or on a CPU the operators."""
+    """The kernels, or the operators of a CPU, with the longest total time."""
     rows = rows.where(rows.equal("class", event_table.COMPUTE, event_table.COMMUNICATION))
     durations = rows.durations
     whole = int(durations.sum())
@@ -125,7 +125,7 @@ def _format(rows: Rows, mine: NDArray[np.int64]) -> str | None:
 
 
 def graphs(rows: Rows, count: int) -> list[GraphUse]:
-    """The CUDA graphs that ran, longest first, with so many of their nodes."""
+    """The CUDA graphs, longest first, with the ``count`` longest nodes of each."""
     node, graph = (np.where(rows[name] == 0, NULL, rows[name]) for name in ("node", "graph"))
     inside = np.flatnonzero((node != NULL) | (graph != NULL) | rows.equal("kind", "graph"))
     mine = rows.where(inside[np.lexsort((node[inside], graph[inside]))])
@@ -151,7 +151,7 @@ def graphs(rows: Rows, count: int) -> list[GraphUse]:
 
 
 def runs(values: Integers, begin: int, end: int) -> list[tuple[int, int, int]]:
-    """Value, begin and end of the runs of one value."""
+    """Value, begin and end of each run of equal values."""
     edges = (begin + 1 + np.flatnonzero(np.diff(values[begin:end]))).tolist()
     found = pairwise([begin, *edges, end]) if begin < end else ()
     return [(int(values[first]), first, last) for first, last in found]
@@ -162,7 +162,7 @@ _ATTENTION = ("bmm", "baddbmm", "scaled_dot_product", "attention")
 
 
 def operator_classes(rows: Rows) -> list[OperatorClass]:
-    """The classes that ran on a device, in the order of :data:`operators.OPERATOR_CLASSES`."""
+    """The operator classes on a device, in the order of :data:`operators.OPERATOR_CLASSES`."""
     durations = rows.durations
     total = int(durations[~rows.missing("operator_class")].sum())
     found = []
@@ -221,7 +221,7 @@ def forward_backward(rows: Rows) -> list[ForwardBackward]:
 
 
 def _contraction(operator: str) -> str | None:
-    """Products with weights apart from those of attention; null for any other operator."""
+    """``linear`` for products with weights, ``attention`` for those of attention; otherwise null."""
     base = operator.rpartition("::")[2]
     if any(part in base for part in _ATTENTION):
         return "attention"
@@ -229,18 +229,18 @@ def _contraction(operator: str) -> str | None:
 
 
 def _ratio(values: NDArray, forward: Mask, backward: Mask) -> float | None:
-    """The sum of what is known backward over forward."""
+    """The sum of known values in backward over that in forward."""
     first, second = (int(values[some & (values != NULL)].sum()) for some in (forward, backward))
     return second / first if first and second else None
 
 
-OTHER = "other"  # the phase of what no range owns
+OTHER = "other"  # the phase of events outside all ranges
 
 
 def break_down_all(
     everything: Rows, choice: Choice = USUAL
 ) -> tuple[list[DeviceBreakdown], Waiting]:
-    """The devices, with the chosen kernels by name, and what their collectives say of one another."""
+    """The devices, and the comparison of their collectives."""
     work = everything.work
     ranges, waits = (everything.where(everything.equal("kind", kind)) for kind in ("range", "wait"))
     found: list[tuple[Rows, Rows, Rows]] = []
@@ -250,7 +250,7 @@ def break_down_all(
         for mine in of_rank.groups("device").values():
             found.append((of_rank.where(mine), marks, waited))
     matched = waiting([mine for mine, _, _ in found])
-    # One device at a time, then freed: the results of its columns are large.
+    # One device at a time, which is then freed: its columns are large.
     devices = [_device(*found.pop(0), transfers, choice) for transfers in matched.transfers]
     return devices, matched
 
@@ -261,7 +261,7 @@ def _device(
     start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     layers = [rows.union(rows.equal("class", *names)) for names in _EXPOSED]
     cpu = str(rows["device"][0]) == "cpu"
-    # Idle time in which the device had nothing to do because the host had launched nothing yet.
+    # Time in which the device was idle because the host had not launched anything yet.
     known = launched(rows)
     late = not_launched(*known, rows.union().gaps(start, end))
     host_bound = None if cpu or not len(known[0]) else late.length
@@ -314,7 +314,7 @@ _EXPOSED = (
 
 
 def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> Partition:
-    """Divides the time of a device from ``start`` to ``end``: compute U(K), exposed communication
+    """Partitions the time of a device from ``start`` to ``end``: compute U(K), exposed communication
     U(K + C) - U(K), exposed copies U(K + C + M) - U(K + C), exposed graphs likewise, and idle."""
     inside = [layer.clip(start, end) for layer in layers]
     parts = exposed(inside)
@@ -335,8 +335,8 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> P
 
 
 def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
-    """Number, begin and end of every step: its range on the host, until the last event that it
-    launched has ended, but not into the next step."""
+    """Number, begin and end of each step: from the begin of its range on the host to the end of the
+    last event that it launched, but at most to the begin of the next step."""
     chosen = ranges.equal("name", phases.STEP)
     order = np.argsort(ranges["t0_ns"][chosen], kind="stable")
     begins = ranges["t0_ns"][chosen][order].tolist()

@@ -1,6 +1,6 @@
-"""From files of a profiler to the event table and its breakdown: all devices of all ranks with a summary,
-the tree of modules, operators by the shapes of their inputs with the share of the roofline that each
-reaches, and source lines.
+"""From a profiler's files to the event table and its breakdown: all devices of all ranks with a summary,
+the tree of modules, operators by the shapes of their inputs with their share of the roofline, and
+source lines.
 """
 
 from collections import Counter, defaultdict
@@ -55,8 +55,7 @@ NOTHING_INSIDE = "the window of --from and --to holds no device event of the tra
 def breakdown_of_files(
     paths: Sequence[Path], name: str, choice: Choice = USUAL
 ) -> tuple[Breakdown, Events]:
-    """The breakdown of traces that a user brought, and their event table; TraceError where they
-    cannot be used."""
+    """The breakdown and event table of a user's traces; TraceError if they cannot be used."""
     reading = read_files(paths)
     whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
@@ -108,12 +107,12 @@ def _with_kernels(
 
 
 def with_longest(breakdown: Breakdown, count: int) -> Breakdown:
-    """A breakdown whose devices list so many kernels."""
+    """The breakdown with only the ``count`` longest kernels of each device."""
     return _with_kernels(breakdown, lambda kernels: kernels[:count])
 
 
 def read_roofline(path: Path) -> "Roofline":
-    """A results/machine/roofline.json; TraceError if it is something else."""
+    """Reads a results/machine/roofline.json; TraceError if it is anything else."""
     from schemas.results.machine import Roofline
 
     try:
@@ -121,11 +120,11 @@ def read_roofline(path: Path) -> "Roofline":
     except (OSError, ValidationError) as error:
         reason = str(getattr(error, "strerror", None) or str(error).partition("\n")[0])
         remedy = "measure the ceilings of a machine: snakemake results/machine/roofline.json"
-        raise unusable(path, f"tells no ceilings ({reason})", remedy) from None
+        raise unusable(path, f"does not contain ceilings ({reason})", remedy) from None
 
 
 def with_ceilings(breakdown: Breakdown, roofline: "Roofline") -> Breakdown:
-    """A breakdown whose kernels tell the share of measured ceilings that they reach."""
+    """The breakdown with each kernel's share of the measured ceilings."""
     return _with_kernels(
         breakdown,
         lambda kernels: [
@@ -157,7 +156,7 @@ def summarise(
     shapes: Sequence[ShapeUse] = (),
     sources: Sequence[SourceUse] = (),
 ) -> ProfileSummary | None:
-    """The summary of the devices of a profile; null if there is none."""
+    """The summary of a profile's devices; null if there are none."""
     if not devices:
         return None
     whole = [device.profiled for device in devices]
@@ -212,7 +211,7 @@ def summarise(
 
 
 def _grouped(devices: Devices, listed: str, key: str) -> Iterator[list[Any]]:
-    """What the devices list, by name."""
+    """The entries of a list of the devices, grouped by name."""
     groups: defaultdict[str, list[Any]] = defaultdict(list)
     for device in devices:
         for use in getattr(device, listed):
@@ -221,7 +220,7 @@ def _grouped(devices: Devices, listed: str, key: str) -> Iterator[list[Any]]:
 
 
 def _together(uses: Sequence[Use], key: str = "", **fields: Any) -> Use:
-    """The sums of some uses of one name, but of the ``fields`` that are given."""
+    """Sums the fields of uses with the same name, except for the given ``fields``."""
     for name in type(uses[0]).model_fields.keys() - {key, *fields}:
         fields[name] = _sum(uses, name)
     return type(uses[0])(**({key: getattr(uses[0], key)} if key else {}), **fields)
@@ -247,7 +246,7 @@ def _ratio(part: int | None, whole: int | None) -> float | None:
 
 
 def _sum(uses: Sequence[Any], name: str) -> int | None:
-    """The sum of a field; null if there is no value, or one of them is null."""
+    """The sum of a field; null if any value is null, or without values."""
     values = list(map(attrgetter(name), uses))
     return sum(values) if values and None not in values else None
 
@@ -261,8 +260,8 @@ _PHASES = ("forward", "backward", "other")
 
 
 def layers(rows: Rows) -> list[LayerUse]:
-    """The modules of an event table, parents before what is in them, in the order in which they
-    run; empty if nothing ran inside a module."""
+    """The modules of an event table in the order in which they run, parents before children; empty if
+    nothing ran inside a module."""
     work = rows.work
     own: dict[str, Counter[str]] = _by_path(work)
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -292,7 +291,7 @@ def _outer(path: str) -> list[str]:
 
 
 def _by_path(work: Rows) -> dict[str, Counter[str]]:
-    """What belongs to each module itself: time by phase, and the work that is known."""
+    """Time by phase and known work of each module, without its children."""
     forward = work.equal("phase", phases.FORWARD, phases.LOSS)
     backward = work.equal("phase", phases.BACKWARD)
     found = {}
@@ -308,7 +307,7 @@ def _by_path(work: Rows) -> dict[str, Counter[str]]:
 
 
 def _calls(modules: Rows) -> tuple[dict[str, int], dict[str, int]]:
-    """By path, how often it was called, and what its calls in forward leave allocated."""
+    """The number of calls by path, and the bytes that the calls in forward leave allocated."""
     inside: Mask = ~modules.equal("phase", phases.BACKWARD) & (modules["bytes"] != NULL)
     groups = modules.groups("layer")
     held = {
@@ -320,7 +319,7 @@ def _calls(modules: Rows) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _first_begins(rows: Rows) -> dict[str, int]:
-    """When each module is first met; those around another before it."""
+    """The first time of each module; parents have that of their first child."""
     found: dict[str, int] = {}
     begins = rows["launch_ns"]
     begins = np.where(begins == NULL, rows["t0_ns"], begins)
@@ -332,7 +331,7 @@ def _first_begins(rows: Rows) -> dict[str, int]:
 
 
 def shapes(rows: Rows, count: int) -> list[ShapeUse]:
-    """The operators with inputs of the same shapes that take longest in all."""
+    """The operators, by the shapes of their inputs, with the longest total time."""
     work = rows.where(rows.equal("class", event_table.COMPUTE))
     whole = int(work.durations.sum())
     found = []
@@ -356,7 +355,7 @@ def shapes(rows: Rows, count: int) -> list[ShapeUse]:
 
 
 def sources(rows: Rows, count: int, accepts: Callable[[str], bool]) -> list[SourceUse]:
-    """The accepted kernels of each function of the program that take longest in all."""
+    """The accepted kernels, by function of the program, with the longest total time."""
     work = rows.where(rows.equal("class", event_table.COMPUTE, COMMUNICATION))
     whole = int(work.durations.sum())
     known = work.texts("name")
@@ -376,7 +375,7 @@ def sources(rows: Rows, count: int, accepts: Callable[[str], bool]) -> list[Sour
 def _longest(
     work: Rows, first: str, second: str, count: int
 ) -> Iterator[tuple[str, str, Integers, int]]:
-    """Pairs of texts that rows have in common, with the rows and their time, longest first."""
+    """Yields pairs of texts with their rows and total time, longest first."""
     known = np.flatnonzero(~work.missing(first) & ~work.missing(second))
     pairs = np.stack([work.codes(name)[known] for name in (first, second)], 1)
     present, group = np.unique(pairs, axis=0, return_inverse=True)
@@ -394,12 +393,12 @@ def _longest(
 
 
 def roofline_share(use: ShapeUse | KernelTime, roofline: "Roofline") -> float | None:
-    """Least time that the machine needs for the work of an operator or kernel, over the time it took.
+    """The least time that the machine needs for an operator or kernel, over the time it took.
 
-    The least is the longer of the arithmetic at the measured rate of its format and the traffic at
-    the measured bandwidth (Williams et al., "Roofline", 2009). Products of fp32 may have run as
-    TF32, which the trace does not tell: where that was measured, its rate counts. Null where work,
-    format or ceilings are unknown.
+    The least time is the longer of the arithmetic at the measured rate of its format and the traffic
+    at the measured bandwidth (Williams et al., "Roofline", 2009). Products in fp32 may have run as
+    TF32, which traces do not record: if the TF32 rate was measured, it counts. Null if work, format
+    or ceilings are unknown.
     """
     bandwidth = max((m.bytes_per_second for m in roofline.memory), default=None)
     product = use.operator_class == CONTRACTION

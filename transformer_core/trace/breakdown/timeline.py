@@ -1,4 +1,4 @@
-"""One step as a picture: what each stream of each device did, column by column."""
+"""The timeline of one step: the work of each stream of each device."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,12 +28,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Lane:
-    """One stream, or on a CPU all computation or all communication."""
+    """One stream or, on a CPU, all computation or all communication."""
 
     rank: int
     label: str
     spans: dict[str, list[Span]]
-    """Begin and end after the begin of the step, in nanoseconds, by :data:`COLOURS`."""
+    """Begins and ends in nanoseconds after the begin of the step, by :data:`COLOURS`."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,15 @@ class Timeline:
     step: int
     window_ns: int
     phases: dict[int, list[tuple[str, int, int]]]
-    """Phase, begin and end of the ranges on the host, by rank."""
+    """By rank: phase, begin and end of the ranges on the host."""
     lanes: list[Lane]
 
 
 def read_timeline(path: Path) -> Timeline | None:
-    """The step of median length from the events in a file; null if it marks no steps.
+    """The step of median length in a file of events; null if it marks no steps.
 
-    A lane is cut into columns. Of a column, that is shown which runs for most of it, so that a
-    picture of thousands of events stays small. At most the first ranks are shown, and of each the
-    busiest streams.
+    A lane is divided into columns, each showing the work that fills most of it, so a picture of
+    thousands of events stays small. Only the first ranks appear, with their busiest streams.
     """
     table = read_table(path)
     table = table.filter(pc.less(table.column("rank"), _RANKS))
@@ -78,7 +77,7 @@ def read_timeline(path: Path) -> Timeline | None:
 
 
 def _strip(marks: Rows, start: int, end: int) -> list[tuple[str, int, int]]:
-    """The phases within a window, the innermost where they contain one another."""
+    """The phases in a window; where they nest, the innermost."""
     found = zip(*(each.tolist() for each in phases.stretches(marks)), strict=True)
     return [
         (name, max(t0, start) - start, min(t1, end) - start)
@@ -108,7 +107,7 @@ def _streams(rows: Rows, start: int, end: int) -> list[tuple[str, Rows]]:
 
 
 def _spans(rows: Rows, start: int, end: int) -> dict[str, list[Span]]:
-    """The stretches of columns that each colour fills for the most part."""
+    """The runs of columns that each colour fills for the most part."""
     width = max(1, -(-(end - start) // _COLUMNS))
     columns = -(-(end - start) // width)
     covered = np.zeros((len(COLOURS), columns))

@@ -1,14 +1,14 @@
-"""Waits of a device's steps, waits between ranks, and the critical path of a step.
+"""Waits of a device in its steps, waits between ranks, and the critical path of a step.
 
-Collectives are matched within process groups, in order: the k-th of a kind in a group is the same on
-all its ranks. Of one execution the shortest duration on any rank is the transfer, for the rank that
-comes last does not wait; the rest is waiting for that rank. Clocks need not agree for this.
+Collectives are matched in order within process groups: the k-th of a kind in a group is the same on
+all its ranks. Its shortest duration on any rank is the transfer, because the last rank to arrive does
+not wait; the rest is waiting for that rank. This does not require synchronized clocks.
 
-The critical path is the chain of work and waiting that set the length of a step, followed from its
-end backwards. An event of a device began when what ran before it had ended, or, if it was launched
-later than that, when the host came to launch it. The host came there after whatever it did since its
-last wait for the device; where it waited, the path goes on with the event that it waited for. The
-parts lie end to end, so they sum to the step.
+The critical path is the chain of work and waiting that determines the length of a step, followed
+backwards from its end. An event on a device begins after the previous one has ended or, if it is
+launched later, after its launch. Before the launch, the host was busy since its last wait for the
+device; there, the path continues with the event that the host waited for. The parts follow each
+other without gaps, so they sum to the step.
 """
 
 from collections import Counter, defaultdict
@@ -30,7 +30,7 @@ Window = tuple[int, int]
 def step_bound(
     rows: Rows, ranges: Rows, windows: Sequence[tuple[Window, Partition]], cpu: bool
 ) -> StepBound:
-    """The parts of the wall time of the steps; ``windows`` holds begin, end, partition of each."""
+    """The parts of the wall time of the steps; ``windows`` holds their begins, ends and partitions."""
     idle = rows.union().gaps(
         min(begin for (begin, _), _ in windows), max(end for (_, end), _ in windows)
     )
@@ -61,14 +61,14 @@ def _fetching(ranges: Rows) -> Union:
 
 
 def launched(rows: Rows) -> tuple[Integers, Integers]:
-    """Begins of events and their launches where these are known, in order of begins."""
+    """Begins and launches of events with a known launch, in order of begins."""
     known = rows.where(rows["launch_ns"] != NULL)
     order = np.lexsort((known["launch_ns"], known["t0_ns"]))
     return known["t0_ns"][order], known["launch_ns"][order]
 
 
 def not_launched(begins: Integers, launches: Integers, gaps: Union) -> Union:
-    """The parts of idle stretches until the event that ends each was launched."""
+    """The part of each idle stretch before the launch of the event that ends it."""
     if not len(begins):
         return Union(gaps.t0[:0], gaps.t0[:0])
     place = np.minimum(np.searchsorted(begins, gaps.t1), len(begins) - 1)
@@ -82,9 +82,9 @@ def _common(first: Union, second: Union) -> int:
 
 
 def launch_use(rows: Rows) -> LaunchUse | None:
-    """From launch to begin; null where no launch is known.
+    """Delays between launch and begin, and queue lengths; null if no launch is known.
 
-    Of what one call launches, such as the kernels of a CUDA graph, the first to begin counts.
+    If one call launches several kernels, such as those of a CUDA graph, the first to begin counts.
     """
     known = rows.where(rows["launch_ns"] != NULL)
     if not len(known):
@@ -108,10 +108,10 @@ def launch_use(rows: Rows) -> LaunchUse | None:
 
 @dataclass
 class Waiting:
-    """Transfers and waits, from comparing the collectives of all devices."""
+    """Transfers and waits, from a comparison of the collectives of all devices."""
 
     transfers: list[dict[str, int]]
-    """By device and kind of collective, nanoseconds; a kind is missing where that is unknown."""
+    """Nanoseconds by device and kind of collective, without kinds of unknown transfer."""
     notes: list[str] = field(default_factory=list)
     stragglers: list[Straggler] = field(default_factory=list)
 
@@ -125,8 +125,8 @@ class _Member:
 
 
 def waiting(devices: Sequence[Rows]) -> Waiting:
-    """Match the collectives of devices. Those whose ranks are not all there, or ran them unequally
-    often, have no transfer, and a note says why."""
+    """Matches the collectives of devices. If ranks are missing, or ran a collective a different
+    number of times, its transfer is unknown, and a note says why."""
     sums: list[Counter[str]] = [Counter() for _ in devices]
     failed: list[set[str]] = [set() for _ in devices]
     last, caused, notes = Counter[int](), Counter[int](), set()
@@ -159,7 +159,7 @@ def waiting(devices: Sequence[Rows]) -> Waiting:
 
 
 def _members(devices: Sequence[Rows]) -> dict[tuple[str, str | None], list[_Member]]:
-    """By kind of collective and group, which is null where the trace tells nothing of groups."""
+    """By kind of collective and group; the group is null if the trace does not list groups."""
     found: defaultdict[tuple[str, str | None], list[_Member]] = defaultdict(list)
     for number, rows in enumerate(devices):
         for name, group, places in rows.executions():
@@ -186,7 +186,7 @@ def _problem(group: str | None, members: list[_Member], devices: int) -> str | N
             listed = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
             return f"no trace of rank {listed} of its group"
         if present - set(ranks):
-            return f"rank {min(present - set(ranks))} is not of the group {group} that it names"
+            return f"rank {min(present - set(ranks))} is not in the group {group} that it names"
     elif len(sizes) > 1:
         return "it ran in groups of several sizes that the trace does not tell apart"
     elif sizes and max(sizes) != len(members):
@@ -194,10 +194,10 @@ def _problem(group: str | None, members: list[_Member], devices: int) -> str | N
     elif group is None and len(members) < devices:
         return f"it ran on {len(members)} of the {devices} devices"
     if len(members) < 2 and (ranks is None or len(ranks) > 1):
-        return "there is the trace of one rank alone"
+        return "only one rank has a trace"
     counts = sorted({len(member.durations) for member in members})
     if len(counts) > 1:
-        return f"the ranks ran it unequally often, {counts[0]} to {counts[-1]} times"
+        return f"the ranks ran it {counts[0]} to {counts[-1]} times"
     return None
 
 
@@ -207,7 +207,7 @@ _OUTSIDE = "outside the phases"
 
 
 class _Path(defaultdict[tuple[str, str], list[int]]):
-    """The lengths of its parts, by kind and name."""
+    """The lengths of the parts of a path, by kind and name."""
 
     def add(self, kind: str, name: str, time: int) -> None:
         if time > 0:
@@ -235,9 +235,9 @@ class _Host:
 
 
 def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -> list[PathPart]:
-    """The parts of the path from ``begin`` to ``end``, longest first; they sum to that stretch.
+    """The parts of the path from ``begin`` to ``end``, longest first; they sum to ``end - begin``.
 
-    On a CPU host and device are one: what precedes an event is whatever ran there before it.
+    On a CPU, host and device are the same: an event follows the one that ran before it.
     """
     cpu = bool(len(rows)) and str(rows["device"][0]) == "cpu"
     inside = rows.where((rows["t1_ns"] > begin) & (rows["t0_ns"] < end))
@@ -250,7 +250,7 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
         if event < 0:
             host.tell(path, begin, at)
             break
-        # The time between the event's end and here belongs to the host: after a step's last event.
+        # After the last event of a step, the remaining time belongs to the host.
         host.tell(path, max(begin, int(t1[event])), at)
         at = min(at, int(t1[event]))
         start = max(begin, int(t0[event]))
@@ -278,12 +278,12 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
 def _on_host(
     host: _Host, path: _Path, at: int, begin: int, t1: np.ndarray, before: int
 ) -> tuple[int, int]:
-    """Go back on the host from a launch to its last wait; where the path goes on, and with which
-    event (-1 for none)."""
+    """Follows the host from a launch back to its last wait; returns the time and event (-1 for none)
+    with which the path continues."""
     place = int(np.searchsorted(host.waits.t0, at)) - 1
     waited = min(int(host.waits.t1[place]), at) if place >= 0 else begin
     if waited <= begin:
-        # Nothing made the host wait in the step, or it was not recorded.
+        # The host did not wait in this step, or the wait was not recorded.
         host.tell(path, begin, at)
         return begin, -1
     host.tell(path, waited, at)
@@ -291,13 +291,13 @@ def _on_host(
 
 
 def _last(t1: np.ndarray, time: int, limit: int | None = None) -> int:
-    """The event that ends last of those that end by ``time``, of the first ``limit``; or -1."""
+    """Of the first ``limit`` events, the last to end by ``time``, or -1."""
     place = int(np.searchsorted(t1, time, side="right"))
     return (place if limit is None else min(place, limit)) - 1
 
 
 def _names(rows: Rows) -> np.ndarray:
-    """The collective, the operator, or else the name of each event."""
+    """The collective, else the operator, else the name of each event."""
     found = rows["name"].copy()
     for column in ("operator", "collective"):
         known = ~rows.missing(column)

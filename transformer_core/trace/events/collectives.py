@@ -1,4 +1,4 @@
-"""Collective operations: their names in kernels and ranges, their bytes, their bus bandwidth."""
+"""Collectives: their names in kernels and ranges, their message sizes and bus bandwidth."""
 
 import re
 
@@ -16,7 +16,7 @@ _KERNELS = (
     ("recv", "recv"),
     ("barrier", "barrier"),
 )
-"""Names without underscores, in an order in which none is found inside an earlier one."""
+"""Names without underscores; a name precedes those that are part of it."""
 
 OTHER = "other"  # a collective of unknown kind
 
@@ -24,22 +24,22 @@ _LIBRARY = re.compile(r"nccl|rccl|nvshmem|msccl|gloo")
 _BY_ITSELF = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem"
 )
-"""Kernels of communication that are not in a library's name space."""
+"""Communication kernels outside a library's name space."""
 
 
 def collective_of(name: str) -> str | None:
-    """The collective that a kernel or range is, or null if it is no communication.
+    """The collective of a kernel or range; null if it is not communication.
 
     ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` and ``gloo:all_reduce`` are ``all_reduce``.
-    A kernel of a communication library of which no more is known is ``other``.
+    An unknown kernel of a communication library is ``other``.
     """
-    # Only the function's own name: arguments and templates hold other names.
+    # Only the name of the function: arguments and templates contain other names.
     base = re.split(r"[(<]", name.lower(), maxsplit=1)[0]
     return collective_named(base) if _LIBRARY.search(base) or _BY_ITSELF.search(base) else None
 
 
 def collective_named(name: str) -> str:
-    """The collective of a name that is known to be one: ``allreduce``, ``_allgather_base``."""
+    """The collective of a name known to denote one: ``allreduce``, ``_allgather_base``."""
     flat = name.lower().replace("_", "")
     if "crossdevicereduce" in flat:
         return "all_reduce"
@@ -51,7 +51,7 @@ _OF_POINT_TO_POINT = ("all_to_all", "gather", "scatter")
 
 
 def refined(own: str | None, told: str) -> str:
-    """The collective of a kernel whose name says ``own`` and whose launch ``told``.
+    """The collective of a kernel named ``own`` whose launch says ``told``.
 
     NCCL runs an all-to-all, a gather and a scatter as a kernel of sends and receives.
     """

@@ -60,7 +60,7 @@ def union_of(parts: Sequence[Union]) -> Union:
 
 
 def exposed(layers: Sequence[Union]) -> list[int]:
-    """The time that each layer covers and none before it does, in nanoseconds.
+    """The time covered by each layer, but by none before it, in nanoseconds.
 
     Their sum is the length of the union of all layers.
     """
@@ -73,7 +73,7 @@ def exposed(layers: Sequence[Union]) -> list[int]:
 
 
 class LatestAbove:
-    """Finds in an array the last element up to a place that exceeds a bound."""
+    """Finds the last element, up to a given place in an array, that exceeds a bound."""
 
     def __init__(self, values: Times) -> None:
         self._levels = [values]
@@ -85,12 +85,12 @@ class LatestAbove:
             self._levels.append(np.maximum(below[0::2], below[1::2]))
 
     def __call__(self, places: NDArray[np.int64], bounds: Times) -> NDArray[np.int64]:
-        """For each place the last index up to and with it whose value exceeds its bound; or -1."""
+        """For each place, the last index up to and including it whose value exceeds its bound, or -1."""
         found = np.full(len(places), -1, np.int64)
         asked = np.flatnonzero(places >= 0)
         place, bound, level = places[asked], bounds[asked], 0
         while len(asked):
-            # A block that is the right half of its pair has a left half to look at too.
+            # If a block is the right half of its pair, the left half is searched too.
             for left in (False, True):
                 mine = place - 1 if left else place
                 hit = self._levels[level][mine] > bound
@@ -104,7 +104,7 @@ class LatestAbove:
         return found
 
     def _within(self, place: NDArray[np.int64], bound: Times, level: int) -> NDArray[np.int64]:
-        """The last elements that exceed the bounds in blocks that hold one."""
+        """The last element that exceeds the bound, in blocks known to hold one."""
         for values in reversed(self._levels[:level]):
             right = np.minimum(2 * place + 1, len(values) - 1)
             place = np.where(values[right] > bound, right, 2 * place)
@@ -112,8 +112,8 @@ class LatestAbove:
 
 
 class Innermost:
-    """Who is innermost when. Of several intervals that run, the one that began last owns the time:
-    what an operator owns so is its self time, for the operators that it calls own theirs."""
+    """Which interval is innermost when. Of several running intervals, the one that began last owns the
+    time. So operators own their self time, and the operators that they call own theirs."""
 
     def __init__(self, t0: Times, t1: Times) -> None:
         self._order = np.lexsort((-t1, t0))
@@ -122,7 +122,7 @@ class Innermost:
         self._running = LatestAbove(self._ends)
 
     def at(self, times: Times) -> NDArray[np.int64]:
-        """The owner at each of ``times``; -1 where there is none."""
+        """The owner at each of ``times``; -1 without one."""
         place = np.searchsorted(self._begins, times, side="right") - 1
         return self._owner(self._running(place, times))
 
@@ -133,7 +133,7 @@ class Innermost:
 
     @cached_property
     def parent(self) -> NDArray[np.int64]:
-        """By interval: the one around it when it begins, or -1."""
+        """For each interval, the one around its begin, or -1."""
         above = self._running(np.arange(len(self._order)) - 1, self._begins)
         found = np.empty(len(self._order), np.int64)
         found[self._order] = self._owner(above)
@@ -141,7 +141,7 @@ class Innermost:
 
     @cached_property
     def stretches(self) -> tuple[Times, Times, NDArray[np.int64]]:
-        """Begins and ends of the stretches that have one owner, in order, and who owns each."""
+        """Begins, ends and owners of the stretches with a single owner, in order."""
         borders = np.unique(np.concatenate([self._begins, self._ends]))
         owner = self.at(borders[:-1])
         first = np.ones(len(owner), np.bool_)

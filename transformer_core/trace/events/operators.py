@@ -1,13 +1,13 @@
 """Classes of operators and kernels, and FLOPs and bytes of operators from the shapes of their inputs.
 
 The classes are those of Ivanov et al., "Data Movement Is All You Need" (arXiv 2007.00072): tensor
-contractions, statistical normalizations (softmax, layer norm and all that reduces) and element-wise
-operators. What only moves data (copies, casts, indexing) is ``other``.
+contractions, statistical normalizations (softmax, layer norm and all reductions) and element-wise
+operators. Operators that only move data (copies, casts, indexing) are ``other``.
 
-Where a trace does not say which operator launched a kernel, the kernel's own name tells its class:
-the function's name without name spaces, template arguments and parameters, for those hold the names
-of libraries (``fbgemm_gpu::``) and of what a generic kernel is applied to. All names stand in
-operators.toml.
+If a trace does not tell which operator launched a kernel, the class follows from the name of the
+kernel's function. Name spaces, template arguments and parameters are ignored: they contain names of
+libraries (``fbgemm_gpu::``) and of the operation that a generic kernel applies. operators.toml lists
+all names.
 """
 
 import json
@@ -33,11 +33,11 @@ _COMMUNICATION_SPACES = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "reco
 
 
 COMPILED = re.compile(r"(graph_\d+_)?(triton_|cpp_fused_)")
-"""How the names of TorchInductor's kernels begin."""
+"""The beginning of the names of TorchInductor's kernels."""
 
 
 def operator_class(name: str) -> str:
-    """The class of an operator by its name (``aten::addmm``); of unknown ones, ``other``."""
+    """The class of an operator by its name (``aten::addmm``); ``other`` if unknown."""
     if COMPILED.match(name):
         return kernel_class(name)
     if name.startswith(_COMMUNICATION_SPACES):
@@ -51,7 +51,7 @@ def operator_class(name: str) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """The arithmetic and the traffic of one call; null where its shapes do not tell."""
+    """The arithmetic and memory traffic of one call; null if its shapes do not determine them."""
 
     flops: int | None
     bytes: int | None
@@ -61,16 +61,16 @@ UNKNOWN = Work(None, None)
 
 
 def element_bytes(kind: str) -> int | None:
-    """Bytes of an element by the name that a trace gives its type; null for what is no tensor."""
+    """Bytes per element, by the trace's name for the type; null unless it is a tensor."""
     return _TABLES["element_bytes"].get(kind.lower())
 
 
-FORMATS = frozenset(_TABLES["formats"].values())  # the usual names of formats of numbers
+FORMATS = frozenset(_TABLES["formats"].values())  # the usual names of number formats
 
 
 def format_of(kind: str) -> str | None:
-    """The usual name of a format of numbers, by the name that a trace gives it; null for whole
-    numbers and for what is no tensor."""
+    """The usual name of a number format, by the trace's name for it; null for integers and for
+    anything but tensors."""
     return _TABLES["formats"].get(kind.lower())
 
 
@@ -79,12 +79,12 @@ def work_of(
 ) -> Work:
     """FLOPs and bytes of an operator, from the shapes and types of its inputs.
 
-    ``shapes`` holds an empty shape where an input is a number or no tensor; ``kinds`` the types by
-    the names of the trace, empty where it has none: then only the FLOPs are known. Operators that
-    do no arithmetic have bytes alone. The result of a reduction is not counted as traffic. Shapes
-    that do not fit the operator, such as those of another library's of the same name, tell nothing.
-    ``values`` holds those of the inputs of a convolution, or the FLOPs and gigabytes that
-    TorchInductor counted for its kernel.
+    ``shapes`` holds an empty shape for an input that is not a tensor. ``kinds`` holds the types by the
+    trace's names; if it is empty, only the FLOPs are known. Operators without arithmetic have
+    bytes alone. The result of a reduction does not count as traffic. Shapes that do not fit the
+    operator, such as those of another library's operator of the same name, give ``UNKNOWN``.
+    ``values`` holds the inputs of a convolution, or the FLOPs and gigabytes that TorchInductor
+    counted for its kernel.
     """
     if COMPILED.match(name):
         return Work(_scaled(values[:1], 1), _scaled(values[1:], 1e9))
@@ -167,7 +167,7 @@ _HEADS_THIRD = ("flash_attention", "efficient_attention")
 
 
 def _attention(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
-    """Two products forward; five backward, one of which computes the scores anew."""
+    """Two products forward; five backward, one of which recomputes the scores."""
     backward = "backward" in base
     first = 1 if backward else 0
     query, key, value = (*shapes[first : first + 3], (), (), ())[:3]
@@ -189,14 +189,14 @@ def _attention(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work
 
 
 SLIDES: dict[str, list[int]] = _TABLES["slides"]
-"""Places of stride, padding and dilation among the inputs."""
+"""The places of stride, padding and dilation among the inputs."""
 
 
 def _convolution(
     base: str, shapes: Sequence[Shape], kinds: Sequence[str], values: Sequence[object]
 ) -> Work:
-    """A product of the weights at each place of the output, or of the input of a transposed one;
-    backward as much for each of the gradients of input and weights that is asked for."""
+    """One product with the weights at each place of the output, or of the input if transposed;
+    backward the same for each requested gradient (input, weights)."""
     backward = base == "convolution_backward"
     image, weight = (*shapes[backward : backward + 2], (), ())[:2]
     if len(image) != len(weight) or len(image) < 3:
@@ -231,7 +231,7 @@ def _convolution(
 
 
 def _value(values: Sequence[object], place: int) -> object:
-    """An input that is no tensor, as traces write it: ``[1, 1]``, ``False``; null if unknown."""
+    """An input that is not a tensor, as traces write it: ``[1, 1]``, ``False``; null if unknown."""
     try:
         return json.loads(str(values[place]).lower())
     except (IndexError, ValueError, RecursionError):
@@ -239,14 +239,14 @@ def _value(values: Sequence[object], place: int) -> object:
 
 
 def _sides(value: object, count: int) -> list[int] | None:
-    """A number for each side; null for anything else."""
+    """A number for each side; null if ``value`` is anything else."""
     if not isinstance(value, list) or not all(type(side) is int and side >= 0 for side in value):
         return None
     return value * count if len(value) == 1 else value if len(value) == count else None
 
 
 def _scaled(values: Sequence[object], unit: float) -> int | None:
-    """The first of the values, in its unit; null for none or nothing."""
+    """The first value times its unit; null if it is missing or zero."""
     try:
         found = float(str(*values[:1])) * unit
     except ValueError:
@@ -256,22 +256,22 @@ def _scaled(values: Sequence[object], unit: float) -> int | None:
 
 _FUSED = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(\w*?)(?:_\d+)*(?:_0d[\dcde]*_?)?")
 PHRASES = {tuple(name.split("_")) for name in _TABLES["inside_compiled"]["known"].split()}
-"""Names of operators that hold underscores themselves; sides stand for 1, 2 and 3 of them."""
+"""Names of operators that contain underscores; ``2d`` also stands for ``1d`` and ``3d``."""
 _LONGEST = max(map(len, PHRASES))
 _MOVING = frozenset(_TABLES["inside_compiled"]["moving"].split())
 
 
 @cache
 def fused(name: str) -> tuple[str, ...]:
-    """The operators inside a kernel that TorchInductor made, from its name:
-    ``triton_per_fused__softmax_add_3`` holds ``_softmax`` and ``add``. Empty for any other."""
-    # The names of files, which are the longest that TorchInductor makes; others may be endless.
+    """The operators fused in a kernel of TorchInductor, by the name of the kernel:
+    ``triton_per_fused__softmax_add_3`` contains ``_softmax`` and ``add``. Empty for other kernels."""
+    # TorchInductor's names fit into file names; other names can be arbitrarily long.
     match = _FUSED.fullmatch(name) if len(name) < 1 << 10 else None
     words = match[1].split("_") if match and match[1] else []
     found, place = [], 0
     while place < len(words):
         begin = place
-        # An operator whose name begins with an underscore stands behind two.
+        # A name that begins with an underscore follows a second one.
         while place < len(words) - 1 and not words[place]:
             place += 1
         plain = [re.sub(r"[13]d$", "2d", word) for word in words[place : place + _LONGEST]]
@@ -305,8 +305,8 @@ def base_name(name: str) -> str:
 
 
 def _mangled(name: str) -> str:
-    """The last part of a name as compilers write it (Itanium C++ ABI, nested and plain names): each
-    part stands behind its length. Empty for any other name."""
+    """The last part of a mangled name (Itanium C++ ABI, nested and plain names), in which each part
+    follows its length. Empty for other names."""
     head = re.match(r"_ZNK?|_Z(?=\d)", name)
     place, last = head.end() if head else len(name), ""
     while length := re.match(r"\d+", name[place:]):

@@ -1,9 +1,11 @@
-"""Steps, phases and modules of a training, from ranges around launches, and the source lines of these.
+"""Steps, phases and modules of a training, from the ranges around launches, and the source lines of
+launches.
 
-Threads of data loaders are told apart: their copies fall into whatever phase happens to run and belong to
-none. The project's own ranges name the path of a module; the profiler's ``nn.Module: Linear_0`` and ranges
-that other programs set make one by lying in each other. What backward launches belongs where the operator
-in forward does that autograd made it for, which has the same sequence number.
+Threads of data loaders are separated: their copies coincide with arbitrary phases and belong to none.
+The project's own ranges contain the path of a module. For the profiler's ``nn.Module: Linear_0`` and
+ranges that other programs set, the path follows from how the ranges nest. Work launched in backward
+belongs to the module of the forward operator with the same sequence number, for which autograd
+created it.
 """
 
 import re
@@ -29,19 +31,19 @@ from transformer_core.trace.events.intervals import Innermost
 from transformer_core.trace.events.process import ProcessTrace
 
 STEP = "step"
-"""The range around a whole optimizer step. Ranges of it are numbered in order of time."""
+"""The range around a whole optimizer step. Steps are numbered in order of time."""
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer")
 DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES
-"""The phases of a step, in order. The loss may lie inside the forward: the innermost range owns."""
+"""The phases of a step, in order. The loss may lie inside the forward: the innermost range counts."""
 
-LOADER = "loader"  # where the phases are listed: what threads did that launch no kernel of the step
+LOADER = "loader"  # listed with the phases: work of threads that launch no kernel of the step
 PREFIX = "phase:"  # prefix of the project's own ranges, in NVTX and in torch.profiler alike
-LAYER_PREFIX = "layer:"  # prefix of the project's ranges of modules; the path of the module follows
+LAYER_PREFIX = "layer:"  # prefix of the project's ranges of modules, before the path of the module
 
 ALLOCATED_PREFIX = "allocated:"
-"""Prefix of the project's marks of allocated memory; the number of the device and the bytes follow,
-with a colon between."""
+"""Prefix of the project's marks of allocated memory, before device number and bytes, as in
+``allocated:0:4096``."""
 
 _FOREIGN = (
     (re.compile(r"ProfilerStep#\d+"), STEP),
@@ -50,7 +52,7 @@ _FOREIGN = (
     (re.compile(r"DistributedDataParallel\.forward"), FORWARD),
     (re.compile(r"autograd::engine::evaluate_function: .*"), BACKWARD),
 )
-"""Ranges that PyTorch sets by itself, for traces that the project did not capture."""
+"""Ranges that PyTorch sets itself, for traces that the project did not capture."""
 
 _WORD = re.compile(r"[\W_]*(step|data|forward|loss|backward|optimizer)[\W_]*(\d*)", re.IGNORECASE)
 
@@ -60,7 +62,7 @@ def label(phase: str) -> str:
 
 
 def phase_of(name: str) -> str | None:
-    """The phase that a range marks, or null: a range of this project, or one that users and
+    """The phase that a range marks, or null. Recognizes the project's ranges and those that users and
     PyTorch commonly set (``## forward ##``, ``ProfilerStep#7``)."""
     if name.startswith(PREFIX):
         phase = name.removeprefix(PREFIX)
@@ -71,8 +73,8 @@ def phase_of(name: str) -> str | None:
 
 
 def stretches(ranges: Rows) -> tuple[Integers, Integers, NDArray[np.object_]]:
-    """Begins, ends and names of the phases that ``ranges`` mark, in order of time: of those that
-    contain one another, the innermost."""
+    """Begins, ends and names of the phases that ``ranges`` mark, in order of time; where ranges nest,
+    the innermost."""
     marks = ranges.where(~ranges.equal("name", STEP))
     t0, t1, owner = Innermost(marks["t0_ns"], marks["t1_ns"]).stretches
     return t0, t1, marks["name"][owner]
@@ -82,15 +84,15 @@ _NOTHING = np.empty(0, np.int64)
 
 
 class Marks:
-    """Steps and phases by the names of ranges. What the program marks itself counts; what PyTorch
-    marks only where it does not."""
+    """Steps and phases by the names of ranges. The program's own marks count; those of PyTorch only if
+    there are none."""
 
     def __init__(self, trace: ProcessTrace) -> None:
         self.trace = trace
         self.steps = self._found(True)
         """Names (as numbers), begins, ends and threads of the steps, in order of time."""
         self.phases = self._found(False)
-        """Of the phases likewise; the names are those of :data:`PHASES`."""
+        """The same for phases; the names are those of :data:`PHASES`."""
         self._step, self._phase = (Innermost(*found[1:3]) for found in (self.steps, self.phases))
 
     def placed(self, times: Integers) -> dict[str, Integers]:
@@ -134,11 +136,11 @@ def of_loaders(
     talks: NDArray[np.bool_],
     phase: Integers,
 ) -> NDArray[np.bool_]:
-    """The device events that were launched by threads which launch no kernel of the step.
+    """Marks the device events launched by threads that launch no kernel of the step.
 
-    A thread takes part in the step if it carries ranges of phases or steps, launches from within
+    A thread takes part in the step if it has ranges of phases or steps, launches from inside
     operators, communicates, or launches nearly all its kernels during backward, as the threads of
-    autograd do. Without ranges of phases there is nothing to tell apart.
+    autograd do. Without ranges of phases, all threads count as taking part.
     """
     nobody = np.zeros(len(thread), np.bool_)
     marked = set(marks.phases[3].tolist())
@@ -155,7 +157,7 @@ def of_loaders(
             continue
         count = int(kernels.sum())
         if count and not marks_backward:
-            continue  # may well be autograd's
+            continue  # probably a thread of autograd
         if count and int((kernels & (phase == backward)).sum()) >= _MOST * count:
             continue
         found |= mine
@@ -175,7 +177,7 @@ def _stretches_of(rows: Columns, places: Integers) -> Columns:
 
 
 class Forward:
-    """Operators with sequence numbers, and of each the first operator with its number."""
+    """Operators with sequence numbers, and for each the first operator with the same number."""
 
     def __init__(self, trace: ProcessTrace) -> None:
         self._operators = trace.operators
@@ -195,13 +197,13 @@ class Forward:
 
 
 class Labels:
-    """The innermost of some ranges around a launch: its label, as the number of a name."""
+    """Finds the innermost of some ranges around a launch, and its label as the number of a name."""
 
     def __init__(self, rows: Columns, labels: Integers, forward: Forward) -> None:
         self.rows, self.labels, self._forward = rows, labels, forward
 
     def at(self, thread: Integers, time: Integers) -> Integers:
-        """The label at each launch; null where there is none."""
+        """The label at each launch; null without one."""
         if not len(self.rows):
             return nulls(len(time))
         found = taken(self.labels, around(self.rows, thread, time))
@@ -239,7 +241,7 @@ def modules(trace: ProcessTrace) -> tuple[Columns, Integers]:
 
 
 def _paths(rows: Columns, labels: list[str]) -> list[str]:
-    """The labels of each range and of those around it."""
+    """Joins the label of each range to those of the ranges around it."""
     paths = list(labels)
     t0, t1, threads = (rows[name] for name in ("t0", "t1", "thread"))
     for mine in places_by_value(threads).values():
@@ -258,8 +260,8 @@ _NOT_OWN = re.compile(
 
 @lru_cache(maxsize=1 << 16)
 def own_line(stack: str) -> str | None:
-    """The innermost function of the program itself in a stack, ``train.py(12): step``; null if all
-    of it belongs to PyTorch or to Python."""
+    """The innermost function of the program in a stack, as ``train.py(12): step``; null if the whole
+    stack belongs to PyTorch or Python."""
     for frame in stack.split(";"):
         if (found := _FRAME.match(frame)) and not _NOT_OWN.fullmatch(found[1]):
             return frame

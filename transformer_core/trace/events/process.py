@@ -1,8 +1,8 @@
-"""The result of a reader: the processes of a file, each with device events, launches, operators,
-ranges and collectives; the events it left out, counted by reason; and the error for a file that
-cannot be used.
+"""The result of a reader: the processes of a file, each with its device events, launches, operators,
+ranges and collectives; the number of events left out, by reason; and the error for a file that cannot
+be used.
 
-Process groups are named by their ranks, ``0,1``, or by ``#`` and a name where those are unknown.
+Process groups are named by their ranks, ``0,1``, or by ``#`` and a name if the ranks are unknown.
 """
 
 import json
@@ -34,8 +34,8 @@ class LeftOut:
             self._first.setdefault(reason, first)
 
     def unread(self, category: str, events: Sequence[object]) -> None:
-        """Events of an accelerator whose trace has other events than a GPU's."""
-        reason = f"an accelerator's of a kind that is not read ({category}), missing in all numbers"
+        """Counts events of an accelerator whose events differ from those of GPUs."""
+        reason = f"they come from an unsupported accelerator ({category}); no number includes them"
         self.add(reason, len(events))
         self.accelerators.add(category)
 
@@ -56,7 +56,7 @@ class LeftOut:
 
 
 UNKNOWN_GROUP = "#?"
-"""One of several groups; the trace does not say which."""
+"""The name of a group that the trace does not identify among several."""
 
 _RANKS = re.compile(r"\[\s*\d+(\s*,\s*\d+)*\s*\]")
 
@@ -66,8 +66,8 @@ def group_named(name: str) -> str:
 
 
 def group_of(ranks: str | list[int] | None) -> str | None:
-    """The group of some ranks, given as a list or as text; null where some are left out of the
-    text (PyTorch writes ``[0, 1, ..., 127]`` for large groups)."""
+    """The group of some ranks, given as a list or as text; null if the text omits some (PyTorch
+    writes ``[0, 1, ..., 127]`` for large groups)."""
     if isinstance(ranks, str):
         if not _RANKS.fullmatch(ranks.strip()):
             return None
@@ -78,7 +78,7 @@ def group_of(ranks: str | list[int] | None) -> str | None:
 
 
 def ranks_of(group: str) -> tuple[int, ...] | None:
-    """The ranks of a group; null where they are unknown."""
+    """The ranks of a group; null if unknown."""
     return None if group.startswith("#") else tuple(map(int, group.split(",")))
 
 
@@ -94,9 +94,9 @@ def groups_by_name(distributed: dict[str, Any]) -> dict[str, str]:
 
 
 def usual_group(distributed: dict[str, Any]) -> str | None:
-    """The group of collectives that do not name theirs; null where nothing is said of groups.
+    """The group of collectives that name none; null if the trace lists no groups.
 
-    It is clear only if all groups of more than one rank have the same ones.
+    It is known only if all groups of more than one rank consist of the same ranks.
     """
     found = {group for group in groups_by_name(distributed).values() if "," in group}
     if not found:
@@ -115,34 +115,34 @@ def launches(name: str) -> bool:
 
 @cache
 def waits(name: str) -> bool:
-    """Whether a call of the runtime returns only when a device has done its work."""
+    """Whether a call of the runtime returns only after a device has finished its work."""
     return bool(_WAIT_NAME.fullmatch(name))
 
 
 DAY_NS = 86_400 * 10**9
-"""An event that is farther than this from the others belongs to no trace of a few steps."""
+"""An event farther than this from the others does not belong to a trace of a few steps."""
 
 _NO_SIZE = 2**50  # more bytes than any device has
 _NO_NUMBER = 2**31
 
 
 Call = tuple[str, bytes | str, bytes | str, bytes | str]
-"""An operator, and lists as texts of JSON: shapes and types of its inputs, and what else tells its
-work: of a convolution the values of its inputs, of a compiled kernel what its compiler counted."""
+"""An operator and three lists as JSON texts: the shapes of its inputs, their types, and further values
+that determine its work (inputs of a convolution; the counts of the compiler for a compiled kernel)."""
 
 
 @dataclass
 class ProcessTrace:
-    """Everything of one process, added row by row in any order. Times are nanoseconds."""
+    """The events of one process, added in any order. Times are nanoseconds."""
 
     pid: int
-    rank: int | None = None  # global rank, where the trace says it
-    ranks: int | None = None  # processes of the training, likewise
-    offset_ns: int = 0  # the origin of its times, after the epoch of the clock
+    rank: int | None = None  # global rank; null if the trace does not tell it
+    ranks: int | None = None  # processes of the training; null likewise
+    offset_ns: int = 0  # from the epoch of the clock to the origin of the times
     usual_group: str | None = None
-    """The process group of collectives that do not say theirs: its ranks, ``0,1``; ``#?`` where
-    there are several; null where the trace tells nothing of groups."""
-    accelerator: str = "cuda"  # the word before the numbers of its devices
+    """The process group of collectives that name none: its ranks, ``0,1``; ``#?`` if there are
+    several; null if the trace lists no groups."""
+    accelerator: str = "cuda"  # prefix of device names
     names: Names = field(default_factory=Names)
     device: Columns = field(
         default_factory=lambda: Columns(
@@ -163,18 +163,18 @@ class ProcessTrace:
         )
     )
     frames: Columns = field(default_factory=lambda: Columns("thread", "t0", "t1", "name"))
-    """Functions of Python that belong to the program, where stacks were recorded."""
+    """Python functions of the program, if stacks were recorded."""
     memory: Columns = field(default_factory=lambda: Columns("t0", "device", "allocated"))
-    """Bytes that the allocator has given out on a device (-1 for the CPU), whenever they change."""
+    """Bytes allocated on a device (-1 for the CPU), at every change."""
     work: list[Work] = field(default_factory=lambda: [UNKNOWN])
-    """By call, a number that operators of one name and the same inputs share."""
+    """By call: a number shared by operators with the same name and inputs."""
     shapes: list[str] = field(default_factory=lambda: [""])
-    """The shapes of the inputs as text, by call; before them the format of their numbers."""
+    """By call, the number format and the shapes of the inputs as text."""
     left_out: LeftOut = field(default_factory=LeftOut)
     _calls: dict[Call, int] = field(default_factory=dict)
 
     def calls(self, calls: list[Call]) -> Integers:
-        """The numbers of calls: those of one operator with the same inputs share one."""
+        """Numbers the calls; calls of one operator with the same inputs share a number."""
         found = list(map(self._calls.get, calls))
         if None in found:
             found = list(map(self._call, calls))
@@ -197,8 +197,8 @@ class ProcessTrace:
         return found
 
     def settle(self) -> None:
-        """Leave out what cannot be: events without a device, far from all others, or there twice;
-        and sizes that cannot be are unknown."""
+        """Drops impossible events: without a device, far from all others, or duplicates. Impossible
+        sizes become unknown."""
         self._leave_out_nowhere()
         for rows in (self.device, self.collectives):
             for name, least, limit in (("bytes", 0, _NO_SIZE), ("group_size", 1, _NO_NUMBER)):
@@ -220,7 +220,7 @@ class ProcessTrace:
         rows = self.device if len(self.device) else self.operators
         if not len(rows):
             return
-        # The time of an event: the mean of two far from each other would be far from both.
+        # The time of an actual event: the mean of two distant ones would be far from both.
         t0, half = rows["t0"], len(rows) // 2
         middle = int(np.partition(t0, half)[half])
         for columns in (
@@ -236,7 +236,7 @@ class ProcessTrace:
                 columns.keep(~wrong)
 
     def _leave_out_doubles(self) -> None:
-        """The same event of a stream twice: two things never run at once on one."""
+        """Drops duplicates: a stream never runs two events at the same time."""
         names = ("device", "stream", "t0", "t1", "name", "correlation")
         rows = [self.device[name] for name in names]
         order = np.lexsort(rows)
@@ -254,7 +254,7 @@ class ProcessTrace:
 
 
 def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
-    """A note where calls launched kernels of which the file holds none."""
+    """A note if calls launched kernels, but the file holds none."""
     found = {one.names.texts[kind] for one in traces for kind in np.unique(one.device["kind"])}
     if not found or not launched or found & {"kernel", "graph"}:
         return []
@@ -273,7 +273,7 @@ def list_of(text: Any) -> Sequence[object]:
 
 
 def tensor_of(shape: object) -> Shape | None:
-    """The shape of an input that is a tensor; null for a number, a list of tensors, nothing."""
+    """The shape of an input that is a tensor; null for a number, a list of tensors or nothing."""
     if isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape):
         return shape
     return None
@@ -284,7 +284,7 @@ Process = TypeVar("Process")
 
 @dataclass(frozen=True)
 class Source(Generic[Process]):
-    """A file, as the traces of its processes or as their rows of the event table."""
+    """A file, as the traces of its processes or their rows in the event table."""
 
     format: Literal["nsys", "kineto"]
     version: str | None
@@ -293,7 +293,7 @@ class Source(Generic[Process]):
 
 
 class TraceError(ConfigError):
-    """A file of a profiler that cannot be used, said in one sentence."""
+    """A profiler's file that cannot be used; the message is one sentence."""
 
     def __init__(self, path: Path, message: str, remedy: str) -> None:
         super().__init__([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
@@ -307,7 +307,7 @@ class TraceError(ConfigError):
 
 
 class NotATrace(TraceError):
-    """A file that is something else: in a folder it is passed over."""
+    """A file that is not a trace; skipped if it was found in a folder."""
 
 
 unusable = TraceError

@@ -1,4 +1,4 @@
-"""Files of a profiler, one per rank of one training, as one event table."""
+"""Reads a profiler's files, one per rank of a training, into one event table."""
 
 import os
 import stat
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _SQLITE = b"SQLite format 3\x00"
 _NSYS_REPORT = (b"NVIDIA Tegra Profiler Report", b"QDREP")
-_EMPTY = "is empty"
 _PACKED = {
     b"PK\x03\x04": ("is a zip archive", "unpack it first: unzip"),
     b"\x28\xb5\x2f\xfd": ("is packed with zstd", "unpack it first: zstd -d"),
@@ -31,12 +30,12 @@ _PACKED = {
     b"PAR1": ("is a table of Parquet", "give an event table alone, named .parquet:"),
     b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
-"""First bytes of files that can be read only after a conversion, with the remedy."""
-_WORTH_PROCESSES = 64 << 20  # bytes of text that take longer to read than a process to start
+"""First bytes of files that must be converted before they can be read, with the remedy."""
+_WORTH_PROCESSES = 64 << 20  # bytes of text that take longer to read than a process takes to start
 _COMPRESSION = 8
 _SUFFIXES = (".json", ".gz", ".sqlite")
-"""How the names of traces end; other files of a folder are none."""
-_MOST = 2048  # devices, streams, threads or processes that are read of a file
+"""Endings of the names of traces; other files of a folder are skipped."""
+_MOST = 2048  # devices, streams, threads or processes allowed in a file
 _ONE_EACH = "give one file for each rank of one training"
 _FORMATS = "give traces of torch.profiler (.json, .json.gz) or SQLite exports of Nsight Systems"
 
@@ -65,8 +64,7 @@ class Reading:
 
 
 def traces_of(paths: Sequence[Path]) -> list[Path]:
-    """The files to read: of a folder, those whose names may be traces'. TraceError for a folder
-    without any."""
+    """The files to read; of a folder, those with the name of a trace. TraceError if it holds none."""
     found: list[Path] = []
     for path in paths:
         inside = [one for one in _inside(path) if one.suffix in _SUFFIXES]
@@ -96,12 +94,12 @@ def _start(path: Path) -> bytes:
 
 
 def read_source(path: Path) -> Source[ProcessTrace]:
-    """One file, of whichever format it is; TraceError if it cannot be used, NotATrace if it is
-    something else."""
+    """Reads one file of either format; TraceError if it cannot be used, NotATrace if it is not a
+    trace."""
     start = _start(path)
     database = start.startswith(_SQLITE)
     if not start:
-        raise NotATrace(path, _EMPTY, _FORMATS)
+        raise NotATrace(path, "is empty", _FORMATS)
     if start.startswith(_NSYS_REPORT) or (path.suffix in (".nsys-rep", ".qdrep") and not database):
         raise NotATrace(
             path,
@@ -111,7 +109,7 @@ def read_source(path: Path) -> Source[ProcessTrace]:
     for mark, (problem, remedy) in _PACKED.items():
         if start.startswith(mark):
             raise NotATrace(path, problem, f"{remedy} {path}")
-    # One of them is enough, and importing both takes longer.
+    # Importing only the reader that is needed is faster.
     if database:
         from transformer_core.trace.readers.nsys import read_nsys
 
@@ -122,13 +120,13 @@ def read_source(path: Path) -> Source[ProcessTrace]:
 
 
 def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Reading:
-    """The processes of all files in one table; a folder stands for the traces in it.
+    """Reads the processes of all files into one table; a folder stands for the traces in it.
 
-    Ranks are ``ranks`` (one for each file of one process), else those that the traces say, else
-    the order of files and process ids. Large files are read side by side. Files of a folder that are
-    no traces are left out, with a note. An event table that was written before (events.parquet) is
-    taken as it is. Raises TraceError for a file that cannot be used, for two processes of one rank,
-    and for files of two profilers.
+    The ranks are ``ranks`` (one for each file of one process), else those in the traces, else the
+    order of files and process ids. Large files are read in parallel. Other files in a folder are
+    left out with a note. An event table written earlier (events.parquet) is returned unchanged.
+    Raises TraceError for a file that cannot be used, for two processes with the same rank, and for
+    files of two profilers.
     """
     files = traces_of(paths)
     for path in files:
@@ -177,7 +175,7 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
 
 
 def _others(paths: Sequence[Path]) -> list[str]:
-    """A note on the files of folders whose names are not those of traces."""
+    """A note on the files of folders that do not have the name of a trace."""
     others = [one.name for path in paths for one in _inside(path) if one.suffix not in _SUFFIXES]
     if not others:
         return []
@@ -192,17 +190,16 @@ def _others(paths: Sequence[Path]) -> list[str]:
 
 
 def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotATrace]:
-    """Reads the files and yields their contents in order; uses one process per core if that
-    pays."""
+    """Reads the files and yields their contents in order; in parallel if that is faster."""
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
         yield from map(_read_one, paths)
         return
-    # Few read several files, and importing these takes long.
+    # Slow to import, and rarely needed.
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    # Forked from a process of its own: threads of Arrow may run here.
+    # Forked from a separate server process: threads of Arrow may be running in this one.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(workers, context) as pool:
@@ -213,7 +210,7 @@ def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotA
 
 
 def _text_size(path: Path) -> int:
-    """Bytes of a file, roughly as much as they are without compression; 0 if it is not there."""
+    """The approximate uncompressed size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1)
     except OSError:
@@ -221,15 +218,15 @@ def _text_size(path: Path) -> int:
 
 
 def _read_one(path: Path) -> Source[ProcessTable] | NotATrace:
-    """The rows of the processes of a file, or why it is no trace. Those that ran nothing on a device
-    are left out where others did."""
+    """The rows of the processes of a file, or why it is not a trace. If any process used a device,
+    those that did not are left out."""
     try:
         source = read_source(path)
     except NotATrace as error:
         return error
     busy = [trace for trace in source.processes if len(trace.device)] or source.processes
     _refuse_crowds(path, busy)
-    # The rows of the table alone are kept: they are few beside what was read.
+    # Keeps only the rows of the table: they take far less memory than the trace.
     tables = [
         ProcessTable(path, trace.rank, trace.ranks, events_of_process(trace)) for trace in busy
     ]
@@ -237,7 +234,7 @@ def _read_one(path: Path) -> Source[ProcessTable] | NotATrace:
 
 
 def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
-    """TraceError for more devices, streams or threads than any machine has: each is processed
+    """Raises TraceError for more devices, streams or threads than any machine has: each is processed
     separately."""
     for what in ("devices", "streams"):
         count = 0
@@ -247,7 +244,7 @@ def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
                 values = values * 1_000_003 + trace.device["stream"]
             count += len(np.unique(values))
         if count > _MOST:
-            reason = f"names {count:,} {what}, more than the {_MOST:,} that are read"
+            reason = f"names {count:,} {what}, more than the limit of {_MOST:,}"
             raise unusable(path, reason, "give a trace of one process, or fewer processes in one")
     threads = sum(len(np.unique(t.operators["thread"])) for t in traces if not len(t.device))
     if max(threads, len(traces)) > _MOST:
@@ -281,15 +278,15 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
     sizes = {one.ranks for one in found if one.ranks is not None}
     if sizes and max(sizes) > len(seen):
         notes.append(
-            f"These are {len(seen)} of the {max(sizes)} ranks of the training: what the others did "
+            f"These are {len(seen)} of the {max(sizes)} ranks of the training: the work of the others "
             "is unknown"
         )
     return notes
 
 
 def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
-    """TraceError if ranks occur twice or training sizes differ; it says which files belong
-    together, by the number of ranks and by time."""
+    """Raises TraceError if ranks occur twice or the numbers of ranks differ. The message says which
+    files belong together, by number of ranks and by time."""
     recordings: list[list[ProcessTable]] = []
     order = {id(one): int(one.rows.columns["t0_ns"].min()) if len(one.rows) else 0 for one in found}
     for one in sorted(found, key=lambda one: order[id(one)]):

@@ -1,7 +1,7 @@
-"""Reader of Kineto traces, the JSON files of torch.profiler, as a stream.
+"""Streaming reader of Kineto traces, the JSON files of torch.profiler.
 
-Of an event only a few numbers are kept, so that a trace of gigabytes fits. Timestamps are
-microseconds with decimals, or whole ones in old traces; they become nanoseconds without rounding.
+Only a few numbers of each event are kept, so traces of gigabytes fit into memory. Timestamps are
+microseconds, with decimals except in old traces; they become nanoseconds without rounding.
 """
 
 import math
@@ -59,12 +59,12 @@ _NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fit
 
 
 def read_kineto(path: Path) -> Source[ProcessTrace]:
-    """Reads the one process of a trace; TraceError if the file is damaged or not Kineto's."""
+    """Reads the process of a trace; TraceError if the file is damaged or not a Kineto trace."""
     return KinetoReader(path).read()
 
 
 class KinetoReader:
-    """Collects the events of a file by category, and hands them on in large batches."""
+    """Collects the events of a file by category, in large batches."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,8 +107,8 @@ class KinetoReader:
             raise unusable(
                 self.path,
                 "comes from an accelerator whose events are not supported "
-                f"({', '.join(sorted(self.left_out.accelerators))}): its CPU alone does not tell "
-                "where the time goes",
+                f"({', '.join(sorted(self.left_out.accelerators))}): the events of its CPU alone do not "
+                "show where the time goes",
                 "give traces of GPUs, or of trainings on a CPU",
             )
         version = text.head.get("schemaVersion")
@@ -123,7 +123,7 @@ class KinetoReader:
             limit = self.trace.ranks or _NO_RANK
             self.trace.rank = whole(distributed.get("rank"), 0, limit)
             self.trace.usual_group = usual_group(distributed)
-            # The texts of events leave out ranks of large groups; the head has them all.
+            # The texts of events omit ranks of large groups; the head lists all of them.
             known = groups_by_name(distributed)
             texts = self.trace.names.texts
             texts[:] = [known.get(text, text) if text[:1] == "#" else text for text in texts]
@@ -139,7 +139,7 @@ class KinetoReader:
             len(events),
             kind=ids[kind],
             name=ids.of(event.name for event in events),
-            # Old traces name device and stream by process and thread.
+            # In old traces, process and thread are the device and the stream.
             device=numbers([e.pid if e.args.device is None else e.args.device for e in events]),
             stream=numbers([e.tid if e.args.stream is None else e.args.stream for e in events]),
             context=optional([a.context for a in args]),
@@ -188,7 +188,7 @@ class KinetoReader:
             call=self.trace.calls(calls_of(events)),
             sequence=optional([event.args.sequence for event in events]),
         )
-        # Old traces tell the stack with the operator, new ones as functions of Python.
+        # Old traces attach the stack to the operator; new ones have events for Python functions.
         if any(event.args.stack for event in events):
             lines = [own_line(event.args.stack) for event in events]
             some = np.flatnonzero([line is not None for line in lines])
@@ -259,7 +259,7 @@ _LATEST = 2**62
 
 
 def times(events: Sequence[Any], left_out: LeftOut) -> tuple[Sequence[Any], Integers, Integers]:
-    """Events with begin and end in nanoseconds, without those whose times cannot be."""
+    """Events with begin and end in nanoseconds, without events that have impossible times."""
     t0 = nanoseconds([event.ts for event in events])
     dur = nanoseconds([event.dur for event in events])
     good = (t0 != NULL) & (dur >= 0)
@@ -273,7 +273,7 @@ def times(events: Sequence[Any], left_out: LeftOut) -> tuple[Sequence[Any], Inte
 
 
 def nanoseconds(values: list[Any]) -> Integers:
-    """Microseconds as whole nanoseconds; null where there is no such number."""
+    """Converts microseconds to whole nanoseconds; null for anything but a number in range."""
     if values and isinstance(values[0], (Decimal, type(None))):
         exact = [_exact(value) for value in values]
         return np.array(exact, np.int64)
@@ -284,7 +284,7 @@ def nanoseconds(values: list[Any]) -> Integers:
     fine = np.abs(numbers) < _LATEST / 1000
     numbers = np.where(fine, numbers, 0)
     whole = np.rint(numbers)
-    # The product of a whole number may have more digits than a double.
+    # For whole numbers, the product may have more digits than a double.
     found = np.where(
         whole == numbers, whole.astype(np.int64) * 1000, np.rint(numbers * 1000).astype(np.int64)
     )
@@ -292,7 +292,7 @@ def nanoseconds(values: list[Any]) -> Integers:
 
 
 def _exact(value: Decimal | None) -> int:
-    # Arithmetic with huge numbers of digits would never end, or fail.
+    # Arithmetic with huge exponents would never end, or fail.
     if value is None or not value.is_finite() or value.adjusted() > 18:
         return NULL
     if value.adjusted() < -18:
@@ -302,7 +302,7 @@ def _exact(value: Decimal | None) -> int:
 
 
 def numbers(values: Sequence[int | str | None]) -> Integers:
-    """Processes, threads, devices or streams: old traces write ``stream 7``. Null for nothing."""
+    """Processes, threads, devices or streams, which old traces write as ``stream 7``; null if none."""
     try:
         return _packed(values)
     except (TypeError, OverflowError):
@@ -310,7 +310,7 @@ def numbers(values: Sequence[int | str | None]) -> Integers:
 
 
 def _packed(values: Sequence[Any]) -> Integers:
-    """The fastest way from a list to an array; TypeError for what is no whole number."""
+    """The fastest conversion of a list to an array; TypeError unless all values are integers."""
     return np.frombuffer(array("q", values), np.int64)
 
 
@@ -322,7 +322,7 @@ def _number(value: int | str | None) -> int:
 
 
 def optional(values: Sequence[int | None]) -> Integers:
-    """A column of numbers of which some are null."""
+    """A column of integers or nulls."""
     try:
         return _packed(values)
     except (TypeError, OverflowError):
@@ -340,7 +340,7 @@ def whole(value: Any, least: int, limit: int) -> int | None:
 
 
 def told_bytes(args: Communication) -> int | None:
-    """Size of the message of an event that tells its collective."""
+    """The message size of an event that describes its collective."""
     width = element_bytes(args.dtype or "")
     if width is None or args.sent is None:
         return None
@@ -353,7 +353,7 @@ def told_bytes(args: Communication) -> int | None:
 
 
 def input_bytes(args: OperatorArgs) -> int | None:
-    """Bytes of the inputs of a range around a collective."""
+    """The bytes of the inputs of a range around a collective."""
     total = 0
     for shape, kind in zip(list_of(args.dims), list_of(args.types), strict=False):
         tensor, width = tensor_of(shape), element_bytes(str(kind))
@@ -362,7 +362,7 @@ def input_bytes(args: OperatorArgs) -> int | None:
 
 
 def calls_of(events: Sequence[Any]) -> list[Call]:
-    """Operators with what tells their work."""
+    """Operators with the arguments that determine their work."""
     found: list[Call] = [
         (e.name, bytes(e.args.dims or e.args.old_dims), bytes(e.args.types), b"") for e in events
     ]

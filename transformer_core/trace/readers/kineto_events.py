@@ -1,6 +1,4 @@
-"""The events of Kineto traces as typed records: in one go where a trace is as it should be, one by
-one otherwise.
-"""
+"""The events of Kineto traces as typed records: decoded in bulk, or one by one if any is malformed."""
 
 import math
 import re
@@ -38,10 +36,10 @@ OTHER_RUNTIMES = {
     "privateuse1_runtime": "privateuse1",
     "privateuse1_driver": "privateuse1",
 }
-"""Names of devices by the runtimes that launch on them; all others are called cuda, ROCm's too."""
+"""Names of devices by the runtimes that launch on them; all others, including ROCm's, are cuda."""
 
 UNREAD = ("mtia_ccp_events", "mtia_workloadd", "hpu_op")
-"""Accelerator events that are not kernels or copies as GPUs have them."""
+"""Accelerator events that are neither kernels nor copies in the sense of GPUs."""
 
 OPERATORS = ("cpu_op", "operator")
 
@@ -62,7 +60,7 @@ def copy_kind(name: str) -> str | None:
 
 
 _EXACT_MICROSECONDS = 2**42
-"""Beyond it a double does not hold whole nanoseconds of a time in microseconds."""
+"""Beyond it, a time in microseconds as a double is not exact to the nanosecond."""
 _FIELDS = "a field is missing or of the wrong kind"
 
 
@@ -93,8 +91,8 @@ class LaunchArgs(Struct, gc=False, frozen=True):
 
 
 class OperatorArgs(Communication, gc=False, frozen=True):
-    """Of an operator: its inputs as texts; of ``record_param_comms``, what it says of a collective;
-    of a kernel of TorchInductor, the work that its compiler counted."""
+    """The inputs of an operator as texts; for ``record_param_comms``, the description of a collective;
+    for a kernel of TorchInductor, the work counted by its compiler."""
 
     dims: Raw = msgspec.field(default=Raw(), name="Input Dims")
     old_dims: Raw = msgspec.field(default=Raw(), name="Input dims")
@@ -113,7 +111,7 @@ class MemoryArgs(Struct, gc=False, frozen=True):
 
 
 class AnyEvent(Struct, gc=False):
-    """Fields that are not listed are skipped without being made."""
+    """Fields that are not listed are skipped without being decoded."""
 
     ph: str = ""
     name: str = ""
@@ -158,7 +156,7 @@ _MOST_CATEGORIES = 64
 
 
 def _struct(base: type[Struct], exact: bool, tag: str | None = None) -> type[Struct]:
-    """An event with times as doubles, or as they are written, which takes longer."""
+    """An event with times as doubles or, slower, as exact decimals."""
     times = (Decimal | None, None) if exact else (int | float, math.nan)
     fields = [(field, *times) for field in ("ts", "dur")] if issubclass(base, Timed) else []
     return msgspec.defstruct(
@@ -187,9 +185,9 @@ class Piece:
 
 
 class EventDecoder:
-    """Decodes stretches of events with their args in one go, each category to its own type. That
-    takes a third less time than args apart, but knows only events that are as they should be; a
-    stretch with others is decoded one by one. Categories are learned as they come."""
+    """Decodes many events with their args at once, each category to its own type. This takes a third
+    less time than decoding args separately, but fails on malformed events; then the events are
+    decoded one by one. New categories are learned as they appear."""
 
     def __init__(self, left_out: LeftOut) -> None:
         self._left_out = left_out
@@ -206,7 +204,7 @@ class EventDecoder:
         found: defaultdict[type, list[Any]] = defaultdict(list)
         for event in events:
             found[type(event)].append(event)
-        # Of each type: a stride over all events may meet only those without a time, the arrows.
+        # Sampled by type: a sample of all events may contain only arrows, which have no time.
         some = (one for mine in found.values() for one in mine[:: max(1, len(mine) // 16)])
         starts = (getattr(one, "ts", 0) for one in some)
         if not self._exact and any(
@@ -219,7 +217,7 @@ class EventDecoder:
         for kind, mine in found.items():
             phases = {event.ph for event in mine}
             memory = issubclass(kind, MemoryEvent)
-            # Begins and ends apart are counted, and memory may be told in other categories.
+            # Separate begins and ends are counted, and memory events may have other categories.
             if phases & ({"B", "E"} if memory else {"B", "E", "i"}):
                 return self._one_by_one(text)
             if phases != {"X"} or memory:
@@ -259,7 +257,7 @@ class EventDecoder:
                 if kind and (memory or (head.ph == "X" and kind is not MemoryEvent)):
                     found[category].append(_EXACT[kind].decode(one))
                 elif head.ph in ("B", "E"):
-                    self._left_out.add("they are begins and ends apart, no whole events")
+                    self._left_out.add("they are separate begins and ends, not complete events")
             except msgspec.ValidationError as problem:
                 self._left_out.add(_FIELDS, first=str(problem))
         if set(categories) - {*self._categories, ""}:

@@ -1,4 +1,4 @@
-"""The text of a Kineto trace in pieces of whole events, however large the trace is."""
+"""The text of a Kineto trace of any size, in pieces of whole events."""
 
 import gzip
 import io
@@ -15,20 +15,20 @@ from transformer_core.trace.events.process import NotATrace, TraceError, unusabl
 
 _CHUNK = 1 << 19
 _TRIES = 40
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, which some editors set before a text
+_MARK = b"\xef\xbb\xbf"  # byte order mark, which some editors write before a text
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}(\s*,?\s*\])\s*[,}]")
-"""Some programs that cut traces leave a comma behind the last event."""
+"""Some programs that cut traces leave a comma after the last event."""
 _BETWEEN = re.compile(rb"\s*,\s*(?=\{)")
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 _SUSPECT = re.compile(rb"[:\[,]\s*-?(?:[Ii]nf|[Nn]a[Nn])")
 _LONGEST = 1 << 26  # more bytes than any event or the rest of a trace has
 _NO_NUMBER = re.compile(rb'("(?:[^"\\]|\\.)*")|(-?\b(?:[Ii]nf(?:inity)?|[Nn]a[Nn])\b)')
-"""A text, or a number that JSON does not have and that some profilers write."""
+"""A text, or an invalid JSON number that some profilers write."""
 _SURROGATES = re.compile(
     rb"(\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
-"""Halves of characters that stand alone; after what is read first: backslashes and whole ones."""
+"""Lone surrogates; escaped backslashes and complete pairs are matched first."""
 
 
 _KEY = b'"traceEvents"'
@@ -41,7 +41,7 @@ class Damaged(ValueError):
 
 
 def repaired(text: bytes) -> bytes:
-    """``text`` with null for numbers that are none, and whole characters throughout."""
+    """``text`` with null for invalid numbers, and without lone surrogates or invalid UTF-8."""
     if _SUSPECT.search(text):
         text = _NO_NUMBER.sub(lambda found: found[1] or b"null", text)
     if b"\\ud" in text or b"\\uD" in text:
@@ -50,7 +50,7 @@ def repaired(text: bytes) -> bytes:
 
 
 def open_trace(path: Path) -> BinaryIO:
-    """A stream of a trace, decompressed if it begins like gzip, whatever its name."""
+    """Opens a trace; decompresses it if it begins like gzip, whatever its name."""
     stream = path.open("rb")
     start = stream.read(2)
     stream.seek(0)
@@ -60,10 +60,10 @@ def open_trace(path: Path) -> BinaryIO:
 
 
 class EventText:
-    """Iterates over what ``decode`` makes of stretches of the events.
+    """Iterates over the events in pieces, each a result of ``decode``.
 
-    ``decode`` gets a JSON list and raises :class:`msgspec.DecodeError` for what is none; a stretch
-    that ends amid an event is tried again with less of it. ``head`` is the rest of the file.
+    ``decode`` takes a JSON list and raises :class:`msgspec.DecodeError` for anything else; if a piece
+    ends inside an event, a shorter one is tried. ``head`` is the rest of the file.
     """
 
     def __init__(self, path: Path, decode: Any) -> None:
@@ -120,14 +120,15 @@ class EventText:
         self._read_head(head, tail)
 
     def _begin(self, stream: BinaryIO) -> tuple[bytes, bytes, bytes]:
-        """The text up to the list of events, what was read of that, and what is missing behind it."""
+        """The text before the list of events, the part of the list read so far, and the text to add
+        after the list."""
         text, place = bytearray(), 0
         while True:
             more = stream.read(_CHUNK)
             text += more
             if text[257:262] == b"ustar":
                 raise NotATrace(self.path, "is a tar archive", "unpack it first: tar -xf")
-            # The beginning of the key; its list may follow in the next read.
+            # Only the key may have been read; its list may follow in the next read.
             if found := _EVENTS.search(text, place):
                 return bytes(text[: found.end()]), bytes(text[found.end() :]), b""
             if _ARRAY.match(text):  # the events alone, without an object around them
@@ -140,7 +141,7 @@ class EventText:
             place = max(place, text.rfind(_KEY), len(text) - len(_KEY))
 
     def _whole_events(self, text: bytes) -> tuple[Any, bytes]:
-        """The events at the beginning of a text, and what stands behind them."""
+        """The events at the beginning of a text, and the rest of the text."""
         end = len(text)
         for _ in range(_TRIES):
             end = text.rfind(b"}", 0, end)
@@ -151,7 +152,7 @@ class EventText:
                     whole = b"".join((b"[", memoryview(text)[: end + 1], b"]"))
                     return self.decode(whole), text[after.end() :]
                 except msgspec.DecodeError:
-                    continue  # a brace within an event, or behind the last of them
+                    continue  # a brace inside an event, or after the last one
         return [], text
 
     def _ends(self, text: bytes) -> bool:
@@ -164,12 +165,12 @@ class EventText:
         return False
 
     def _last_events(self, text: bytes) -> tuple[list[Any], bytes]:
-        """The events up to the end of their list, and what stands behind it."""
+        """The events up to the end of their list, and the text after it."""
         if empty := re.match(rb"\s*\]", text):
             return [], text[empty.end() :]
-        error = "it ends amid an event"
+        error = "it ends inside an event"
         if text.lstrip()[:1] not in (b"{", b""):
-            error = "its list holds something else than events"
+            error = "its list holds something other than events"
         for found in reversed(list(_END.finditer(text))[-_TRIES:]):
             try:
                 return self.decode(b"[" + text[: found.start(1)] + b"]"), text[found.end(1) :]

@@ -1,10 +1,10 @@
 """Reader of the SQLite exports of Nsight Systems, 2022 to 2026.
 
-A table is there only if it has rows, columns come and go between versions, and the order of rows is
-not guaranteed. One file may hold several processes: everything is kept apart by process.
+Exports omit empty tables, columns differ between versions, and the order of rows is not guaranteed.
+One file may hold several processes, which are kept apart.
 
-Columns are joined to one text by SQLite and parsed by numpy, many rows at once: Python would spend
-most of its time on making a number of each field.
+SQLite joins the values of many rows into one text, which numpy parses: Python would spend most of its
+time on converting single fields.
 """
 
 import json
@@ -36,7 +36,7 @@ from transformer_core.trace.events.process import (
 Mask = NDArray[np.bool_]
 _EXPORT = "export it again: nsys export --type=sqlite REPORT.nsys-rep"
 _OPERATOR = re.compile(r"[\w.]+::[^,]+|[A-Z]\w*Backward\d*")
-"""How a range begins that torch.autograd.profiler.emit_nvtx sets:
+"""The beginning of a range of torch.autograd.profiler.emit_nvtx:
 ``aten::mm, seq = 3, op_id = 7, sizes = [[…]]``."""
 _SIZES = re.compile(r"sizes = (\[.*?\])(?:, input_op_ids|$)")
 _SEQUENCE = re.compile(r"\bseq = ([0-9]{1,18})\b")
@@ -46,8 +46,7 @@ _PAYLOAD_GROUP = re.compile(r"communicator id", re.IGNORECASE)
 
 
 def _payload(payload: str | None) -> tuple[int | None, int | None]:
-    """Size of the message and communicator in the payload of NCCL's own ranges; null where there
-    is none."""
+    """Message size and communicator in the payload of NCCL's ranges; null if missing."""
     try:
         fields = json.loads(payload or "{}")
     except (ValueError, RecursionError):
@@ -66,16 +65,16 @@ MEMORY_TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 MEMORY_COLUMNS = ("start", "deviceId", "bytes", "memKind", "memoryOperationType", "globalPid")
 
 _ON_DEVICE = (2, 3, 5)
-"""Device, array and static memory of a device, not of the host (ENUM_CUDA_MEM_KIND)."""
+"""Device, array and static memory, which are on the device (ENUM_CUDA_MEM_KIND)."""
 _ALLOCATION, _RELEASE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
 _NO_SIZE = 2**50
 
 
 def allocated(rows: dict[str, Integers]) -> Iterator[tuple[int, Integers, Integers]]:
-    """Device, times and allocated bytes after each of them, of the events of one process.
+    """Yields device, times and the bytes allocated after each, from the events of one process.
 
-    These are calls of the driver, of which a framework's own allocator makes few. What was there
-    before the recording counts as far as it is released within it.
+    These are calls of the driver; a framework's own allocator makes few. Memory allocated before the
+    recording counts if it is released during the recording.
     """
     good = np.isin(rows["memKind"], _ON_DEVICE) & (rows["start"] != NULL)
     good &= np.isin(rows["memoryOperationType"], (_ALLOCATION, _RELEASE))
@@ -90,16 +89,16 @@ def allocated(rows: dict[str, Integers]) -> Iterator[tuple[int, Integers, Intege
 
 
 _ROWS = 1 << 13  # read at once
-_SEPARATOR = "\x1f"  # between joined texts; where a text holds it, a space takes its place
-_NUMBERED = "\x1e"  # before the number of a text that stands among those of the report
-_LONGEST_TEXT = 1 << 26  # bytes of a text, or of as many as are read at once
+_SEPARATOR = "\x1f"  # between joined texts; inside a text, a space replaces it
+_NUMBERED = "\x1e"  # before the number of a text in the report's table of texts
+_LONGEST_TEXT = 1 << 26  # bytes of one text, or of the texts read at once
 _WORK_AT_ONCE = 1 << 20
 _WORK_PER_BYTE = 100
-"""Instructions of SQLite's machine for each byte of a file. Reading takes some ten: more of them
-means that the file does not hold what it says, and would never end."""
+"""Instructions of SQLite's virtual machine per byte of a file. Reading takes some ten; a file that
+needs more is malformed, and reading it might never end."""
 _MARKS, _OPERATES, _TALKS = range(3)
 _A_RANGE = "eventType IN (59, 60)"
-"""NVTX events with a begin and an end: on a thread, and across threads."""
+"""NVTX events with a begin and an end, on one thread or across threads."""
 _COPIES = {
     1: "h2d",
     2: "d2h",
@@ -118,12 +117,12 @@ _COPIES = {
 """Kinds of copies by CUPTI's numbers (ENUM_CUDA_MEMCPY_OPER)."""
 _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
 _GRAPHS = {"graph": "graphId", "node": "graphNodeId"}
-"""Of what a CUDA graph runs; newer reports name the graph too."""
+"""The graph and node of an event in a CUDA graph; older reports lack the graph."""
 
 
 def read_nsys(path: Path) -> Source[ProcessTrace]:
-    """Reads the processes of a report in the order of their ids; TraceError if it is damaged or not
-    a report."""
+    """Reads the processes of a report, in the order of their ids; TraceError if it is damaged or not a
+    report."""
     try:
         # Immutable: a report may lie in a folder that cannot be written.
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
@@ -134,7 +133,7 @@ def read_nsys(path: Path) -> Source[ProcessTrace]:
     except sqlite3.DatabaseError as error:
         reason = f"is damaged, or not a report of Nsight Systems ({error})"
         if "interrupted" in str(error):
-            reason = "was not read to its end: that takes more work than its size explains"
+            reason = "takes more work to read than its size explains, so reading was stopped"
         raise unusable(path, reason, _EXPORT) from None
 
 
@@ -147,7 +146,7 @@ class _Report:
         database.execute("PRAGMA trusted_schema = OFF")
         self._left = (path.stat().st_size * _WORK_PER_BYTE // _WORK_AT_ONCE) + 64
         database.set_progress_handler(self._spent, _WORK_AT_ONCE)
-        # Views and virtual tables have no pages of their own, and their queries may never end.
+        # Views and virtual tables have no pages, and queries of them may never end.
         named = "SELECT name, rootpage > 0 FROM sqlite_master WHERE type IN ('table', 'view')"
         self.tables: dict[str, bool] = dict(database.execute(named))
         self.processes: dict[int, ProcessTrace] = {}
@@ -155,7 +154,7 @@ class _Report:
         self.launched = 0
 
     def _spent(self) -> bool:
-        """Called now and then; returns whether SQLite must stop."""
+        """SQLite calls it regularly; returns whether to stop."""
         self._left -= 1
         return self._left < 0
 
@@ -215,7 +214,7 @@ class _Report:
             self._device_events("memset", rows, names, bytes=rows["bytes"])
 
     def _graphs(self) -> None:
-        """CUDA graphs that were recorded as a whole (``--cuda-graph-trace=graph``)."""
+        """CUDA graphs recorded as a whole (``--cuda-graph-trace=graph``)."""
         for rows in self._columns("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *_PLACE, "graphId"):
             names = [f"CUDA graph {number}" for number in rows["graphId"].tolist()]
             self._device_events("graph", rows, names)
@@ -250,8 +249,7 @@ class _Report:
             )
 
     def _fine(self, rows: dict[str, Integers], *needed: str) -> np.ndarray:
-        """The rows that have the ``needed`` columns and end after they begin; the others are
-        counted."""
+        """Marks the rows that have the ``needed`` columns and possible times; counts the others."""
         whole = np.ones(len(rows["start"]), np.bool_)
         for name in ("start", "end", *needed):
             whole &= rows[name] != NULL
@@ -264,7 +262,7 @@ class _Report:
 
     def _launches(self) -> int:
         count = 0
-        # Names of calls end in the version of their interface: cudaDeviceSynchronize_v3020.
+        # Names of calls end with the version of the API: cudaDeviceSynchronize_v3020.
         known = [n for n, text in self.texts.items() if waits(text.partition("_v")[0])]
         launching = [n for n, text in self.texts.items() if LAUNCH_NAME.match(text)]
         for rows in self._columns(
@@ -306,7 +304,7 @@ class _Report:
                 memory.extend(len(t0), t0=t0, device=device, allocated=total)
 
     def _ranges(self) -> None:
-        """Takes NVTX ranges: operators of PyTorch, collectives of NCCL, and the program's own."""
+        """Reads NVTX ranges: operators of PyTorch, collectives of NCCL, and ranges of the program."""
         columns = ("start", "end", "globalTid")
         unfinished = 0
         for rows, text, edges in self._stretches("NVTX_EVENTS", columns, "text", _A_RANGE):
@@ -319,8 +317,10 @@ class _Report:
     def _add_ranges(
         self, rows: dict[str, Integers], text: str, known: Mask, edges: tuple[int, int]
     ) -> None:
-        """Take up ranges as what they are. Most are operators, each with a text of its own, so that
-        only what stands before the first comma is looked up, and the rest searched for what it has.
+        """Adds operators, collectives and other ranges.
+
+        Most ranges are operators with different texts, so only the part before the first comma is
+        looked up; sizes and sequence numbers are searched for in the rest.
         """
         texts = text.split(_SEPARATOR)
         if _NUMBERED in text:
@@ -334,7 +334,7 @@ class _Report:
         heads = Names()
         head = heads.of([one.partition(", ")[0] for one in texts])
         kinds = np.array([_kind(one) for one in heads.texts], np.int8)[head]
-        # A range that begins like a collective is one only if its whole text matches.
+        # A range whose text begins like a collective's is one only if all of it matches.
         for place in np.flatnonzero(kinds == _TALKS).tolist():
             if not _COLLECTIVE.fullmatch(texts[place]):
                 kinds[place] = _MARKS
@@ -374,7 +374,7 @@ class _Report:
         trace.collectives.add(*times, number, or_null(size), NULL, members, 0)
 
     def _payloads(self, edges: tuple[int, int]) -> list[str | None]:
-        """The payloads of a stretch of ranges, which few have and only NCCL's need."""
+        """The payloads of some ranges, which few have and only NCCL's need."""
         there = self._columns_of("NVTX_EVENTS")
         listed = ", ".join(name if name in there else "NULL" for name in ("jsonText", "jsonTextId"))
         query = f"SELECT {listed} FROM NVTX_EVENTS WHERE _rowid_ BETWEEN ? AND ? AND {_A_RANGE}"
@@ -387,11 +387,11 @@ class _Report:
         return self.processes[pid]
 
     def _columns(self, table: str, *columns: str) -> Iterator[dict[str, Integers]]:
-        """A table of numbers, piece by piece; what is not there, or no whole number, is null."""
+        """A table of numbers, piece by piece; values other than integers are null."""
         return (rows for rows, _, _ in self._stretches(table, columns))
 
     def _columns_of(self, table: str) -> set[str]:
-        """The columns that a table has; none if it is not there."""
+        """The columns of a table; empty if the table does not exist."""
         if not self.tables.get(table, True):
             raise unusable(self.path, f"has a view for the table {table}", _EXPORT)
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
@@ -399,11 +399,12 @@ class _Report:
     def _stretches(
         self, table: str, columns: Sequence[str], text: str = "", wanted: str = ""
     ) -> Iterator[tuple[dict[str, Integers], str, tuple[int, int]]]:
-        """Numbers and joined texts of the ``wanted`` rows of a table, piece by piece, and the numbers
-        of the first and last row that each piece may hold.
+        """Numbers and joined texts of the ``wanted`` rows of a table, piece by piece, and the range of
+        row numbers of each piece.
 
-        What is not there, or of another type, is null; of a text it is empty, or the number of one
-        of the report's. A table without the column of the condition ``wanted`` has no such rows.
+        Missing values and values of another type are null. A text is empty if it is missing, or the
+        number of one in the report's table of texts. A table without the column of the condition
+        ``wanted`` has no such rows.
         """
         there = self._columns_of(table)
         if not there or (wanted and wanted.split()[0] not in there):
@@ -417,7 +418,7 @@ class _Report:
             if first is None:
                 return
             edges = (first, min(first + most, 2**63) - 1)
-            # Most reports hold only whole numbers there, so their types are not queried.
+            # Most reports hold only integers there, so the types are not queried.
             form = 'ifnull("{0}", {2})'
             if exact:
                 form = 'CASE typeof("{0}") WHEN \'{1}\' THEN "{0}" ELSE {2} END'
@@ -452,7 +453,7 @@ class _Report:
             begin = edges[1] + 1
 
     def _version(self) -> str | None:
-        """Version of the tool; the table of it has two names."""
+        """The version of the tool, from a table that has one of two names."""
         for table in filter(self._columns_of, ("META_DATA_EXPORT", "EXPORT_META_DATA")):
             query = f"SELECT name, value FROM \"{table}\" WHERE name LIKE 'EXPORT_%_VERSION'"
             found = dict(self.database.execute(query))
@@ -462,12 +463,12 @@ class _Report:
 
 
 def _process(number: Integers) -> Integers:
-    """The process of a globalPid or globalTid: its id stands in bits 24 to 47; 0 for null."""
+    """The process of a globalPid or globalTid, in bits 24 to 47; 0 for null."""
     return np.where(number == NULL, 0, (number >> 24) & 0xFFFFFF)
 
 
 def _few(numbers: Integers) -> list[int]:
-    """The distinct ones of numbers that are mostly the same; numpy would sort or hash them all."""
+    """The distinct values of numbers that are mostly equal; numpy would sort or hash all of them."""
     found = []
     while len(numbers):
         found.append(int(numbers[0]))
@@ -476,7 +477,7 @@ def _few(numbers: Integers) -> list[int]:
 
 
 def _numbers(text: str | None) -> Integers:
-    """Whole numbers between commas; fewer where something else stands there."""
+    """Integers separated by commas, up to the first value that is not an integer."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # older numpy warns instead
@@ -491,7 +492,7 @@ def _renumbered(values: Integers, names: Names, others: Names) -> Integers:
 
 
 def _calls(trace: ProcessTrace, texts: Sequence[str], places: Integers) -> Integers:
-    """The numbers of operators with the shapes that their texts tell."""
+    """Numbers the calls of operators, with the shapes in their texts."""
     found = ((texts[place], _SIZES.search(texts[place])) for place in places.tolist())
     return trace.calls([(t.partition(", ")[0], s[1] if s else "", "", "") for t, s in found])
 
