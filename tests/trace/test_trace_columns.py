@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from traces import complete, event_table, kineto, launch, on_device, work
+from traces import complete, event_table, kineto, launch, on_device, table_in, work
 
 from transformer_core.common.tables import read_table
 from transformer_core.trace.breakdown.devices import partition
 from transformer_core.trace.events import arrow, columns
-from transformer_core.trace.events.arrow import events_of, write_events
+from transformer_core.trace.events.arrow import events_of, table_of, write_events
 from transformer_core.trace.events.columns import NULL, Columns, around, leaves
 from transformer_core.trace.events.event_table import Events, rows_of
 from transformer_core.trace.events.intervals import Innermost, union
@@ -90,10 +90,10 @@ def test_events_decoded_with_their_args_are_the_same(tmp_path, monkeypatch, more
     # Many pieces: a category that appears in the first piece is known in later ones.
     monkeypatch.setattr(kineto_stream, "_CHUNK", 2000)
     path = kineto(tmp_path / "trace.json", [*EVENTS, *more, *EVENTS[:7] * 9, *more])
-    typed = read_files([path])
+    typed, usual = read_files([path]), table_in(path)
     monkeypatch.setattr(EventDecoder, "__call__", lambda self, text: self._one_by_one(text))
     single = read_files([path])
-    assert typed.table.to_pylist() == single.table.to_pylist()
+    assert usual.to_pylist() == table_in(path).to_pylist()
     assert typed.notes == single.notes
 
 
@@ -111,8 +111,8 @@ print(sorted(heavy & set(sys.modules)), "schemas.config.run_spec" in sys.modules
 
 
 def test_a_table_is_written_in_parts(tmp_path, monkeypatch):
-    rows = event_table([work(f"k{n % 5}", 10 * n, 10 * n + n) for n in range(50)])
-    events = events_of(rows)
+    events = event_table([work(f"k{n % 5}", 10 * n, 10 * n + n) for n in range(50)])
+    rows = table_of(events)
     write_events(tmp_path / "whole.parquet", events)
     monkeypatch.setattr(arrow, "_ROWS", 16)
     write_events(tmp_path / "parts.parquet", events)
@@ -122,7 +122,7 @@ def test_a_table_is_written_in_parts(tmp_path, monkeypatch):
     assert parts.to_pylist() == whole.to_pylist() == rows.to_pylist()
     assert read_table(tmp_path / "none.parquet").schema == rows.schema
     # In each part, the texts are numbered from 0.
-    assert list(rows_of(parts)["name"]) == [row["name"] for row in rows.to_pylist()]
+    assert list(rows_of(events_of(parts))["name"]) == [row["name"] for row in rows.to_pylist()]
 
 
 _NAMES = ("thread", "t0", "t1", "name")

@@ -8,7 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from traces import breakdown_in, complete, kineto, launch, of_rank, on_device, training_report
+from traces import (
+    breakdown_in,
+    complete,
+    kineto,
+    launch,
+    of_rank,
+    on_device,
+    table_in,
+    training_report,
+)
 
 from schemas.results import Breakdown
 from transformer_core.trace.__main__ import main
@@ -176,7 +185,7 @@ def test_event_tables_of_other_programs(trace, tmp_path, monkeypatch):
     path.write_bytes(b"PAR1" + bytes(64))
     with pytest.raises(TraceError, match="is not an event table"):
         read_files([path])
-    table = read_files([trace]).table
+    table = table_in(trace)
     # Numbers of texts that do not exist.
     numbers = pa.array([99] * len(table), pa.int32())
     outside = pa.DictionaryArray.from_arrays(numbers, pa.array(["a"]), safe=False)
@@ -190,10 +199,10 @@ def test_event_tables_of_other_programs(trace, tmp_path, monkeypatch):
 
 def test_large_files_are_read_in_parallel(traces, monkeypatch):
     folder = Path(*traces)
-    here = read_files([folder]).table
+    here = table_in(folder)
     monkeypatch.setattr(reading, "_WORTH_PROCESSES", 0)
     monkeypatch.setattr(reading.os, "sched_getaffinity", lambda process: {0, 1})
-    assert read_files([folder]).table.to_pylist() == here.to_pylist()
+    assert table_in(folder).to_pylist() == here.to_pylist()
     damaged = folder / "r1.json.gz"
     damaged.write_text(json.dumps({"traceEvents": 3}))
     with pytest.raises(TraceError, match=r"r1\.json\.gz is not a torch"):

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from traces import complete, kineto, of_rank, on_device, training_report
+from traces import complete, kineto, of_rank, on_device, table_in, training_report
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
@@ -61,9 +61,9 @@ def test_a_text_that_is_too_long(tmp_path, monkeypatch):
 def test_long_texts_are_read_a_few_at_once(tmp_path, monkeypatch):
     long = "UPDATE NVTX_EVENTS SET text = 'layer:' || hex(zeroblob(2000)) WHERE _rowid_ > 4"
     path = report(tmp_path, long)
-    whole = read_files([path]).table
+    whole = table_in(path)
     monkeypatch.setattr(nsys, "_LONGEST_TEXT", 6000)
-    assert read_files([path]).table.equals(whole)
+    assert table_in(path).equals(whole)
 
 
 ROW = 'INSERT INTO NVTX_EVENTS (start, "end", eventType, globalTid, text, textId) VALUES '
@@ -78,10 +78,10 @@ ODD = {
 
 
 def test_unusual_rows_do_not_change_others(tmp_path):
-    usual = read_files([report(tmp_path)]).table
+    usual = table_in(report(tmp_path))
     for name, statement in ODD.items():
         (tmp_path / "report.sqlite").unlink()
-        odd = read_files([report(tmp_path, statement)]).table
+        odd = table_in(report(tmp_path, statement))
         kept = [column for column in usual.column_names if column != "operator"]
         if name == "rows before the first":
             kept = ["t0_ns", "t1_ns", "kind", "phase"]
@@ -180,7 +180,7 @@ def test_times_with_endless_digits(tmp_path, field, value):
     exact = KERNEL.replace('"ts": 1', '"ts": 5000000000000.5')
     path = tmp_path / "trace.json"
     path.write_text(f"[{KERNEL}, {bad}, {bad}, {exact}]")
-    assert 1 <= read_files([path]).table.num_rows <= 3
+    assert 1 <= table_in(path).num_rows <= 3
 
 
 def test_a_bare_list_of_events_is_a_trace(tmp_path):
@@ -189,13 +189,13 @@ def test_a_bare_list_of_events_is_a_trace(tmp_path):
         text = f"{head}[{KERNEL}]".encode()
         for content in (text, gzip.compress(text)):
             path.write_bytes(content)
-            assert read_files([path]).table.num_rows == 1
+            assert table_in(path).num_rows == 1
 
 
 def test_devices_have_the_names_of_their_accelerator(tmp_path):
     launched = complete("xpu_runtime", "zeCommandListAppendLaunchKernel", 1, 1, correlation=1)
     path = kineto(tmp_path / "trace.json", [launched, on_device("kernel", "gemm", 5, 5, 1)])
-    assert read_files([path]).table.column("device").to_pylist() == ["xpu:0"]
+    assert table_in(path).column("device").to_pylist() == ["xpu:0"]
 
 
 def ranks(folder: Path, prefix: str, ranks: int, begin: int) -> list[str]:
@@ -214,7 +214,7 @@ def test_two_trainings_in_a_folder_are_refused(tmp_path, sizes):
     with pytest.raises(ConfigError, match="these are 2 recordings") as refused:
         read_files([tmp_path])
     assert f"({', '.join(first)}; {', '.join(second)})" in str(refused.value)
-    assert len(read_files([tmp_path / name for name in second]).table) == sizes[1]
+    assert len(table_in(*(tmp_path / name for name in second))) == sizes[1]
 
 
 def test_other_files_in_a_folder_are_left_out(tmp_path):

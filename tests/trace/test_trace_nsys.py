@@ -22,7 +22,7 @@ from transformer_core.trace.readers.files import read_files
 def test_every_generation_reads_the_same(tmp_path, generation):
     reading = read_files([training_report(tmp_path / "report.sqlite", generation)])
     assert reading.version == GENERATIONS[generation]["meta"][2]
-    (device,) = break_down(reading.table)
+    (device,) = break_down(reading.events)
     assert (device.pid, device.device, device.events, device.kernels) == (100, "cuda:0", 4, 3)
     (step,) = device.steps
     found = step.partition
@@ -47,10 +47,10 @@ def test_kernels_belong_to_the_range_around_their_launch(tmp_path):
 def test_processes_of_one_report_are_ranks(tmp_path):
     """Their correlation ids are the same: a join by id alone would mix them up."""
     reading = read_files([training_report(tmp_path / "report.sqlite", pids=(300, 200))])
-    rows = rows_of(reading.table)
+    rows = rows_of(reading.events)
     launched = rows["launch_ns"] > 0
     assert (rows["thread"][launched] <= 2).all()
-    found = break_down(reading.table)
+    found = break_down(reading.events)
     assert [(device.pid, device.rank) for device in found] == [(200, 0), (300, 1)]
     # The process that was written second runs its all-reduce 30 ns longer: the other waited less.
     uses = [use for device in found for use in device.collectives]

@@ -10,7 +10,7 @@ from perfetto_import import imported
 from traces import event_table, kineto, mark, on_device, talk, training_report, work
 
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.events.arrow import events_of, write_events
+from transformer_core.trace.events.arrow import write_events
 from transformer_core.trace.events.event_table import Events, rows_of
 from transformer_core.trace.perfetto import clock_offsets, write
 from transformer_core.trace.readers.files import read_files
@@ -102,7 +102,7 @@ def test_awkward_times_stay_exact(tmp_path):
     late = 86_400 * 10**9
     times += [(late + t0, late + t1) for t0, t1 in times]
     rows = [work(f"k{place}", *time) for place, time in enumerate(times)]
-    events = events_of(event_table([*rows, *(row | {"rank": 3} for row in rows)]))
+    events = event_table([*rows, *(row | {"rank": 3} for row in rows)])
     write(tmp_path / "all.json", events)
     held(tmp_path / "all.json", events)
 

@@ -39,9 +39,8 @@ class Trace:
         self.name = name
         reading = read_files(sorted(Path(FOLDER).glob(TRACES[name])))
         # The reference leaves out CUDA graphs that were recorded as a whole.
-        table = reading.table.filter(
-            [c != event_table.GRAPH for c in reading.table.column("class").to_pylist()]
-        )
+        graphs = rows_of(reading.events).equal("class", event_table.GRAPH)
+        table = reading.events.where(~graphs)
         self.format, self.events = reading.format, reading.events
         self.devices = break_down(table)
         self.rows = rows_of(table)

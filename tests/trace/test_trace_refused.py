@@ -24,7 +24,7 @@ from schemas.errors import ConfigError
 from schemas.results import Breakdown, DeviceBreakdown
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.events.columns import NULL
-from transformer_core.trace.events.event_table import Rows
+from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.readers.files import read_files
 
 LAUNCHED = [launch(1, 1), on_device("kernel", "sgemm", 5, 5, 1)]
@@ -321,7 +321,7 @@ def test_two_halves_a_year_apart(tmp_path):
     year = 365 * 86_400 * 1e6
     rows = [on_device("kernel", "early", 10, 5, 1), on_device("kernel", "late", year, 5, 2)]
     reading = read_files([kineto(tmp_path / "trace.json", rows)])
-    assert reading.table.column("name").to_pylist() == ["late"]
+    assert rows_of(reading.events)["name"].tolist() == ["late"]
     assert "away from the others" in reading.notes[0]
 
 

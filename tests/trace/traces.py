@@ -13,7 +13,7 @@ from schemas.results import Breakdown, DeviceBreakdown
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.breakdown.devices import break_down_all
 from transformer_core.trace.events import event_table as events
-from transformer_core.trace.events.arrow import SCHEMA
+from transformer_core.trace.events.arrow import SCHEMA, events_of, table_of
 from transformer_core.trace.readers.files import read_files
 
 PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId")
@@ -37,19 +37,19 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 """What differs between exports: the metadata table, further columns, NVTX payloads."""
 
 
-def break_down(table: "pa.Table | events.Events") -> list[DeviceBreakdown]:
+def break_down(table: events.Events) -> list[DeviceBreakdown]:
     """The devices of an event table."""
     return break_down_all(events.rows_of(table))[0]
 
 
 def rows_in(*files: Path) -> events.Rows:
     """The events of files."""
-    return events.rows_of(read_files(list(files)).table)
+    return events.rows_of(read_files(list(files)).events)
 
 
 def device_in(*files: Path) -> DeviceBreakdown:
     """The one device of files."""
-    (found,) = break_down(read_files(list(files)).table)
+    (found,) = break_down(read_files(list(files)).events)
     return found
 
 
@@ -220,7 +220,12 @@ def of_rank(rank: int, ranks: int = 2, **more: Any) -> dict[str, Any]:
 
 def events_in(*files: Path) -> list[dict[str, Any]]:
     """The rows of the event table of files."""
-    return read_files(list(files)).table.to_pylist()
+    return table_in(*files).to_pylist()
+
+
+def table_in(*files: Path) -> pa.Table:
+    """The event table of files, as Arrow has it."""
+    return table_of(read_files(list(files)).events)
 
 
 def breakdown_in(folder: Path, *words: object) -> Breakdown:
@@ -230,7 +235,7 @@ def breakdown_in(folder: Path, *words: object) -> Breakdown:
     return Breakdown.model_validate_json(output.read_text())
 
 
-def event_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def event_table(rows: Sequence[Mapping[str, Any]]) -> events.Events:
     """Rows of the event table; missing values are null, except for rank, pid, stream, device, kind."""
     columns = []
     for field in SCHEMA:
@@ -239,7 +244,7 @@ def event_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         kind = pa.string() if pa.types.is_dictionary(field.type) else field.type
         column = pa.array(values, kind)
         columns.append(column.dictionary_encode() if pa.types.is_dictionary(field.type) else column)
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    return events_of(pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
 def work(name: str, t0: int, t1: int, **more: Any) -> dict[str, Any]:

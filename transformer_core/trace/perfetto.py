@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -26,9 +26,6 @@ from transformer_core.trace.events.event_table import Events, Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 from transformer_core.trace.events.phases import SEPARATOR
 from transformer_core.trace.terminal import plain
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -224,7 +221,7 @@ def _counter(
         yield event | {"args": {"value": value}}
 
 
-def events(table: "Events | pa.Table") -> tuple[Iterator[Event], list[Offset]]:
+def events(table: Events) -> tuple[Iterator[Event], list[Offset]]:
     """All ranks of an event table on the clock of the first, and the offsets of the others."""
     rows = rows_of(table)
     offsets = clock_offsets(rows.work)
@@ -239,7 +236,7 @@ def events(table: "Events | pa.Table") -> tuple[Iterator[Event], list[Offset]]:
     ), offsets
 
 
-def write(path: Path, table: "Events | pa.Table") -> list[Offset]:
+def write(path: Path, table: Events) -> list[Offset]:
     with atomic_path(path) as temporary, ExitStack() as opened:
         stream: BinaryIO = opened.enter_context(temporary.open("wb"))
         if path.suffix == ".gz":
@@ -249,7 +246,7 @@ def write(path: Path, table: "Events | pa.Table") -> list[Offset]:
         return write_to(stream, table)
 
 
-def write_to(stream: BinaryIO, table: "Events | pa.Table") -> list[Offset]:
+def write_to(stream: BinaryIO, table: Events) -> list[Offset]:
     """Writes the JSON of all ranks on one clock; returns the offsets of the clocks."""
     found, offsets = events(table)
     encode = msgspec.json.Encoder().encode

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from transformer_core.common.tables import read_table
 from transformer_core.trace.breakdown.devices import median_step, step_windows
 from transformer_core.trace.events import event_table, phases
+from transformer_core.trace.events.arrow import events_of
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 
@@ -53,7 +54,7 @@ def read_timeline(path: Path) -> Timeline | None:
     """
     table = read_table(path)
     table = table.filter(pc.less(table.column("rank"), _RANKS))
-    everything = rows_of(table)
+    everything = rows_of(events_of(table))
     marks, work = everything.where(everything.equal("kind", "range")), everything.work
     first = work.where(work["rank"] == 0)
     windows = step_windows(first, marks.where(marks["rank"] == 0))

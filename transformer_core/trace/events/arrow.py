@@ -26,17 +26,11 @@ def table_of(events: Events) -> pa.Table:
 _ABOUT = b"about"
 
 
-def write_events(
-    path: Path, events: Events | pa.Table, about: Mapping[str, Any] | None = None
-) -> None:
+def write_events(path: Path, events: Events, about: Mapping[str, Any] | None = None) -> None:
     """Writes events.parquet, whole or not at all, in parts that take little memory each; ``about``
     names the source of the events."""
     begins = range(0, max(1, len(events)), _ROWS)
-    parts = (
-        [events]
-        if isinstance(events, pa.Table)
-        else (_part(events, begin, min(begin + _ROWS, len(events))) for begin in begins)
-    )
+    parts = (_part(events, begin, min(begin + _ROWS, len(events))) for begin in begins)
     schema = SCHEMA.with_metadata({_ABOUT: json.dumps(about or {}).encode()})
     write_parts(path, schema, (part.cast(schema) for part in parts), compression="zstd")
 

@@ -11,7 +11,6 @@ code that reads or writes Parquet imports it. :class:`Rows` unpacks columns on d
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,9 +100,6 @@ def joined(parts: Sequence[Events]) -> Events:
     return found
 
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 Mask = NDArray[np.bool_]
 Places = NDArray[np.int64] | slice
 
@@ -175,13 +171,8 @@ class Rows:
         return self["t1_ns"] - self["t0_ns"]
 
 
-def rows_of(table: "Events | pa.Table") -> Rows:
+def rows_of(events: Events) -> Rows:
     """The event table as arrays."""
-    if not isinstance(table, Events):
-        from transformer_core.trace.events.arrow import events_of
-
-        table = events_of(table)
-    events = table
 
     @cache
     def known(name: str) -> tuple[NDArray, NDArray[np.int32]]:

@@ -6,17 +6,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from transformer_core.trace.events.event_table import Events, joined
 from transformer_core.trace.events.process import NotATrace, ProcessTrace, Source, unusable
 from transformer_core.trace.events.process_rows import events_of_process
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _SQLITE = b"SQLite format 3\x00"
 _NSYS_REPORT = (b"NVIDIA Tegra Profiler Report", b"QDREP")
@@ -55,12 +51,6 @@ class Reading:
     format: Literal["nsys", "kineto"] | None
     version: str | None
     notes: list[str]
-
-    @property
-    def table(self) -> "pa.Table":
-        from transformer_core.trace.events.arrow import table_of
-
-        return table_of(self.events)
 
 
 def traces_of(paths: Sequence[Path]) -> list[Path]:
