@@ -187,12 +187,11 @@ class Forward:
         mine = self._operators
         place = np.flatnonzero(mine["sequence"] >= 0)
         rows = _stretches_of(mine, place)
-        sequence, t0 = mine["sequence"][place], mine["t0"][place]
-        order = np.lexsort((t0, sequence))
-        begins = np.ones(len(order), np.bool_)
-        begins[1:] = sequence[order[1:]] != sequence[order[:-1]]
+        order = np.argsort(rows["t0"], kind="stable")
+        sequence = mine["sequence"][place][order]
+        _, earliest, group = np.unique(sequence, return_index=True, return_inverse=True)
         first = np.empty(len(order), np.int64)
-        first[order] = order[begins][np.cumsum(begins) - 1]
+        first[order] = order[earliest[group.reshape(-1)]]
         return rows, first
 
 
