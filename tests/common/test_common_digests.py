@@ -128,11 +128,11 @@ def test_results_of_different_inputs_are_refused_together(results):
     check_all([spec, after])
     for first, second, named in ((before, spec, before), (spec, before, before)):
         forget_all()
-        with pytest.raises(ConfigError, match="was made from another runs/ddp/spec") as found:
+        with pytest.raises(ConfigError, match="was made from a different runs/ddp/spec") as found:
             check_all([first, second])
         assert found.value.problems[0].file == str(named)
     forget_all()
-    with pytest.raises(ConfigError, match=f"another runs/ddp/spec.json than {before}") as found:
+    with pytest.raises(ConfigError, match=f"different runs/ddp/spec.json than {before}") as found:
         check_all([before, after])
     assert found.value.problems[0].file == str(after)
 

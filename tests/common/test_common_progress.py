@@ -62,7 +62,7 @@ def test_a_run_tells_its_loss_its_speed_and_the_time_left(clock, lines):
     run.logged(30, 4.0)
     run.close()
     assert said(lines) == [
-        "ddp: goes on after step 10 of 30",
+        "ddp: resumes after step 10 of 30",
         "ddp: 15 of 30 steps, loss 5.250, 100 tokens/s, 1:00 left",
         "ddp: step 15, validation loss 4.500",
         "ddp: 30 of 30 steps, loss 4.000, 400 tokens/s, 0:00 left",

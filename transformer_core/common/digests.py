@@ -1,19 +1,19 @@
 """Digests of results: one small file in each folder of results, ``.digests.json``.
 
-It holds the digest of every file of the folder, and the digests of the results that it was made
-from. Who reads a result checks it: a bit that has flipped, a file that was cut off, and an older or
-another one in its place are refused by name, whatever their time stamps say. A file without an
-entry, from elsewhere or of a killed job, is taken as it is.
+It holds the digest of every file in the folder, and the digests of the results that each was made
+from. Every reader of a result checks it: a flipped bit, a truncated file, and an older or different
+file in its place are refused by name, whatever their time stamps say. A file without an entry, from
+elsewhere or left by a killed job, is accepted unchecked.
 
-A process remembers what it has read. What it writes is made from that, and files that were made
+A process remembers what it has read, and records it as the input of whatever it writes. Files made
 from different versions of a third one are refused together.
 
 The digest is XXH3 (128 bit, https://xxhash.com), which is as fast as memory. It finds accidents; it
-is no protection from somebody who makes up digests, too.
+does not protect against somebody who forges digests, too.
 
     python -m transformer_core.common.digests FILE TEXT [FILE TEXT ...]
 
-writes texts as results. Imports here are few, as rules call this for what takes no time.
+writes texts as results. Few imports here: rules call this for jobs that take no time.
 """
 
 import fcntl
@@ -56,7 +56,7 @@ _KNOWN: dict[str, _Known] = {}  # by absolute path
 
 
 def digest(path: Path) -> str:
-    """XXH3 of the contents of a file, 128 bit in hexadecimal digits; OSError for what is none."""
+    """XXH3 of the contents of a file, 128 bit in hexadecimal digits; OSError if it is no file."""
     with regular(path).open("rb") as stream:
         # The library's type lacks attributes that are not used here.
         kind: Any = xxhash.xxh3_128
@@ -64,20 +64,20 @@ def digest(path: Path) -> str:
 
 
 def regular(path: Path) -> Path:
-    """The path of a regular file; OSError for another, such as a pipe, whose readers would wait."""
+    """The path of a regular file; OSError otherwise: readers of a pipe, for example, would wait."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(f"{path} is not a regular file")
     return path
 
 
 def place(path: Path) -> str:
-    """Where a file lies below the last folder ``results`` of its path; its whole path elsewhere."""
+    """The path of a file below the last folder ``results`` of its path, or its absolute path."""
     root = _root(path)
     return path.absolute().as_posix().removeprefix(f"{root}/" if root else "")
 
 
 def _root(path: Path) -> str:
-    """The last folder ``results`` of a path; empty where there is none."""
+    """The last folder ``results`` of a path; empty if it has none."""
     parts = path.absolute().parts
     folders = [number for number, part in enumerate(parts[:-1]) if part == "results"]
     return Path(*parts[: folders[-1] + 1]).as_posix() if folders else ""
@@ -94,10 +94,11 @@ def write_result(
 
 
 def record(path: Path, made_from: Iterable[Path] | None = (), of: Path | None = None) -> None:
-    """Record the digest of a file that is complete. ``of`` is where it is going to lie, if not
-    where it is. It was made from the results that this process has read, and ``made_from``; what of
-    these is not there was of no use: a status needs no shards. None for a file that no job reads:
-    what it was made from does not matter."""
+    """Record the digest of a complete file. ``of`` is its future path, if it will be moved.
+
+    It was made from the results that this process has read, and from ``made_from``. Missing files
+    are skipped: a status, for example, needs no shards. None for a file that no job reads, whose
+    inputs do not matter."""
     inputs = {place(file): digest(file) for file in made_from or () if file.exists()}
     root = _root(path)
     for name, known in _KNOWN.items() if root and made_from is not None else ():
@@ -110,7 +111,7 @@ def record(path: Path, made_from: Iterable[Path] | None = (), of: Path | None = 
 
 
 def forget(path: Path) -> None:
-    """Take the digest of a file that is going to be made again out of the folder's."""
+    """Remove the digest of a file that is about to be made again."""
     _forget_known(path)
     if path.name in _read(path.parent)[1]:
         with _manifest(path.parent) as files:
@@ -127,10 +128,9 @@ def _forget_known(path: Path) -> None:
 
 
 def check(path: Path, content: bytes | None = None) -> Entry | None:
-    """The recorded identity of a file, if there is one; ``content`` is that of the file where it is
-    known.
+    """Checks a file, whose ``content`` may be known already; returns its entry, if it has one.
 
-    Raises ConfigError if the file is another one, or does not fit what this process has read.
+    Raises ConfigError if the file has changed, or does not fit what this process has read.
     """
     folder, files = _read(path.parent)
     entry = files.get(path.name)
@@ -164,15 +164,15 @@ def check_all(paths: Iterable[Path]) -> None:
 
 def _differs(name: str, path: Path, witness: Path) -> "ConfigError":
     if name == place(witness):
-        return _error(path, f"was made from another {name} than there is")
+        return _error(path, f"was made from a different {name} than the current one")
     if name == place(path):
-        return _error(witness, f"was made from another {name} than there is")
-    return _error(path, f"was made from another {name} than {witness}")
+        return _error(witness, f"was made from a different {name} than the current one")
+    return _error(path, f"was made from a different {name} than {witness}")
 
 
 _OF_OTHERS = (
-    "; where you have copied it here without its folder's hidden file, copy that too, or remove the "
-    f"one that was here before: rm {{}}/{NAME}"
+    "; if you copied it here without its folder's hidden file, copy that too, or remove the old one: "
+    f"rm {{}}/{NAME}"
 )
 
 
@@ -185,8 +185,8 @@ def _error(path: Path, message: str, else_: str = "") -> "ConfigError":
 
 
 def _read(folder: Path) -> tuple[str, dict[str, Entry]]:
-    """The place of a folder and the entries of its files, by name. A file of digests that is empty
-    or damaged, as a killed host may leave it, says nothing."""
+    """The place of a folder and the entries of its files, by name. Nothing if the file of digests
+    is empty or damaged, as a killed host may leave it."""
     try:
         found = json.loads(regular(folder / NAME).read_bytes())
         entries = found["files"].items()
@@ -197,7 +197,7 @@ def _read(folder: Path) -> tuple[str, dict[str, Entry]]:
 
 @contextmanager
 def _manifest(folder: Path, of: Path | None = None) -> Iterator[dict[str, Entry]]:
-    """The entries of a folder, to be changed by one process at a time."""
+    """The entries of a folder, which one process at a time may change."""
     path = folder / NAME
     folder.mkdir(parents=True, exist_ok=True)
     while True:

@@ -1,9 +1,9 @@
 """How a job ends: with a message instead of a traceback, a count of failed attempts, and the
 command that makes its result again.
 
-A job that fails for a reason that the next attempt may not meet leaves a result all the same, with
-the reason, and the report is made. Beside the result it counts the failed attempts. The count is a
-parameter of the job's rule: where it has grown since, Snakemake makes the result again.
+A job that fails for a reason that may be temporary still leaves a result with that reason, so the
+report can be made. It also counts the failed attempts, in a file next to the result. The count is a
+parameter of the job's rule: once it has grown, Snakemake makes the result again.
 """
 
 import errno
@@ -23,14 +23,14 @@ REMEDIES = {
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room within your quota there",
     errno.EMFILE: "allow more open files (ulimit -n)",
-    errno.ENFILE: "let the host have more open files",
+    errno.ENFILE: "raise the host's limit on open files (sysctl fs.file-max)",
     errno.EACCES: "give permission",
     errno.EPERM: "give permission",
     errno.EROFS: "make the file system writable",
     errno.EIO: "look at the disk, which cannot be read or written there",
     errno.EAGAIN: "allow more processes and threads (ulimit -u, pids.max of the control group)",
     errno.ENOMEM: "free some memory",
-    errno.ENOENT: "give the path of a file that is there, or make it",
+    errno.ENOENT: "give the path of an existing file, or create it",
 }
 """Remedies for system errors."""
 
@@ -78,7 +78,7 @@ def _file(result: Path) -> Path:
 
 
 STUDY_OPTIONS = "STUDY_OPTIONS"
-"""Environment of a job: the options of ``snakemake`` that say which study it works for."""
+"""Environment variable of a job: the options of ``snakemake`` that select its study."""
 
 
 def reproducing_command(target: str | Path) -> str:

@@ -1,6 +1,6 @@
-"""A function of the user's own, which a setting names as ``package.module:function``.
+"""Finds a user's own function, which a setting names as ``package.module:function``.
 
-Nothing of the project is imported here: the user's modules may have any name.
+This module imports nothing of the project: the user's modules may have any name.
 """
 
 import difflib
@@ -36,5 +36,5 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def wrong(setting: str, factory: str, problem: str, remedy: str) -> ValueError:
-    """One line, since the reason of a failed run shows no more."""
+    """The error for a setting, in one line: the reason of a failed run shows no more."""
     return ValueError(f"{setting} = {factory}: {problem}; remedy: {remedy}")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` that takes its place if the block ends without an error.
+    """A temporary name next to ``path``, renamed to it if the block ends without an error.
 
-    The folder is made where it is missing. The temporary file is removed after an error, and so are
-    those of processes of this host that were killed. Raises OSError for what is no regular file,
-    such as a device: a file would stand in its place.
+    Creates the folder if necessary. Removes the temporary file after an error, and those of killed
+    processes of this host. Raises OSError if ``path`` is something else than a regular file, such
+    as a device, which it would replace.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a log line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, occasional log lines elsewhere."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ LINE_SECONDS = 10.0  # least seconds between log lines of sessions
 
 
 def log_to(path: Path | None) -> None:
-    """Send log lines to ``path`` and, where it is no terminal, to standard error too."""
+    """Send log lines to ``path`` and, unless it is a terminal, to standard error too."""
     log.setLevel(logging.INFO)
     log.propagate = False
     handlers: list[logging.Handler] = []
@@ -52,7 +52,7 @@ class Progress:
         self.began = self.lined = time.monotonic()
 
     def start(self, done: int = 0) -> None:
-        """Begin to count, with ``done`` units done before."""
+        """Start counting, with ``done`` units already done."""
         self.done = self.first = done
         self.began = self.lined = time.monotonic()
         if self.show and sys.stderr.isatty():
@@ -117,7 +117,7 @@ class RunProgress(Progress):
     def start(self, done: int = 0) -> None:
         super().start(done)
         if self.show:
-            how = "goes on after step" if done else "starts, step"
+            how = "resumes after step" if done else "starts, step"
             log.info("%s: %s %d of %d", self.what, how, done, self.total)
 
     def step_done(self, tokens: int) -> None:

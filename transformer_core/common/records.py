@@ -1,4 +1,4 @@
-"""Reading the records of other jobs, with errors that say what to do."""
+"""Reads the records of other jobs; errors say what to do."""
 
 import json
 from dataclasses import replace
@@ -17,9 +17,8 @@ Record = TypeVar("Record", bound=Schema)
 
 
 def read_record(path: str | Path, model: type[Record]) -> Record:
-    """The ``model`` in a JSON file, or in a YAML file of that name; ConfigError if the file is
-    missing, holds something else, or has changed since it was made
-    (:mod:`transformer_core.common.digests`)."""
+    """Reads a ``model`` from a JSON or YAML file; ConfigError if the file is missing, holds
+    something else, or has changed since it was made (:mod:`transformer_core.common.digests`)."""
     return read_as(path, model)
 
 

@@ -1,17 +1,17 @@
 """The source files that a program depends on, and one digest of their code.
 
-From the modules that a program is started with, imports are followed to the modules that they load,
-also imports within functions. A module that is named as a string counts as imported; a module that
-uses ``__file__``, or a package that is named as a string, brings the files beside and below it that
-are no sources. Nothing is run. Only files that the caller's ``find`` gives are followed.
+Starting from a program's modules, this follows their imports, also those within functions. A module
+named in a string counts as imported. A module that uses ``__file__``, or a package named in a
+string, adds the other files in its folder and below. Nothing is run. Only files that the caller's
+``find`` returns are followed.
 
 The digest of a Python file is that of its syntax tree without docstrings, so that comments and
-formatting do not count. A module whose results are only shown, or only say where others come from,
-declares that in itself, with the reason beside it, and neither it nor its imports count:
+formatting do not count. A module that only displays results, or only records their origin, declares
+this with the reason in a comment, and neither it nor its imports count:
 
     CHANGES_NO_RESULT = True
 
-Not seen: names of modules that are put together when the program runs.
+Limit: module names that a program composes at run time are not seen.
 """
 
 import ast
@@ -105,7 +105,7 @@ class Sources:
         self._changed = False
 
     def fingerprint(self, programs: Sequence[str]) -> str:
-        """One digest of all that these modules depend on when they are started as programs.
+        """One digest of everything that these modules depend on when started as programs.
 
         Raises ModuleNotFoundError for an unknown module.
         """
@@ -126,7 +126,7 @@ class Sources:
         return sorted(self._name(f) for f in files if f.suffix != ".pyc" and f.is_file())
 
     def keep(self) -> None:
-        """Remember what was read for the next call; where that is impossible it is read again."""
+        """Saves what was read for the next call, which reads it again if saving fails."""
         if self._changed:
             with contextlib.suppress(OSError):
                 write_text(self._cache, json.dumps({"version": _VERSION, "files": self._known}))
@@ -151,7 +151,7 @@ class Sources:
 
     @cached_property
     def _lazy(self) -> dict[str, Path]:
-        """Names that packages with a ``__getattr__`` hand on from their modules."""
+        """Names that packages with a ``__getattr__`` re-export from their modules."""
         found: dict[str, Path] = {}
         for package, path in self._modules.items():
             if self._is_package(package) and "__getattr__" in self._source(package, path).binds:
@@ -180,7 +180,7 @@ class Sources:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        """By name of a file: the digest of its bytes, and what was read of it."""
+        """By file name: the digest of its bytes, and the fields of its :class:`Source`."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._cache.read_bytes())
             if kept["version"] == _VERSION:
@@ -203,7 +203,7 @@ def _dotted(name: str) -> str:
 
 
 def _data(folder: Path) -> Iterator[Path]:
-    """The files in a folder and below that are no sources."""
+    """The files in a folder and below that are not Python."""
     return (f for f in folder.rglob("*") if f.suffix not in (".py", ".pyc") and f.is_file())
 
 
@@ -224,7 +224,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _imported(node: ast.AST, above: Sequence[str]) -> Iterator[str]:
-    """Dotted names that a module in the package ``above`` imports, but for type checkers."""
+    """Dotted names that a module in the package ``above`` imports, except for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)

@@ -1,8 +1,8 @@
 """The clock of a study: its working time over all commands, even after kills.
 
-Snakemake keeps it beside the results while jobs run: the times between which it was at work, the
-last of them as of a few seconds ago at most. What a killed one spent since then is lost, and the
-same command goes on from there. How long jobs took is kept too, by the host that they ran on.
+Snakemake saves it with the results while jobs run, every few seconds. A killed Snakemake loses the
+time since the last save, and the same command continues from there. The clock also keeps how long
+jobs took, for the host they ran on.
 """
 
 import platform
@@ -49,7 +49,7 @@ class Clock(Schema):
 
 
 def read_clock(path: Path = CLOCK) -> Clock:
-    """Reads the clock; returns a new one where there is none, or none that can be read."""
+    """Reads the clock; returns a new one if the file is missing or damaged."""
     try:
         return Clock.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError):
@@ -106,5 +106,5 @@ class RunningClock:
     def _live(self, also: Callable[[], None]) -> None:
         while not self._over.wait(BEAT):
             also()
-            with suppress(OSError):  # a full disk, say: the next time may be written
+            with suppress(OSError):  # for example a full disk: the next attempt may succeed
                 self.beat()

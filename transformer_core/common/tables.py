@@ -1,4 +1,4 @@
-"""Reading and writing Parquet files, with digests, and errors that say what to do."""
+"""Reads and writes Parquet files, with digests; errors say what to do."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ from transformer_core.common.files import atomic_path
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads columns of a Parquet file, all unless named; ConfigError if it is missing, damaged or a
-    different one."""
+    """Reads columns of a Parquet file, by default all; ConfigError if it is missing, damaged or has
+    changed."""
     import pyarrow.parquet as pq  # slow, and programs that read no table import this module
 
     digests.check(path)

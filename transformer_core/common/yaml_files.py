@@ -1,7 +1,7 @@
-"""Plain YAML (and so JSON) written by users, read within limits, without surprising conversions.
+"""Reads plain YAML (and so JSON) written by users, within limits, without surprising conversions.
 
-There are no tags, so no objects; dates are text; keys are text and given once. Aliases count as
-what they stand for, so that a few lines cannot become millions.
+It refuses tags, so there are no objects; dates are text; keys are text and unique. An alias counts
+as much as the value it repeats, so that a few lines cannot become millions.
 """
 
 import re
@@ -32,8 +32,8 @@ _OTHER_NUMBER = re.compile(r"[-+]?0\d|.*:")
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The contents of a YAML or JSON file; ConfigError if it is missing, is neither, or is beyond
-    the limits."""
+    """The contents of a YAML or JSON file; ConfigError if it is missing, is neither, or exceeds the
+    limits."""
     return parse(read_text(path), path)
 
 
@@ -80,7 +80,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse(text: str, file: str | Path) -> Any:
-    """The value of a text; ConfigError, with the line, for what it may not hold."""
+    """The value of a text; ConfigError, with the line, if it is not allowed."""
     if str(file).endswith(".json"):
         text = text.replace("\t", " ")  # JSON has tabs between values only, YAML has none there
     try:
@@ -102,7 +102,7 @@ def parse(text: str, file: str | Path) -> Any:
 
 
 def _check_events(text: str, file: str | Path) -> None:
-    """Refuses what must not be composed, which is recursive, and what nodes no longer tell."""
+    """Refuses text that is too deep for the recursive composer, and what nodes no longer show."""
     end = time.monotonic() + LONGEST_TIME
     depth = aliases = documents = 0
     for event in yaml.parse(text, _LOADER):
@@ -132,7 +132,7 @@ class _Values:
     def __init__(self, file: str | Path) -> None:
         self.file = file
         self.nodes = 0
-        self.above: list[yaml.Node] = []  # the sections and lists around the one that is made
+        self.above: list[yaml.Node] = []  # the sections and lists around the current one
 
     def of(self, node: yaml.Node, path: str) -> Any:
         self.nodes += 1
@@ -142,7 +142,7 @@ class _Values:
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if node in self.above:
-            self.refuse(node, path, None, "stands within itself", "write the values out")
+            self.refuse(node, path, None, "contains itself", "write the values out")
         if len(self.above) >= DEEPEST:
             self.refuse(node, path, None, f"is deeper than {DEEPEST} levels", "nest less")
         self.above.append(node)
@@ -155,7 +155,7 @@ class _Values:
         return value
 
     def section(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
-        """The fields of a section, laid over those that are merged into it (<<)."""
+        """The fields of a section, which override those merged into it (<<)."""
         own: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         lines: dict[str, int] = {}
@@ -168,7 +168,7 @@ class _Values:
                 scalar = isinstance(key, yaml.ScalarNode)
                 what = "not text" if scalar else "a list or a section"
                 remedy = "put it in quotes" if scalar else "write a name"
-                self.refuse(key, path, name, f"is {what}, but stands as a name", remedy)
+                self.refuse(key, path, name, f"is {what}, but is used as a name", remedy)
             place, line = f"{path}.{name}".removeprefix("."), key.start_mark.line + 1
             if name in lines:
                 message = f"is given twice, in line {lines[name]} and in line {line}"
@@ -189,7 +189,7 @@ class _Values:
         return result
 
     def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
-        """Text, or a number, a switch or nothing if it looks like one."""
+        """Text, or a number, true, false or null if it looks like one."""
         text = node.value
         if node.style or node.tag not in _KINDS or _OTHER_NUMBER.match(text):
             return text

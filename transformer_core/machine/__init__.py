@@ -1,1 +1,1 @@
-"""The machine: hardware, NVML, its state and speed at a moment, provenance."""
+"""The machine: its hardware, its current state and speed, peak memory, provenance."""

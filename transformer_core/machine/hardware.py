@@ -1,7 +1,7 @@
 """The machine of a job.
 
-Everything is read inside the job and from where the kernel says what *this process* may use:
-affinity and control groups bound cores and memory below what the host has.
+Everything is read inside the job, and describes what *this process* may use: affinity and control
+groups may allow fewer cores and less memory than the host has.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _X86_FEATURES = (
 )
 _ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme")
 FEATURES = frozenset(_X86_FEATURES + _ARM_FEATURES)
-"""Instruction sets that decide the speed of matrix products, by Linux's names."""
+"""Instruction sets that determine the speed of matrix products, by Linux's names."""
 
 _ALLOCATOR_VARIABLES = (
     "GLIBC_TUNABLES",
@@ -59,7 +59,7 @@ def read_hardware() -> Hardware:
 
 
 def cpu_name(root: Path = _ROOT) -> str:
-    """Product name of the CPU, else its architecture. ``root`` is the folder of /proc."""
+    """Product name of the CPU, else its architecture. ``root`` is the parent folder of /proc."""
     name = _cpuinfo(root).get("model name")
     if name:
         return name
@@ -73,14 +73,14 @@ def cpu_name(root: Path = _ROOT) -> str:
 
 
 def cpu_features(root: Path = _ROOT) -> list[str]:
-    """Those of :data:`FEATURES` that the CPU has, sorted; empty where /proc/cpuinfo is not."""
+    """Those of :data:`FEATURES` that the CPU has, sorted; empty without /proc/cpuinfo."""
     info = _cpuinfo(root)
     flags = info.get("flags", info.get("Features", ""))
     return sorted(FEATURES & set(flags.split()))
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Cores that this process may run on: its affinity, and the quota of its control groups.
+    """Cores that this process may use, by its affinity and the quota of its control groups.
 
     A quota that is not a whole number of cores is rounded down, to at least one.
     """
@@ -101,7 +101,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def usable_memory_bytes(root: Path = _ROOT) -> int:
-    """Main memory of the host, or of the control group of this process where that is smaller."""
+    """Main memory of the host, or the limit of this process's control groups if that is smaller."""
     limits = [psutil.virtual_memory().total]
     for folder in control_groups("memory", root):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
@@ -111,7 +111,7 @@ def usable_memory_bytes(root: Path = _ROOT) -> int:
 
 
 def last_level_cache_bytes(root: Path = _ROOT) -> int:
-    """Size of the largest cache of the first CPU; 0 where Linux does not tell."""
+    """Size of the largest cache of the first CPU; 0 if Linux does not report it."""
     sizes = [0]
     for file in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"):
         match = re.fullmatch(r"(\d+)([KM]?)", _read(file))
@@ -121,7 +121,7 @@ def last_level_cache_bytes(root: Path = _ROOT) -> int:
 
 
 def allocator(root: Path = _ROOT) -> str:
-    """The C library's or a preloaded allocator, and the settings that change its page faults."""
+    """The allocator in use, the C library's or a preloaded one, and settings of its page faults."""
     parts = [_malloc_library()]
     pages = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", pages)
@@ -141,7 +141,7 @@ class _SymbolInfo(ctypes.Structure):
 
 
 def _malloc_library() -> str:
-    """Name of the library whose malloc this process calls, with the version where it is glibc."""
+    """Name of the library whose malloc this process calls, with glibc's version."""
     # The list of loaded libraries is not enough: one may be loaded without replacing malloc.
     try:
         process = ctypes.CDLL(None)
@@ -171,7 +171,7 @@ def control_groups(controller: str, root: Path) -> Iterator[Path]:
             tops = [mount / controllers, mount / controller]
         else:
             continue
-        # In a container the path may be the host's: then only the top exists here.
+        # In a container this may be the path on the host: then only the top exists here.
         for top in tops:
             folder = top / group.strip("/")
             yield from (path for path in [folder, *folder.parents] if path.is_relative_to(top))
@@ -207,11 +207,11 @@ def output_of(*command: str, **environment: str) -> str | None:
 
 
 CUDA_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Where torch looks for settings of its allocator; the first is the one that is not deprecated."""
+"""Where torch looks for settings of its allocator; all but the first are deprecated."""
 
 
 def affinity() -> str:
-    """The cores that the process may run on, and how many of its threads keep to one of these."""
+    """The cores that the process may use, and how many of its threads are bound to a single one."""
     if not hasattr(os, "sched_getaffinity"):
         return "any core"
     cores = os.sched_getaffinity(os.getpid())  # of the first thread; 0 would be this one
@@ -226,9 +226,9 @@ def affinity() -> str:
 
 
 def cuda_allocator() -> str | None:
-    """Kind of torch's allocator on CUDA devices, of its segments, and the settings that ask for
-    them; null where this process has used none."""
-    torch = sys.modules.get("torch")  # supervisors do without
+    """The kinds of torch's allocator on CUDA devices and of its segments, and the user's settings;
+    None if this process has not used CUDA."""
+    torch = sys.modules.get("torch")  # supervisors do not import it
     if torch is None or not torch.cuda.is_initialized():
         return None
     backend = torch.cuda.get_allocator_backend()
@@ -249,12 +249,12 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def keep_to(count: int) -> None:
-    """Let all threads of this process run on the last ``count`` of its cores only.
+    """Restrict all threads of this process to the last ``count`` of its cores.
 
-    The cores of a machine that is shared are not equally fast: what others do beside one of them
-    (on its second hardware thread, say) slows that one down. Processes that take turns stay where
-    they are, so their ratio would be one of cores. Nothing happens where there are no more cores,
-    and on systems that bind no threads (https://man7.org/linux/man-pages/man2/sched_setaffinity.2.html).
+    The cores of a shared machine are not equally fast: other processes slow down a core, for
+    example on its second hardware thread. Processes that take turns stay on their cores, so their
+    ratio would compare cores. Does nothing if there are no more cores, and on systems that cannot
+    bind threads (https://man7.org/linux/man-pages/man2/sched_setaffinity.2.html).
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -269,7 +269,7 @@ def keep_to(count: int) -> None:
 
 
 class HardwareJob(Job):
-    """To describe the machine that the job runs on: CPU, memory, GPUs, allocator."""
+    """Describes the machine that the job runs on: CPU, memory, GPUs, allocator."""
 
     kind = "hardware"
 

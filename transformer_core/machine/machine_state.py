@@ -1,5 +1,5 @@
-"""The machine at one moment: clocks, temperatures, load, and the share that other processes
-take."""
+"""The current state of the machine: clocks, temperatures, load, speed, and CPU time of other
+processes."""
 
 import os
 import time
@@ -18,7 +18,7 @@ _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 
 
 def machine_state(probes: Sequence[Probe]) -> MachineState:
-    """The machine now, beside what ``probes`` just found; null where the kernel does not tell."""
+    """The current state of the machine, with the ``probes`` just made; null if unknown."""
     return MachineState(
         probes=list(probes),
         cpu_megahertz=cpu_megahertz(),
@@ -37,7 +37,7 @@ def cpu_megahertz() -> float | None:
 
 
 def cpu_celsius() -> float | None:
-    """Highest temperature of the CPU's sensors; virtual machines have none."""
+    """Highest temperature of the CPU's sensors; None without sensors, as on virtual machines."""
     try:
         sensors = psutil.sensors_temperatures()
     except (AttributeError, OSError):
@@ -53,25 +53,25 @@ def cpu_celsius() -> float | None:
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds so far: of the whole host, and of this process with all that belong to it."""
+    """CPU seconds so far: of the whole host, and of this process with those that belong to it."""
 
     host: float
     own: float
 
     def foreign_until(self, later: "CpuTime") -> float:
-        """CPU seconds that others took between this reading and a later one.
+        """CPU seconds that other processes used between this reading and a later one.
 
-        Both counts move in ticks of the kernel: a tiny negative difference is none.
+        Both counts advance in ticks of the kernel, so a slightly negative difference counts as 0.
         """
         return max(0.0, (later.host - self.host) - (later.own - self.own))
 
 
 def cpu_time(others: Iterable[int] = ()) -> CpuTime | None:
-    """The counts now; None where the kernel does not tell.
+    """The current counts; None if the kernel does not report them.
 
-    Those of the host include what a virtual machine's own host took away (steal). This process's
-    own include its descendants, and the processes ``others`` with theirs: one that a server forked
-    is no descendant.
+    The host's count includes time that a hypervisor took away (steal). This process's own includes
+    its descendants, and the processes ``others`` with theirs: a process forked by a server is not a
+    descendant.
     """
     try:
         times = psutil.cpu_times()
@@ -111,10 +111,10 @@ _CUDA_SIZE, _CUDA_BYTES = 4096, 256 << 20
 
 
 def probe_cpu() -> Probe:
-    """The speed of the CPU, with as many threads as numpy's matrix product takes.
+    """The speed of the CPU, with as many threads as numpy's matrix product uses.
 
-    In numpy, so that the supervisor can ask: buffers in a process that trains would count as its
-    memory.
+    Uses numpy so that the supervisor can run it: in a process that trains, the buffers would count
+    as its memory.
     """
     left = np.full((_CPU_SIZE, _CPU_SIZE), 0.5, np.float32)
     product = np.empty_like(left)
@@ -130,7 +130,7 @@ def probe_cpu() -> Probe:
 
 
 def probe_cuda(device: "torch.device") -> Probe:
-    """The speed of a GPU. Its buffers stay in torch's cache until that is emptied."""
+    """The speed of a GPU. The buffers stay in torch's cache until it is emptied."""
     import torch
 
     left = torch.full((_CUDA_SIZE, _CUDA_SIZE), 0.5, device=device)
@@ -154,9 +154,9 @@ def probe_cuda(device: "torch.device") -> Probe:
 
 
 def _fastest(task: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> float:
-    """Shortest time of a call in seconds, of as many as fit into :data:`SECONDS`, after a first.
+    """Shortest time of a call in seconds, among as many as fit into :data:`SECONDS` after a first.
 
-    The shortest: the least disturbed by what else runs, so that it shows the clock.
+    The shortest call is the one least disturbed by other processes, so it reflects the clock.
     """
     task()
     times: list[float] = []

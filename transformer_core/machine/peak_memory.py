@@ -15,8 +15,8 @@ _STATUS = Path("/proc/self/status")
 
 def peak_rss_bytes() -> int:
     """Largest resident set of this process so far, in bytes."""
-    # On Linux, ru_maxrss survives exec: a fresh process would inherit the peak of the one that
-    # launched it. VmHWM starts anew.
+    # On Linux, ru_maxrss survives exec: a fresh process would inherit its launcher's peak. VmHWM
+    # starts from zero.
     try:
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -35,7 +35,7 @@ def reset_peak(device: torch.device) -> None:
 
 def rank_memory(rank: int, device: torch.device) -> "RankMemory":
     """Peaks of this process, whose global rank is ``rank``, and of its ``device``."""
-    # Observers of scripts need only the functions above, and start quickly.
+    # Imported here: observers of scripts need only the functions above, and must start quickly.
     from schemas.results import RankMemory
     from transformer_core.parallel import nvml
 

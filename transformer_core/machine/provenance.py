@@ -29,12 +29,12 @@ DISTRIBUTIONS = (
     "snakemake",
     "tokenizers",
 )
-"""Packages beside torch whose versions are recorded, where they are installed."""
+"""Packages besides torch whose versions are recorded if they are installed."""
 
 
 def collect(spec: RunSpec, command: str, started: datetime) -> Provenance:
-    """The provenance of a run of ``spec``. ``command`` makes the file again; ``started`` without a
-    zone is local time."""
+    """The provenance of a run of ``spec``. ``command`` reproduces the result; ``started`` is local
+    time if it has no zone."""
     return Provenance(
         spec_sha256=spec.digest(),
         command=command,
@@ -49,8 +49,8 @@ def collect(spec: RunSpec, command: str, started: datetime) -> Provenance:
 def git_commit(file: Path) -> str | None:
     """Commit of the repository that tracks ``file``, with -dirty if tracked files differ from it.
 
-    None if git or a commit is not there, or if no repository tracks the file (an installed
-    package below somebody else's checkout).
+    None without git or a commit, or if no repository tracks the file (a package installed below
+    some other checkout).
     """
     folder = file.parent
     if _git(folder, "ls-files", "--error-unmatch", "--", file.name) is None:
@@ -72,7 +72,7 @@ def package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     if built["cuda"] is not None:
-        import torch  # only here: a supervisor has no other use for it
+        import torch  # imported here: a supervisor does not need it otherwise
 
         versions["cuda"] = built["cuda"]
         cudnn = torch.backends.cudnn.version()
@@ -95,6 +95,6 @@ def _built() -> Mapping[str, Any]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """The output of git in ``folder``; None if it fails."""
-    # git status would take the lock of the index, and runs may ask at the same time.
+    # git status would lock the index, and several runs may call it at the same time.
     found = output_of("git", "-C", str(folder), *arguments, GIT_OPTIONAL_LOCKS="0")
     return None if found is None else found.strip()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from schemas.results.runs import StepKernels
 from transformer_core.machine.hardware import allocator, cuda_allocator
@@ -18,8 +19,8 @@ UPDATE = ("_fused_", "_foreach_")
 class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
     """Observes the operators between :meth:`begin` and :meth:`end`, within a context.
 
-    Operators are seen on the thread that trains, and on autograd's for it. A few microseconds each
-    make it too slow for steps that are timed.
+    It sees operators of the thread that trains, and of autograd's thread for it. It adds a few
+    microseconds to each, too much for timed steps.
     """
 
     def __init__(self) -> None:
@@ -30,14 +31,14 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
         self._open.enter_context(_Seen(self.seen))
 
     def end(self) -> None:
-        """The step is done; later calls do nothing."""
+        """Ends the observation; later calls do nothing."""
         self._open.close()
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
     def read(self, model: nn.Module) -> StepKernels:
-        """The kernels that worked, for the record of a training of ``model``."""
+        """The observed kernels, for the record of a training of ``model``."""
         names = sorted(
             f"{operator} {str(dtype).removeprefix('torch.')}" if dtype else str(operator)
             for operator, dtype in self.seen
@@ -57,7 +58,7 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
 
 
 class FirstKernels(Observer):
-    """Shows ``first`` the first step, and no step if training resumes later: observing slows a step
+    """Lets ``first`` observe the first step, and none in a resumed training: observing slows a step
     down."""
 
     def __init__(self, first: FirstStep) -> None:
@@ -86,16 +87,6 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        first = args[0] if args else None
-        if not isinstance(first, torch.Tensor):
-            first = next((a for a in _flat(args) if isinstance(a, torch.Tensor)), None)
-        self.seen.add((func.overloadpacket, None if first is None else first.dtype))
+        dtypes = (leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        self.seen.add((func.overloadpacket, next(dtypes, None)))
         return func(*args, **(kwargs or {}))
-
-
-def _flat(values: Any) -> Any:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
