@@ -61,7 +61,7 @@ def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(tmp_path,
 
 
 def test_more_than_there_are_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="4 GPUs are asked for, and 3 can be seen"):
+    with pytest.raises(ValueError, match="4 GPUs are requested, but only 3 are visible"):
         lease(ALL, 4, tmp_path)
 
 

@@ -60,16 +60,16 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_single_run_is_plain_python():
     assert launcher(spec("single"), WORKER) == [sys.executable, "-m", QUICK_START, WORKER]
-    assert launcher(spec("single"), WORKER, anew=True) == [sys.executable, "-m", WORKER]
+    assert launcher(spec("single"), WORKER, fresh=True) == [sys.executable, "-m", WORKER]
 
 
-@pytest.mark.parametrize(("gpus", "anew"), [(["GPU-1"], False), ([], True)])
-def test_one_process_per_device_through_torchrun(gpus, anew, monkeypatch):
+@pytest.mark.parametrize(("gpus", "fresh"), [(["GPU-1"], False), ([], True)])
+def test_one_process_per_device_through_torchrun(gpus, fresh, monkeypatch):
     monkeypatch.setattr(launch, "visible_gpus", lambda: gpus)
-    command = launcher(spec("ddp", devices_per_node=3), WORKER, anew=anew)
+    command = launcher(spec("ddp", devices_per_node=3), WORKER, fresh=fresh)
     assert AGENT in command
     assert {"--nproc-per-node=3", "--rdzv-endpoint=127.0.0.1:0"} <= set(command)
-    assert command[command.index("-m", 3) + 1 :] == ([WORKER] if anew else [QUICK_START, WORKER])
+    assert command[command.index("-m", 3) + 1 :] == ([WORKER] if fresh else [QUICK_START, WORKER])
 
 
 def test_without_gpus_processes_are_forked(monkeypatch):

@@ -92,7 +92,7 @@ def test_a_missing_tool_is_named(monkeypatch):
 def test_a_refusal_is_what_the_trial_says(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert linked_hosts.refusal() == "it failed without a word"
+    assert linked_hosts.refusal() == "it failed without a message"
 
 
 @pytest.mark.slow

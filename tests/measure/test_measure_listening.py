@@ -40,15 +40,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("anew", [False, True], ids=["forked", "torchrun"])
-def test_one_host(tmp_path, anew):
+@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "torchrun"])
+def test_one_host(tmp_path, fresh):
     (tmp_path / "listening_worker.py").write_text(WORKER)
     (tmp_path / "tmp").mkdir()
     data = {"variant": "v", "parallel": {"kind": "ddp"}, "machine": {"device": "cpu"}}
     spec = RunSpec.model_validate(data)
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     run = subprocess.Popen(
-        [*launcher(spec, "listening_worker", anew=anew), str(tmp_path)],
+        [*launcher(spec, "listening_worker", fresh=fresh), str(tmp_path)],
         env=worker_environment(spec, os.environ)
         | {"PYTHONPATH": path, "TMPDIR": str(tmp_path / "tmp")},
     )

@@ -174,7 +174,7 @@ def attempt_that_ends(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "words"), [(1, "exit code 1"), (-9, "signal SIGKILL"), (134, "exit code 134")]
 )
-def test_workers_without_words_have_a_status(code, words, attempt_that_ends):
+def test_workers_that_give_no_reason_have_a_status(code, words, attempt_that_ends):
     outcome = attempt_that_ends(code)
     assert (outcome.status, outcome.again) == ("failed", True)
     assert words in (outcome.reason or "")
@@ -315,7 +315,7 @@ def test_too_few_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor.threading.Thread, "start", start)
     monkeypatch.setattr(supervisor.threading.Thread, "join", lambda self: None)
     found = obstacle(tmp_path, threads=100_000)
-    assert "starts 5 more threads of the 100000" in found
+    assert "only 5 of the run's 100000 threads" in found
     assert "machine.threads" in found
 
 

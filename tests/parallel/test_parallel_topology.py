@@ -41,7 +41,7 @@ def test_data_parallel_is_one_process_for_all_devices():
 @pytest.mark.parametrize("kind", ["ddp", "central", "fsdp"])
 def test_other_strategies_have_one_process_per_device(kind):
     spec = spec_of(parallel={"kind": kind}, machine={"devices_per_node": 3})
-    command = launcher(spec, "worker", anew=True)
+    command = launcher(spec, "worker", fresh=True)
     assert "transformer_core.run.rendezvous" in command
     assert "--nproc-per-node=3" in command
     with pytest.raises(RuntimeError, match="started as 1 of 1 processes"):

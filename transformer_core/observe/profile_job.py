@@ -141,7 +141,7 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
     try:
         within = nsys.command(order.output, uses_gpus(spec))
         variables = worker_environment(spec, environment())
-        command = under(within, launcher(spec, order.worker, anew=True))
+        command = under(within, launcher(spec, order.worker, fresh=True))
     except (ValueError, Unsupported) as error:
         return unusable(f"{error}.")
     with (order.output / NSYS_LOG).open("wb") as text:

@@ -1,1 +1,1 @@
-"""Starting the processes of a job, on one host or several, and learning how they ended."""
+"""Starts the processes of a job, on one host or several, and finds out how they ended."""

@@ -1,4 +1,4 @@
-"""A process's end of the line to its coordinator. The standard library alone: a user's script, which
+"""A process's connection to its coordinator. Uses the standard library alone: a user's script, which
 runs in such a process, may have modules of any name."""
 
 import json

@@ -1,9 +1,8 @@
-"""Turns: several programs are ready on one machine, and one at a time works.
+"""Turns: several programs are ready on one machine, and only one of them works at a time.
 
-The supervisor runs the coordinator. Every process of every side connects to it, and waits, blocked
-in the kernel, until it is asked to do something: a side that waited in a barrier of its process
-group instead would keep a GPU or a core busy. Tasks and answers travel as JSON. Nothing here
-imports torch.
+The supervisor runs the coordinator. Every process of every side connects to it and waits, blocked
+in the kernel, for its next task: waiting in a barrier of the process group instead would keep a GPU
+or a core busy. Tasks and answers are sent as JSON. Nothing here imports torch.
 """
 
 import json
@@ -31,14 +30,14 @@ from transformer_core.run.connection import connect
 from transformer_core.run.host_processes import own_address
 
 COORDINATOR = "coordinator.json"
-"""File with the coordinator's address, in the folder of a comparison."""
+"""Name of the file with the coordinator's address, in the folder of a comparison."""
 POLL_SECONDS = 0.2
-"""Seconds between checks that the processes the supervisor waits for are still running."""
+"""Seconds between two checks that the awaited processes are still running."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a process: which rank of which side it is, and what it runs on."""
+    """The first message of a process: its side, its rank and its topology."""
 
     side: str
     rank: int
@@ -56,7 +55,7 @@ class Report:
 
 
 class Task:
-    """A task for a side. A measurement may add its own: a dataclass of JSON values."""
+    """A task for a side. Measurements add their own tasks: dataclasses of JSON values."""
 
     answer: ClassVar[Any] = None  # type of the answer of each rank
     _kinds: ClassVar[dict[str, Any]] = {}
@@ -83,7 +82,7 @@ class ProbeDevices(Task):
 
 @dataclass(frozen=True)
 class TellMemory(Task):
-    """Task to report the largest peak of memory of this rank's devices, in bytes or null."""
+    """Task to report the largest memory peak of this rank's devices, in bytes, or null."""
 
     answer: ClassVar[Any] = int | None
 
@@ -137,25 +136,25 @@ class Turns:
 class Coordinator:
     """The supervisor's end. ``file`` gives the processes its address and key.
 
-    Processes on this host connect through a socket of the file system; with ``several_hosts`` all
-    connect over the network.
+    Processes on this host connect through a Unix socket; with ``several_hosts`` all connect over the
+    network.
 
-    A check, where one is asked for, is called again and again while the coordinator waits; it
-    raises :class:`SideEndedError` when a side cannot come or answer any more.
+    Methods that wait call their ``check`` regularly; it raises :class:`SideEndedError` when a side
+    can no longer connect or answer.
     """
 
     def __init__(self, file: Path, several_hosts: bool) -> None:
         self.file = file
         key = secrets.token_bytes(32)
         if several_hosts:
-            # All interfaces: only the other hosts know by which of them they reach this one.
+            # On all interfaces: only the other hosts know through which one they reach this host.
             self._listener = Listener(("", 0), "AF_INET", backlog=64, authkey=key)
             address: Any = [own_address(), self._listener.address[1]]
         else:
             self._listener = Listener(None, "AF_UNIX", backlog=64, authkey=key)
             address = self._listener.address
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._says = {"address": address, "key": key.hex()}
+        self._known = {"address": address, "key": key.hex()}
         self.announce(1)
         self._arrivals: Queue[tuple[Hello, Connection]] = Queue()
         self._members: dict[str, dict[int, Connection]] = {}
@@ -173,18 +172,18 @@ class Coordinator:
 
     def announce(self, session: int) -> None:
         """Sets the number of this session, from 1, before its first process starts."""
-        previous = os.umask(0o177)  # only this user may take part
+        previous = os.umask(0o177)  # only this user may connect
         try:
-            write_text(self.file, json.dumps(self._says | {"session": session}))
+            write_text(self.file, json.dumps(self._known | {"session": session}))
         finally:
             os.umask(previous)
 
     def gather(
         self, ranks: Mapping[str, int], check: Callable[[], None], timeout: float
     ) -> dict[str, tuple[Topology, float]]:
-        """Waits until all ranks of all sides are ready; returns the topology of each side, and when
-        its last rank connected by :func:`time.monotonic`. A side that ``check`` takes out of
-        ``ranks`` is no longer waited for."""
+        """Waits until all ranks of all sides are ready; returns the topology of each side, and the
+        time, by :func:`time.monotonic`, when its last rank connected. If ``check`` removes a side
+        from ``ranks``, it is no longer awaited."""
         self._members = {side: {} for side in ranks}
         found: dict[str, tuple[Topology, float]] = {}
         end = time.monotonic() + timeout
@@ -216,7 +215,7 @@ class Coordinator:
         end = time.monotonic() + timeout
         try:
             for connection in members.values():
-                with suppress(OSError):  # It has left; why, it may have said before.
+                with suppress(OSError):  # It has left, perhaps after reporting the reason.
                     connection.send_bytes(_message(task))
             while len(answers) < len(members):
                 waiting = {c: rank for rank, c in members.items() if rank not in answers}
@@ -234,7 +233,7 @@ class Coordinator:
         return [answers[rank] for rank in sorted(answers)]
 
     def dismiss(self, side: str | None = None) -> None:
-        """Dismisses the processes of one side, or all: those that wait end by themselves."""
+        """Dismisses the processes of one side, or of all: waiting processes then end."""
         for name in [side] if side is not None else list(self._members):
             for connection in self._members.pop(name, {}).values():
                 with suppress(OSError):
@@ -252,7 +251,7 @@ class Coordinator:
 
 
 def announced_session(file: Path) -> int:
-    """The number of the session that the coordinator of ``file`` has begun."""
+    """The number of the session that the coordinator of ``file`` has announced."""
     return int(json.loads(file.read_text())["session"])
 
 

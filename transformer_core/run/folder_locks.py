@@ -1,6 +1,6 @@
-"""A job's folder belongs to one process at a time.
+"""Locks that give a job's folder to one process at a time.
 
-A job whose Snakemake was killed works on, and the same command starts it a second time.
+A job keeps running when its Snakemake is killed, and the same command starts it a second time.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ _LOCK = ".lock"
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Locks ``folder`` for this process; waits while another one works on it."""
+    """Locks ``folder`` for this process; waits while another process holds it."""
     while (lock := _waited_for(folder)) is None:
         pass
     with lock:
@@ -30,23 +30,23 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def workplace(folder: Path) -> Iterator[None]:
-    """As :func:`exclusive`, for temporary files: removes ``folder`` at the end. After an error it
+    """Like :func:`exclusive`, for temporary files: removes ``folder`` at the end. After an error it
     stays, with everything that the next attempt can use."""
     with exclusive(folder):
         yield
-        # Still locked, and the lock last: waiting processes must not begin before all is removed.
+        # Locked, with the lock removed last: waiting processes must not begin before the end.
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != _LOCK:
                 path.unlink(missing_ok=True)
         (folder / _LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # another process is already there
+        with suppress(OSError):  # another process already uses it
             folder.rmdir()
 
 
 def _waited_for(folder: Path) -> IO[str] | None:
-    """The lock of ``folder``, held; None where it was removed with its folder in the meantime."""
+    """Waits for the lock of ``folder``; None if it was removed with its folder meanwhile."""
     path = folder / _LOCK
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""GPUs for a job: those it may see, and a lease on some of them."""
+"""GPUs for a job: the visible ones, and leases on some of them."""
 
 import fcntl
 import os
@@ -15,11 +15,11 @@ _POLL = 0.5
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that a process started from here sees, in its order, as UUIDs.
+    """UUIDs of the GPUs that a process started from here sees, in its order.
 
-    Numbers in CUDA_VISIBLE_DEVICES count the devices by their place on the PCI bus, as NVML and
-    nvidia-smi do. Other entries are taken as they stand, as CUDA does: like there, the first one
-    that does not exist ends the list.
+    Numbers in CUDA_VISIBLE_DEVICES count the devices in the order of the PCI bus, as NVML and
+    nvidia-smi do. UUIDs are kept unchanged. As in CUDA, the first entry that does not exist ends the
+    list.
     """
     found = nvml.uuids()
     if _VARIABLE not in os.environ:
@@ -41,11 +41,11 @@ def visible_gpus() -> list[str]:
 def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
     """Leases ``count`` of the GPUs ``uuids``; returns each with the file that holds its lease.
 
-    Waits until so many are free. A file per GPU in ``folder`` is locked; the kernel releases it
-    with the last process that has it open, however that ends. Raises ValueError if there are fewer.
+    Waits until enough are free. Locks a file in ``folder`` for each GPU; the kernel releases it when
+    the last process that has it open ends in any way. Raises ValueError if there are too few GPUs.
     """
     if len(uuids) < count:
-        raise ValueError(f"{count} GPUs are asked for, and {len(uuids)} can be seen")
+        raise ValueError(f"{count} GPUs are requested, but only {len(uuids)} are visible")
     while True:
         held: dict[str, IO[str]] = {}
         for uuid in uuids:
@@ -54,14 +54,14 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
                 held[uuid] = file
         if len(held) == count:
             return held
-        # Two commands that hold one each and wait for another would deadlock.
+        # Two commands that each hold one GPU and wait for another would deadlock.
         for file in held.values():
             file.close()
         time.sleep(_POLL)
 
 
 def _lock(path: Path) -> IO[str] | None:
-    """The locked file; null while another process has it. OSError for a link, and for a file of
+    """The locked file; None while another process holds it. OSError if it is a link or belongs to
     another user."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o600), "a")
@@ -77,10 +77,10 @@ def _lock(path: Path) -> IO[str] | None:
 
 
 def lease_folder() -> Path:
-    """The private folder for leases below XDG_RUNTIME_DIR, or below the user's cache where that is
-    unset or belongs to another user. Made if it is missing.
+    """The private folder for leases, created if missing: below XDG_RUNTIME_DIR, or below the user's
+    cache if that is unset or not private to this user.
 
-    Raises OSError where there is none: PermissionError for a folder of somebody else.
+    Raises OSError if neither is possible: PermissionError if others may enter the folder.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and _is_own(Path(runtime)) and os.access(runtime, os.W_OK):
@@ -104,7 +104,7 @@ def lease_folder() -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether this is a folder, not a link, that only this user can enter."""
+    """Whether this is a folder, and no link, that only this user can enter."""
     try:
         found = folder.lstat()
     except OSError:
@@ -117,11 +117,11 @@ _HELD: dict[str, IO[str]] = {}
 
 
 def lease_here(count: int) -> None:
-    """Until this process ends, it and those that it starts see ``count`` GPUs which nobody else
-    who leased any sees. Does nothing without a GPU."""
+    """Leases ``count`` GPUs for this process and its children until it ends: no other lease includes
+    them. Does nothing without a GPU."""
     found = visible_gpus()
     if found and count:
-        # With too few GPUs the job itself reports what it cannot do.
+        # With too few GPUs the job itself reports that it cannot run.
         _HELD.update(lease(found, min(count, len(found)), lease_folder()))
         # CUDA would number them by speed; NVML and this module number them by bus position.
         os.environ.update({_VARIABLE: ",".join(_HELD), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})

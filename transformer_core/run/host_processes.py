@@ -1,9 +1,9 @@
 """One host's processes of a run over several hosts.
 
-``python -m transformer_core.run.host_processes`` is started on every host by srun, by
-:mod:`transformer_core.run.linked_hosts` or by hand, and becomes the torchrun of
-this host. Which host it is, Slurm says, or the environment: NODE_RANK (0, 1, ...) and RENDEZVOUS
-(host:port of the first).
+srun, :mod:`transformer_core.run.linked_hosts` or the user starts ``python -m
+transformer_core.run.host_processes`` on every host. It becomes the torchrun of this host, whose
+number comes from Slurm or from the environment: NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of
+the first host).
 """
 
 import ipaddress
@@ -25,8 +25,8 @@ from schemas.config.parallel import HOST_VARIABLE
 ONE_HOST = "transformer_core.run.host_processes"
 AGENT = "transformer_core.run.rendezvous"
 QUICK_START = "transformer_core.run.quick_start"
-"""Runs a module as a program, and ends without Python's shutdown, which threads of gloo that are
-still running would abort."""
+"""Runs a module as a program, and ends without Python's shutdown, which gloo's running threads would
+abort."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Host:
 
     node_rank: int  # 0 for the first, which holds rank 0
     address: str  # address of the first
-    port: int  # port on the first where the processes find one another
+    port: int  # rendezvous port on the first
 
 
 def this_host() -> Host | None:
-    """This host's place from its environment; null if it is not set.
+    """This host's place according to its environment; None if that is not set.
 
-    Raises ValueError for an environment that says half of it.
+    Raises ValueError if only one of the two variables is set, or one is invalid.
     """
     node, rendezvous = os.environ.get("NODE_RANK"), os.environ.get("RENDEZVOUS")
     if node is None and rendezvous is None:
@@ -56,8 +56,8 @@ def this_host() -> Host | None:
 
 
 def own_address() -> str:
-    """Where other hosts of a run reach this one, its first: as they are told in RENDEZVOUS, else
-    as Slurm reaches it, else by its name."""
+    """The address of this host, the first of a run, for the others: that of RENDEZVOUS, else
+    Slurm's, else the host's name."""
     address, _, _ = os.environ.get("RENDEZVOUS", "").rpartition(":")
     if address:
         return address
@@ -65,21 +65,21 @@ def own_address() -> str:
 
 
 def torchrun(processes: int, address: str = "127.0.0.1", port: int = 0) -> list[str]:
-    """The start of a command line of torchrun for ``processes`` on this host, which meet at an
-    address of the first; see :mod:`transformer_core.run.rendezvous`."""
+    """The start of a command line of torchrun for ``processes`` on this host, which meet at this
+    address of the first host; see :mod:`transformer_core.run.rendezvous`."""
     command = [sys.executable, "-m", AGENT, f"--nproc-per-node={processes}"]
     return [*command, "--rdzv-backend=one_address", f"--rdzv-endpoint={address}:{port}"]
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, as :data:`ONE_HOST` is told in JSON on each of them, before the module
-    that its processes run and its options."""
+    """The hosts of a run: the first argument of :data:`ONE_HOST` on each of them, as JSON, before
+    the worker's module and its options."""
 
     nodes: int
     processes: int  # on each host
     timeout: float  # seconds to wait for the other hosts
-    place: int = 0  # added to the port; one for each run at the same time
+    place: int = 0  # added to the port; unique among simultaneous runs
 
     @property
     def command(self) -> list[str]:
@@ -87,18 +87,17 @@ class Hosts:
 
 
 def in_slurm_job() -> bool:
-    """Whether this process belongs to a Slurm job, in which it can start others."""
+    """Whether this process belongs to a Slurm job and can start others in it."""
     return "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
 
 
 def _of_slurm_step() -> Host | None:
-    """This host's place in the step over several hosts that this process belongs to; null outside
-    one."""
+    """This host's place in this process's Slurm step; None unless the step spans several hosts."""
     environment = os.environ
     if int(environment.get("SLURM_STEP_NUM_NODES", 1)) == 1:
         return None
     hosts = _output(["scontrol", "show", "hostnames", environment["SLURM_STEP_NODELIST"]])
-    # A port that is the same on all hosts of the step, and another one in another step.
+    # The same port on all hosts of the step, but a different one in another step.
     name = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     port = 20_000 + zlib.crc32(name.encode()) % 12_000
     return Host(int(environment["SLURM_NODEID"]), slurm_address(hosts.split()[0]), port)
@@ -107,15 +106,15 @@ def _of_slurm_step() -> Host | None:
 def srun(nodes: int) -> list[str]:
     """The start of a command that runs once on each of ``nodes`` hosts of this job."""
     command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    # Several runs of one job may be at work at a time: they share its hosts.
+    # Several runs of a job may run at the same time and share its hosts.
     command += ["--overlap", "--input=none", "--unbuffered", "--kill-on-bad-exit=1"]
     cpus = _cpus_per_task()
-    # srun takes one CPU per task unless it is told, whatever the job has.
+    # By default srun takes one CPU per task, however many the job has.
     return [*command, f"--cpus-per-task={cpus}"] if cpus else command
 
 
 def slurm_host_name() -> str:
-    """The name of this host: Slurm's, where Slurm started this process."""
+    """The name of this host, as Slurm knows it if Slurm started this process."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -142,31 +141,31 @@ def _output(command: list[str]) -> str:
 
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Where gloo, NCCL and TensorPipe look for the name of the interface that they listen on."""
+"""Variables that tell gloo, NCCL and TensorPipe which interface to listen on."""
 
 LOOPBACK = "127.0.0.1"
 
 
 def within_host(given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of processes of one host, which only talk to one another: those of loopback.
-    What was ``given``, the user's own choice, comes first."""
+    """Variables for processes of one host, which only talk to one another: the loopback interface,
+    unless the user has ``given`` another."""
     return {name: given.get(name, interface_of(LOOPBACK)) for name in INTERFACE_VARIABLES}
 
 
 def between_hosts(
     first: str, port: int, is_first: bool, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of processes of one of several hosts: of the interface with which this host
-    reaches the ``first``. Empty where the system does not tell it."""
+    """Variables for processes of one of several hosts: the interface through which this host reaches
+    the ``first``, unless the user has ``given`` another. Empty if the system does not report it."""
     address = socket.gethostbyname(first) if is_first else _own_address(first, port)
     name = interface_of(address) if address else ""
     return {variable: given.get(variable, name) for variable in INTERFACE_VARIABLES} if name else {}
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface with an IPv4 address; empty where none has it."""
+    """The name of the interface with this IPv4 address; empty if none has it."""
     if ipaddress.ip_address(address).is_loopback:
-        address = LOOPBACK  # all of 127/8 is this one
+        address = LOOPBACK  # stands for all of 127/8
     for name, found in psutil.net_if_addrs().items():
         if any(one.family == socket.AF_INET and one.address == address for one in found):
             return name
@@ -174,7 +173,7 @@ def interface_of(address: str) -> str:
 
 
 def _own_address(host: str, port: int) -> str:
-    """The address with which this host reaches another one; nothing is sent."""
+    """The address from which this host reaches another; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))
@@ -187,7 +186,7 @@ def main() -> None:
     hosts, worker = Hosts(**json.loads(sys.argv[1])), sys.argv[2:]
     host = this_host()
     if host is None:
-        sys.exit("which host is this? Set NODE_RANK and RENDEZVOUS, or start it through srun")
+        sys.exit("the number of this host is unknown: set NODE_RANK and RENDEZVOUS, or use srun")
     port = host.port + hosts.place
     command = torchrun(hosts.processes, host.address, port)
     command += [f"--nnodes={hosts.nodes}"]

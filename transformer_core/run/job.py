@@ -1,7 +1,7 @@
 """Runs a job that a rule orders: ``python -m transformer_core.run.job --order JSON``.
 
-An order names its ``kind`` and the fields of that kind, which ``--describe KIND`` lists: the
-settings and the files that the job reads and writes. ``--order`` also takes a file that holds one.
+An order names its ``kind`` and the fields of that kind, which ``--describe KIND`` lists: its
+settings, and the files that the job reads and writes. ``--order`` also accepts a file.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from transformer_core.study.kinds import JOBS, class_of, parse
 
 
 def read_job(text: str) -> Job:
-    """The order in a JSON text, or in the file that ``text`` names; ConfigError if it is none."""
+    """The order in ``text``, which is JSON or the name of a JSON file; ConfigError if it is none."""
     if text.lstrip().startswith("{"):
         return parse(text, JOBS, "--order")
     return parse(Path(text).read_text(), JOBS, text)
@@ -48,7 +48,7 @@ def main() -> int:
     asked.add_argument("--order", help="the order as JSON, or a file that holds it")
     asked.add_argument("--describe", metavar="KIND", help="list the fields of a kind of order")
     parser.add_argument(
-        "--gpus", type=int, default=0, help="lease so many GPUs, which no other leased job sees"
+        "--gpus", type=int, default=0, help="lease this many GPUs: no other leased job sees them"
     )
     parser.add_argument("--log-file", type=Path, help="file for plain log lines")
     given = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> int:
         return 0
     log_to(given.log_file)
     if given.gpus:
-        from transformer_core.run.gpu_leases import lease_here  # as slow as many jobs are short
+        from transformer_core.run.gpu_leases import lease_here  # slow for short jobs
 
         lease_here(given.gpus)
     return read_job(given.order).run(given.log_file) or 0

@@ -1,5 +1,5 @@
-"""Starts the processes of a run, on one host or on several: the command, and the environment variables
-that decide how fast they are and how much memory they keep."""
+"""How the processes of a run are started, on one host or several: the command, and the environment
+variables that determine their speed and the memory they keep."""
 
 import ctypes.util
 import os
@@ -24,33 +24,32 @@ from transformer_core.run.linked_hosts import Linked, refusal
 from transformer_core.run.warm_start import THREADS
 
 
-def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> list[str]:
-    """The start of the command line: Python for a single process, torchrun for more, or where there
-    are no GPUs forks, which start faster (see
-    :mod:`transformer_core.run.quick_start`).
+def launcher(spec: RunSpec, worker: str, place: int = 0, fresh: bool = False) -> list[str]:
+    """The start of the command line: Python for one process; for several torchrun or, without GPUs,
+    forks, which start faster (see :mod:`transformer_core.run.quick_start`).
 
-    ``worker`` is the module that the processes run. Runs at the same time need a ``place`` of their
-    own, which is added to the port of the rendezvous. With ``anew``, every process is a Python of
-    its own that runs nothing but the worker, so that each can be started within another program.
+    ``worker`` is the module that the processes run. Simultaneous runs need different values of
+    ``place``, which is added to the port of the rendezvous. With ``fresh``, every process is a new
+    Python that runs only the worker, so that each can be started within another program.
 
-    A run over several hosts is started
+    Runs over several hosts are started
 
-    - with ``machine.link``: on two hosts that are made on this machine;
-    - by hand, or by srun on every host: on this one (see
+    - with ``machine.link``: on two emulated hosts on this machine;
+    - if started by hand or by srun on every host: on this host (see
       :mod:`transformer_core.run.host_processes`);
     - in a Slurm job: by srun, on all hosts of the job.
 
-    Raises Unsupported where none of them is possible, or there is nothing to train.
+    Raises Unsupported if none of these is possible, or there is nothing to train.
     """
     spec.refuse_without_meaning()
     machine, processes = spec.machine, spec.processes_per_node
     if spec.parallel.one_process:
-        return [sys.executable, "-m", *([] if anew else [QUICK_START]), worker]
+        return [sys.executable, "-m", *([] if fresh else [QUICK_START]), worker]
     if machine.nodes == 1:
-        if not anew and not uses_gpus(spec):
+        if not fresh and not uses_gpus(spec):
             return [sys.executable, "-m", QUICK_START, f"--fork={processes}", worker]
         start = [*torchrun(processes), "-m"]
-        return [*start, *([] if anew else [QUICK_START]), worker]
+        return [*start, *([] if fresh else [QUICK_START]), worker]
     if machine.link is not None:
         linked = Linked(
             processes,
@@ -72,18 +71,18 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, anew: bool = False) -> 
 
 
 def lends_processes_only() -> bool:
-    """Whether this host is not the first of a run: the first one writes the results."""
+    """Whether this host is one of several but not the first, which writes the results."""
     host = this_host()
     return host is not None and host.node_rank > 0
 
 
 def spans_machines(spec: RunSpec) -> bool:
-    """Whether the run's processes are on several machines that share only a network."""
+    """Whether the run's processes are on several machines, which share only a network."""
     return spec.machine.nodes > 1 and spec.machine.link is None
 
 
 def uses_gpus(spec: RunSpec) -> bool:
-    """Whether processes of the run use CUDA, or would if this host had GPUs."""
+    """Whether the run's processes use CUDA: on request, or by default if this host has GPUs."""
     device = spec.machine.device
     return device == "cuda" or (device == "auto" and bool(visible_gpus()))
 
@@ -105,7 +104,7 @@ def _link_kind(spec: RunSpec, link: Link) -> LinkKind:
 
 
 def _shared_gpus(spec: RunSpec) -> list[str]:
-    """The GPUs of this machine that its emulated hosts share out."""
+    """The GPUs of this machine, which its emulated hosts divide among themselves."""
     found = [] if spec.machine.device == "cpu" else visible_gpus()
     if not found and spec.machine.device != "cuda":
         return []
@@ -118,44 +117,44 @@ def _shared_gpus(spec: RunSpec) -> list[str]:
 
 
 KEPT_KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""oneDNN keeps what it made, and torch's layer over it keeps it once more: memory is bounded where
-both are (oneDNN, "Primitive Cache"; ideep, lru_cache.hpp)."""
+"""oneDNN caches its kernels, and torch's layer above caches them again: bounding the memory takes
+both limits (oneDNN, "Primitive Cache"; ideep, lru_cache.hpp)."""
 
 _QUIET = {"KINETO_LOG_LEVEL": "6"}
-"""torch.profiler announces its start and stop to standard error, on every rank. All workers have
-this, so that those that are profiled are forked from the same process as the others."""
+"""torch.profiler announces its start and stop on standard error, on every rank. All workers have
+this setting, so that profiled ones are forked from the same server as the others."""
 
 
 _PASSIVE = {"OMP_WAIT_POLICY": "passive"}
-"""For OpenMP: threads that wait for others sleep. By default they spin, and if another process runs
-on the core of a thread that is waited for, every barrier lasts until the kernel takes turns. How
-many threads there are, and what each computes, stays the same."""
+"""Makes waiting threads of OpenMP sleep. By default they spin: if another process occupies the core
+of a thread that they wait for, every barrier lasts until the kernel switches. The number of threads
+and their work stay the same."""
 
 
 def worker_environment(
     spec: RunSpec, given: Mapping[str, str], shares_cores: bool = False
 ) -> dict[str, str]:
-    """The environment of the workers of ``spec``, from what was ``given`` to their job, if they are
-    alone on their cores or ``shares_cores`` with others; the user's own settings of an allocator and
-    of OpenMP come first. Unsupported where this host lacks the allocator."""
+    """The environment of the workers of ``spec``, based on the one ``given`` to their job. The user's
+    own settings of allocators and OpenMP take precedence. ``shares_cores`` tells whether other jobs
+    may use the same cores. Unsupported if this host lacks the allocator."""
     allocator = allocator_environment(spec.machine.allocator)
     threads = str(threads_per_process(spec))
-    # Processes of several hosts choose the interface on each of them.
+    # With several hosts, each host chooses its interface.
     within = within_host(given) if spec.machine.nodes == 1 else {}
     cuda = cuda_allocator_environment(spec.machine.cuda_allocator, given)
-    # Not the user's own: the run spec sets how many are kept.
+    # Overrides the user's environment: the run spec sets the number.
     kept = spec.machine.kept_kernels
     kernels = dict.fromkeys(KEPT_KERNELS, str(kept)) if kept is not None else {}
     counts = dict.fromkeys(THREADS, threads)
-    # A single thread waits for none: such workers are forked from the same process as timed ones.
+    # A single thread never waits, so these workers use the same server as timed ones.
     waiting = _PASSIVE if shares_cores and threads != "1" else {}
     return {**cuda, **_QUIET, **allocator, **waiting, **given, **within, **kernels, **counts}
 
 
 def threads_per_process(spec: RunSpec) -> int:
-    """CPU threads for each process: as the spec says, else an even share of the cores.
+    """CPU threads of each process: the spec's number, else an even share of the cores.
 
-    A job that Snakemake gave fewer cores says so in OMP_NUM_THREADS.
+    If Snakemake gave the job fewer cores, OMP_NUM_THREADS says how many.
     """
     sharing = spec.world_size if spec.machine.link else spec.processes_per_node
     cores = usable_cores()
@@ -168,18 +167,18 @@ KEPT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
-"""For glibc: freed memory stays with the process. By default large blocks go back to the kernel and
-come again at every step, by limits that each process moves as it goes: two processes of one run
-spec then differ by several percent in speed. The user's own settings come first."""
+"""Makes glibc keep freed memory in the process. By default it returns large blocks to the kernel and
+requests them again in every step, by thresholds that each process adapts: two processes of one run
+spec then differ in speed by several percent. The user's own settings take precedence."""
 
 _LIBRARIES = {"tcmalloc": ("tcmalloc", "tcmalloc_minimal"), "jemalloc": ("jemalloc",)}
 _PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
 
 
 def allocator_environment(allocator: Allocator) -> dict[str, str]:
-    """The environment variables that give a process this allocator.
+    """The environment variables that select this allocator.
 
-    Raises Unsupported where its library is not installed.
+    Raises Unsupported if its library is not installed.
     """
     match allocator:
         case "default":
@@ -187,7 +186,7 @@ def allocator_environment(allocator: Allocator) -> dict[str, str]:
         case "kept":
             return dict(KEPT)
         case "huge_pages":
-            # glibc 2.35 or newer; Linux grants them also where it says "madvise".
+            # Takes glibc 2.35 or newer; works with Linux's settings "always" and "madvise".
             return KEPT | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         case "tcmalloc" | "jemalloc":
             settings = {"LD_PRELOAD": _library(allocator)}
@@ -199,11 +198,12 @@ def allocator_environment(allocator: Allocator) -> dict[str, str]:
 def cuda_allocator_environment(
     allocator: CudaAllocator, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment variables that give a process this allocator on CUDA devices; none where the
-    user's own are ``given``, of whatever name.
+    """The environment variables that select this allocator on CUDA devices; none if the user has
+    ``given`` their own, under any of the names.
 
-    Batches of many shapes leave torch's allocator with blocks that fit none of the next; segments
-    that grow do not fall apart (PyTorch, "Optimizing memory usage with PYTORCH_ALLOC_CONF").
+    Batches of many shapes leave torch's allocator with blocks too small for the next batch;
+    expandable segments do not fragment (PyTorch, "Optimizing memory usage with
+    PYTORCH_ALLOC_CONF").
     """
     if allocator == "default" or any(name in given for name in CUDA_VARIABLES):
         return {}
@@ -216,6 +216,6 @@ def _library(allocator: str) -> str:
     if name is None:
         raise Unsupported(
             f"needs {allocator}, which is not installed on this host: "
-            f"apt-get install {_PACKAGES[allocator]}, or take machine.allocator: kept"
+            f"apt-get install {_PACKAGES[allocator]}, or set machine.allocator: kept"
         )
     return name

@@ -1,13 +1,13 @@
-"""Two hosts with a limited link between them, made on this machine.
+"""Two hosts with a limited link between them, emulated on this machine.
 
 ``python -m transformer_core.run.linked_hosts`` starts
-:mod:`transformer_core.run.host_processes` twice, each in a network namespace of its own, joined by
-a rate-limited pair of devices (Linux), or, where the link is only emulated, side by side. With
-``--try`` it says whether namespaces are possible here.
+:mod:`transformer_core.run.host_processes` twice: in two network namespaces joined by a rate-limited
+pair of devices (Linux), or, if the link is emulated, without namespaces. With ``--try`` it says
+whether namespaces are possible here.
 
-Namespaces are made for this process and vanish with it: the kernel removes a namespace, and the
-devices in it, when no process and no open file needs it. Where this user may not make network
-namespaces, a user namespace around them gives the right to.
+The namespaces vanish with this process: the kernel removes a namespace and its devices when no
+process or open file uses it any longer. A user who may not create network namespaces gets the right
+in a surrounding user namespace.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 
 class NamespacesUnavailableError(Exception):
-    """This machine, or this user on it, cannot make linked namespaces; the text says why."""
+    """Linked namespaces are impossible on this machine or for this user; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Namespace:
     file: int  # open file that holds the namespace
 
     def enter(self) -> None:
-        """Moves this thread into it; for a process between fork and exec."""
+        """Moves this thread into the namespace; called between fork and exec."""
         if _LIBRARY.setns(self.file, _NEW_NETWORK):
             raise OSError(ctypes.get_errno(), "setns")
 
 
 def join_two(bandwidth: float) -> tuple[Namespace, Namespace]:
-    """Two namespaces whose link lets ``bandwidth`` bits per second through in each direction.
+    """Two namespaces whose link carries ``bandwidth`` bits per second in each direction.
 
-    This process must have one thread only, and stays in the second namespace. Raises
+    This process must have only one thread, and remains in the second namespace. Raises
     NamespacesUnavailableError.
     """
     if sys.platform != "linux":
-        raise NamespacesUnavailableError(f"network namespaces are Linux's, this is {sys.platform}")
+        raise NamespacesUnavailableError(f"network namespaces need Linux, this is {sys.platform}")
     for tool in ("ip", "tc"):
         if _tool(tool) is None:
             raise NamespacesUnavailableError(f"the command {tool} is missing (package iproute2)")
@@ -75,8 +75,8 @@ def join_two(bandwidth: float) -> tuple[Namespace, Namespace]:
 
 
 def refusal() -> str | None:
-    """The reason why :func:`join_two` is impossible here; null where it works."""
-    # In a process of its own: it leaves its namespace for good.
+    """The reason why :func:`join_two` is impossible here; None if it works."""
+    # In a separate process, since it leaves its namespace for good.
     done = subprocess.run(
         [sys.executable, "-m", __name__, "--try"],
         capture_output=True,
@@ -84,11 +84,11 @@ def refusal() -> str | None:
         check=False,
         timeout=60,
     )
-    return None if done.returncode == 0 else done.stderr.strip() or "it failed without a word"
+    return None if done.returncode == 0 else done.stderr.strip() or "it failed without a message"
 
 
 def _new_namespace() -> int:
-    """Enter a new network namespace; an open file that holds it."""
+    """Enters a new network namespace; returns an open file that keeps it alive."""
     if _LIBRARY.unshare(_NEW_NETWORK):
         user, group = os.getuid(), os.getgid()
         if _LIBRARY.unshare(_NEW_USER | _NEW_NETWORK):
@@ -130,17 +130,17 @@ def _tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
-GRACE = 8.0  # seconds that a host has to end by itself after the other one failed
+GRACE = 8.0  # seconds for a host to end by itself after the other one failed
 PORT = 29_500  # port of the rendezvous in a namespace, which nothing else uses
 
 
 @dataclass(frozen=True)
 class Linked:
-    """Two hosts and the link between them, as this program is told in JSON before the module that
-    their processes run and its options."""
+    """Two hosts and the link between them: the first argument of this program, as JSON, before the
+    worker's module and its options."""
 
     processes: int  # on each host
-    timeout: float  # seconds that they wait for one another
+    timeout: float  # seconds that hosts wait for each other
     link: LinkKind  # how the link is made
     bandwidth: float  # bits per second
     gpus: Sequence[str] = ()  # UUIDs of the GPUs that the hosts share out
@@ -174,7 +174,8 @@ def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]
 
 
 def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait for the hosts; when one fails, end the others. The first error's exit code, or 0."""
+    """Waits for the hosts; if one fails, ends the other. Returns the first error's exit code, or
+    0."""
     failed_at, code = float("inf"), 0
     while any(host.poll() is None for host in hosts):
         for host in hosts:
@@ -187,7 +188,7 @@ def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _end(hosts: Sequence[subprocess.Popen[bytes]]) -> None:
-    # Not SIGTERM: torchrun would wait for blocked processes. Its processes end with it.
+    # Not with SIGTERM: torchrun would wait for blocked processes. Its processes end with it.
     for host in hosts:
         if host.poll() is None:
             host.kill()
@@ -211,7 +212,7 @@ def _free_port() -> int:
 
 
 def try_out(bandwidth: float = 1e9) -> None:
-    """Makes a link and says so; exits with the reason where that is impossible."""
+    """Creates a link and reports it; exits with the reason if that is impossible."""
     try:
         join_two(bandwidth)
     except NamespacesUnavailableError as error:

@@ -29,14 +29,14 @@ _OTHER_CUDA = re.compile(
 )
 """How CUDA, its libraries and NCCL report it when torch's allocator is not involved."""
 _CUBLAS = "CUBLAS_STATUS_NOT_INITIALIZED"
-"""cuBLAS's error when it has no room for its handle; other faults give the same error."""
+"""cuBLAS's error when it has no room for its handle; other faults cause the same error."""
 _CUBLAS_BYTES = 256 << 20
-"""Free memory of a device with which cuBLAS starts: its handle and workspace take less."""
+"""Free device memory that is enough for cuBLAS: its handle and workspace take less."""
 _CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 
 
 def reason_of(error: BaseException) -> str | None:
-    """The cause and its remedy, if ``error`` says that memory ran out; else None."""
+    """The cause and its remedy if ``error`` means that memory ran out; else None."""
     text = str(error)
     if isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError":  # torch's
         asked, free = _CUDA_ASKED.search(text), _CUDA_FREE.search(text)
@@ -57,12 +57,12 @@ def reason_of(error: BaseException) -> str | None:
 
 
 def reason_of_kill() -> str:
-    """The reason of a run if the kernel killed one of its processes for its memory."""
+    """The reason of a run if the kernel killed one of its processes for lack of memory."""
     return f"The kernel ended a process because memory ran out. {HINT}"
 
 
 def free_bytes(root: Path = _ROOT) -> int:
-    """Memory that this process could still take: of the host, of its control groups, and within
+    """Bytes that this process can still allocate, within the host's memory, its control groups and
     its own limit on data."""
     free = [psutil.virtual_memory().available]
     for folder in control_groups("memory", root):
@@ -80,18 +80,13 @@ def free_bytes(root: Path = _ROOT) -> int:
 
 
 def data_bytes(root: Path = _ROOT) -> int:
-    """Memory that this process may write to, which RLIMIT_DATA bounds; 0 where Linux's /proc is
-    not there."""
-    try:
-        lines = (root / "proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
+    """Bytes that this process may write to, which RLIMIT_DATA bounds; 0 without Linux's /proc."""
+    return 1024 * _counter(root / "proc/self/status", "VmData:")
 
 
 def kernel_kills(root: Path = _ROOT) -> int:
-    """Processes that the kernel has ended for their memory so far: on this host, or in the control
-    groups of this process where the host does not tell. A number that grows is a reason."""
+    """Processes that the kernel has killed so far for lack of memory: on this host, or in this
+    process's control groups if the host does not report it. A growing number explains an end."""
     counters = [root / "proc/vmstat"]
     for folder in control_groups("memory", root):
         counters += [folder / "memory.events", folder / "memory.oom_control"]
@@ -99,7 +94,7 @@ def kernel_kills(root: Path = _ROOT) -> int:
 
 
 def plain_size(count: int) -> str:
-    """A number of bytes for people, as torch writes them."""
+    """A number of bytes for people, as torch formats it."""
     value = float(count)
     for unit in ("bytes", "KiB", "MiB"):
         if value < 1024:
@@ -109,8 +104,8 @@ def plain_size(count: int) -> str:
 
 
 def _free_on_device() -> int | None:
-    """Free bytes of this process's CUDA device; None where it uses none."""
-    torch = sys.modules.get("torch")  # supervisors do without
+    """Free bytes of this process's CUDA device; None if it uses none."""
+    torch = sys.modules.get("torch")  # supervisors do not import it
     if torch is None or not torch.cuda.is_initialized():
         return None
     try:

@@ -1,8 +1,8 @@
 """The order of a job to its worker processes: one typed order, in one JSON file.
 
-The job writes the file into the folder that it works in, and every worker reads it:
-``python -m transformer_core.run.worker FOLDER/order.json``. Of a run over several hosts each host
-writes a file of its own, from the same command line.
+The job writes the file into its working folder, and every worker reads it: ``python -m
+transformer_core.run.worker FOLDER/order.json``. In a run over several hosts, each host writes its
+own file, from the same command line.
 """
 
 import importlib
@@ -25,22 +25,22 @@ class Order(Schema):
     """The part of an order that every worker needs; each measurement adds its own."""
 
     work: ClassVar[str] = ""
-    """Module whose ``work`` does what is ordered; by default that of the order's class."""
+    """Module whose ``work`` carries out the order; by default the one that defines its class."""
     worker: ClassVar[str] = "transformer_core.run.worker"  # program of the processes
-    shares_cores: ClassVar[bool] = False  # whether other jobs may run on the same cores meanwhile
+    shares_cores: ClassVar[bool] = False  # whether other jobs may use the same cores meanwhile
 
     spec: RunSpec  # the run spec to execute
-    output: Path  # folder of the results, of this order, and of the reports of unfinished workers
-    command: str  # the command that makes the result again
+    output: Path  # folder for the results, this order, and the reports of unfinished workers
+    command: str  # the command that reproduces the result
     log_file: Path | None = None  # file for plain log lines
 
     @property
     def title(self) -> str:
-        """The current work, for the log."""
+        """A name of this work, for the log."""
         return self.spec.variant
 
     def write(self, node_rank: int = 0) -> Path:
-        """Write the order for the workers of a host; the file."""
+        """Writes the order for the workers of a host; returns the file."""
         file = self.output / (f"host-{node_rank}-{FILE}" if node_rank else FILE)
         fields = {"kind": _name(type(self)), **self.model_dump(mode="json")}
         write_text(file, json.dumps(fields, indent=1) + "\n")
@@ -57,7 +57,7 @@ class Order(Schema):
 
     @property
     def module(self) -> Any:
-        """The module whose ``work`` does what is ordered."""
+        """The module whose ``work`` carries out this order."""
         return importlib.import_module(self.work or type(self).__module__)
 
 
@@ -66,7 +66,7 @@ def _name(model: type) -> str:
 
 
 def shard_manifests(data: Path) -> list[Path]:
-    """The manifests of the shards that a training reads of a corpus below ``data``."""
+    """The manifests of the shards below ``data`` that a training reads."""
     return [data / "shards" / split / "manifest.json" for split in ("train", "validation")]
 
 
@@ -82,13 +82,13 @@ class TrainingJob(Job):
 
     spec: Path  # spec.json of the variant
     data: Path  # results/data/<corpus>
-    output: Path  # the output: a file, or a folder where there are several
+    output: Path  # output file, or a folder for several files
 
     def order(
         self, kind: type[Ordered], log_file: Path | None, target: Path, **more: Any
     ) -> Ordered:
-        """The order to the workers of this job, which makes ``target``. They work in the folder that
-        has its name, unless ``more`` says where."""
+        """The order to the workers of this job, which makes ``target``. They work in the folder of
+        that name, unless ``more`` gives another ``output``."""
         fields = {"spec": read_record(self.spec, RunSpec), "data": self.data, "log_file": log_file}
         fields |= {"output": target.with_suffix(""), "command": reproducing_command(target)}
         return kind.model_validate(fields | more)

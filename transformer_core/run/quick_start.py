@@ -1,14 +1,15 @@
-"""Starts a worker, or several on one host, without the time that starting and ending Python takes.
+"""Starts a worker, or several on one host, faster than Python starts and ends by itself.
 
-``python -m transformer_core.run.quick_start MODULE ...`` does what ``python -m MODULE ...`` does. Garbage is not looked for while torch is imported, and nothing is taken apart at the end: both
-take as long as the import itself, in which there is no garbage, and the kernel takes back all at
-once.
+``python -m transformer_core.run.quick_start MODULE ...`` replaces ``python -m MODULE ...``. It does
+not collect garbage while torch is imported, and skips Python's shutdown. Each takes as long as the
+import itself, in which there is no garbage; the kernel frees everything at once.
 
-With ``--fork 2`` it does what ``torchrun --standalone --nproc-per-node=2 -m MODULE ...`` does, with
-the same agent. But torchrun starts every process anew, and each of them imports torch, as the agent
-has done before. A process that has used CUDA may not be forked: this is for hosts without GPUs.
+With ``--fork 2`` it replaces ``torchrun --standalone --nproc-per-node=2 -m MODULE ...``, with the
+same agent. torchrun starts new processes, each of which imports torch after the agent has done so;
+here they are forks of the agent. This is for hosts without GPUs: a process that has used CUDA must
+not be forked.
 
-Where Snakemake offers warm starts on this host, all this happens in a fork of a process that has
+If Snakemake offers warm starts on this host, all this happens in a fork of a process that has
 imported torch: see :mod:`transformer_core.run.warm_start`.
 """
 
@@ -41,17 +42,9 @@ def imported(worker: str, *others: str) -> ModuleType:
     return module
 
 
-def prepare(module: ModuleType, options: Sequence[str]) -> None:
-    """Let a module import what these options need, before it is forked."""
-    if hasattr(module, "prepare"):
-        module.prepare(options)
-        gc.freeze()
-
-
 def work(worker: str, options: Sequence[str]) -> None:
     """Runs the module ``worker`` as a program in a forked process."""
-    # The agent's signal handlers are not for its children: they end at once, even if they wait in a
-    # library.
+    # Not the agent's signal handlers: its children end at once, even if they wait in a library.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     sys.argv = [worker, *options]
@@ -59,7 +52,7 @@ def work(worker: str, options: Sequence[str]) -> None:
 
 
 def fork(processes: int, worker: str, options: Sequence[str]) -> int:
-    """Run ``processes`` forks of this process as ``worker``; the exit code."""
+    """Runs ``processes`` forks of this process as ``worker``; returns the exit code."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import LaunchConfig, elastic_launch
@@ -81,7 +74,7 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     try:
         elastic_launch(config, work)(worker, options)
     except ChildFailedError:
-        return 1  # the process that failed has reported the reason
+        return 1  # the failed process has reported the reason
     except SignalException as error:
         return 128 + error.sigval
     return 0
@@ -89,8 +82,11 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
 
 def carry_out(program: Program) -> int:
     if program.processes is not None:
-        # The optimizers of torch import the second when they are first used, in every fork.
-        prepare(imported(program.module, "torch._dynamo"), program.options)
+        # torch's optimizers would import the second on first use, in every fork.
+        module = imported(program.module, "torch._dynamo")
+        if hasattr(module, "prepare"):  # it imports what these options need
+            module.prepare(program.options)
+            gc.freeze()
         return fork(program.processes, program.module, program.options)
     module = imported(program.module)
     if hasattr(module, "__path__"):
@@ -106,9 +102,9 @@ def program_of(arguments: Sequence[str] | None = None) -> Program:
         description="Run a module as a program, or several times at once under torchrun's agent.",
     )
     parser.add_argument(
-        "--fork", type=int, metavar="N", dest="processes", help="processes, on a host without GPUs"
+        "--fork", type=int, metavar="N", dest="processes", help="processes; only without GPUs"
     )
-    parser.add_argument("module", help="module whose main() is run")
+    parser.add_argument("module", help="module whose main() runs")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="its options")
     return Program(**vars(parser.parse_args(arguments)))
 
@@ -120,7 +116,7 @@ def main() -> int:
 
 
 def to_the_end(run: Callable[[], int]) -> NoReturn:
-    """Runs a function, and ends this process at once with its exit code."""
+    """Runs a function, and ends this process immediately with its exit code."""
     try:
         code = run()
     except SystemExit as error:

@@ -1,8 +1,8 @@
 """torchrun with a rendezvous whose store listens on one address, ``--rdzv-backend=one_address``.
 
-torch's own ways open a store that everybody who reaches this host can read and write.
-``python -m transformer_core.run.rendezvous`` takes the options of torchrun; it runs on every host
-of a run, and starts and ends without the time that Python takes for that.
+torch's own rendezvous open a store that everybody who reaches this host can read and write.
+``python -m transformer_core.run.rendezvous`` takes the options of torchrun and runs on every host of
+a run. It starts and ends quickly, by means of :mod:`transformer_core.run.quick_start`.
 """
 
 import os
@@ -26,14 +26,14 @@ _SECONDS = 600
 
 
 class OneAddress(StaticTCPRendezvous):
-    """A static rendezvous whose store listens on the address that the hosts were told."""
+    """A static rendezvous whose store listens only on the address that the hosts were given."""
 
     def get_backend(self) -> str:
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
         if not self._store and self.rank == 0:
-            # The store takes the socket over, and closes it.
+            # The store takes over the socket and closes it.
             listener = listening(self.master_addr, self.master_port)
             self.master_port = listener.getsockname()[1]
             self._store = TCPStore(
@@ -49,7 +49,7 @@ class OneAddress(StaticTCPRendezvous):
 
 
 def listening(address: str, port: int) -> socket.socket:
-    """A socket that listens on one address; OSError, with what to do, if it is not this host's."""
+    """A socket that listens on one address; OSError, with the remedy, if it is not this host's."""
     listener = socket.socket(socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -58,8 +58,8 @@ def listening(address: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(
             error.errno,
-            f"{error.strerror}: {address}:{port} must be an address of the first host, as it knows "
-            "it itself, with a free port (RENDEZVOUS)",
+            f"{error.strerror}: {address}:{port} (RENDEZVOUS) must be one of the first host's own "
+            "addresses, with a free port",
         ) from None
     listener.listen(1_024)
     return listener
@@ -85,7 +85,7 @@ def register() -> None:
 
 def main() -> int:
     register()
-    # Workers report their errors in files of their own: torchrun's would stay in /tmp.
+    # Workers report their errors in their own files; torchrun's would stay in /tmp.
     imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
     return 0
 

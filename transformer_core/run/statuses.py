@@ -1,6 +1,6 @@
-"""How a worker that fails reports the reason to its supervisor.
+"""How a failing worker reports the reason to its supervisor.
 
-A supervisor waits: what it imports only delays the run, so nothing here imports torch.
+A supervisor only waits, and slow imports would delay the run, so nothing here imports torch.
 """
 
 import ctypes
@@ -26,37 +26,37 @@ from transformer_core.parallel import nvml
 from transformer_core.run import oom
 
 _SAME_GPU = "Duplicate GPU detected"
-"""NCCL's words (init.cc) where two ranks of a communicator are on one device."""
+"""NCCL's message (init.cc) for two ranks of a communicator on one device."""
 
-CHECKPOINTS = "checkpoint"  # folder of a run's checkpoints, beside its results
+CHECKPOINTS = "checkpoint"  # folder of a run's checkpoints, next to its results
 
-# Opened here, not where it is used: little is allowed between fork and exec.
+# Opened here rather than where it is used: little is allowed between fork and exec.
 _LIBRARY = ctypes.CDLL(None)
 
-# A rank that fails takes its peers down with it: what they report is a consequence.
+# A failing rank takes its peers down: their reports are consequences.
 _TELLING: tuple[Status, ...] = ("unsupported", "oom", "diverged", "failed")
 
 
 Record = TypeVar("Record", bound=Schema)
-ENDS = ("status", "reason", "traceback")  # fields of a result that describe its end
+ENDS = ("status", "reason", "traceback")  # fields of a result that describe how it ended
 
 
 class Outcome(Ending):
     """How unfinished workers ended."""
 
     traceback: str | None = None
-    rank: int | None = None  # the process that reports it; null if its supervisor does
+    rank: int | None = None  # the process that reports it; null for its supervisor
     time: float = 0.0  # when it was reported, in seconds since the epoch
-    again: bool = False  # whether another attempt may succeed: this is not a lasting result
+    again: bool = False  # whether another attempt may succeed: the result is not final
     signal: int = 0
-    """The signal that ended the processes before they could say why; 0 for another end."""
+    """The signal that ended the processes before they could report a reason, else 0."""
 
     @classmethod
     def of(cls, error: BaseException, rank: int | None = None) -> Self:
-        """The end by an exception of ``rank``."""
+        """The outcome of an exception in ``rank``."""
         status, reason = classify(error)
         again = status == "failed" and mendable_reason(error) is not None
-        # The reason suffices if the machine or a file is at fault, not a program.
+        # Without a traceback if the machine or a file is at fault, rather than a program.
         told = status == "failed" and not (again and not isinstance(error, PeerLost))
         text = "".join(tracebacks.format_exception(error)) if told else None
         return cls(
@@ -64,8 +64,8 @@ class Outcome(Ending):
         )
 
     def result(self, model: type[Record], **known: Any) -> Record:
-        """A result that has only this end, and what is ``known``: its other fields are null, or
-        empty lists."""
+        """A result with this outcome and the ``known`` fields; all others are null or empty
+        lists."""
         fields: dict[str, Any] = {
             name: None if type(None) in get_args(field.annotation) else []
             for name, field in model.model_fields.items()
@@ -97,7 +97,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
 
 
 def _last_error(error: BaseException) -> str:
-    """The cause that NCCL adds below the first line, such as a full /dev/shm."""
+    """The cause that NCCL gives below the first line, such as a full /dev/shm."""
     _, found, cause = str(error).partition("Last error:")
     if not found or not cause.strip():
         return ""
@@ -112,15 +112,15 @@ def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, so that a killed run leaves none."""
+    """Makes Linux kill this process when its parent ends, so that a killed run leaves none."""
     if sys.platform == "linux":
         _LIBRARY.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
 
 @contextmanager
 def supervised(folder: Path) -> Iterator[None]:
-    """Runs a worker: it ends with its supervisor, and records an error in ``folder``."""
-    # Only here: a supervisor has no use for torch.
+    """Runs a worker, which ends with its supervisor and records an error in ``folder``."""
+    # Imported here: a supervisor does not need torch.
     from transformer_core.parallel import lost_ranks
 
     def leave(error: Exception) -> None:
@@ -131,15 +131,15 @@ def supervised(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # The supervisor turns this into a status; peers that wait for this rank must not hang,
-        # so the process ends here and now, without waiting for the process group.
+        # The supervisor turns this into a status. Peers waiting for this rank must not hang, so the
+        # process ends immediately, without waiting for the process group.
         leave(lost_ranks.explain(error))
         sys.stderr.flush()
         os._exit(1)
 
 
 def read_outcomes(folder: Path) -> Outcome | None:
-    """The end that explains the others: the most telling status, then the earliest."""
+    """The outcome that explains the others: by the most telling status, then by time."""
     outcomes = [
         Outcome.model_validate_json(path.read_text()) for path in folder.glob("outcome-*.json")
     ]
@@ -155,7 +155,7 @@ def clear_outcomes(folder: Path) -> None:
 
 AGAIN = "The same command tries again."
 _IN_TEXT = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
-"""How Rust libraries print the number of a system error."""
+"""How Rust libraries print the numbers of system errors."""
 _NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 

@@ -1,6 +1,6 @@
-"""The supervisor of a job's workers: starts them, waits, and learns how they ended.
+"""The supervisor of a job's workers: starts them, waits, and finds out how they ended.
 
-It waits: what it imports only delays the run, so nothing here imports torch.
+It only waits, and slow imports would delay the run, so nothing here imports torch.
 """
 
 import os
@@ -42,13 +42,13 @@ from transformer_core.run.warm_start import Fork, start_fork
 
 
 def end_on_request() -> None:
-    """Makes SIGTERM end this process like an exception, so that nothing is left behind."""
+    """Makes SIGTERM end this process like an exception, so that it cleans up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def lend_processes(order: Order) -> None:
-    """On every host of a run but the first, lend its processes until they end, and end this one:
-    the first host writes the results. Returns on the first."""
+    """On every host of a run except the first, runs its workers and ends this process with them: the
+    first host writes the results. Returns on the first host."""
     if lends_processes_only():
         sys.exit(run_workers(order))
 
@@ -56,8 +56,8 @@ def lend_processes(order: Order) -> None:
 def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome | None:
     """Runs the workers; returns None if they wrote ``result``, else how they ended.
 
-    What an earlier attempt left of both is forgotten. If another attempt may succeed, the next call
-    of the same command makes ``target`` again. Ends this process if the workers were asked to stop.
+    Removes leftovers of an earlier attempt first. If another attempt may succeed, the next call of
+    the same command makes ``target`` again. Ends this process if the workers were asked to stop.
     """
     clear_outcomes(order.output)
     result.unlink(missing_ok=True)
@@ -72,16 +72,16 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
         outcome = Outcome.of(error)
     if code == 0 and outcome is None and result.exists():
         return None
-    # A worker's report after all were stopped is not a result.
+    # A report from a worker that was stopped is not a result.
     stopped = code in (-signal.SIGTERM, -signal.SIGINT)
     if not stopped:
         outcome = outcome or read_outcomes(order.output)
     if oom.kernel_kills() > kills and (outcome is None or outcome.status == "failed"):
-        # A process that the kernel kills reports nothing, and its peers only that it is gone.
+        # A process killed by the kernel reports nothing, and its peers only that it is gone.
         outcome = Outcome(status="oom", reason=oom.reason_of_kill())
     if outcome is None and stopped:
         end_as_stopped(order.output, code)
-    outcome = outcome or without_words(order, code)
+    outcome = outcome or unexplained(order, code)
     log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
     clear_outcomes(order.output)
     if outcome.again and target is not None:
@@ -89,22 +89,22 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
     return outcome
 
 
-def without_words(order: Order, code: int) -> Outcome:
+def unexplained(order: Order, code: int) -> Outcome:
     """The outcome of workers that ended without giving a reason."""
     spec = order.spec
     threads = threads_per_process(spec) * spec.processes_per_node
     why = obstacle(order.output, threads) or "The log may tell more."
-    reason = f"The processes ended ({how_ended(code)}) before they could say why. {why} {AGAIN}"
+    reason = f"The processes ended ({how_ended(code)}) without giving a reason. {why} {AGAIN}"
     return Outcome(status="failed", reason=reason, again=True, signal=max(0, -code))
 
 
 def run_workers(order: Order) -> int:
-    """Run the workers of this host to their end, handing on requests to stop; the exit code."""
+    """Runs the workers of this host, forwarding requests to stop; returns the exit code."""
     return wait_for(start_workers(order))
 
 
 def check_start(spec: RunSpec, worker: str) -> None:
-    """Unsupported where the workers of a run spec cannot be started here; starts nothing."""
+    """Raises Unsupported if the workers of a run spec cannot be started here; starts nothing."""
     launcher(spec, worker)
     worker_environment(spec, os.environ)
 
@@ -114,20 +114,20 @@ Child = subprocess.Popen[bytes] | Fork
 
 
 def start_workers(order: Order, place: int = 0) -> Child:
-    """Start the workers of this host; for ``place`` see :func:`launcher`.
+    """Starts the workers of this host; for ``place`` see :func:`launcher`.
 
-    Raises Unsupported where they cannot be started here.
+    Raises Unsupported if they cannot be started here.
     """
     command = [*launcher(order.spec, order.worker, place), str(write_order(order))]
     environment = worker_environment(order.spec, os.environ, order.shares_cores)
 
-    def anew() -> subprocess.Popen[bytes]:
-        # Its end is this one's: torchrun would keep training with nothing recording it.
+    def start() -> subprocess.Popen[bytes]:
+        # It ends with this process: otherwise torchrun would keep training, unrecorded.
         return subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
 
     quick = command[1:3] == ["-m", QUICK_START]
-    fork = start_fork(program_of(command[3:]), environment, anew) if quick else None
-    return fork or anew()
+    fork = start_fork(program_of(command[3:]), environment, start) if quick else None
+    return fork or start()
 
 
 def write_order(order: Order) -> Path:
@@ -136,7 +136,7 @@ def write_order(order: Order) -> Path:
 
 
 def wait_for(child: Child) -> int:
-    """Wait for a child, handing on requests to stop; the exit code, or less than 0 if stopped."""
+    """Waits for a child, forwarding requests to stop; returns the exit code, negative if stopped."""
     asked: list[int] = []
 
     def hand_on(number: int, _: object) -> None:
@@ -151,10 +151,10 @@ def wait_for(child: Child) -> int:
 
 
 def end_as_stopped(folder: Path, code: int) -> NoReturn:
-    """End this process: its workers were stopped before they were done."""
+    """Ends this process, whose workers were stopped before they had finished."""
     print(
-        f"{folder}: stopped before it was done ({how_ended(code)}). The same command goes on, "
-        "from the last checkpoint where there is one.",
+        f"{folder}: stopped before it had finished ({how_ended(code)}). The same command resumes "
+        "it, from the last checkpoint if one exists.",
         file=sys.stderr,
     )
     sys.exit(1)
@@ -170,12 +170,12 @@ _SECONDS = 2.0
 
 
 def obstacle(folder: Path, threads: int, files: int = 64) -> str | None:
-    """Returns what a run lacks that writes to ``folder`` and starts ``threads`` more threads and
-    opens ``files`` more files than this process; None if nothing is missing."""
+    """A sentence naming what this host lacks for a run that writes to ``folder``, and needs
+    ``threads`` more threads and ``files`` more open files than this process; None if nothing."""
     looks: tuple[Callable[[], str | None], ...] = (
         lambda: _no_files(files),
         lambda: _no_threads(max(1, threads)),
-        lambda: _full(_SHARED_MEMORY, "remove what nobody uses there, or give it more room"),
+        lambda: _full(_SHARED_MEMORY, "remove unused files there, or give it more room"),
         lambda: _full(Path(tempfile.gettempdir()), "make room there, or set TMPDIR"),
         lambda: _full(folder, "make room there"),
         no_loopback,
@@ -184,7 +184,7 @@ def obstacle(folder: Path, threads: int, files: int = 64) -> str | None:
 
 
 def no_loopback() -> str | None:
-    """A sentence if processes of this host cannot reach one another; else None."""
+    """A sentence if processes of this host cannot connect to one another; else None."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = server.getsockname()
@@ -222,9 +222,9 @@ def _no_threads(threads: int) -> str | None:
         limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         limits = "no limit" if limit == resource.RLIM_INFINITY else f"a limit of {limit}"
         return (
-            f"This host starts {len(started)} more threads of the {threads} that the run has, "
-            f"at {limits} for this user. Remedy: raise ulimit -u or pids.max of the control "
-            "group, or set machine.threads lower."
+            f"This host can start only {len(started)} of the run's {threads} threads, with {limits} "
+            "for this user. Remedy: raise ulimit -u or pids.max of the control group, or lower "
+            "machine.threads."
         )
     finally:
         end.set()

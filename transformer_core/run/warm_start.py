@@ -1,22 +1,23 @@
-"""A program in a fork of a server that has imported what it needs.
+"""Runs a program in a fork of a server that has already imported its modules.
 
-The process that starts a program stays until it ends, and stands for it: it hands on its own
-standard streams, working folder, environment and the signals that it gets, and ends as the program
-does. It imports nothing that takes time. Where anything is odd, there is no warm start, and nothing
-has happened. A supervisor asks for its workers itself (:class:`Fork`).
+The process that starts a program waits for it as its proxy: it passes on its standard streams,
+working folder, environment and signals, and ends with the program's exit status. It imports nothing
+slow. If the server is unavailable or anything else is unusual, the program starts in the normal way.
+A supervisor asks for its workers directly (:class:`Fork`).
 
-A server belongs to one Snakemake on one host, and serves processes that would be started just as it
-was itself: with the same environment, limits, priority and cores, in the same folder. What a
-process reads only after it has begun (its rank, the GPUs that it may see) may differ. There is one
-server for workers, with all that trainings import, one for jobs, which wait for their workers, and
-one for users' scripts, which imports what observes them. It has computed nothing, so that a fork is
-what a new process is after its imports. It ends with its owner (Snakemake, or the command that
-observes scripts), or when nobody has asked it for a while; a fork ends with it, and with whoever
-asked for it. Its socket is a name in the kernel, not a file, and hears this user alone.
+A server belongs to one Snakemake on one host. It serves only processes that would have started in
+the same way as itself: with the same environment, limits, priority and cores, in the same folder.
+Settings that a process reads later (its rank, its visible GPUs) may differ. One server is for
+workers, with everything that trainings import; one for jobs, which wait for their workers; and one
+for users' scripts, with the modules that observe them. A server has computed nothing, so a fork
+equals a new process after its imports. It ends with its owner (Snakemake, or the command that
+observes scripts), or after a while without requests; a fork ends with the server, and with the
+process that asked for it. The socket has a name in the kernel rather than a file, and accepts this
+user only.
 
-A fork has its parent's data, but finds the pages of files that its parent has mapped, most of them
-code of libraries, one by one: it would seem smaller than a new process, which read them while it
-imported. So it reads a byte of each of them first.
+A fork shares its parent's data, but maps the pages of files, mostly code of libraries, one at a time
+when it touches them: its memory would look smaller than that of a new process, which read them
+during its imports. So the fork first reads a byte of each.
 """
 
 import contextlib
@@ -37,14 +38,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
-CHANGES_NO_RESULT = True  # a program imports and does the same, forked or not
+CHANGES_NO_RESULT = True  # a program behaves the same, forked or not
 
 THREADS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"),
     *("VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"),
 )
-"""Snakemake sets all of them to the cores of a job. Each library reads some, in its own order:
-torch reads MKL's before OpenMP's."""
+"""Snakemake sets all of them to the cores of a job. Each library reads some of them, in its own
+order: torch reads MKL's before OpenMP's."""
 
 WARM_STARTS = "WARM_STARTS"
 """Environment variable that offers warm starts: process id of the owner of the servers and
@@ -60,7 +61,7 @@ _READ_LATE = frozenset(
 )
 _READ_LATE_OF = ("TORCHELASTIC_",)
 
-# The optimizers of torch import the second when they are first used.
+# torch's optimizers would import the second on first use.
 _TORCH = ("torch", "torch._dynamo")
 _TORCHRUN = ("torch.distributed.elastic.multiprocessing.errors", "torch.distributed.launcher")
 WORKERS = (
@@ -105,14 +106,14 @@ IMPORTS: dict[Kind, Sequence[str]] = {
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a program by default."""
-_BEGUN = b"+"  # a server's word that it has forked; the process id follows
+_BEGUN = b"+"  # from a server that has forked; the process id follows
 _START_SECONDS = 120.0
-"""Seconds that a server may take to start, with all of its imports on a busy machine."""
+"""Seconds for a server to start, including its imports on a busy machine."""
 _REQUEST_SECONDS = 5.0
 _REQUEST_BYTES = 1 << 20
 IDLE_SECONDS = 300.0
-"""Idle seconds after which the memory is worth more than a fast next start: longer than the turns
-of a small study, in which nobody asks."""
+"""Idle seconds after which freeing the memory is worth more than a fast start: longer than the turns
+of a small study, which start nothing."""
 
 
 # The side that starts a program
@@ -128,9 +129,9 @@ class Program:
 
 
 def start_warm(program: Program) -> None:
-    """Run ``program`` in a fork of this host's server, and end this process as that ends.
+    """Runs ``program`` in a fork of this host's server, and ends this process with its exit status.
 
-    Returns where there is no server to be had, and before anything has run.
+    Returns, before anything has run, if no server is available.
     """
     with contextlib.suppress(OSError, ValueError):
         server = _asked(program, os.environ)
@@ -142,10 +143,10 @@ def start_warm(program: Program) -> None:
 
 
 class Fork:
-    """A program in a fork of a server, for the process that asked for it: polled, waited for and
-    killed like a :class:`subprocess.Popen`. It ends with this process.
+    """A program in a fork of a server. It is polled, waited for and killed like a
+    :class:`subprocess.Popen`, and ends with this process.
 
-    ``otherwise`` starts the program where the server does not.
+    ``otherwise`` starts the program if the server does not.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Fork:
         self._otherwise = otherwise
         self._instead: subprocess.Popen[bytes] | None = None
         self.pid: int | None = None
-        """Its process, once it has begun."""
+        """Its process id, once it has begun."""
         self._code: int | None = None
 
     def poll(self) -> int | None:
@@ -165,8 +166,7 @@ class Fork:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code once the program ends; subprocess.TimeoutExpired after ``timeout``
-        seconds."""
+        """Waits for the exit code; subprocess.TimeoutExpired after ``timeout`` seconds."""
         while self._code is None:
             if self._instead is not None:
                 return self._instead.wait(timeout)
@@ -187,7 +187,7 @@ class Fork:
                 self._server.send(bytes([number]))
 
     def kill(self) -> None:
-        """Ends the program and all that it has started."""
+        """Ends the program and everything it has started."""
         if self._instead is not None:
             self._instead.kill()
         elif self._code is None:
@@ -211,8 +211,8 @@ def start_fork(
     otherwise: Callable[[], subprocess.Popen[bytes]],
     streams: Sequence[int] = (0, 1, 2),
 ) -> Fork | None:
-    """``program`` in a fork of this host's server, with these standard ``streams``; None where there
-    is none to be had. No process stands for it: those of many sides would take a second to start."""
+    """Starts ``program`` in a fork of this host's server, with these standard ``streams``; None if no
+    server is available. It has no proxy process: those of many sides would take a second to start."""
     with contextlib.suppress(OSError, ValueError):
         server = _asked(program, environment, streams)
         return None if server is None else Fork(server, otherwise)
@@ -222,8 +222,8 @@ def start_fork(
 def _asked(
     program: Program, environment: Mapping[str, str], streams: Sequence[int] = (0, 1, 2)
 ) -> socket.socket | None:
-    """A connection to a server that was asked to run ``program``, which it then confirms; None
-    where none may be asked."""
+    """Asks a server to run ``program``; returns the connection, on which the server will confirm.
+    None if the ``environment`` offers no server."""
     owner = server_owner(environment)
     if owner is None:
         return None
@@ -238,20 +238,20 @@ def _asked(
 
 
 def server_owner(environment: Mapping[str, str]) -> int | None:
-    """The process that offers warm starts to processes with this ``environment``; None if none does,
-    or it runs elsewhere."""
+    """The process that offers warm starts according to this ``environment``; None without an offer,
+    or if it is for another place."""
     pid, _, place = environment.get(WARM_STARTS, "").partition(":")
     return int(pid) if pid.isdigit() and place == this_place() else None
 
 
 def offer_warm_starts() -> str:
-    """The value of :data:`WARM_STARTS` with which this process offers warm starts to its jobs."""
+    """The value of :data:`WARM_STARTS` by which this process offers warm starts to its jobs."""
     return f"{os.getpid()}:{this_place()}" if sys.platform == "linux" else "off"
 
 
 def this_place() -> str:
-    """A name of this host as its processes see it: another container, Slurm job or network
-    namespace is another place."""
+    """A name for this host as its processes see it: different in another container, Slurm job or
+    network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     spaces = sorted(
         str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("net", "mnt", "pid", "user")
@@ -260,15 +260,15 @@ def this_place() -> str:
 
 
 def kind_of(module: str) -> Kind:
-    """The kind of server that starts this module, or package with a program."""
+    """The kind of server for this module, or package with a ``__main__``."""
     if module in JOBS or f"{module}.__main__" in JOBS:
         return "jobs"
     return "sides" if module in SIDES else "workers"
 
 
 def _connected(owner: int, kind: Kind, environment: Mapping[str, str]) -> socket.socket:
-    """A connection to the server of this ``kind`` for processes that start as this one did, with this
-    ``environment``; it is started if there is none."""
+    """A connection to the server of this ``kind`` for processes started like this one, with this
+    ``environment``. Starts the server if necessary."""
     address = f"\0{server_key(kind, environment)}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -281,7 +281,7 @@ def _connected(owner: int, kind: Kind, environment: Mapping[str, str]) -> socket
 
 
 def _start_server(address: str, owner: int, kind: Kind, environment: Mapping[str, str]) -> None:
-    """Starts a server that listens at ``address``, unless somebody else is just doing so; early
+    """Starts a server that listens at ``address``, unless another process is already doing so. Early
     clients wait until it is ready."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listening, contextlib.suppress(OSError):
@@ -291,7 +291,7 @@ def _start_server(address: str, owner: int, kind: Kind, environment: Mapping[str
         command = [sys.executable, "-m", __spec__.name, str(number), str(owner)]
         subprocess.Popen(
             [*command, kind],
-            # Python looks for modules where it starts: a user's own may have any name.
+            # Not in the user's folder, whose modules may have any name: Python would import them.
             cwd="/" if kind == "sides" else None,
             env=environment_of(kind, environment),
             pass_fds=[number],
@@ -303,7 +303,7 @@ def _start_server(address: str, owner: int, kind: Kind, environment: Mapping[str
 
 
 def _check_user(connection: socket.socket) -> None:
-    """PermissionError if another user is at the other end."""
+    """Raises PermissionError if another user is at the other end."""
     size = struct.calcsize("3i")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     if struct.unpack("3i", found)[1] != os.getuid():
@@ -311,7 +311,7 @@ def _check_user(connection: socket.socket) -> None:
 
 
 def _stand_for(server: socket.socket) -> NoReturn:
-    """Waits for the program, and ends with its exit status."""
+    """Waits for the program as its proxy, and ends with its exit status."""
 
     def hand_on(number: int, _: object) -> None:
         with contextlib.suppress(OSError):
@@ -331,15 +331,15 @@ def _stand_for(server: socket.socket) -> NoReturn:
 
 
 def _code_of(told: bytes) -> int:
-    """The exit code of a program, as its server tells it. A server that is gone tells nothing, and
-    has taken its forks with it."""
+    """The exit code of a program, from its server's message. The message is empty if the server has
+    ended, and its forks with it."""
     code: int = struct.unpack("!i", told)[0] if told else -signal.SIGKILL
     return code
 
 
 def server_key(kind: Kind = "workers", environment: Mapping[str, str] | None = None) -> str:
-    """A digest of all that a process has from its start, before it runs any code of ours, with this
-    ``environment`` or that of this process; of one that serves jobs, see :func:`environment_of`."""
+    """A digest of everything that a process inherits at its start, with this ``environment`` or by
+    default this process's; for jobs, see :func:`environment_of`."""
     environment = {
         name: value
         for name, value in environment_of(kind, environment).items()
@@ -362,9 +362,9 @@ def server_key(kind: Kind = "workers", environment: Mapping[str, str] | None = N
 
 
 def environment_of(kind: Kind, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment that a server for processes with that ``given``, or this process's own, begins
-    with: for workers the same. Jobs wait, or compute for moments: however many cores they have
-    reserved for their workers, one server with one thread will do for all of them."""
+    """The environment of the server for processes with the ``given`` one, by default this process's.
+    It is the same, except for jobs: they wait, or compute only briefly, so one server with a single
+    thread is enough for all of them, however many cores they have reserved for their workers."""
     given = os.environ if given is None else given
     return dict(given) | (dict.fromkeys(THREADS, "1") if kind == "jobs" else {})
 
@@ -384,7 +384,7 @@ class Request(Program):
 
 
 def read_request(connection: socket.socket) -> Request:
-    """Reads a client's request; OSError or ValueError if it sends something else."""
+    """Reads a client's request; OSError or ValueError if it is invalid."""
     _check_user(connection)
     connection.settimeout(_REQUEST_SECONDS)
     text, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
@@ -409,8 +409,8 @@ class Server:
         self._on(os.pidfd_open(owner), self._stop)
 
     def serve(self) -> Request | None:
-        """Returns a request in the fork that must carry it out, and None in the server when it is
-        done."""
+        """Returns a request in the fork that must carry it out, and None in the server at its
+        end."""
         while self.open or self.forks:
             ready = self.selector.select(IDLE_SECONDS)
             if not ready and not self.forks:
@@ -448,7 +448,7 @@ class Server:
         return None
 
     def _up_to_date(self) -> bool:
-        """Whether the sources are those that were imported; if not, this server is out of date."""
+        """Whether the sources are unchanged since their import; otherwise stops this server."""
         from transformer_core.common.sources import PACKAGES
 
         for name, module in list(sys.modules.items()):
@@ -460,7 +460,7 @@ class Server:
         return True
 
     def _watch(self, connection: socket.socket, pid: int) -> None:
-        """Forwards messages to a fork, and reports how it ended."""
+        """Forwards signals to a fork, and reports how it ended."""
         ended = os.pidfd_open(pid)
         self.forks.add(pid)
 
@@ -471,7 +471,7 @@ class Server:
             if heard:
                 os.kill(pid, heard[0])
                 return
-            # The client is gone: end everything that the fork has started.
+            # The client is gone: end everything the fork has started.
             self.selector.unregister(connection)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
@@ -499,7 +499,7 @@ class Server:
     def _leave(self) -> None:
         """In a fork: closes the server's files."""
         files: list[Any] = [entry.fileobj for entry in self.selector.get_map().values()]
-        # First: unregistering a file here would unregister it in the server, too.
+        # Before anything else: unregistering a file here would unregister it in the server, too.
         self.selector.close()
         _close([file if isinstance(file, int) else file.detach() for file in files])
 
@@ -510,13 +510,13 @@ def _close(files: Sequence[int]) -> None:
 
 
 def _used_gpu() -> bool:
-    """Whether this process has used CUDA, which does not work in forks of such a process."""
+    """Whether this process has used CUDA, which would not work in its forks."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
 
 
 def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoReturn:
-    """Runs the program of ``request`` to its end, in a fork of a server whose imports have set the
+    """Runs the program of ``request`` to its end, in a fork of a server whose imports set the
     variables ``imported`` and read ``pages``."""
     import random
 
@@ -526,7 +526,7 @@ def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoR
     from transformer_core.run.statuses import end_with_parent
 
     end_with_parent()
-    # A group of its own, which ends as a whole.
+    # In a new process group, so that it can be ended as a whole.
     os.setpgid(0, 0)
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
@@ -537,7 +537,7 @@ def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoR
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
-    # Seeded from the system when they are imported; all forks would have the same.
+    # These were seeded from the system on import; all forks would have the same seeds.
     random.seed()
     np.random.seed()
     if "torch" in sys.modules:
@@ -553,12 +553,12 @@ _SIZE = 4096
 _PRESENT, _OF_FILE = 1 << 63, 1 << 61
 """Bits of an entry of /proc/<pid>/pagemap (Linux, Documentation/admin-guide/mm/pagemap.rst)."""
 _AT_ONCE = 2048
-"""Entries read at a time: large blocks of memory, once freed, change the limits that glibc's
-allocator then uses."""
+"""Entries read at a time: freeing large blocks of memory would change the thresholds of glibc's
+allocator."""
 
 
 def file_pages() -> Pages:
-    """The pages of files that this process has in memory and has not changed."""
+    """The pages of files that are in this process's memory, unchanged."""
     import numpy as np
 
     wanted = np.uint64(_PRESENT | _OF_FILE)

@@ -1,8 +1,8 @@
 """One process of any job: ``python -m transformer_core.run.worker ORDER``.
 
-A job writes its order, and starts as many of these as the run has processes. Each reads the order,
-and does the work that the order names: it assembles the program, attaches observers, runs it, and
-writes what they found. An error that ends it early is left beside the order, as a status.
+A job writes its order, and starts one worker for each process of the run. Each worker reads the
+order and does the work it names: it assembles the program, attaches observers, runs it, and writes
+their findings. If an error ends it early, it leaves a status next to the order.
 """
 
 import sys
@@ -25,8 +25,8 @@ from transformer_core.training.assemble import Setup, assemble, unwatched
 def take_place(order: Order) -> Process:
     """Sets up this process of the run, with its share of threads; the main one writes log lines.
 
-    Unsupported where there are GPUs that torch cannot use, or too few of them, or where it cannot
-    have the cores or the allocator that the run spec says.
+    Raises Unsupported if torch cannot use the GPUs, if there are too few of them, or if the cores or
+    the allocator of the run spec are not available.
     """
     process = this_process(order.spec.machine, order.spec.processes_per_node)
     if process.is_main:
@@ -36,8 +36,8 @@ def take_place(order: Order) -> Process:
 
 
 class Program:
-    """The project's own training of an order's run spec, in this process. Nothing touches a device
-    before :attr:`process` is asked for."""
+    """The project's own training of an order's run spec, in this process. Nothing uses a device
+    before the first access to :attr:`process`."""
 
     def __init__(self, order: Order, began: float) -> None:
         self.order = order
@@ -58,13 +58,13 @@ class Program:
         process: Process | None = None,
         watch: Callable[[str], None] = unwatched,
     ) -> Setup:
-        """The training, of another ``spec`` or as another ``process`` where they are given."""
+        """The training, with another ``spec`` or as another ``process`` if given."""
         spec, process = spec or self.order.spec, process or self.process
         return assemble(spec, process, self.stores[0].manifest.vocabulary, *self.stores, watch)
 
 
 def prepare(options: Sequence[str]) -> None:
-    """Imports the modules of the order once, before a process is forked for each rank."""
+    """Imports the order's modules once, before the ranks are forked."""
     _ = Order.read(Path(options[0])).module
 
 
