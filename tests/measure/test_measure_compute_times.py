@@ -1,4 +1,4 @@
-"""What one device does in a step, timed while its neighbours work and nobody talks."""
+"""Times of a device's step while its neighbours compute, without communication."""
 
 import math
 from typing import Any
@@ -38,7 +38,7 @@ def accumulated(synchronise: str) -> RunSpec:
     return ddp(training={"accumulation": accumulation})
 
 
-def test_work_that_differs_in_talking_only_is_timed_once():
+def test_work_that_differs_only_in_communication_is_timed_once():
     same = [
         ddp(),
         ddp(variant="late", parallel={"kind": "ddp", "overlap": False}),
@@ -60,19 +60,21 @@ def test_work_that_differs_in_talking_only_is_timed_once():
         ddp(machine={"device": "cpu", "devices_per_node": 3, "threads": 1}),
     ],
 )
-def test_other_work_is_timed_by_itself(other):
+def test_different_work_is_timed_separately(other):
     assert len(list(different_work([ddp(), other]))) == 2
 
 
-def test_parts_of_a_step_are_within_it():
+def test_parts_of_a_step_add_up_to_no_more_than_the_step():
     training = {"accumulation": {"micro_batches": MICRO_BATCHES, "synchronise": "last"}}
     setup = small_setup(small_spec(training=training))
     times = StepTimes(setup)
     batches = setup.strategy.batches(setup.feed, 0, 0)
     for record in (False, True, True):
         times.step(next(batches), record)
+    found = times.unfollow()
+    times.step(next(batches), True)
     batches.close()
-    found = times.times
+    assert all(map(math.isnan, times.times.ready[0])), "no hook is left"
     assert len(found.whole) == len(found.update) == 2
     assert len(found.forward) == len(found.backward) == len(found.ready) == 2 * MICRO_BATCHES
     for step, whole in enumerate(found.whole):
@@ -93,7 +95,7 @@ def test_parts_of_a_step_are_within_it():
     assert None in {gradient.layer for gradient in gradients}
 
 
-def test_a_moment_is_that_of_the_last_rank():
+def test_the_last_rank_determines_each_moment():
     early = Times([1.0], [2.0], [[0.5, 2.0]], [0.1], [3.2])
     late = Times([1.5], [1.0], [[0.25, 1.0]], [0.3], [2.9])
     both = slowest([early, late])
@@ -115,7 +117,7 @@ def test_the_job_times_the_share_of_one_of_all_devices(tmp_path):
     (times,) = ComputeRecord.model_validate_json(output.read_text()).times
     assert (times.variant, times.status, times.micro_batches) == ("small", "ok", 1)
     assert times.topology.world_size == 2, "both devices work"
-    assert times.topology.nodes == 1, "and nobody talks over the link"
+    assert times.topology.nodes == 1, "and nothing uses the link"
     # Eight pairs of 4 to 23 tokens and an end token, for two devices.
     assert times.source_tokens is not None
     assert 4 * 5 <= times.source_tokens <= 4 * 24
@@ -124,21 +126,9 @@ def test_the_job_times_the_share_of_one_of_all_devices(tmp_path):
     assert times.gradients[-1].seconds > 0
 
 
-def test_hooks_tell_the_share_of_backward_and_not_its_length():
+def test_hooks_determine_the_share_of_backward_but_not_its_length():
     """A hook for each parameter makes backward on a GPU wait for the host."""
     followed = Times([1.0], [4.0, 4.0], [[1.0, 4.0], [2.0, 4.0]], [0.1], [5.1])
     plain = Times([1.0], [2.0, 2.0], [], [0.1], [3.1])
     found = undisturbed(followed, plain)
     assert (found.backward, found.ready) == ([2.0, 2.0], [[0.5, 2.0], [1.0, 2.0]])
-
-
-def test_no_hook_is_left_where_steps_are_not_followed():
-    setup = small_setup(small_spec())
-    times = StepTimes(setup)
-    batches = setup.strategy.batches(setup.feed, 0, 0)
-    times.step(next(batches), True)
-    followed = times.unfollow()
-    times.step(next(batches), True)
-    batches.close()
-    assert not any(map(math.isnan, followed.ready[0]))
-    assert all(map(math.isnan, times.times.ready[0]))

@@ -1,4 +1,4 @@
-"""The memory of a run: predicted without it, and measured."""
+"""The memory of a run: predicted, and measured."""
 
 import subprocess
 from functools import cache
@@ -20,11 +20,12 @@ from tests.orders import run_job
 from tests.records import prediction
 from tests.training.small_training import VOCABULARY, small_spec, small_store
 from transformer_core.measure import predicted_memory as job
-from transformer_core.measure.memory_anatomy import steps_of
-from transformer_core.measure.memory_anatomy_worker import Training, followed
+from transformer_core.measure.memory_anatomy import AnatomyOrder, steps_of
+from transformer_core.measure.memory_anatomy_worker import followed
 from transformer_core.measure.memory_prediction import _on_a_cpu, predict_ranks
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.fsdp import repeated_layers
+from transformer_core.run.worker import Program
 from transformer_core.study.resolve import check_study, resolve
 from transformer_core.study.variants import read_variants
 from transformer_core.training.precision import set_matmul
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 STORES = small_store(200), small_store(60, seed=1)
 Measured = tuple[int, Parts, Parts, int]
-"""The allocator's peak, the parts at the peak and at their largest, and what autograd saved."""
+"""The allocator's peak, the parts at the peak, the largest parts, and the bytes autograd saved."""
 
 
 def memory_spec(**sections: Any) -> RunSpec:
@@ -43,9 +44,12 @@ def memory_spec(**sections: Any) -> RunSpec:
 
 
 def measure(spec: RunSpec) -> Measured:
-    """The findings of this rank, alone or in its process group."""
-    training = Training(spec, this_rank(), VOCABULARY, STORES, steps_of(spec))
-    found = followed(training, translate=False)
+    """The measurement of this rank, alone or in its process group."""
+    nowhere, steps = Path("nowhere"), steps_of(spec)
+    order = AnatomyOrder(spec=spec, data=nowhere, output=nowhere, command="", steps=steps)
+    program = Program(order, 0.0)
+    program.process, program.stores = this_rank(), STORES
+    found = followed(program, steps, translate=False)
     return found.peak_bytes, found.step.at_peak, found.step.largest, found.step.saved_bytes
 
 
@@ -104,11 +108,11 @@ def measured_together():
 
 
 def assert_adds_up(found: Measured, copied: int = 0) -> None:
-    """The parts at the peak are what the allocator had handed out then, up to work space inside
-    kernels and the batch, which lies in numpy's memory.
+    """The parts at the peak equal the allocator's count, except for work space inside kernels and
+    the batch, which is in numpy's memory.
 
-    ``copied`` are the bytes of a message that gloo has copied: its thread, which nobody follows,
-    now and then lets go of them a moment later.
+    ``copied`` is the size of a message that gloo has copied: its untracked thread sometimes frees
+    the copy a moment later.
     """
     peak, at_peak, _, _ = found
     missing = peak - at_peak.total_bytes
@@ -116,15 +120,15 @@ def assert_adds_up(found: Measured, copied: int = 0) -> None:
 
 
 def layer_bytes(spec: RunSpec) -> int:
-    """What the gradient of the largest layer takes: a message of FSDP."""
+    """Bytes of the gradient of the largest layer, a message of FSDP."""
     layers = repeated_layers(build_model(spec.model, VOCABULARY))
     return max(sum(p.numel() * 4 for p in layer.parameters()) for layer in layers)
 
 
 def assert_predicted(spec: RunSpec, found: Measured, rank: int = 0, copied: int = 0) -> None:
-    """Every part is as predicted. ``copied`` are the bytes of a message of which gloo's thread may
-    hold a copy a moment longer: beside the next message, or beyond the step, where what belongs to
-    nobody counts as a bucket."""
+    """Every part is as predicted. ``copied`` is the size of a message of which gloo's thread may keep
+    a copy a moment longer: during the next message, or after the step, where it counts as a
+    bucket."""
     predicted = predict(spec)[rank]
     peak, _, largest, _ = found
     assert predicted.training_bytes == pytest.approx(peak, rel=0.05)
@@ -141,7 +145,7 @@ def test_one_process(measured_alone, name):
 
 
 def test_products_in_bfloat16_take_the_same_memory():
-    """Whether this CPU has them is found out with a product, and fake tensors have no numbers."""
+    """Although detecting them takes a real product: fake tensors have no numbers."""
     try:
         (found,) = predict(memory_spec(training={"precision": {"kind": "bf16_matmul"}}))
     except Unsupported as error:
@@ -189,13 +193,13 @@ def test_buckets_are_a_second_copy_of_the_gradients_unless_they_are_views(measur
     assert found["ddp_view"]["gradients_bytes"] == pytest.approx(4, rel=0.02)
 
 
-def test_shards_are_a_part_of_the_model(measured_together):
+def test_shards_add_up_to_the_model(measured_together):
     both = [per_parameter(one["fsdp"][2]) for one in measured_together]
     for part, whole in (("weights_bytes", 4), ("gradients_bytes", 4), ("optimizer_bytes", 8)):
         assert sum(rank[part] for rank in both) == pytest.approx(whole, rel=0.03)
 
 
-def test_the_logits_of_all_vanish_with_the_loss_where_they_are(measured_together):
+def test_a_local_loss_does_not_gather_all_logits(measured_together):
     first, second = measured_together
     gathered = first["central"][1].communication_bytes
     assert gathered > first["central_local"][1].communication_bytes
@@ -205,7 +209,7 @@ def test_the_logits_of_all_vanish_with_the_loss_where_they_are(measured_together
     assert second["central"][2].optimizer_bytes == 0
 
 
-def test_cheaper_memory_is_less(measured_alone):
+def test_memory_saving_techniques_save_memory(measured_alone):
     plain = measured_alone["single"]
     checkpoint, chunks = measured_alone["checkpoint"], measured_alone["chunks"]
     assert checkpoint[2].activations_bytes < plain[2].activations_bytes / 3
@@ -213,7 +217,7 @@ def test_cheaper_memory_is_less(measured_alone):
     assert chunks[0] < plain[0]
 
 
-def test_what_autograd_saves_are_the_activations(measured_alone):
+def test_autograd_saves_the_activations(measured_alone):
     _, _, largest, saved = measured_alone["single"]
     assert saved == pytest.approx(largest.activations_bytes, rel=0.05)
 
@@ -227,8 +231,8 @@ def test_a_model_of_a_billion_parameters_takes_no_memory():
     assert rank.training_bytes > 12 * parameters
 
 
-def test_memory_on_a_gpu_is_predicted_where_there_is_none():
-    """By the memory that CUDA's kernels keep: no attention weights, masks of a byte."""
+def test_memory_on_a_gpu_is_predicted_without_one():
+    """CUDA's kernels keep no attention weights, and masks of one byte per element."""
     if torch.cuda.is_available():
         pytest.skip("this host has a GPU")
 
@@ -246,18 +250,18 @@ def test_memory_on_a_gpu_is_predicted_where_there_is_none():
     assert less.anatomy.activations_bytes < 0.85 * cuda.anatomy.activations_bytes
 
 
-def test_a_format_that_only_gpus_have_is_predicted_anywhere():
+def test_a_format_of_gpus_is_predicted_anywhere():
     tf32 = memory_spec(training={"precision": {"kind": "tf32"}})
     assert _on_a_cpu(tf32).training.precision == Fp32()
 
 
 def test_the_original_study_has_a_baseline_that_fits_its_machine():
-    """24 GB, of which contexts and the desktop take some; as long as sentences may be."""
+    """In 24 GB, some of which contexts and the desktop take, even with the longest sentences."""
     variants, _ = read_variants(VARIANTS_FILE)
     study = check_study(yaml.safe_load(ORIGINAL.read_text()), "original.yaml")
     baseline = resolve(study, study.baseline, variants)
     assert isinstance(baseline.batching, FixedSize)
-    # Two micro-batches are as large as eight: the second finds gradients there already.
+    # Two micro-batches need as much memory as eight: the second adds to existing gradients.
     of_all = baseline.training.accumulation.micro_batches
     pairs = 2 * baseline.batching.scaled_pairs // of_all
     batching = baseline.batching.model_copy(update={"pairs": pairs})
@@ -268,9 +272,7 @@ def test_the_original_study_has_a_baseline_that_fits_its_machine():
     assert 4e9 < rank.peak_bytes < 0.9 * 24e9
 
 
-def test_the_job_predicts_runs_of_the_same_memory_once_and_without_a_probe_of_the_context(
-    monkeypatch, tmp_path
-):
+def test_the_job_predicts_equal_runs_once_even_if_the_context_is_unknown(monkeypatch, tmp_path):
     asked: list[str] = []
 
     def predict_one(spec: RunSpec, *_: object) -> Prediction:

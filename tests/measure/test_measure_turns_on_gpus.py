@@ -1,4 +1,4 @@
-"""Comparisons on GPUs: windows long enough, sides that fit, devices that let two processes in."""
+"""Comparisons on GPUs: long windows, sides that fit into memory, devices that can be shared."""
 
 from collections import deque
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_turn_has_enough_steps_and_enough_time(tmp_path, step_seconds, steps):
 
 
 class SlowFeed:
-    """A clock on which a batch takes 3 seconds to prepare, some ahead, and a step takes one."""
+    """A simulation in which preparing a batch takes 3 seconds, some in advance, and a step one."""
 
     def __init__(self, ahead: int) -> None:
         self.time = 0.0
@@ -83,7 +83,7 @@ class SlowFeed:
         self.ready.append(self.busy_until)
 
     def pause(self) -> None:
-        """The other side's turn: everything is prepared ahead meanwhile."""
+        """The other side's turn, during which the feed prepares as much as it can."""
         self.time = self.busy_until = max(self.time, *self.ready) + 100.0
         self.ready = deque([self.time] * len(self.ready))
 
@@ -98,8 +98,8 @@ class SlowFeed:
 
 
 def test_a_turn_shows_what_slow_input_costs():
-    """In the long run a step waits for its batch: 3 seconds. What was prepared during the other
-    side's turn must not hide that."""
+    """In the long run a step waits 3 seconds for its batch. Batches prepared during the other side's
+    turn must not hide this."""
     feed = SlowFeed(CUDA_PREFETCH)
     least = Comparing().on_gpu
     assert feed.timed(Turn(least.lead_steps, least.window_steps)) == pytest.approx(3.0, rel=0.02)
@@ -107,7 +107,8 @@ def test_a_turn_shows_what_slow_input_costs():
 
 
 def predicted(variant: str, whole: float, kept: float, context: float = 0.5) -> Prediction:
-    """One that needs so many GiB, and keeps so many between turns, beside its context."""
+    """The prediction of a side that needs ``whole`` GiB, and keeps ``kept`` GiB between turns, not
+    counting its context."""
     return prediction(
         round((whole - context) * GIB),
         round(kept * GIB),
@@ -122,16 +123,16 @@ def both(reference: float, other: float) -> dict[str, Prediction]:
     return {"single": predicted("single", reference, 1), "other": predicted("other", other, 1)}
 
 
-def test_sides_take_turns_in_memory_where_they_do_not_fit_together():
+def test_sides_free_memory_if_they_do_not_fit_together():
     assert keeping(both(10, 12), 24 * GIB) == "all"
     assert keeping(both(18, 20), 24 * GIB) == "state"
-    assert keeping(both(99, 99), None) == "all", "nobody knows: it is tried"
+    assert keeping(both(99, 99), None) == "all", "unknown memory does not prevent an attempt"
 
 
-def test_what_cannot_fit_is_refused_with_numbers_and_a_remedy():
+def test_sides_that_cannot_fit_are_refused_with_numbers_and_a_remedy():
     with pytest.raises(DoesNotFit, match=r"single alone .* 60\.00 GiB .* 24\.00 GiB.*micro-batch"):
         keeping(both(60, 10), 24 * GIB)
-    with pytest.raises(DoesNotFit, match="other beside what the others cannot do without") as found:
+    with pytest.raises(DoesNotFit, match="other with the weights and optimizer states") as found:
         keeping(both(10, 23.9), 24 * GIB)
     assert found.value.side == "other"
 
@@ -144,7 +145,7 @@ def test_a_session_that_cannot_fit_ends_with_a_status(monkeypatch, tmp_path):
         sessions(Comparing(), tmp_path)._start()
 
 
-def test_a_gpu_for_one_process_only_is_said_before_anything_starts(monkeypatch, tmp_path):
+def test_a_gpu_for_one_process_only_is_reported_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [0])
     monkeypatch.setattr(session, "start_side", lambda *_: pytest.fail("nothing may start"))
     with pytest.raises(SessionEndedError, match=r"unsupported, 2 processes.*nvidia-smi -i 0 -c"):

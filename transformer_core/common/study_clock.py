@@ -62,7 +62,7 @@ class RunningClock:
         self._lock = threading.Lock()
         self._over = threading.Event()
         before, host = read_clock(path), platform.node()
-        self._clock = Clock(
+        self.clock = Clock(
             spent_before=before.spent(),
             began=now(),
             seen=now(),
@@ -72,14 +72,10 @@ class RunningClock:
         )
         self.beat()
 
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
     def spent(self) -> float:
-        if not self._clock.running:
-            return self._clock.spent()
-        return self._clock.spent_before + self._now() - self._clock.began
+        if not self.clock.running:
+            return self.clock.spent()
+        return self.clock.spent_before + self._now() - self.clock.began
 
     def go(self, also: Callable[[], None] = lambda: None) -> None:
         """Saves the time every few seconds until this process ends, and calls ``also``."""
@@ -88,16 +84,16 @@ class RunningClock:
     def job_done(self, rule: str, seconds: float, share: float = 1.0) -> None:
         """Count a job that ended well and had a ``share`` of the cores."""
         with self._lock:
-            old = self._clock.jobs.get(rule, JobTimes())
+            old = self.clock.jobs.get(rule, JobTimes())
             times = JobTimes(count=old.count + 1, seconds=old.seconds + seconds, share=share)
-            jobs = self._clock.jobs | {rule: times}
-            self._clock = self._clock.model_copy(update={"jobs": jobs})
+            jobs = self.clock.jobs | {rule: times}
+            self.clock = self.clock.model_copy(update={"jobs": jobs})
 
     def beat(self, running: bool = True) -> None:
         with self._lock:
             changes = {"seen": self._now(), "running": running}
-            self._clock = self._clock.model_copy(update=changes)
-            write_text(self._path, self._clock.model_dump_json() + "\n")
+            self.clock = self.clock.model_copy(update=changes)
+            write_text(self._path, self.clock.model_dump_json() + "\n")
 
     def stop(self) -> None:
         self._over.set()

@@ -1,1 +1,1 @@
-"""Measurements of a run: time between synchronised points, memory, the machine, provenance."""
+"""Measurements: timed runs, comparisons in turns, memory, limits of the machine, quality."""

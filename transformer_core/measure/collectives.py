@@ -1,7 +1,7 @@
 """Collective operations by message size.
 
-Broadcast, scatter, gather, reduce, all-gather, reduce-scatter, all-reduce, and this project's own
-ring, between the processes of a distributed run, with the backend of the study's devices.
+Times broadcast, scatter, gather, reduce, all-gather, reduce-scatter, all-reduce, and this project's
+own ring, between the processes of a distributed run, with the backend of the study's devices.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class CollectivesOrder(Order):
 
 
 def supervise(order: CollectivesOrder) -> None:
-    """Runs the workers, and makes sure that the table says how they ended."""
+    """Runs the workers, and ensures that the table says how they ended."""
     outcome = attempt(order, order.table, order.table)
     if outcome is not None:
         size, nodes = order.spec.world_size, order.spec.machine.nodes
@@ -72,11 +72,7 @@ class Collectives(Job):
 
 def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveRun) -> None:
     kinds = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64()}
-    types = [kinds[text.split(":")[0]] for text in COLLECTIVE_COLUMNS.values()]
-    fields = list(zip(COLLECTIVE_COLUMNS, types, strict=True))
-    columns = list(zip(*rows, strict=True)) or [()] * len(types)
-    table = pa.Table.from_arrays(
-        [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)],
-        schema=pa.schema(fields, metadata={"study": run.model_dump_json()}),
-    )
-    tables.write_table(path, table)
+    fields = [(name, kinds[text.split(":")[0]]) for name, text in COLLECTIVE_COLUMNS.items()]
+    schema = pa.schema(fields, metadata={"study": run.model_dump_json()})
+    named = [dict(zip(COLLECTIVE_COLUMNS, row, strict=True)) for row in rows]
+    tables.write_table(path, pa.Table.from_pylist(named, schema=schema))

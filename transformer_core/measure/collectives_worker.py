@@ -1,4 +1,4 @@
-"""One process of those that time collective operations.
+"""One of the processes that time collective operations.
 
 Started by :mod:`transformer_core.measure.collectives`, not by hand.
 """
@@ -33,9 +33,9 @@ class Exchange:
 
     run: Callable[[], object]
     """Runs the operation. A second call repeats it on the result of the first."""
-    result: Tensor | None  # holds the result; None on a rank that receives none
+    result: Tensor | None  # None on a rank that receives no result
     expected: float  # the value of every element of the result after the first call
-    buffers: list[Tensor]  # all buffers that it reads and writes
+    buffers: list[Tensor]  # all buffers that the operation reads and writes
 
 
 def exchange(name: str, count: int, rank: int, ranks: int, device: torch.device) -> Exchange:
@@ -87,7 +87,7 @@ COLLECTIVES = (
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as in nccl-tests."""
+    """The ratio of bus bandwidth to algorithm bandwidth, as in nccl-tests."""
     if collective in ("broadcast", "reduce"):
         return 1.0
     share = (ranks - 1) / ranks
@@ -95,7 +95,7 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def sizes(limits: Limits, ranks: int) -> Iterator[int]:
-    """Elements of 32 bits of the largest buffer, a multiple of ``ranks``."""
+    """Numbers of 32-bit elements in the largest buffer, multiples of ``ranks``."""
     size = limits.smallest_message
     while size <= limits.largest_message:
         yield max(1, size // 4 // ranks) * ranks
@@ -127,7 +127,7 @@ def measure(strategy: ProcessGroupStrategy, limits: Limits) -> list[tuple[object
 
 
 def _seconds(exchange: Exchange, strategy: ProcessGroupStrategy, calls: int) -> float:
-    """Time of a call, of the slowest rank, the same on all ranks."""
+    """Seconds of a call on the slowest rank, the same number on all ranks."""
     strategy.synchronise()
     began = time.perf_counter()
     for _ in range(calls):

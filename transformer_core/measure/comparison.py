@@ -1,8 +1,8 @@
 """All sessions of sides that take turns, and a record for each comparison of two of them.
 
-A session that is complete is kept in a file of its own, so that a job that was killed goes on with
-the next one, and one that is asked for more goes on from what it has. How many rounds a session
-has, and how many sessions a comparison, depends on the error within sessions and on the budget.
+Every complete session is kept in a file, so that a killed job resumes with the next one, and a job
+that is asked for more sessions builds on the existing ones. The numbers of rounds and of sessions
+depend on the error within sessions and on the budget.
 """
 
 import hashlib
@@ -41,14 +41,13 @@ def compare_pairs(
     code: str = "",
     again: Callable[[], None] = lambda: None,
 ) -> dict[Pair, PairedRun]:
-    """All sessions of the sides, below ``folder``; a record for each of ``pairs``.
+    """Runs all sessions of the sides, below ``folder``; returns a record for each of ``pairs``.
 
-    The first side is the one that says how many steps a turn has. Sessions of the same ``code``
-    that are there already count, unless they have been recorded with the same settings: then the
-    comparisons are asked for anew.
+    The first side determines the number of steps in a turn. Existing sessions of the same ``code``
+    count, unless they have been recorded with the same settings: then the comparisons are repeated.
 
-    A side that cannot train gives its status to all of its pairs, and the others begin anew without
-    it. ``again`` is called where a side ended for a reason that may be gone.
+    All pairs of a side that cannot train get its status, and the other sides restart without it.
+    Calls ``again`` if a side ended for a reason that may be temporary.
     """
     started = datetime.now(UTC)
     comparing = for_devices(comparing, [side.spec for side in sides])
@@ -61,10 +60,10 @@ def compare_pairs(
 
 
 class Kept:
-    """The sessions of a comparison, a file each in ``folder``.
+    """The sessions of a comparison, each in one file in ``folder``.
 
-    ``key`` says what they are sessions of: files with another key are of another comparison.
-    ``code`` stands for the programs that make them.
+    ``key`` identifies the comparison: files with another key belong to another one. ``code`` is a
+    digest of the programs that run the sessions.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ def _sessions(
     started: datetime,
     again: Callable[[], None],
 ) -> dict[Pair, PairedRun]:
-    """The records of ``pairs``, or of those with a side that ended before the others."""
+    """The records of ``pairs``; if a side ended early, only those of its pairs."""
     lines = SessionLines(f"{', '.join(side.name for side in sides[1:])} against {sides[0].name}")
     folder = kept.folder
     if kept.recorded(comparing):
@@ -136,7 +135,10 @@ def _sessions(
             if error.outcome.again:
                 again()
             log.info("%s: %s", lines.name, error)
-    provenance = sessions.provenance or _provenance(sides, command, started)
+    # Usually the workers have reported it: this process would import torch for it.
+    provenance = sessions.provenance or {
+        side.name: collect(side.spec, command, started) for side in sides
+    }
     over = [pair for pair in pairs if ended is None or ended.side in pair]
     return {pair: _record(pair, sides, done, stopped, ended, provenance) for pair in over}
 
@@ -151,7 +153,7 @@ def _until_enough(
     kept: Kept,
     done: list[Session],
 ) -> Stopped:
-    """Runs sessions, saves them and adds them to ``done``; returns why it stopped."""
+    """Runs sessions, saves them and adds them to ``done``; returns the reason for stopping."""
     judge = enough(pairs, sessions.comparing)
     while not (stopped := stop(done, pairs, sessions.comparing)):
         lines.session = len(done) + 1
@@ -177,7 +179,7 @@ def _record(
     ended: SessionEndedError | None,
     provenance: Mapping[str, Provenance],
 ) -> PairedRun:
-    """The record of a pair, without sessions where one of its sides ``ended`` before the others."""
+    """The record of a pair; without sessions if one of its sides ``ended`` early."""
     outcome = ended.outcome if ended else Outcome(status="ok", reason=None)
     return outcome.result(
         PairedRun,
@@ -205,11 +207,6 @@ def of_two(session: Session, pair: Pair) -> Session:
     )
 
 
-def _provenance(sides: Sequence[Side], command: str, started: datetime) -> dict[str, Provenance]:
-    """The provenance that workers would have reported: this process imports torch for it."""
-    return {side.name: collect(side.spec, command, started) for side in sides}
-
-
 _SESSIONS = "session-*.json"
 
 _RECORDED = ".recorded.json"
@@ -222,12 +219,12 @@ _HOW_MANY = {
     "budget",
     "margin",
 }
-"""Settings that decide the number of sessions and rounds, or how they are analysed."""
+"""Settings that determine only the number of sessions and rounds, or their analysis."""
 
 
 def leave_sessions(folder: Path, comparing: Comparing) -> None:
-    """Empties the folder of a recorded comparison, except what a comparison with other settings for
-    the number of sessions can resume from."""
+    """Empties the folder of a recorded comparison, except for its sessions, from which a comparison
+    with other settings for their number can resume."""
     write_text(folder / _RECORDED, comparing.canonical_json())
     for path in folder.iterdir():
         if path.is_dir():
@@ -239,10 +236,10 @@ def leave_sessions(folder: Path, comparing: Comparing) -> None:
 def stop(
     sessions: Sequence[Session], pairs: Sequence[Pair], comparing: Comparing
 ) -> Stopped | None:
-    """The reason why no further session is needed for ``pairs``; None if one is.
+    """The reason why ``pairs`` need no further session; None if they do.
 
-    Only the error within the sessions decides, never how far sessions are apart: to stop where two
-    happen to agree would make all intervals too narrow.
+    Only the error within sessions decides, never the spread between them: stopping when two happen
+    to agree would make all intervals too narrow.
     """
     if len(sessions) < comparing.sessions_least:
         return None
@@ -261,7 +258,7 @@ def enough(pairs: Sequence[Pair], comparing: Comparing) -> Enough:
     part = _budget(comparing, pairs) / comparing.sessions_least
 
     def precise(rounds: Sequence[Round], pair: Pair) -> bool:
-        """Whether this session, with all others like it, would be precise enough."""
+        """Whether the comparison would be precise enough if all sessions were like this one."""
         error = session_ratio(rounds, pair).error
         return 2 * error < comparing.precision * sqrt(comparing.sessions_least)
 
@@ -274,7 +271,7 @@ def enough(pairs: Sequence[Pair], comparing: Comparing) -> Enough:
 
 
 def _error(sessions: Sequence[Session], pair: Pair) -> float:
-    """Twice the standard error of the ratio, from the windows alone."""
+    """Twice the standard error of the ratio, from the errors within sessions."""
     errors = [session.ratio(pair).error for session in sessions]
     return 2 * sqrt(fmean(error**2 for error in errors) / len(errors))
 

@@ -1,7 +1,7 @@
-"""Times the step of one device while its neighbours compute too and nobody communicates.
+"""Times a device's step while the host's other devices compute too, without communication.
 
-Projections rest on these times. All devices of a host work at the same time, as in a run of several
-processes, because they share its memory, its power and, as processes on a CPU, its cores.
+Projections are based on these times. All devices of a host work at the same time, as in a run of
+several processes, because they share its memory, its power and, as processes on a CPU, its cores.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ from transformer_core.study.reservations import on_one_host, work_of_a_device
 
 
 def different_work(specs: Sequence[RunSpec]) -> Iterator[RunSpec]:
-    """The first spec of each kind of work, regardless of how devices communicate."""
+    """The first spec of each kind of computation, regardless of how devices communicate."""
     seen = set()
     for spec in specs:
         found = work_of_a_device(spec)
@@ -43,8 +43,7 @@ class ComputeOrder(TrainingOrder):
     work = "transformer_core.measure.compute_worker"
 
     shares: int
-    """Devices of the whole run, whose hosts may be several: a worker gets its share of a global
-    batch."""
+    """Devices of the whole run, on all its hosts: a worker gets its share of a global batch."""
     settings: Projecting  # how many steps
 
     @property
@@ -53,7 +52,7 @@ class ComputeOrder(TrainingOrder):
 
 
 def measure(order: ComputeOrder, target: Path) -> ComputeTimes:
-    """Runs the workers of one spec for the record ``target``; returns the times, or how the run
+    """Runs the workers of one spec for the record ``target``; returns the times, or how they
     ended."""
     started = datetime.now(UTC)
     log.info("compute times: %s", order.spec.variant)

@@ -1,4 +1,4 @@
-"""One process of those that time the step of a device.
+"""One of the processes that time the step of a device.
 
 Started by :mod:`transformer_core.measure.compute`, not by hand.
 """
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from schemas.config.measurement import Projecting
 from schemas.config.parallel import Single
@@ -70,16 +69,16 @@ class Times:
     forward: list[float] = field(default_factory=list)  # of every micro-batch
     backward: list[float] = field(default_factory=list)  # likewise
     ready: list[list[float]] = field(default_factory=list)
-    """From the start of backward to each parameter's gradient; NaN for one that gets none."""
+    """From the start of backward to each parameter's gradient; NaN without a gradient."""
     update: list[float] = field(default_factory=list)  # of every step
     whole: list[float] = field(default_factory=list)  # likewise
 
 
 def slowest(ranks: Sequence[Times]) -> Times:
-    """The times of the slowest of all ranks that work side by side, moment by moment.
+    """The times of the slowest of all ranks that compute in parallel, moment by moment.
 
-    An all-reduce begins when the last rank is there, so what counts of each moment is when the
-    last of them reaches it.
+    An all-reduce begins when the last rank arrives, so each moment counts when the last rank reaches
+    it.
     """
     forward, backward, ready = (
         np.array([getattr(times, part) for times in ranks])
@@ -120,7 +119,7 @@ class StepTimes:
         return followed
 
     def step(self, batch: GlobalBatch, record: bool) -> None:
-        """Train one step, and keep its times if they are to ``record``."""
+        """Trains one step; keeps its times if ``record`` is true."""
         began = self.clock.now()
         ends: dict[str, list[Moment]] = {"forward": [], "backward": [], "update": []}
         found: list[dict[int, Moment]] = []
@@ -159,9 +158,13 @@ class StepTimes:
         return note
 
     def gradients(self, ready: Iterable[Sequence[float]]) -> list[ReadyGradient]:
-        """All parameters, in the order in which their gradients are there, of ``ready`` seconds of
-        each in every micro-batch."""
-        layers = _layers(self.setup.model)
+        """All parameters in the order of their gradients, by the ``ready`` seconds of each in every
+        micro-batch."""
+        layers = {
+            id(parameter): number
+            for number, layer in enumerate(repeated_layers(self.setup.model))
+            for parameter in layer.parameters()
+        }
         found = [
             ReadyGradient(
                 bytes=parameter.numel() * parameter.element_size(),
@@ -175,23 +178,14 @@ class StepTimes:
 
 
 def undisturbed(followed: Times, plain: Times) -> Times:
-    """The times of steps without hooks, ``plain``, with the gradients of those with, ``followed``.
+    """The times of steps without hooks, ``plain``, with the gradients of steps with, ``followed``.
 
-    On a GPU a hook for each of some 200 parameters makes backward wait for the host. So when a
-    gradient is ready is taken as its share of backward, whose length is that without hooks.
+    On a GPU, hooks for some 200 parameters make backward wait for the host. So the time of a gradient
+    is its share of backward with hooks, applied to the length of backward without them.
     """
     stretch = median(plain.backward) / median(followed.backward)
     ready = [[stretch * seconds for seconds in moments] for moments in followed.ready]
     return replace(plain, ready=ready)
-
-
-def _layers(model: nn.Module) -> dict[int, int]:
-    """Number of the repeated layer of each parameter that belongs to one."""
-    return {
-        id(parameter): number
-        for number, layer in enumerate(repeated_layers(model))
-        for parameter in layer.parameters()
-    }
 
 
 def timed(
@@ -200,7 +194,7 @@ def timed(
     """The times of this rank's steps, and source and target tokens of their micro-batches."""
     setup.module.train()
     source, target = [], []
-    # Once more without hooks where they disturb.
+    # A second pass, without hooks, on GPUs, which hooks disturb.
     passes = 2 if setup.device.type == "cuda" else 1
     followed = None
     with closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
@@ -223,11 +217,11 @@ def work(order: ComputeOrder, program: Program) -> None:
     process = program.process
     setup = program.assemble(
         spec.model_copy(update={"parallel": Single()}),
-        # As one of all processes of the run, it gets only its share of the batches.
+        # As one of the run's processes, so that it gets only its share of the batches.
         replace(process, world_size=order.shares),
     )
     times = StepTimes(setup)
-    # Beside their work they only wait for one another, so that all work at the same time.
+    # The processes only wait for one another, so that all compute at the same time.
     together = process.world_size > 1
     if together:
         dist.init_process_group("gloo", timeout=timedelta(seconds=spec.machine.timeout))
@@ -253,7 +247,7 @@ def work(order: ComputeOrder, program: Program) -> None:
 
 
 def _record(order: ComputeOrder, process: Process, times: Times, **known: Any) -> ComputeTimes:
-    """The record of the slowest rank's times, with what is ``known`` besides."""
+    """The record of the slowest rank's times, with the ``known`` fields."""
     micro_batches = order.spec.training.accumulation.micro_batches
     forward, backward, update = (
         median(values) for values in (times.forward, times.backward, times.update)

@@ -1,4 +1,4 @@
-"""The evaluation of a trained model: it translates the test split, and its BLEU is computed.
+"""The evaluation of a trained model: it translates the test split and is scored by BLEU.
 
 Like a run it always has a result: BLEU and translations, or a status that says why there are none.
 """
@@ -34,7 +34,7 @@ class EvaluationOrder(TrainingOrder):
 
 
 def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationResult:
-    """Returns what the worker found, or the reason why there is nothing."""
+    """Runs the worker; returns its result, or a status with the reason."""
     outcome = None
     if run.status != "ok":
         outcome = Outcome(status=run.status, reason=run.reason)
@@ -48,14 +48,14 @@ def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationR
 
 
 def alone(spec: RunSpec) -> RunSpec:
-    """``spec`` in one process on one device, with the cores that the job was given."""
+    """``spec`` in one process on one device, with all cores of the job."""
     one = {"nodes": 1, "devices_per_node": 1, "link": None, "threads": 0}
     machine = spec.machine.model_copy(update=one)
     return spec.model_copy(update={"parallel": Single(), "machine": machine})
 
 
 class Evaluation(TrainingJob):
-    """To translate the test split with a trained model, and to score it."""
+    """Translates the test split with a trained model, and scores it."""
 
     kind = "evaluation"
 
@@ -77,8 +77,8 @@ class Evaluation(TrainingJob):
 
 
 def work(order: EvaluationOrder, program: "Program") -> None:
-    """Evaluates the model in a process of its own, and writes the result."""
-    # Only here: a job that waits for this has no use for torch.
+    """Evaluates the model in a separate process, and writes the result."""
+    # Imported here: the waiting job does not need torch.
     from transformer_core.data.sharding.shard_store import open_shards
     from transformer_core.training.translate import evaluate
 

@@ -1,4 +1,4 @@
-"""The batch of a training that needs most memory."""
+"""The batch of a training that needs the most memory."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,16 +15,15 @@ from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.special_tokens import EOS
 
-SEARCHED = 200  # global batches that are looked at, from the first on: shapes repeat soon
+SEARCHED = 200  # number of first global batches that are examined: shapes soon repeat
 
 
 def heaviest_batch(
     spec: RunSpec, store: PairStore, vocabulary: int, shares: int
 ) -> tuple[int, GlobalBatch]:
-    """Number within the first epoch, and contents as the first of ``shares`` ranks gets it, of the
-    global batch whose largest micro-batch needs most memory. Its tensors are on the CPU.
-
-    Looked for among the first batches that the training sees. The same on every rank.
+    """The global batch whose largest micro-batch needs the most memory, among the training's first
+    ones: its number in the first epoch, and its contents for the first of ``shares`` ranks, on the
+    CPU. The same on every rank.
     """
     feed = Feed(
         store,
@@ -51,13 +50,13 @@ def shape_of(batch: Batch) -> BatchShape:
 
 
 def largest_shape(batch: GlobalBatch) -> BatchShape:
-    """The micro-batch with most tokens of its logits and activations."""
+    """The shape of the micro-batch with the most tokens."""
     shapes = [shape_of(micro) for micro in batch.micro_batches]
     return max(shapes, key=lambda shape: shape.rows * (shape.source_tokens + shape.target_tokens))
 
 
 def expected_shape(spec: RunSpec, parts: int) -> BatchShape:
-    """The largest micro-batch that settings alone allow: rows of the longest sentences."""
+    """The largest micro-batch that the settings allow: rows of the longest sentences."""
     batching = spec.batching
     if isinstance(batching, TokenBudget):
         pairs = batching.scaled_tokens // spec.longest
@@ -76,8 +75,8 @@ def longest_rows(spec: RunSpec, rows: int) -> BatchShape:
 def weight(model: AnyTrained, vocabulary: int, shape: BatchShape) -> float:
     """Roughly how many numbers a micro-batch keeps for its backward pass, for comparing batches.
 
-    A token keeps some 14 vectors of the residual stream's width and two of the feed-forward's in an
-    encoder layer, half as many again in a decoder layer; attention weights go with the square of
+    In an encoder layer a token keeps some 14 vectors of the residual stream's width and two of the
+    feed-forward's, in a decoder layer half as many again. Attention weights grow with the square of
     the length, and the last layer keeps logits.
     """
     b, s, t = shape.rows, shape.source_tokens, shape.target_tokens
@@ -90,7 +89,7 @@ def weight(model: AnyTrained, vocabulary: int, shape: BatchShape) -> float:
 
 
 def blank_batch(shapes: Sequence[BatchShape], device: torch.device) -> GlobalBatch:
-    """A step of micro-batches of these shapes, full of the same token."""
+    """A global batch of micro-batches of these shapes, filled with one token."""
     micro_batches = [_blank(shape, device) for shape in shapes]
     padded = sum(shape.rows * (shape.source_tokens + shape.target_tokens) for shape in shapes)
     return GlobalBatch(

@@ -1,8 +1,8 @@
 """The largest batch of a variant that fits.
 
-Sizes double until one does not fit, then the interval is halved. Every size is tried in fresh
-processes, and running out of memory is an answer. The size found runs a second time, and the one a
-step larger must fail again.
+Sizes double until one does not fit, then a bisection follows. Every size is tried in fresh
+processes, and running out of memory is an answer. The final size runs a second time, and the next
+larger one must fail again.
 """
 
 import json
@@ -56,7 +56,7 @@ def search(fits: Callable[[int], bool], start: int, resolution: float) -> tuple[
     """Finds the largest size that fits and the smallest tried that does not; None if 1 does not
     fit.
 
-    They are at most ``resolution`` of the first apart, or 1.
+    They differ by at most 1, or ``resolution`` times the first.
     """
     low = high = start
     if fits(start):
@@ -96,10 +96,9 @@ class BatchTrialOrder(Order):
 
 @dataclass
 class Trials:
-    """Trials of one variant, and what they share. Sizes are counted in pairs for every micro-batch
-    of every device."""
+    """Trials of one variant. A size is the number of pairs in a micro-batch of one device."""
 
-    order: BatchTrialOrder  # an order of any size
+    order: BatchTrialOrder  # a template, whose size does not matter
     settings: LargestBatch
     trials: list[BatchTrial]
 
@@ -108,7 +107,7 @@ class Trials:
         return self.order.spec
 
     def fits(self, size: int, purpose: Purpose = "search") -> bool:
-        """Whether a batch of this size trains; NoAnswerError if that cannot be determined."""
+        """Whether a batch of this size trains; NoAnswerError if the trial fails otherwise."""
         pairs = size * self.spec.parts
         began = time.perf_counter()
         ended = self._attempt(pairs)
@@ -133,14 +132,14 @@ class Trials:
             return {"status": "ok", "reason": None, "peak_bytes": peak}
         status, reason = outcome.status, outcome.reason
         if outcome.signal:
-            # Libraries that cannot get memory under the limit end their process.
+            # Libraries that cannot allocate memory under the limit end their process.
             how = signal.Signals(outcome.signal).name
             status, reason = "oom", f"A process ended by itself under the limit: {how}."
         return {"status": status, "reason": reason, "peak_bytes": None}
 
 
 def find(trials: Trials, start: int) -> dict[str, Any]:
-    """The answer, confirmed, as fields of its record."""
+    """The confirmed answer, as fields of its record."""
     resolution = trials.settings.resolution
     no_answer = {"largest_pairs": None, "step_pairs": None, "confirmed": False}
     try:
@@ -164,7 +163,7 @@ def find(trials: Trials, start: int) -> dict[str, Any]:
     parts = trials.spec.parts
     return {
         "status": "ok",
-        "reason": None if failed_again else "Sizes beyond one that failed fitted after all.",
+        "reason": None if failed_again else "Sizes larger than a failing one fitted after all.",
         "largest_pairs": low * parts,
         "step_pairs": (high - low) * parts,
         "confirmed": failed_again,
@@ -172,7 +171,7 @@ def find(trials: Trials, start: int) -> dict[str, Any]:
 
 
 def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]:
-    """The limit of a process and its bytes: the study's setting, else the whole device."""
+    """The kind and bytes of a process's limit: the study's setting, else the whole device."""
     hardware = read_hardware()
     cuda = spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(hardware.gpus))
     kind: LimitKind = "torch_allocator" if cuda else "data_segment"
@@ -184,7 +183,7 @@ def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]
 
 
 def first_size(spec: RunSpec, tokens: int) -> int:
-    """The size of the spec's own batches, of rows of ``tokens``."""
+    """The size of the spec's own batches, with rows of ``tokens`` tokens."""
     batching = spec.batching
     if isinstance(batching, FixedSize):
         return max(1, batching.scaled_pairs // spec.parts)
@@ -194,7 +193,7 @@ def first_size(spec: RunSpec, tokens: int) -> int:
 def measure(
     spec: RunSpec, settings: LargestBatch, manifest: ShardManifest, output: Path
 ) -> LargestBatchResult:
-    """Searches, in the folder beside the ``output``."""
+    """Searches, with a working folder next to ``output``."""
     started = datetime.now(UTC)
     kind, limit = memory_limit(spec, settings)
     source_tokens, target_tokens = (
@@ -245,14 +244,14 @@ class LargestBatchJob(TrainingJob):
 
 
 STEPS = 3
-"""The optimizer creates its state in the first, and DDP rebuilds its buckets in the second."""
+"""The optimizer creates its state in the first step, and DDP rebuilds its buckets in the second."""
 
 
 def limit_memory(device: torch.device, limit: int) -> None:
-    """Limits this process to ``limit`` bytes: of memory that it can write to, or of the device, for
-    torch's allocator. Asking for more fails as on a full device.
+    """Limits this process to ``limit`` bytes: of writable memory, or of torch's allocator on a GPU.
+    Allocating more fails as on a full device.
 
-    On a device that holds contexts, NCCL's buffers or other processes, what they leave is less.
+    Contexts, NCCL's buffers and other processes on the device may lower the limit further.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -264,7 +263,7 @@ def limit_memory(device: torch.device, limit: int) -> None:
 
 
 def work(order: BatchTrialOrder, program: Program) -> None:
-    """Takes the steps; the main rank writes the largest use of any rank."""
+    """Takes the steps; the main rank writes the largest memory use of any rank."""
     spec = order.spec
     process = program.process
     device, training = process.device, spec.training
@@ -278,7 +277,7 @@ def work(order: BatchTrialOrder, program: Program) -> None:
     trainer = equip(spec, process, strategy, model)
     trainer.module.train()
     for each in strategy.devices:
-        if each.type == "cuda":  # each of those that DataParallel drives, with NCCL's buffers
+        if each.type == "cuda":  # DataParallel has several, with NCCL's buffers
             limit_memory(each, order.limit)
     _, shares = strategy.share
     rows = -(-order.pairs // (shares * training.accumulation.micro_batches))

@@ -1,7 +1,7 @@
 """The memory of a variant by purpose.
 
-A few steps in fresh processes, never the timed run: memory at every milestone, by rank, and what it
-is for. Like a timed run it always has a result, with a status that says why there is nothing else.
+Takes a few steps in fresh processes, never in the timed run, and records the memory of every rank at
+every milestone, by purpose. Like a timed run it always has a result, with a reason if it fails.
 """
 
 import json
@@ -22,14 +22,14 @@ from transformer_core.run.supervisor import attempt, lend_processes
 
 
 def steps_of(spec: RunSpec) -> int:
-    """Steps until all further steps are alike: DDP rebuilds its buckets in the second, the
-    optimizer creates its state in the first, and PowerSGD starts late."""
+    """Steps until all further steps are alike: the optimizer creates its state in the first, DDP
+    rebuilds its buckets in the second, and PowerSGD starts late."""
     hook = spec.parallel.message_hook
     return 3 if hook is None else hook.steps_before + 3
 
 
 class AnatomyOrder(TrainingOrder):
-    """Order to train a few steps on the heaviest batch, and to track their memory."""
+    """Order to train a few steps on the heaviest batch and track their memory."""
 
     work = "transformer_core.measure.memory_anatomy_worker"
     shares_cores = True
@@ -42,7 +42,7 @@ class AnatomyOrder(TrainingOrder):
 
 
 def measure(order: AnatomyOrder) -> MemoryResult:
-    """Runs the workers; returns what they found, or how they ended."""
+    """Runs the workers; returns their result, or how they ended."""
     started = datetime.now(UTC)
     spec, folder = order.spec, order.output
     for file in folder.glob(rank_file("*")):
@@ -71,12 +71,12 @@ def measure(order: AnatomyOrder) -> MemoryResult:
 
 
 class MemoryAnatomy(TrainingJob):
-    """To measure where the memory of a variant goes."""
+    """Measures what a variant uses memory for."""
 
     kind = "memory"
 
     steps: int = Field(default=0, ge=0)
-    """Training steps; 0 for as many as needed."""
+    """Training steps; 0 for as many as necessary."""
 
     def run(self, log_file: Path | None) -> None:
         steps = self.steps or steps_of(read_record(self.spec, RunSpec))
@@ -88,5 +88,5 @@ class MemoryAnatomy(TrainingJob):
 
 
 def rank_file(rank: int | str) -> str:
-    """Name of the file that a rank writes beside the result."""
+    """Name of the file that a rank writes in the working folder."""
     return f"rank-{rank}.json"

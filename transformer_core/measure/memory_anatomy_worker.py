@@ -1,8 +1,8 @@
 """The memory of a variant by purpose, in each of its processes.
 
-It trains a few steps on the batch that needs most memory, twice. The first time nothing follows
-them, and the memory of process and device is read at every milestone. The second time every tensor
-is followed, which says what the memory is for.
+It trains a few steps on the batch that needs the most memory, twice. The first time it only reads
+the memory of process and device at every milestone. The second time it tracks every tensor, which
+tells what the memory is for.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from schemas.config.run_spec import LanguageModel, RunSpec
+from schemas.config.run_spec import LanguageModel
 from schemas.results import (
     BytesPerParameter,
     DecodingMemory,
@@ -30,7 +30,6 @@ from schemas.results.memory import MilestoneName
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.data.batching.feeding import GlobalBatch, evaluation_batches
-from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.measure.heaviest_batch import heaviest_batch, largest_shape
 from transformer_core.measure.memory_anatomy import AnatomyOrder, rank_file
@@ -48,9 +47,8 @@ from transformer_core.observe.milestones import (
     Milestones,
     first_kernel,
 )
-from transformer_core.parallel.topology import Process
 from transformer_core.run.worker import Program
-from transformer_core.training.assemble import Setup, assemble
+from transformer_core.training.assemble import Setup
 from transformer_core.training.translate import EXTRA_TOKENS
 
 LAST_STEP, END = "last step", "steady"
@@ -64,33 +62,25 @@ MOMENTS: dict[str, MilestoneName] = {
 """Milestones by the moments of an optimizer step."""
 
 
-@dataclass(frozen=True)
-class Training:
-    """The run spec, process and trainer of a followed training."""
+def assembled(program: Program, watch: Callable[[str], None]) -> Setup:
+    setup = program.assemble(watch=watch)
+    setup.module.train()
+    return setup
 
-    spec: RunSpec
-    process: Process
-    vocabulary: int
-    stores: tuple[PairStore, PairStore]
-    steps: int
 
-    def assemble(self, watch: Callable[[str], None]) -> Setup:
-        setup = assemble(self.spec, self.process, self.vocabulary, *self.stores, watch)
-        setup.module.train()
-        return setup
-
-    def batch(self, setup: Setup) -> GlobalBatch:
-        """The batch that needs most memory, on the devices of ``setup``."""
-        _, shares = setup.strategy.share
-        index, _ = heaviest_batch(self.spec, self.stores[0], self.vocabulary, shares)
-        with contextlib.closing(setup.strategy.batches(setup.feed, 0, index)) as batches:
-            (batch,) = islice(batches, 1)
-        return batch
+def batch_of(setup: Setup) -> GlobalBatch:
+    """The batch that needs the most memory, on the devices of ``setup``."""
+    _, shares = setup.strategy.share
+    store = setup.train_store
+    index, _ = heaviest_batch(setup.spec, store, store.manifest.vocabulary, shares)
+    with contextlib.closing(setup.strategy.batches(setup.feed, 0, index)) as batches:
+        (batch,) = islice(batches, 1)
+    return batch
 
 
 @dataclass(frozen=True)
 class Unfollowed:
-    """The record of the undisturbed steps, besides the milestones."""
+    """The record of the undisturbed steps, except the milestones."""
 
     batch: GlobalBatch
     topology: Topology
@@ -99,39 +89,40 @@ class Unfollowed:
 
 @dataclass(frozen=True)
 class Followed:
-    """The record of a rank's followed steps."""
+    """The record of a rank's tracked steps."""
 
     step: StepMemory
     peak_bytes: int
     tensor_bytes: dict[str, int | None]
-    """Bytes that torch's CPU allocator had handed out at milestones; empty on CUDA, which counts
-    too."""
+    """Bytes allocated by torch's CPU allocator at milestones; null on CUDA, whose milestones have
+    them already."""
     decoding: DecodingMemory | None
 
 
-def unfollowed(training: Training, milestones: Milestones) -> Unfollowed:
+def unfollowed(program: Program, steps: int, milestones: Milestones) -> Unfollowed:
+    """Trains the steps undisturbed, and reads the memory at ``milestones``."""
 
     def take(moment: str) -> None:
         milestones.take(MOMENTS[moment])
 
-    setup = training.assemble(lambda moment: milestones.take("weights"))
-    # The first message: libraries allocate their buffers on first use.
+    setup = assembled(program, lambda moment: milestones.take("weights"))
+    # A first message, since libraries allocate their buffers on first use.
     setup.strategy.sum(torch.zeros(1))
     milestones.take("wrapped")
-    batch = training.batch(setup)
-    for _ in range(training.steps):
+    batch = batch_of(setup)
+    for _ in range(steps):
         watched_step(setup, batch, take)
-        milestones.take("first_step")  # a rank that only lends its device updates nothing
+        milestones.take("first_step")  # for ranks that only lend their device, and update nothing
     milestones.take("steady")
     milestones.peak()
     setup.strategy.synchronise()
     return Unfollowed(batch, setup.strategy.topology(), setup.parameters)
 
 
-def followed(training: Training, translate: bool = True) -> Followed:
-    """Runs the same steps with every tensor tracked, and analyses the last one. Then, on request,
+def followed(program: Program, steps: int, translate: bool = True) -> Followed:
+    """Trains the same steps with every tensor tracked, and analyses the last one. Then, on request,
     translates a batch."""
-    device = training.process.device
+    device = program.process.device
     counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations()
     with StorageTracker(device.type) as tracker:
         with counted, _callbacks_here(device):
@@ -139,15 +130,15 @@ def followed(training: Training, translate: bool = True) -> Followed:
             def mark(moment: str) -> None:
                 counted.mark(MOMENTS.get(moment, moment))
 
-            setup = training.assemble(mark)
-            batch = training.batch(setup)
-            for _ in range(training.steps - 1):
+            setup = assembled(program, mark)
+            batch = batch_of(setup)
+            for _ in range(steps - 1):
                 followed_step(setup, batch, tracker, mark)
                 mark("first_step")
             counted.mark(LAST_STEP)
             step = followed_step(setup, batch, tracker)
             counted.mark(END)
-        decoding = decode(training, setup, tracker) if translate else None
+        decoding = decode(setup, tracker) if translate else None
     setup.strategy.synchronise()
     return Followed(
         step=step,
@@ -161,9 +152,8 @@ def followed(training: Training, translate: bool = True) -> Followed:
 
 @contextlib.contextmanager
 def _callbacks_here(device: torch.device) -> Iterator[None]:
-    """On a CPU, runs the callbacks of a message (as in DDP's hooks) in the thread that requests
-    them, once the message has arrived. Otherwise gloo's threads would run them, where nothing is
-    tracked."""
+    """On a CPU, runs the callbacks of messages (as in DDP's hooks) in the requesting thread, after
+    the message has arrived. Otherwise gloo's threads would run them untracked."""
     if device.type != "cpu":
         yield
         return
@@ -181,17 +171,17 @@ def _callbacks_here(device: torch.device) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def decode(training: Training, setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
-    """Translate one batch of the longest validation sentences, or go on with texts, on the main
-    rank, as the evaluation does, up to a number of tokens; None elsewhere, and where the weights
-    are in shards."""
-    settings = training.spec.evaluation
-    if not training.process.is_main or training.spec.parallel.sharded:
+def decode(setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
+    """On the main rank, translates one batch of the longest validation sentences, or continues
+    texts, as the evaluation does, up to a number of tokens. None on other ranks, and for sharded
+    weights."""
+    settings = setup.spec.evaluation
+    if not setup.process.is_main or setup.spec.parallel.sharded:
         return None
-    batches = evaluation_batches(training.stores[1], pairs_per_batch=settings.batch_pairs)
+    batches = evaluation_batches(setup.validation_store, pairs_per_batch=settings.batch_pairs)
     _, batch = next(batches)
     source = batch.source.to(setup.device)
-    task = training.spec.task
+    task = setup.spec.task
     most = task.continuation if isinstance(task, LanguageModel) else source.size(1) + EXTRA_TOKENS
     length = min(most, DECODED_TOKENS)
     setup.optimizer.zero_grad(set_to_none=True)
@@ -226,25 +216,27 @@ def work(order: AnatomyOrder, program: Program) -> None:
         and process.device.type == "cuda"
     ):
         devices = [torch.device("cuda", i) for i in range(spec.machine.devices_per_node)]
-    # Imports stay: without scanning them again, milestones take a tenth of the time.
+    # Exempts imports from garbage collection: milestones then take a tenth of the time.
     gc.freeze()
     milestones.begin(devices)
     for device in devices:
         first_kernel(device)
     milestones.take("first_kernel")
-    stores = open_training_shards(order.data, nearest=False)
-    training = Training(spec, process, stores[0].manifest.vocabulary, stores, order.steps)
-    plain = unfollowed(training, milestones)
+    program.stores = open_training_shards(order.data, nearest=False)
+    plain = unfollowed(program, order.steps, milestones)
     foreign = milestones.foreign()
     gc.collect()
     if process.device.type == "cuda":
         torch.cuda.empty_cache()
-    # The replicas of DataParallel run in threads of their own, where nothing follows them.
-    found = followed(training) if len(devices) == 1 else None
+    # DataParallel's replicas run in other threads, where they cannot be tracked.
+    found = followed(program, order.steps) if len(devices) == 1 else None
     record = {
         "topology": plain.topology.model_dump(mode="json"),
         "parameters": plain.parameters,
-        "ranks": [r.model_dump(mode="json") for r in describe(training, milestones, plain, found)],
+        "ranks": [
+            rank.model_dump(mode="json")
+            for rank in describe(process.rank, milestones, plain, found)
+        ],
         "decoding": found and found.decoding and found.decoding.model_dump(mode="json"),
         "foreign": [process.model_dump(mode="json") for process in foreign],
     }
@@ -258,11 +250,11 @@ TIMELINE_POINTS = 160
 
 
 def describe(
-    training: Training, milestones: Milestones, plain: Unfollowed, found: Followed | None
+    rank: int, milestones: Milestones, plain: Unfollowed, found: Followed | None
 ) -> list[RankAnatomy]:
     return [
         RankAnatomy(
-            rank=training.process.rank,
+            rank=rank,
             device=str(device) if device.type == "cuda" else "cpu",
             batch=largest_shape(plain.batch),
             milestones=_with_tensors(seen, found),
@@ -274,14 +266,14 @@ def describe(
 
 
 def _untaken(seen: dict[str, Milestone]) -> dict[str, Any]:
-    """The remaining fields for a device that could not be followed."""
+    """The remaining fields for a device that could not be tracked."""
     unknown = ("anatomy", "at_peak", "residual_bytes", "saved_tensor_bytes", "bytes_per_parameter")
     peak = seen["peak"].tensor_bytes
     return dict.fromkeys(unknown) | {"peak_tensor_bytes": peak, "timeline": []}
 
 
 def _taken_apart(found: Followed, parameters: int) -> dict[str, Any]:
-    """The fields that the followed steps give for a device."""
+    """The fields of a device that come from the tracked steps."""
     step = found.step
     return {
         "anatomy": step.largest,
@@ -295,7 +287,7 @@ def _taken_apart(found: Followed, parameters: int) -> dict[str, Any]:
 
 
 def _with_tensors(seen: dict[str, Milestone], found: Followed | None) -> list[Milestone]:
-    """The milestones with what the followed steps counted, where nothing else did."""
+    """The milestones; those without tensor bytes get the count of the tracked steps."""
     if found is None:
         return list(seen.values())
     counted = found.tensor_bytes | {"peak": found.peak_bytes}
@@ -308,14 +300,14 @@ def _with_tensors(seen: dict[str, Milestone], found: Followed | None) -> list[Mi
 
 
 def per_parameter(parts: Parts, parameters: int) -> BytesPerParameter:
-    """Parts over the parameters of the whole model."""
+    """The parts divided by the parameters of the whole model."""
     state = ("weights", "master_weights", "gradients", "optimizer")
     values = {name: getattr(parts, f"{name}_bytes") / parameters for name in (*state, "buckets")}
     return BytesPerParameter(**values, model_state=sum(values[name] for name in state))
 
 
 def account(milestones: dict[str, Milestone]) -> DeviceAccount | None:
-    """NVML's number after the last step by purpose; None where NVML reports nothing."""
+    """NVML's number after the last step by purpose; None if NVML does not report it."""
     steady, peak = milestones["steady"], milestones["peak"].tensor_bytes
     moments = ("first_kernel", "weights", "wrapped", "steady")
     outside = [_outside(milestones[moment], milestones["start"]) for moment in moments]
@@ -335,8 +327,8 @@ def account(milestones: dict[str, Milestone]) -> DeviceAccount | None:
 
 
 def _outside(milestone: Milestone, start: Milestone) -> int | None:
-    """Bytes of this process on the device outside torch's allocator: from NVML for the process,
-    else for the device minus what others held there at the start."""
+    """Bytes of this process on the device outside torch's allocator: from NVML's number for the
+    process, else from its number for the device, minus what others held at the start."""
     used, reserved = milestone.process_bytes, milestone.reserved_bytes
     if used is None and milestone.device_bytes is not None and start.device_bytes is not None:
         used = milestone.device_bytes - start.device_bytes

@@ -1,6 +1,6 @@
-"""Whether runs fit into memory, by their prediction: one alone, or the sides of a comparison together.
+"""Predicts whether a run, or the sides of a comparison together, fit into memory.
 
-Nothing here imports torch: supervisors use it.
+Nothing here imports torch, since supervisors use it.
 """
 
 import json
@@ -25,8 +25,8 @@ CHANGES_NO_RESULT = True  # it warns in the log
 
 
 def doubt(prediction: Prediction, available: int | None) -> str | None:
-    """A warning if a process of the run needs more than ``available`` bytes of its device; None if
-    it fits or its need is unknown."""
+    """A warning if a process of the run needs more than the ``available`` bytes of its device; None
+    if it fits or its need is unknown."""
     needed = prediction.process_bytes or prediction.peak_bytes
     if needed is None or available is None or needed <= available:
         return None
@@ -37,7 +37,7 @@ def doubt(prediction: Prediction, available: int | None) -> str | None:
 
 
 def available_bytes(spec: RunSpec, device: str) -> int | None:
-    """Memory that each process of a run can take now on a ``device`` of this kind; None where
+    """Bytes that each process of a run can currently allocate on this kind of ``device``; None if
     unknown."""
     if device == "cpu":
         return free_bytes() // spec.processes_per_node
@@ -51,8 +51,8 @@ def available_bytes(spec: RunSpec, device: str) -> int | None:
 
 
 def warn_before(spec: RunSpec, predicted: Path) -> None:
-    """Warns in the log and on the terminal if ``spec`` does not fit according to the prediction in
-    a file. A missing or unreadable file does not stop a run."""
+    """Warns in the log and on the terminal if ``spec`` does not fit according to the prediction in a
+    file. A missing or unreadable file does not stop the run."""
     if not predicted.exists():
         return
     try:
@@ -66,13 +66,13 @@ def warn_before(spec: RunSpec, predicted: Path) -> None:
         warning = doubt(prediction, available_bytes(spec, prediction.device))
         if warning is not None:
             log.warning("%s", warning)
-            if sys.stderr.isatty():  # where the log alone has the lines
+            if sys.stderr.isatty():  # log lines go only to the file then
                 print(warning, file=sys.stderr)
 
 
 Keeping = Literal["all", "state"]
-"""The memory that a side keeps on its devices while others have their turns: everything, or only
-what it cannot do without (weights, optimizer state, buckets), so that it frees the rest."""
+"""The memory that a side keeps on its devices during the turns of others: everything, or only its
+state (weights, optimizer state, buckets)."""
 
 KEPT_PARTS = ("weights_bytes", "optimizer_bytes", "buckets_bytes")
 
@@ -86,12 +86,11 @@ class DoesNotFit(Exception):
 
 
 def keeping(predictions: Mapping[str, Prediction], available: int | None) -> Keeping:
-    """Decides what sides with these predictions, the reference's first, may keep between their
-    turns.
+    """Decides what sides with these predictions, the reference's first, may keep between turns.
 
-    Where nobody knows how much memory is ``available``, or how much a side needs, it is tried.
-    Raises DoesNotFit if the reference alone needs more, or not even one side fits beside what the
-    others cannot do without.
+    If the ``available`` memory or a side's need is unknown, they keep everything. Raises DoesNotFit
+    if the reference alone needs too much, or the largest side does not fit together with the state
+    of the others.
     """
     whole = {side: found.process_bytes for side, found in predictions.items()}
     needs = [count for count in whole.values() if count is not None]
@@ -106,13 +105,13 @@ def keeping(predictions: Mapping[str, Prediction], available: int | None) -> Kee
     largest = max(predictions, key=lambda side: (whole[side] or 0) - kept[side])
     together = (whole[largest] or 0) + sum(kept.values()) - kept[largest]
     if together > available:
-        beside = f"{largest} beside what the others cannot do without"
-        raise DoesNotFit(largest, _sentence(beside, together, available))
+        what = f"{largest} with the weights and optimizer states of the others"
+        raise DoesNotFit(largest, _sentence(what, together, available))
     return "state"
 
 
 def keeping_here(sides: Mapping[str, RunSpec], data: Path, folder: Path) -> Keeping:
-    """:func:`keeping` of run specs by side, on the GPUs of this host; "all" where it has none."""
+    """:func:`keeping` for run specs by side, on this host's GPUs; "all" without GPUs."""
     reference = next(iter(sides.values()))
     if not any(map(uses_gpus, sides.values())):
         return "all"
@@ -138,7 +137,7 @@ def _predicted(
         subprocess.run(job, check=True)
         found = PredictedMemory.model_validate_json(output.read_text()).predictions
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("it is unknown whether the sides fit: %s", error)
+        log.warning("whether the sides fit into memory is unknown: %s", error)
         return None
     return dict(zip(sides, found, strict=True))
 

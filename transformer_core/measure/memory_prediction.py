@@ -1,12 +1,12 @@
 """The memory that a run spec needs, without running it.
 
-The training is put together as always, and takes a step after an update has made the optimizer's
-state, but on fake tensors, which have shapes and no memory: any size takes seconds. A process group
-of the same size, whose messages go nowhere, stands for the other ranks.
+The training is assembled as usual. It takes a step after an update that creates the optimizer's
+state, but on fake tensors, which have shapes and no memory: any size takes seconds. A fake process
+group of the same size, which sends nothing, replaces the other ranks.
 
-Where there is no GPU, torch cannot take fake tensors of one through a backward pass. So those of
-the CPU stand for them, and the operations whose memory depends on the device are replaced by what
-CUDA takes in their place: attention without its weights, dropout with a mask of a byte, and the
+Without a GPU, torch cannot run a backward pass on its fake tensors. So tensors of the CPU replace
+them, and the operations whose memory depends on the device are replaced by their equivalents on
+CUDA: attention without its weights, dropout with one byte per element for its mask, and the
 operations that CUDA's autocast computes in 32 bits (PyTorch, "Autocast Op Reference").
 """
 
@@ -73,14 +73,13 @@ class Shapes:
 
     training: list[BatchShape]
     validation: BatchShape
-    lengths: Sequence[Lengths] = ()  # of each micro-batch, where it is one of the corpus
+    lengths: Sequence[Lengths] = ()  # of each micro-batch, if the corpus is known
 
 
 def shapes(
     spec: RunSpec, vocabulary: int, stores: tuple[PairStore, PairStore] | None, shares: int
 ) -> Shapes:
-    """The heaviest batches: of the training and validation pairs if they exist, else those that the
-    corpus settings allow."""
+    """The heaviest batches: of the corpus if it exists, else the largest that its settings allow."""
     micro_batches = spec.training.accumulation.micro_batches
     if stores is None:
         return Shapes(
@@ -104,16 +103,16 @@ def predict_ranks(
     device: torch.device,
     stores: tuple[PairStore, PairStore] | None = None,
 ) -> tuple[list[PredictedRank], int]:
-    """The memory of rank 0, and of rank 1 where other ranks do different work; and the parameters
-    of the whole model.
+    """The memory of rank 0, and of rank 1 if other ranks do different work; and the number of
+    parameters of the whole model.
 
-    Where there is no GPU, that of a CUDA ``device`` is imitated. Unsupported where that cannot be,
-    or there is nothing to train.
+    Without a GPU, the memory of a CUDA ``device`` is imitated. Raises Unsupported if that is
+    impossible, or there is nothing to train.
     """
     spec.refuse_without_meaning()
     parallel, world_size = spec.parallel, spec.world_size
     if isinstance(parallel, DataParallel):
-        # The same scheme in one process: a device takes the place of a rank.
+        # DataParallel is the same scheme in one process, with devices instead of ranks.
         parallel = Central(kind="central", local_loss=parallel.local_loss)
         world_size = spec.machine.devices_per_node
     spec = spec.model_copy(update={"parallel": parallel})
@@ -134,8 +133,8 @@ def predict_ranks(
 
 
 def _on_a_cpu(spec: RunSpec) -> RunSpec:
-    """``spec`` with 32-bit products, which take the same memory, instead of a format that only CUDA
-    devices have."""
+    """``spec`` with 32-bit products instead of a format that only CUDA devices have: they take the
+    same memory."""
     if spec.numbers.device != "cuda":
         return spec
     training = spec.training.model_copy(update={"precision": Fp32()})
@@ -149,7 +148,7 @@ def _predict_rank(
     packed = isinstance(spec.batching.rows, PackedRows)
     with torch.device("meta"):
         model = build_model(spec.model, vocabulary, packed)
-    # It may have to read a product, which has no values on fake tensors.
+    # Before fake tensors, which have no values: it may have to inspect the result of a product.
     set_matmul(spec.training.precision, device)
     with _silent_group(spec, process):
         strategy = _strategy(spec, process)
@@ -177,7 +176,7 @@ def _predict_rank(
 
 @contextlib.contextmanager
 def _silent_group(spec: RunSpec, process: Process) -> Iterator[None]:
-    """A process group for the strategies that need one; its messages are not sent."""
+    """A process group for the strategies that need one, which sends no messages."""
     if spec.parallel.one_process:
         yield
         return
@@ -198,8 +197,8 @@ def _strategy(spec: RunSpec, process: Process) -> Strategy:
 
 
 def place(model: nn.Module, device: torch.device) -> None:
-    """Put fake tensors on ``device`` in place of the model's, tied ones once."""
-    # The old ones stay alive meanwhile, since each is known by its address.
+    """Replaces the model's tensors by fake ones on ``device``, tied ones by the same."""
+    # Keeps the old ones alive, since they are identified by their addresses.
     placed: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for module in model.modules():
         for name, old in module._parameters.items():
@@ -220,15 +219,15 @@ def _trainer(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Modu
     if eight_bit:
         trainer = replace(trainer, optimizer=ExpectedEightBit(trainer.module.parameters()))
     if isinstance(trainer.precision, ScaledAutocast):
-        # Whether a step is skipped depends on values, which fake tensors lack.
+        # Whether to skip a step depends on values, which fake tensors lack.
         plain = Autocast(process.device.type, trainer.precision.dtype)
         trainer = replace(trainer, precision=plain)
     return trainer
 
 
 def _first_update(trainer: Trainer) -> None:
-    """Lets the optimizer make its state. The forward and backward passes of a first step would leave
-    nothing behind, and take most of its time."""
+    """Makes the optimizer create its state, without forward and backward passes: they would leave
+    nothing in memory, and take most of the time."""
     for parameter in trainer.module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
@@ -243,8 +242,8 @@ def _first_update(trainer: Trainer) -> None:
 
 @torch.no_grad()
 def _validate(trainer: Trainer, shape: BatchShape, tracker: StorageTracker) -> StepMemory:
-    """One validation batch, as :func:`transformer_core.training.evaluation.validation_loss` takes it,
-    while gradients and optimizer state are still there."""
+    """One validation batch, as in :func:`transformer_core.training.evaluation.validation_loss`, while
+    gradients and optimizer state exist."""
     trainer.model.eval()
     begin = tracker.operations
     (batch,) = blank_batch([shape], trainer.device).micro_batches
@@ -255,15 +254,15 @@ def _validate(trainer: Trainer, shape: BatchShape, tracker: StorageTracker) -> S
 
 
 _BLOCK, _SMALL = 256, 4096
-"""Elements that share a scale, and elements below which moments stay in 32 bits (bitsandbytes)."""
+"""Number of elements that share a scale, and number below which moments stay in 32 bits
+(bitsandbytes)."""
 
 
 class ExpectedDdp(Strategy):
     """The memory of DistributedDataParallel without its reducer.
 
-    Buckets exist all the time. Gradients are copied into them, or are views into them. A
-    compression hook copies each full bucket once more. PowerSGD keeps the errors of all buckets,
-    and copies a full one.
+    Buckets exist permanently. Gradients are copied into them, or are views of them. A compression
+    hook copies each full bucket. PowerSGD keeps the errors of all buckets, and copies each full one.
     """
 
     def __init__(self, spec: Ddp, process: Process, accumulation: Accumulation) -> None:
@@ -313,14 +312,14 @@ class ExpectedDdp(Strategy):
 
 
 class ExpectedEightBit(Optimizer):
-    """The memory of AdamW with 8-bit moments: two bytes a parameter and two scales a block."""
+    """The memory of AdamW with 8-bit moments: two bytes per parameter and two scales per block."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Creates the state, and changes no weight."""
+        """Creates the state, without changing weights."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -338,7 +337,7 @@ class ExpectedEightBit(Optimizer):
 
 @contextmanager
 def imitated_cuda() -> Iterator[None]:
-    """Allocates the memory that CUDA's kernels would."""
+    """A context in which operations allocate the memory that CUDA's kernels would."""
     with laid_out_for("cuda"), _CudaKernels():
         yield
 
@@ -359,7 +358,7 @@ def _attention(
     is_causal: bool = False,
     **_: Any,
 ) -> Tensor:
-    """The memory-efficient kernel; that of FlashAttention keeps as much."""
+    """The memory-efficient kernel; FlashAttention keeps as much memory."""
     fused = torch.backends.cuda
     if not (fused.mem_efficient_sdp_enabled() or fused.flash_sdp_enabled()):
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)

@@ -1,10 +1,9 @@
-"""The memory that run specs need, without running them.
+"""Predicts the memory that run specs need, without running them.
 
-The tensors are those of a step and a validation on tensors without memory. Without the corpus,
-batches are the largest that the settings allow. What a process takes besides (libraries, code that
-is loaded when it first runs, threads and, on a GPU, the CUDA context) is measured once on this
-machine: ``python -m transformer_core.measure.predicted_memory cpu`` trains a model of next to
-nothing for a step.
+The tensors are counted in a step and a validation on tensors without memory. Without the corpus,
+batches are the largest that the settings allow. The rest of a process (libraries, code loaded on
+first use, threads and, on a GPU, the CUDA context) is measured once on this machine: ``python -m
+transformer_core.measure.predicted_memory cpu`` trains a tiny model for one step.
 """
 
 import json
@@ -51,8 +50,8 @@ def predict(
     stores: tuple[PairStore, PairStore] | None = None,
     contexts: Contexts | None = None,
 ) -> Prediction:
-    """Predicts the memory that a run of ``spec`` needs on each device; a status gives the reason
-    where it cannot."""
+    """Predicts the memory that a run of ``spec`` needs on each device; if that is impossible, the
+    status has the reason."""
     began = time.perf_counter()
     device = device_of(spec)
     alone = "single" if spec.world_size == 1 else "distributed"
@@ -67,7 +66,7 @@ def predict(
         ranks, parameters = predict_ranks(spec, vocabulary, device, stores)
         record |= {"status": "ok", "reason": None, "ranks": ranks, "parameters": parameters}
     except Exception as error:
-        # torch may know an operation, but not on tensors without memory: a prediction less.
+        # For example an operation that torch does not support on tensors without memory.
         status, reason = classify(error)
         status = "unsupported" if isinstance(error, Unsupported) else "failed"
         record |= {"status": status, "reason": reason, "ranks": [], "parameters": None}
@@ -75,12 +74,12 @@ def predict(
 
 
 def takes_memory(spec: RunSpec) -> str:
-    """The part of ``spec`` that its memory depends on; equal for specs that differ only
-    elsewhere."""
+    """The settings of ``spec`` that determine its memory; equal for specs that differ only in
+    others."""
     data = spec.model_dump(mode="json", exclude={"variant", "evaluation", "measurement"})
     for setting in ("log_every", "validate_every", "checkpoint_every", "schedule", "seed"):
         del data["training"][setting]
-    # Tensors take the same memory wherever and by whomever they are allocated and computed.
+    # Tensors take the same memory with any allocator, and on any cores.
     for setting in ("allocator", "affinity"):
         del data["machine"][setting]
     return json.dumps(data, sort_keys=True)
@@ -94,7 +93,7 @@ def device_of(spec: RunSpec) -> torch.device:
 
 
 def capacity(spec: RunSpec, device: torch.device) -> int | None:
-    """Memory that each process may fill; null if this host has no such device."""
+    """Bytes available to each process; None if this host has no such device."""
     hardware = read_hardware()
     if device.type == "cpu":
         return hardware.memory_bytes // spec.processes_per_node
@@ -102,7 +101,7 @@ def capacity(spec: RunSpec, device: torch.device) -> int | None:
 
 
 def notes(spec: RunSpec, device: torch.device) -> list[str]:
-    """Notes on what the prediction does not take from the run's own code."""
+    """Notes on parts that the prediction imitates instead of running the run's own code."""
     found = []
     if isinstance(spec.parallel, Ddp):
         found.append("DDP's reducer cannot work without memory: its buckets are counted instead.")
@@ -115,7 +114,7 @@ def notes(spec: RunSpec, device: torch.device) -> list[str]:
 
 def measured_context(device: str) -> dict[str, int | None]:
     """Bytes on a ``device`` of a process of a ``single`` and of a ``distributed`` run: the resident
-    set on a CPU, NVML's number on a GPU, null where NVML does not tell. Empty where the probe
+    set on a CPU, NVML's number on a GPU, or null if NVML does not report it. Empty if the probe
     fails, which does not prevent a prediction."""
     command = [sys.executable, "-m", "transformer_core.measure.predicted_memory", device]
     try:
@@ -128,15 +127,16 @@ def measured_context(device: str) -> dict[str, int | None]:
 
 
 def held_bytes(device: torch.device, before: dict[str, int]) -> int | None:
-    """The memory this process holds now; ``before`` is what the GPUs held when it had nothing."""
+    """The memory this process holds, without torch's cache on a GPU; ``before`` is the memory in use
+    on the GPUs before this process used any."""
     if device.type != "cuda":
         return int(psutil.Process().memory_info().rss)
     torch.cuda.synchronize(device)
     identity = nvml.cuda_uuid(device.index or 0) or ""
     processes = nvml.process_memory(identity)
     used = processes.get(os.getpid())
-    # In a container NVML has other numbers for processes, or none. The whole device then tells,
-    # unless another job is on it, which may grow meanwhile.
+    # In a container NVML reports other process ids, or none. Then the number for the whole device
+    # helps, unless another job uses the device, too, and may grow meanwhile.
     after = nvml.memory_by_uuid().get(identity)
     if used is None and identity in before and after is not None and len(processes) < 2:
         used = after - before[identity]
@@ -162,7 +162,7 @@ def train_a_step(kind: str, device: torch.device) -> None:
 
 
 def measure_context(device: torch.device) -> dict[str, int | None]:
-    """:func:`measured_context`, in a process that has done nothing else."""
+    """:func:`measured_context`, for a process that has done nothing else."""
     before = nvml.memory_by_uuid()
     found = {}
     train_a_step("single", device)
@@ -191,18 +191,19 @@ def _mib(count: int) -> str:
 
 
 class PredictMemory(Job):
-    """To predict the memory that run specs need on each device, without running them."""
+    """Predicts the memory that run specs need on each device, without running them."""
 
     kind = "predict_memory"
 
     specs: list[Path]
     """Run specs as JSON."""
     data: Path | None = None
-    """results/data/<corpus> with shards, for the run's real batches."""
+    """results/data/<corpus> with shards, for the run's real batches; null for the largest that the
+    settings allow."""
     output: Path | None = None
     """JSON file to write."""
     context: bool = True
-    """Whether to measure what a process takes besides its tensors."""
+    """Whether to measure the memory of a process besides its tensors."""
 
     def run(self, log_file: Path | None) -> None:
         specs = [read_record(path, RunSpec) for path in self.specs]

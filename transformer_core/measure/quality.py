@@ -1,8 +1,8 @@
 """Time that the baseline and the recommendation need to reach the required translation quality.
 
-A speed-up says how much sooner the same steps are done, a certificate that they are the same steps.
-This shows what both come to. The two train in turns until both are there, so that a drift of the
-machine meets both. There is always a result: where a side fails, it says why.
+A speed-up tells how much sooner the same steps are done, a certificate that they are the same steps;
+this shows their combined effect. The two train in turns until both arrive, so that a drift of the
+machine affects both. There is always a result: if a side fails, it says why.
 """
 
 import time
@@ -41,7 +41,7 @@ from transformer_core.training.translate import translate_rows
 
 
 class RaceOrder(TurnsOrder):
-    """Order to train in turns, and between them to report how well it translates."""
+    """Order to train in turns, and to report between them how well the model translates."""
 
     work = "transformer_core.measure.quality"
 
@@ -55,7 +55,7 @@ def time_to_quality(
     folder: Path,
     command: str,
 ) -> QualityResult:
-    """Runs the trainings, unless there is nothing to compare the baseline with."""
+    """Runs the trainings, unless there is nothing to compare with the baseline."""
     if found.status != "found" and not also:
         return _result(goal, "not_run", "nothing but the baseline is recommended")
     began = time.monotonic()
@@ -134,7 +134,7 @@ class Runner:
 
 
 def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
-    """The outcome, and a sentence that describes it."""
+    """The status of the race, and a sentence that describes it."""
     for runner in runners:
         if runner.outcome.status != "ok":
             return "failed", f"{runner.side.name}: {runner.outcome.reason}"
@@ -206,7 +206,7 @@ SAMPLES = 3
 
 
 def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
-    """``spec`` as a training of the race: of its length, and uninterrupted."""
+    """``spec`` as a training for the race: with its number of steps, and uninterrupted."""
     # A whole number of turns.
     steps = max(1, goal.steps // goal.every) * goal.every
     training = spec.training.model_dump()
@@ -219,7 +219,7 @@ def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
 def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
     """Lets the sides train in turns until all have reached the goal, or time or steps run out.
 
-    Of a side that ends before, the outcome says why; what was seen until then stays.
+    The outcome of a side that ends early says why; its earlier evaluations are kept.
     """
     end = time.monotonic() + goal.budget
     turn = 0
@@ -240,7 +240,7 @@ def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """The report of a rank."""
+    """The report of a rank about its translations."""
 
     loss: float
     bleu: float
@@ -249,7 +249,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Look(Task):
-    """Task to report how well the training translates now: the first ``pairs`` of the validation
+    """Task to report how well the model currently translates: the first ``pairs`` of the validation
     split, greedily, with ``samples`` of them shown."""
 
     pairs: int
@@ -258,7 +258,7 @@ class Look(Task):
 
 
 def work(order: RaceOrder, program: Program) -> None:
-    """Train, and translate between the turns."""
+    """Trains in turns, and translates between them."""
     tokenizer_file = order.data / "tokenizer.json"
 
     def answer(setup: Setup, task: Any) -> Any:
@@ -271,8 +271,8 @@ def work(order: RaceOrder, program: Program) -> None:
 
 
 def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
-    """The validation loss and BLEU of the training as it is now. Every rank of a training computes
-    both: a model that is sharded goes forward on all of them together."""
+    """The current validation loss and BLEU. Every rank computes both, since a sharded model runs on
+    all of them together."""
     store, model = setup.validation_store, setup.model
     loss = validation_loss(setup)
     greedily = Evaluation(beam_size=1, max_pairs=task.pairs)

@@ -1,13 +1,13 @@
 """Measures the ceilings of this machine's devices.
 
-Matrix products of random numbers by format, copies in memory, the overhead of an operation, copies
-between host and device. Each is repeated for a short while and the best repetition counts, as in
-STREAM: what disturbs a measurement only makes it slower. Random numbers, because a GPU that
+It times matrix products by number format, copies in memory, the overhead of an operation, and copies
+between host and device. Each is repeated for a short while, and the best repetition counts, as in
+STREAM: disturbances only make a measurement slower. Matrices are random, because a GPU that
 multiplies zeros draws less power and keeps a higher clock.
 
-Vendors' peaks are looked up by the full name of the product: a device that is not in the table has
-none, never that of a similar one. Numbers of matrix units are dense, which is half of what data
-sheets print "with sparsity", with 32-bit accumulation.
+Vendors' peaks are looked up by the full product name: a device that is not in the table has none,
+never that of a similar one. Rates of matrix units are dense (half of those printed "with sparsity"
+in data sheets), with 32-bit accumulation.
 """
 
 import csv
@@ -40,7 +40,7 @@ TRANSFER_BYTES = 64 * 2**20
 
 
 def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str) -> Roofline:
-    """Measures the roofline of the device that runs use for this setting."""
+    """Measures the ceilings of the device that runs use with this setting."""
     found = torch.cuda.is_available()
     if asked == "cuda" and not found:
         return _without_device(command)
@@ -49,7 +49,7 @@ def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str)
     watch = Stopwatch(device, limits.seconds)
     name = torch.cuda.get_device_name(device) if cuda else hardware.cpu_name()
     cores = hardware.usable_cores()
-    # On a CPU for one thread too, since ranks divide the cores among themselves.
+    # On a CPU also with one thread, since ranks divide the cores among themselves.
     matrix, memory = _rates(watch, limits, [None] if cuda else [*sorted({1, cores})])
     return Roofline(
         status="ok",
@@ -85,9 +85,9 @@ class Stopwatch:
 
     def best(self, call: Callable[[], object]) -> float:
         """Seconds of one call: the best of as many readings as ``seconds`` allow, at least two, or
-        one of a call that is longer.
+        one if a call takes longer.
 
-        The first call warms up and is not counted.
+        The first call is a warm-up and does not count.
         """
         calls, best, left = 1, math.inf, self.seconds
         if self._reading(call, 1) < self.seconds:
@@ -116,7 +116,7 @@ class Stopwatch:
 def _rates(
     watch: Stopwatch, limits: Limits, counts: Sequence[int | None]
 ) -> tuple[list[MatrixRate], list[Bandwidth]]:
-    """Matrix products of every format, and the memory, with each of these numbers of threads."""
+    """Rates of matrix products in every format, and of memory, for each number of threads."""
     matrix: list[MatrixRate] = []
     memory: list[Bandwidth] = []
     for threads in counts:
@@ -133,7 +133,7 @@ def _rates(
 
 
 def launch_overhead(watch: Stopwatch) -> float:
-    """Host seconds per operation on a single number, when many are issued in a row."""
+    """Host seconds per operation on a single number, when issuing many in a row."""
     number = torch.zeros(1, device=watch.device)
 
     def many() -> None:
@@ -157,7 +157,7 @@ def _threads(threads: int | None) -> str:
 
 
 class RooflineJob(Job):
-    """To measure the limits of this machine's device: matrix products by format, memory bandwidth,
+    """Measures the limits of this machine's device: matrix products by format, memory bandwidth,
     overhead of an operation, copies between host and device."""
 
     kind = "roofline"
@@ -165,7 +165,7 @@ class RooflineJob(Job):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Kind of device."""
     limits: Limits = Limits()
-    """limits of the study: how thoroughly."""
+    """limits of the study: how thoroughly to measure."""
     output: Path
     """JSON file to write."""
 
@@ -174,11 +174,11 @@ class RooflineJob(Job):
         write_result(self.output, roofline.model_dump_json(indent=1) + "\n")
 
 
-_READING_SECONDS = 0.005  # least seconds between two readings of the clock, however short a call is
+_READING_SECONDS = 0.005  # minimum time between two readings of the clock
 
 
 def vendor_peaks() -> Iterator[VendorPeak]:
-    """All devices of the table: TFLOP/s by format, none for one that is not in hardware."""
+    """All devices in the table, with the rates of formats that their hardware supports."""
     with Path(__file__).with_name("vendor_peaks.csv").open(newline="") as stream:
         for row in csv.DictReader(stream):
             yield VendorPeak(
@@ -190,30 +190,29 @@ def vendor_peaks() -> Iterator[VendorPeak]:
 
 
 def vendor_peak(device: str) -> VendorPeak | None:
-    """The peak of the device of exactly this product name; None if it is not known."""
+    """The peak of the device with exactly this product name; None if unknown."""
     return next((peak for peak in vendor_peaks() if peak.device == device), None)
 
 
 FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Of the other formats, the tensors have 32 bits."""
+"""Tensors of the other formats have 32 bits."""
 
 _PATIENCE = 2.0
-"""Calls that would take longer than this multiple of the time allowed for all repetitions are
-skipped."""
+"""A call is skipped if it would take longer than this multiple of the time for all repetitions."""
 
 
 def matrix_rate(
     watch: Stopwatch, number_format: NumberFormat, largest: int, threads: int | None
 ) -> MatrixRate:
-    """The best rate over square matrices up to ``largest`` and the flat ones of a Transformer."""
+    """The best rate among square matrices up to ``largest`` and the flat ones of a Transformer."""
     best: tuple[float, list[int]] | None = None
     reason = None
     dtype = _DTYPES.get(number_format, torch.float32)
     try:
-        # Libraries may have a fast kernel for one of the two only: with the second factor as it
-        # is, or transposed as linear layers keep it.
+        # Libraries may have a fast kernel for only one layout of the second factor: plain, or
+        # transposed as in linear layers.
         for onednn, transposed in product(_libraries(number_format, watch.device), (False, True)):
             reached = 0.0
             with _products_in(number_format, watch.device, onednn):
@@ -226,7 +225,7 @@ def matrix_rate(
                     if best is None or rate > best[0]:
                         best = rate, [m, k, n]
     except (Unsupported, RuntimeError) as error:
-        # RuntimeError: a format this build cannot multiply, or a size that does not fit in memory.
+        # RuntimeError: this build cannot multiply the format, or the size does not fit in memory.
         reason = None if best else str(error).split("\n")[0]
     return MatrixRate(
         format=number_format,
@@ -238,8 +237,8 @@ def matrix_rate(
 
 
 def shapes(largest: int) -> Iterator[tuple[int, int, int]]:
-    """[m, k] by [k, n] products to try: square ones, and those of a feed-forward layer, in which
-    tokens by width meet width by inner width. Small ones first."""
+    """[m, k] by [k, n] products to try, small ones first: square ones, and the two of a feed-forward
+    layer, between width and inner width."""
     sides, side = [largest], 512
     while side < largest:
         sides.append(side)
@@ -249,7 +248,7 @@ def shapes(largest: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _libraries(number_format: NumberFormat, device: torch.device) -> tuple[bool, ...]:
-    """Whether oneDNN is asked for instead of torch's choice: both where that may be slower."""
+    """Whether to request oneDNN instead of torch's choice: tries both if that may be slower."""
     asked = (
         number_format == "fp32" and device.type == "cpu" and torch.backends.mkldnn.is_available()
     )
@@ -260,7 +259,7 @@ def _libraries(number_format: NumberFormat, device: torch.device) -> tuple[bool,
 def _products_in(
     number_format: NumberFormat, device: torch.device, onednn: bool = False
 ) -> Iterator[None]:
-    """Matrix products of 32-bit tensors in this format; Unsupported if the device lacks it."""
+    """A context in which products use this format; Unsupported if the device lacks it."""
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     if number_format == "bf16" and old:
         raise Unsupported("no bfloat16 units, which come with compute capability 8.0")
@@ -287,7 +286,7 @@ def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[
     """Copy and triad (McCalpin's STREAM) over arrays of 32-bit numbers."""
     count = array_bytes // 4
     b = torch.rand(count, device=watch.device)
-    # Drawing random numbers takes longer than all copies; the initial contents do not matter.
+    # Not all random: drawing the numbers would take longer than all copies.
     a, c = torch.empty_like(b), b.clone()
 
     def copy() -> None:
@@ -308,7 +307,7 @@ def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[
 
 
 def array_size(device: torch.device) -> int:
-    """Bytes of an array that no cache holds, in a small part of the memory."""
+    """Bytes of an array that exceeds all caches, and takes a small part of the memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return min(2**30, free // 8)

@@ -1,12 +1,11 @@
 """A test of the comparison protocol.
 
-One run spec takes turns under several names: as it is, as it is once more, and with steps that are
-made longer on purpose. What must come out is known, and
-:mod:`transformer_core.decide.self_test_report` says whether it does.
+One run spec takes turns under several names: twice unchanged, and with steps deliberately made
+longer. The correct result is known, and :mod:`transformer_core.decide.self_test_report` checks it.
 
-Several sides in one session give a comparison of each kind at the price of fewer processes. Each
-comparison has as many sessions as those of a study have at least. A session that is complete is
-kept: a job that was killed goes on with the next one.
+With several sides in one session, every kind of comparison takes fewer processes. Each comparison
+has the minimum number of sessions of the study's comparisons. Complete sessions are kept: a killed
+job resumes with the next one.
 """
 
 import sys
@@ -36,7 +35,7 @@ REFERENCE = "reference"
 
 
 def sides_of(spec: RunSpec, planted: Sequence[float]) -> list[Side]:
-    """The reference, and a side for each planted slow-down."""
+    """The reference, and one side for each planted slow-down."""
     sides = [
         Side(f"side_{number}_slowed_by_{share:g}", spec, share)
         for number, share in enumerate(planted, 1)
@@ -52,7 +51,7 @@ def measure(
     folder: Path,
     command: str,
 ) -> SelfTestRun:
-    """Runs ``count`` sessions; those that an earlier job finished are kept in ``folder``."""
+    """Runs ``count`` sessions, including those of earlier jobs in ``folder``."""
     started = datetime.now(UTC)
     kept = Kept(folder, sides, comparing)
     done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]
@@ -84,7 +83,7 @@ def measure(
 
 
 class SelfTestJob(TrainingJob):
-    """To compare a variant with itself, as it is and slowed down on purpose; ``output`` is the file
+    """Compares a variant with itself, unchanged and deliberately slowed down; ``output`` is the file
     of all sessions."""
 
     kind = "self_test"
@@ -94,7 +93,7 @@ class SelfTestJob(TrainingJob):
     comparing: Comparing
     """comparison of the study."""
     target: Path
-    """File that is asked for."""
+    """The requested file, for the command that reproduces it."""
 
     def run(self, log_file: Path | None) -> int | None:
         end_on_request()

@@ -1,10 +1,10 @@
 """The ratio of a session: from its windows to one number and its error.
 
-Two windows of a round lie next to each other in time, so that what the machine does to both (its
-clock, other load) cancels in their ratio. Of the logarithms of the ratios of a session the trimmed
-mean is taken, without the lowest and the highest three tenths: near the median, since disturbed
-windows are many on a machine that is shared, and still with a standard error of its own (Tukey and
-McLaughlin, 1963; Yuen, The two-sample trimmed t for unequal population variances, 1974).
+Two windows of a round are adjacent in time, so that the machine's influence on both (its clock, other
+load) cancels in their ratio. The session's ratio is a trimmed mean of the logarithms of these
+ratios, without the lowest and highest three tenths. It is close to the median, since many windows
+are disturbed on a shared machine, but has a known standard error (Tukey and McLaughlin, 1963; Yuen,
+The two-sample trimmed t for unequal population variances, 1974).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ TRIM = 0.3
 
 
 def log_ratios(rounds: Sequence[Round], pair: Pair) -> list[float]:
-    """Logarithms of the throughput of the variant over that of the reference, a value per round."""
+    """Logarithm of the ratio of throughputs, variant over reference, for each round."""
     return [
         log(_rate(sides[pair.variant]) / _rate(sides[pair.reference]))
         for sides in ({window.side: window for window in rnd.windows} for rnd in rounds)
@@ -29,18 +29,18 @@ def log_ratios(rounds: Sequence[Round], pair: Pair) -> list[float]:
 
 
 def session_ratio(rounds: Sequence[Round], pair: Pair, processes: int = 1) -> LogRatio:
-    """The trimmed mean of :func:`log_ratios` and its standard error; the reference has so many
-    ``processes``."""
+    """The trimmed mean of :func:`log_ratios` and its standard error, for a reference with this number
+    of ``processes``."""
     return log_ratio_of(pair, log_ratios(rounds, pair), processes)
 
 
 def log_ratio_of(pair: Pair, logs: Sequence[float], processes: int = 1) -> LogRatio:
-    """The trimmed mean of the logarithms of a session's ratios, and its standard error."""
+    """The trimmed mean of the logarithms of a session's ratios, with its standard error."""
     values = np.sort(logs)
     count = len(values)
     cut = int(TRIM * count)
     kept = values[cut : count - cut]
-    # As in scipy.stats.mstats, whose import takes a second, and 35 MB on a host without it.
+    # As in scipy.stats.mstats, whose import takes a second and 35 MB of disk.
     estimate = float(kept.mean())
     error = nan
     if count > 1:
@@ -52,8 +52,8 @@ def log_ratio_of(pair: Pair, logs: Sequence[float], processes: int = 1) -> LogRa
 def session_ratios(
     rounds: Sequence[Round], sides: Sequence[str], processes: int = 1
 ) -> list[LogRatio]:
-    """The ratio of each of the ``sides`` to each of those before it; the first has so many
-    ``processes``."""
+    """The ratio of each of the ``sides`` to each of those before it; the first side has this number
+    of ``processes``."""
     return [
         session_ratio(rounds, Pair(later, side), processes if side == sides[0] else 1)
         for side, later in combinations(sides, 2)
@@ -61,7 +61,7 @@ def session_ratios(
 
 
 def step_seconds(sessions: Sequence[Session], side: str) -> float | None:
-    """Median time of a step of ``side`` in its turns; None if it took none."""
+    """Median time of a step of ``side`` in its turns; None without any."""
     times = [window.step_seconds for session in sessions for window in session.windows(side)]
     return median(times) if times else None
 

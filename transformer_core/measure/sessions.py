@@ -1,13 +1,13 @@
 """One session of a comparison: fresh processes of every side, which take turns.
 
-All sides are started at the same time. When all are ready they warm up one after the other, and
-then train for a few steps each, A B, A B, ..., after some rounds B A, B A, ..., while the others
-wait. In a round all train on the same batches; other sessions have others.
+All sides start at the same time. When all are ready, they warm up one after the other. Then each
+trains for a few steps while the others wait: A B, A B, ..., after some rounds B A, B A, ... In a
+round all train on the same batches; each session has different ones.
 
-All ratios share the deviation of the first side, which is the reference. So beside many others it
-runs in several processes on a CPU, spread evenly over the round, and its time is their mean: the
-square root of the number of others resolves most in a given time (Dunnett, A multiple comparison
-procedure for comparing several treatments with a control, 1955).
+All ratios share the deviation of the first side, the reference. So with many other sides, on a CPU,
+it runs in several processes spread evenly over the round, and its time is their mean. The most
+efficient number of processes is the square root of the number of others (Dunnett, A multiple
+comparison procedure for comparing several treatments with a control, 1955).
 """
 
 import subprocess
@@ -28,7 +28,6 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
-from schemas.results.runs import StepKernels
 from transformer_core.machine.machine_state import CpuTime, cpu_time, machine_state, probe_cpu
 from transformer_core.measure.memory_fit import DoesNotFit, Keeping, keeping_here
 from transformer_core.measure.session_ratio import session_ratios
@@ -50,14 +49,14 @@ from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
 from transformer_core.run.supervisor import Child, check_start, how_ended, start_workers
 
 PILOT_STEPS = 3
-"""Last steps of the warm-up, at most, that tell how long a step takes."""
+"""Largest number of last warm-up steps that determine the time of a step."""
 
 ROUNDS_IN_A_ROW = 4
-"""Rounds in one order before the order is reversed: a steady drift cancels, and a side rarely has
-two turns in a row, the second of which would find warm caches."""
+"""Rounds in one order before it is reversed: a steady drift cancels, and a side rarely has two turns
+in a row, the second with warm caches."""
 
 Enough = Callable[[Sequence[Round], float], bool]
-"""Whether these rounds are enough for a session, given the seconds since its beginning."""
+"""Whether these rounds are enough for a session, given the seconds since its start."""
 
 
 class TurnsOrder(TrainingOrder):
@@ -68,9 +67,9 @@ class TurnsOrder(TrainingOrder):
     side: str
     """Its name in the comparison."""
     coordinator: Path
-    """File with the address of the coordinator, which hands out the turns."""
+    """File with the address of the coordinator, which assigns the turns."""
     keeps: Literal["all", "state"] = "all"
-    """The memory it keeps on its devices between its turns."""
+    """The memory that it keeps on its devices between its turns."""
     planted: float | None = None
     """Fraction by which a self-test slows its steps; null outside self-tests."""
 
@@ -82,8 +81,8 @@ class Side:
     name: str
     spec: RunSpec
     planted: float | None = None
-    """Fraction by which a self-test slows its steps; None outside self-tests, where no step waits
-    for its device."""
+    """Fraction by which a self-test slows its steps; None outside self-tests, where steps do not
+    wait for the device."""
     order: type[TurnsOrder] = TurnsOrder
     """The order that its processes receive."""
 
@@ -95,15 +94,15 @@ Members = dict[str, tuple[Topology, float]]
 """The topology of each side, and when its last rank was ready."""
 
 COPY = "+"
-"""Between the name of the reference and the number of one of its further processes. No name of a
-side has this sign."""
+"""Separates the name of the reference from the number of a further process. Names of sides never
+contain it."""
 
 _LAST_WORDS_SECONDS = 5.0
-"""Seconds that a side has to give its reason after it ended."""
+"""Seconds to wait for the reason of a side that has ended."""
 
 
 class SessionEndedError(Exception):
-    """A side ended before the session; like a run, it has a status."""
+    """A side ended before the session was over; like a run, it has a status."""
 
     def __init__(self, side: str, outcome: Outcome) -> None:
         super().__init__(f"{side}: {outcome.status}, {outcome.reason}")
@@ -113,9 +112,9 @@ class SessionEndedError(Exception):
 
 @dataclass
 class Sessions:
-    """Makes sessions of the same sides, the reference first, one after the other.
+    """Runs sessions of the same sides, the reference first, one after the other.
 
-    What they leave is below ``folder``.
+    Their files are below ``folder``.
     """
 
     sides: Sequence[Side]
@@ -129,10 +128,9 @@ class Sessions:
     provenance: dict[str, Provenance] = field(default_factory=dict)
     """By side, as reported by its processes in the first session."""
     keeps: Keeping | None = None
-    """The memory that sides keep on GPUs between their turns; null until the first session
-    begins."""
+    """The memory that sides keep on GPUs between their turns; None before the first session."""
     _children: dict[str, Child] = field(default_factory=dict)
-    """The processes of the session that runs, by side."""
+    """The processes of the current session, by side."""
 
     @property
     def players(self) -> list[Side]:
@@ -148,7 +146,7 @@ class Sessions:
         return [*order, *others[len(order) - count :]]
 
     def run(self, number: int, enough: Enough) -> Session:
-        """Runs a whole session; SessionEndedError if a side does not reach its end."""
+        """Runs a whole session; SessionEndedError if a side ends before it is over."""
         started, began = datetime.now(UTC), time.monotonic()
         self.coordinator.announce(number)
         with self.gathered() as (ask, topologies):
@@ -162,7 +160,7 @@ class Sessions:
 
     @contextmanager
     def gathered(self) -> Iterator[tuple[Ask, Members]]:
-        """Starts fresh processes of all sides, which wait for tasks; they end with the block.
+        """Starts fresh processes of all sides, which wait for tasks and end with the block.
         SessionEndedError if a side ends earlier."""
         children = self._children = self._start()
 
@@ -186,22 +184,19 @@ class Sessions:
             stop_sides(children)
 
     def _in_turns(self, ask: Ask, members: Members, began: float, enough: Enough) -> dict[str, Any]:
-        """Returns what the sides did, from their first turn to their last."""
+        """Runs the turns; returns the session's fields about them."""
         on_gpu = any(topology.device == "cuda" for topology, _ in members.values())
-        # Before the first turn: afterwards a side may have only some of the cores.
+        # Before the first turn: afterwards a side may be bound to some of the cores.
         if not self.provenance:
             self.provenance |= self.provenances(ask)
         before = self._state(ask, on_gpu)
         warm, steps = self._warm_up(ask)
         made = self._rounds(ask, began, steps, enough, on_gpu)
-        # Memory first: on a GPU a probe takes some too.
-        memory = {side.name: ask(side, TellMemory()) for side in self.sides}
-        kernels = {side.name: ask(side, TellKernels())[0] for side in self.sides}
-        after = self._state(ask, on_gpu)
+        # Before the last probes, which take memory on a GPU, too.
         records = [
-            _record(side, members[name], began, warm[name], memory[name], kernels[name])
-            for name, side in ((side.name, side) for side in self.sides)
+            _record(ask, side, members[side.name], began, warm[side.name]) for side in self.sides
         ]
+        after = self._state(ask, on_gpu)
         processes = len(self.players) - len(self.sides) + 1
         ratios = session_ratios(made["rounds"], [side.name for side in self.sides], processes)
         return {"sides": records, **made, "ratios": ratios, "before": before, "after": after}
@@ -222,11 +217,11 @@ class Sessions:
         return machine_state(probes)
 
     def _warm_up(self, ask: Ask) -> tuple[dict[str, float], int]:
-        """Seconds that the first steps of every side take, and how many steps a turn has: as many
-        as the first side needs for a window."""
+        """Warms up all sides; returns the seconds of each, and the number of steps in a turn: as
+        many as the first side needs for a window."""
         self.progress("warm-up")
         first, others = self.sides[0], [one for one in self.players if one is not self.sides[0]]
-        # The same number for each side: in a round all train on the same batches.
+        # The same number for each side, so that in a round all train on the same batches.
         count = max(2, self.comparing.warmup_steps)
         last = min(PILOT_STEPS, count // 2)
         begun = _slowest(ask(first, Turn(0, count - last)))
@@ -239,8 +234,8 @@ class Sessions:
     def _rounds(
         self, ask: Ask, began: float, steps: int, enough: Enough, on_gpu: bool
     ) -> dict[str, Any]:
-        """Runs all rounds, and measures how much of the processor other processes used
-        meanwhile, and the work of GPUs in each."""
+        """Runs all rounds; measures the CPU time of other processes meanwhile, and the work of GPUs
+        in each round."""
         order = self.players
         before, rounds_began = self._cpu_time(), time.monotonic()
         rounds: list[Round] = []
@@ -251,7 +246,7 @@ class Sessions:
             for side in order[::-1] if backwards else order:
                 at = time.monotonic() - began
                 report = _slowest(ask(side, Turn(self.comparing.lead_steps, steps)))
-                windows.append(_window(side, at, steps, report))
+                windows.append(TurnWindow(side=side.name, began=at, steps=steps, **vars(report)))
             rounds.append(Round(windows=_of_copies(windows), gpus=nvml.work_since(gpus)))
             self.progress(f"round {len(rounds)}")
         rounds_seconds, after = time.monotonic() - rounds_began, self._cpu_time()
@@ -261,19 +256,19 @@ class Sessions:
         return {"rounds": rounds, "foreign_cpu_seconds": foreign, "rounds_seconds": rounds_seconds}
 
     def _cpu_time(self) -> CpuTime | None:
-        """CPU seconds so far. A server that an earlier job started may have forked the sides."""
+        """CPU seconds so far, including sides forked by a server of an earlier job."""
         return cpu_time(child.pid for child in self._children.values() if child.pid is not None)
 
     def _start(self) -> dict[str, Child]:
-        """Start the processes of all sides; SessionEndedError where this host cannot."""
+        """Starts the processes of all sides; SessionEndedError if this host cannot."""
         children: dict[str, Child] = {}
         if self.keeps is None:
             self.keeps = self._keeping()
         shared = self.data, self.folder, self.coordinator.file, self.command, self.keeps
         for side in self.players:
             clear_outcomes(self.folder / side.name)
-            # Before any starts: a side waiting for a session that never came would take turns in
-            # the next.
+            # Before any side starts: one that waited for a session that never began would take turns
+            # in the next.
             try:
                 check_start(side.spec, side.order.worker)
             except Unsupported as error:
@@ -285,7 +280,7 @@ class Sessions:
         return children
 
     def _keeping(self) -> Keeping:
-        """Decides what sides keep on GPUs between turns; SessionEndedError where they cannot share
+        """Decides what sides keep on GPUs between turns; SessionEndedError if they cannot share
         them."""
         reference = self.sides[0].name
         specs = {side.name: side.spec for side in self.sides}
@@ -299,7 +294,7 @@ class Sessions:
             raise SessionEndedError(error.side, Outcome(status="oom", reason=str(error))) from None
 
     def _why(self, error: SideEndedError, children: dict[str, Child]) -> SessionEndedError:
-        """Finds out how an unresponsive side ended, and ends all others."""
+        """Finds out how a side ended, and ends all others."""
         folder, child = self.folder / error.side, children[error.side]
         end = time.monotonic() + _LAST_WORDS_SECONDS
         while not (outcome := read_outcomes(folder)) and time.monotonic() < end:
@@ -322,13 +317,13 @@ def _slowest(reports: Sequence[Report]) -> Report:
 
 
 def without_copy(name: str) -> str:
-    """The name of the side of which ``name`` is a process."""
+    """The side's name for the ``name`` of one of its processes."""
     return name.partition(COPY)[0]
 
 
 def _of_copies(windows: Sequence[TurnWindow]) -> list[TurnWindow]:
-    """A window for each side: that of the reference has the mean time of its processes, which
-    trained on the same batches."""
+    """One window per side: the reference's has the mean time of its processes, which trained on the
+    same batches."""
     times = defaultdict[str, list[float]](list)
     for window in windows:
         times[without_copy(window.side)].append(window.seconds)
@@ -339,47 +334,29 @@ def _of_copies(windows: Sequence[TurnWindow]) -> list[TurnWindow]:
     ]
 
 
-def _window(side: Side, began: float, steps: int, report: Report) -> TurnWindow:
-    return TurnWindow(
-        side=side.name,
-        began=began,
-        seconds=report.seconds,
-        steps=steps,
-        tokens=report.tokens,
-        padded_tokens=report.padded_tokens,
-        input_wait_seconds=report.input_wait_seconds,
-    )
-
-
 def _record(
-    side: Side,
-    members: tuple[Topology, float],
-    began: float,
-    warmup_seconds: float,
-    memory: Sequence[int | None],
-    kernels: StepKernels | None,
+    ask: Ask, side: Side, members: tuple[Topology, float], began: float, warmup_seconds: float
 ) -> SideRecord:
     """The record of a side in its session."""
     topology, ready = members
+    peaks = [peak for peak in ask(side, TellMemory()) if peak is not None]
     return SideRecord(
         name=side.name,
         planted=side.planted or 0.0,
         topology=topology,
         startup_seconds=ready - began,
         warmup_seconds=warmup_seconds,
-        peak_memory_bytes=max((peak for peak in memory if peak is not None), default=None),
-        kernels=kernels,
+        peak_memory_bytes=max(peaks, default=None),
+        kernels=ask(side, TellKernels())[0],
     )
 
 
 _LEAVE_SECONDS = 1.0
-"""Seconds that a side has to end once it is no longer needed; it has already reported
-everything."""
+"""Seconds for a side to end by itself; it has already reported everything."""
 
 
 def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
-    """``comparing`` with at least the settings that GPUs need, if any of ``specs`` runs on them
-    here."""
+    """``comparing``, raised to the minimum settings for GPUs if any of ``specs`` uses them here."""
     if not any(map(uses_gpus, specs)):
         return comparing
     least = {name: max(getattr(comparing, name), value) for name, value in comparing.on_gpu}
@@ -395,10 +372,10 @@ def start_side(
     command: str,
     keeps: Keeping = "all",
 ) -> Child:
-    """Starts this host's processes of a side. They connect to the coordinator named in the file
+    """Starts this host's processes of a side. They connect to the coordinator described in the file
     ``coordinator``, and record below ``folder`` how they ended.
 
-    ``place`` is the number of the side; Unsupported where this host cannot.
+    ``place`` is the number of the side. Raises Unsupported if this host cannot start it.
     """
     order = side.order(
         spec=side.spec,
@@ -414,7 +391,7 @@ def start_side(
 
 
 def stop_sides(children: dict[str, Child]) -> None:
-    """Wait until all processes have ended, but not long."""
+    """Waits briefly for all processes to end, then kills them."""
     end = time.monotonic() + _LEAVE_SECONDS
     for child in children.values():
         try:

@@ -1,8 +1,8 @@
 """One repeat of a run spec: starts its processes, watches them, and records how they ended.
 
-A run that this machine cannot do, that runs out of memory, diverges or fails with an exception
-still has a result: its status. A run that is killed has none; the same command goes on from its
-last checkpoint.
+A run still has a result, its status, if it is impossible on this machine, runs out of memory,
+diverges or fails with an exception. A killed run has none; the same command resumes from its last
+checkpoint.
 """
 
 import shutil
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TimedRunOrder(TrainingOrder):
-    """Order to train from the first step to the last, and to time it."""
+    """Order to train from the first step to the last and time it."""
 
     repeat: int
     """Number of the repeat, from 1."""
@@ -46,7 +46,7 @@ class TimedRunOrder(TrainingOrder):
 
 
 def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
-    """Runs the workers, makes sure that metrics.json says how they ended, and records the results as
+    """Runs the workers, ensures that metrics.json says how they ended, and records the results as
     ``made_from`` these files."""
     started = datetime.now(UTC)
     for name in ("steps.parquet", "model.safetensors", "metrics.json"):
@@ -58,12 +58,12 @@ def supervise(order: TimedRunOrder, made_from: Sequence[Path]) -> None:
         _write_unfinished(order, outcome, started)
     record(order.output / "model.safetensors")
     record(metrics, made_from)
-    if outcome is None or not outcome.again:  # else the next attempt resumes from the last one
+    if outcome is None or not outcome.again:  # otherwise the next attempt resumes from them
         shutil.rmtree(order.output / CHECKPOINTS, ignore_errors=True)
 
 
 def _write_unfinished(order: TimedRunOrder, outcome: Outcome, started: datetime) -> None:
-    """The three result files of a run that is not ok: a status, no steps, no weights."""
+    """Writes the three result files of an unsuccessful run: a status, no steps, no weights."""
     with atomic_path(order.output / "model.safetensors") as temporary:
         safetensors.numpy.save_file({}, temporary, {"status": outcome.status})
     History().write(order.output / "steps.parquet")
@@ -99,8 +99,9 @@ class TimedRun(TrainingJob):
 
 
 def work(order: TimedRunOrder, program: "Program") -> None:
-    """Trains in each process of the run, and on the main rank writes model, steps and metrics, in this order."""
-    # Only here: a job that waits for this has no use for torch.
+    """Trains in each process of the run; the main rank writes model, steps and metrics, in this
+    order."""
+    # Imported here: the waiting job does not need torch.
     from safetensors.torch import save_file
 
     from transformer_core.machine.peak_memory import reset_peak
@@ -123,7 +124,7 @@ def work(order: TimedRunOrder, program: "Program") -> None:
     progress = RunProgress(order.title, order.spec.training.steps, show=is_main)
     with FirstStep() as kernels:
         observers: list[Observer] = [clock, Progress(progress)]
-        # The first step belongs to the warm-up; without a warm-up, it is not observed.
+        # The first step belongs to the warm-up; without one, it is not observed.
         if measurement.warmup_steps:
             observers.append(FirstKernels(kernels))
         checks = SpotChecks(setup, clock, 1 + measurement.warmup_steps)
@@ -169,7 +170,7 @@ def work(order: TimedRunOrder, program: "Program") -> None:
 
 
 def _memory_of_all(setup: "Setup") -> list[RankMemory]:
-    """The peak memory of every device of every rank. On the wire, -1 stands for null."""
+    """The peak memory of every device of every rank. Messages encode null as -1."""
     from transformer_core.machine.peak_memory import rank_memory
 
     devices = setup.strategy.devices

@@ -1,12 +1,12 @@
-"""Variants against their reference, timed in turns.
+"""Times variants and their reference in turns.
 
-On a machine whose speed drifts, turns resolve small differences: two windows next to each other see
-the same machine. What processes differ in by themselves (where their memory lies, say) shows
-between sessions, each of which starts anew: see :mod:`transformer_core.measure.sessions`.
+On a machine whose speed drifts, turns resolve small differences: adjacent windows see the same
+machine. Random differences between processes (such as their memory layout) show between sessions,
+which start fresh processes: see :mod:`transformer_core.measure.sessions`.
 
-A session that is complete is kept in a file of its own: a job that was killed goes on with the next
-one, and so does one that is given more time (a larger ``budget``) than it had. A side that cannot
-train gives the record its status, and no number.
+Every complete session is kept in a file: a killed job resumes with the next one, and so does a job
+with a larger ``budget`` than before. If a side cannot train, the record has its status and no
+number.
 """
 
 import time
@@ -34,8 +34,8 @@ from transformer_core.run.supervisor import end_on_request
 
 
 def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command: str) -> None:
-    """On every host but the first, starts its processes of the sides that span hosts, session after
-    session, until the first host has written the record ``output``."""
+    """On every host except the first, starts this host's processes of the sides that span hosts,
+    session after session, until the first host has written the record ``output``."""
     began = time.time()
 
     def recorded() -> bool:
@@ -47,7 +47,7 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
             for place, side in enumerate(sides)
             if spans_machines(side.spec)
         }
-        # They wait at the meeting point for the next session, which may never come.
+        # They wait at the rendezvous for the next session, which may never come.
         while not recorded() and any(child.poll() is None for child in children.values()):
             time.sleep(POLL_SECONDS)
         for child in children.values():
@@ -56,15 +56,14 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
 
 
 def read_side(file: Path) -> Side:
-    """The side of a run spec, under the name of its variant."""
+    """The side of a run spec, named after its variant."""
     spec = read_record(file, RunSpec)
     return Side(spec.variant, spec)
 
 
 def pairs_of(asked: Sequence[str], names: Sequence[str]) -> list[Pair]:
-    """The comparisons of an order, each between two of ``names``; ConfigError for any other.
-
-    Without any, each name with the first."""
+    """The comparisons of an order, each between two of ``names``, by default each name with the
+    first. ConfigError for an unknown name."""
     reference, *variants = names
     pairs: list[Pair] = []
     for text in asked or [f"{variant}/{reference}" for variant in variants]:
@@ -87,15 +86,15 @@ class TurnsJob(Job):
     data: Path
     """results/data/<corpus>."""
     pairs: tuple[str, ...] = ()
-    """Comparisons of two of them, as VARIANT/REFERENCE; none for each variant with the reference."""
+    """Comparisons of two sides each, as VARIANT/REFERENCE; empty for every side with the first."""
     outputs: list[Path] = Field(min_length=1)
     """File of each comparison's record."""
     target: Path | None = None
     """The target that makes the records again; null for the first output."""
     sessions: Path | None = None
-    """Folder of sessions; null for the first output without its ending."""
+    """Folder of the sessions; null for the first output without its suffix."""
     code: str = ""
-    """The digest of the sources: sessions of other code do not count."""
+    """Digest of the sources: sessions of different code do not count."""
 
     def run(self, log_file: Path | None) -> None:
         outputs = self.outputs
@@ -122,6 +121,6 @@ class TurnsJob(Job):
 
 
 def _wrong(field: str, value: object, expected: str) -> ConfigError:
-    """The error of an order whose fields do not fit together."""
+    """The error for an order whose fields do not fit together."""
     problem = ConfigProblem("--order", field, value, "does not fit the others", f"give {expected}")
     return ConfigError([problem])

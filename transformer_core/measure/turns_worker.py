@@ -1,5 +1,5 @@
-"""A side that takes turns, in each of its processes: it trains with the loop of a timed run, and
-its observer waits between the turns."""
+"""One process of a side that takes turns: it trains with the loop of a timed run, and an observer
+waits between turns."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,11 +15,7 @@ from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.measure.sessions import TurnsOrder
 from transformer_core.observe.turns import PlantedDelay, TurnsOver, TurnTaker, refuse
 from transformer_core.parallel.strategy import Strategy
-from transformer_core.run.coordinator import (
-    Hello,
-    Turns,
-    announced_session,
-)
+from transformer_core.run.coordinator import Hello, Turns, announced_session
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
@@ -27,20 +23,20 @@ from transformer_core.training.loop import train
 ENDLESS_STEPS = 1_000_000
 """More steps than any session has."""
 SEEDS = 2**32
-"""The number of seeds."""
+"""Number of possible seeds."""
 
 
 def endless(spec: RunSpec) -> RunSpec:
     """``spec`` as an uninterrupted training that ends with its last turn."""
-    # A rate that falls to 0 at the end of the training would continue below 0.
+    # Otherwise a rate that falls to 0 at the end of the training would continue below 0.
     steps = max(spec.training.steps, ENDLESS_STEPS)
     changes = {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
     return spec.model_copy(update={"training": spec.training.model_copy(update=changes)})
 
 
 def of_session(spec: RunSpec, session: int) -> RunSpec:
-    """``spec`` with the seed of a session; the first session has the study's. The speed-up of a
-    side depends on the batches, so each session has different ones."""
+    """``spec`` with the seed of a session; the first session has the study's. Speed-ups depend on the
+    batches, so each session has different ones."""
     seed = (spec.training.seed + session - 1) % SEEDS
     return spec.model_copy(update={"training": spec.training.model_copy(update={"seed": seed})})
 
@@ -56,7 +52,7 @@ def give_memory_back(setup: Setup) -> None:
 
 
 def work(order: TurnsOrder, program: Program) -> None:
-    """Trains without end whenever it is this side's turn."""
+    """Trains whenever it is this side's turn, until it is told to leave."""
     take_turns(order, program, endless(order.spec))
 
 
@@ -67,9 +63,9 @@ def take_turns(
     answer: Callable[[Setup, Any], Any] | None = None,
 ) -> None:
     """Assembles the training of ``spec``, and trains whenever it is this side's turn; ``answer``
-    handles tasks that do not belong to comparisons."""
+    handles tasks that are not part of comparisons."""
     process = program.process
-    # After the meeting of all ranks: those of other hosts may have started before the session did.
+    # After the rendezvous of all ranks: other hosts may have started before the session.
     spec = of_session(spec, announced_session(order.coordinator))
     setup = program.assemble(spec)
     strategy = setup.strategy
@@ -79,11 +75,11 @@ def take_turns(
     turns = Turns(order.coordinator, Hello(order.side, process.rank, topology))
     planted = None
     if order.planted is not None:
-        # The base class waits for the devices of this process, and not for other ranks.
+        # The base class waits for this process's devices only, not for other ranks.
         planted = PlantedDelay(order.planted, lambda: Strategy.synchronise(strategy))
 
     def prepare() -> None:
-        # With several ranks, gloo's threads take the remaining cores, as in any training.
+        # With several ranks, gloo's threads use the remaining cores, as in any training.
         if process.world_size == 1 and topology.device == "cpu":
             keep_to(torch.get_num_threads())
 

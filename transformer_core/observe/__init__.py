@@ -1,1 +1,1 @@
-"""Observers, which watch a training from outside while it runs."""
+"""Observers, which watch a running training from outside."""

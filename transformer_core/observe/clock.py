@@ -2,42 +2,37 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.results import Window
 from transformer_core.training.observer import Observer
 
 
+@dataclass(eq=False)
 class WindowClock(Observer):
-    """Cuts training into a warm-up and windows of equal step counts.
+    """Divides training into a warm-up and windows of equal numbers of steps.
 
-    The device is synchronised, and the clock read, only where a warm-up or window begins or ends
-    and where validation or a checkpoint interrupts it: a clock that synchronised in every step
-    would slow down what it measures. The first ``warmup_steps`` after each start belong to no
-    window; time in pauses belongs to none either.
+    It synchronises the device and reads the clock only at the beginning and end of a warm-up, a
+    window, and an interruption by validation or a checkpoint: synchronising in every step would slow
+    down the training. The first ``warmup_steps`` after each start, and the time in pauses, belong to
+    no window.
     """
 
-    def __init__(
-        self,
-        warmup_steps: int,
-        window_steps: int,
-        synchronise: Callable[[], None],
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.windows: list[Window] = []  # the closed windows, those of earlier sessions included
-        self.warmup_seconds: float | None = None
-        """Time of the last finished warm-up, pauses left out; None before there is one."""
-        self.started_at: float | None = None
-        """When the first step began, in seconds since the epoch."""
-        self._warmup_steps = warmup_steps
-        self._window_steps = window_steps
-        self._synchronise = synchronise
-        self._now = now
+    warmup_steps: int
+    window_steps: int
+    synchronise: Callable[[], None]
+    now: Callable[[], float] = time.perf_counter
+    windows: list[Window] = field(default_factory=list)
+    """Complete windows, including those of earlier sessions."""
+    warmup_seconds: float | None = None
+    """Time of the last complete warm-up, without pauses; None before its end."""
+    started_at: float | None = None
+    """When the first step began, in seconds since the epoch."""
 
     def start(self, step: int) -> None:
-        """A window that an earlier session left unfinished is dropped, and the warm-up begins
-        anew."""
-        self._warming_up = self._warmup_steps > 0
+        """Drops a window that an earlier session left unfinished, and restarts the warm-up."""
+        self._warming_up = self.warmup_steps > 0
         if not self._warming_up:
             self.warmup_seconds = 0.0
         self._begin(step, self._read())
@@ -50,7 +45,7 @@ class WindowClock(Observer):
         self._tokens += tokens
         self._padded_tokens += padded_tokens
         self._input_wait_seconds += input_wait_seconds
-        length = self._warmup_steps if self._warming_up else self._window_steps
+        length = self.warmup_steps if self._warming_up else self.window_steps
         if step - self._first_step + 1 == length:
             self._close(step)
 
@@ -88,7 +83,7 @@ class WindowClock(Observer):
                     input_wait_seconds=self._input_wait_seconds,
                 )
             )
-        # The same reading ends one window and begins the next: no time falls between them.
+        # The same reading ends one window and begins the next, so no time is lost between them.
         self._begin(step, read)
 
     def _begin(self, step: int, read: float) -> None:
@@ -99,5 +94,5 @@ class WindowClock(Observer):
         self._input_wait_seconds = 0.0
 
     def _read(self) -> float:
-        self._synchronise()
-        return self._now()
+        self.synchronise()
+        return self.now()

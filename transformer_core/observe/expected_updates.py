@@ -1,4 +1,4 @@
-"""The updates that an optimizer's rule and a schedule ask for, computed from their sources."""
+"""The updates that an optimizer's rule and a schedule prescribe, computed from their sources."""
 
 import math
 
@@ -20,8 +20,8 @@ class ExpectedUpdates:
         self.change: Tensor | None = None
 
     def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
-        """The change of ``weights`` by ``gradients``, in the same number format, at learning
-        rate ``rate``; overwritten by the next one."""
+        """The change of ``weights`` by ``gradients``, in the same number format, at learning rate
+        ``rate``; the next call overwrites it."""
         self.steps += 1
         match self.rule:
             case AdamRule():

@@ -1,4 +1,4 @@
-"""An optimizer step whose memory is tracked, or whose moments are observed."""
+"""An optimizer step whose memory is tracked, or whose stages are observed."""
 
 import contextlib
 import itertools
@@ -22,11 +22,11 @@ from transformer_core.training.assemble import Trainer
 from transformer_core.training.loop import optimizer_step
 from transformer_core.training.precision import Precision
 
-LEARNING_RATE = 1e-4  # small: learning does not matter here, but numbers must stay finite
+LEARNING_RATE = 1e-4  # small, so that numbers stay finite: learning does not matter here
 
 
 class WatchedPrecision(Precision):
-    """``inner`` that tells ``watch`` when a ``forward``, a ``backward`` and the ``update`` end."""
+    """``inner``, which calls ``watch`` when a ``forward``, a ``backward`` and the ``update`` end."""
 
     def __init__(self, inner: Precision, watch: Callable[[str], None]) -> None:
         self.inner = inner
@@ -66,10 +66,9 @@ class Storage:
 class StorageTracker(TorchDispatchMode):
     """While active, tracks all storages on devices of one type.
 
-    Besides what operations tell, two things must be told: what storages are for (:meth:`label`),
-    and what autograd saves (:meth:`saving`). torch's own tracker
-    (torch.distributed._tools.mem_tracker) knows no messages, buckets and copies of weights, and
-    takes three times as long.
+    It sees operations; callers add the purposes of storages (:meth:`label`) and the tensors that
+    autograd saves (:meth:`saving`). torch's own tracker (torch.distributed._tools.mem_tracker) does
+    not know messages, buckets and copies of weights, and takes three times as long.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -81,7 +80,7 @@ class StorageTracker(TorchDispatchMode):
         self._resize: Any = None
 
     def __enter__(self) -> "StorageTracker":
-        # FSDP frees and fills gathered weights by resizing their storage, which is no operation.
+        # FSDP frees and refills gathered weights by resizing their storage, which is no operation.
         self._resize = resize = torch.UntypedStorage.resize_
 
         def followed(storage: torch.UntypedStorage, size: int) -> Any:
@@ -107,9 +106,9 @@ class StorageTracker(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is torch.ops.prim.device.default:
-            return func(*args)  # of fake tensors, most of what autograd asks
+            return func(*args)  # the most frequent call on fake tensors
         if any(issubclass(kind, DTensor) for kind in types):
-            # A sharded tensor turns into operations on its shards, which come here again.
+            # It becomes operations on the shards, which are dispatched here again.
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         self.operations += 1
@@ -125,14 +124,14 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def label(self, tensors: Iterable[Any], label: str) -> None:
-        """Labels tensors by purpose: weights, gradients or optimizer."""
+        """Labels the tensors among these objects by purpose, such as weights or gradients."""
         for tensor in tensors:
             for part in _plain(tensor):
                 self._see(part)
                 self._label(part, label)
 
     def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context that notes the tensors autograd saves for a backward pass."""
+        """A context that labels the tensors autograd saves for a backward pass."""
 
         def pack(tensor: Tensor) -> Tensor:
             for part in _plain(tensor):
@@ -187,7 +186,7 @@ class StorageTracker(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Interval:
-    """A stretch of a step: the operations after number ``start``, up to number ``end``."""
+    """A part of a step: the operations after number ``start``, up to number ``end``."""
 
     phase: str
     start: int
@@ -207,7 +206,7 @@ class StepMemory:
             if record.born > self.end or (record.died is not None and record.died <= self.start):
                 continue
             first = max(record.born, self.start) - self.start
-            # A result exists together with the arguments that its operation lets go.
+            # A result coexists with the arguments that its operation frees.
             last = (self.end if record.died is None else min(record.died, self.end)) - self.start
             part = PARTS.index(self._part(record, forwards))
             self.by_part[part, first] += record.size
@@ -250,7 +249,7 @@ class StepMemory:
         return self._parts(self.by_part.max(axis=1))
 
     def timeline(self, points: int) -> list[TimelinePoint]:
-        """The course of the step: of each of about ``points`` stretches its largest moment."""
+        """The course of the step: the largest moment of each of about ``points`` intervals."""
         moments = self.end - self.start + 1
         result = []
         for phase in self.phases:
@@ -281,15 +280,14 @@ def followed_step(
     tracker: StorageTracker,
     watch: Callable[[str], None] = lambda moment: None,
 ) -> StepMemory:
-    """One optimizer step inside ``tracker``, and what its memory was for."""
+    """Takes an optimizer step inside ``tracker``; returns its memory by purpose."""
     phases: list[Interval] = []
     begin = tracker.operations
 
     def seen(moment: str) -> None:
         nonlocal begin
         if moment == "backward":
-            found = (parameter.grad for parameter in trainer.module.parameters())
-            tracker.label([gradient for gradient in found if gradient is not None], "gradients")
+            tracker.label((p.grad for p in trainer.module.parameters()), "gradients")
         if moment in ("forward", "backward"):
             phases.append(Interval(moment, begin, tracker.operations))
             begin = tracker.operations
@@ -300,26 +298,22 @@ def followed_step(
         tracker.label((micro.source, micro.target_input, micro.target_output), "other")
     with tracker.saving():
         watched_step(trainer, batch, seen)
-    # Some are made in the first step.
+    # After the step: some are created in the first one.
     tracker.label(tables(trainer.model), "other")
-    tracker.label(optimizer_tensors(trainer.optimizer), "optimizer")
+    for state in trainer.optimizer.state.values():
+        tracker.label(state.values(), "optimizer")
     phases.append(Interval("update", begin, tracker.operations))
     return StepMemory(tracker, phases)
 
 
 def tables(model: nn.Module) -> list[Tensor]:
-    """Buffers, and the tensors that modules keep as plain attributes or in a dictionary."""
+    """Buffers, and the tensors that modules keep as plain attributes or in dictionaries."""
     found = list(model.buffers())
     for module in model.modules():
         for value in vars(module).values():
             values = value.values() if isinstance(value, dict) else (value,)
             found += [one for one in values if isinstance(one, torch.Tensor)]
     return [one for one in found if not isinstance(one, nn.Parameter)]
-
-
-def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
-    entries = (value for entry in optimizer.state.values() for value in entry.values())
-    return [value for value in entries if isinstance(value, torch.Tensor)]
 
 
 _MESSAGES = frozenset({"c10d", "_c10d_functional", "fsdp"})
@@ -333,8 +327,8 @@ _FLATTENED = {
     "c10d::_allgather_base_": 0,
     "c10d::_reduce_scatter_base_": 1,
 }
-"""Operations for which gloo's threads make a flat copy, unobserved, of one argument, and which
-argument."""
+"""Operations for which gloo's threads make an unobserved flat copy of an argument, and the number of
+this argument."""
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
@@ -344,7 +338,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _plain(tensor: Any) -> list[Tensor]:
-    """The tensors with memory of their own inside a sharded or quantized one."""
+    """The plain tensors inside a sharded or quantized one; none for other objects."""
     if not isinstance(tensor, Tensor):
         return []
     if isinstance(tensor, DTensor):

@@ -1,4 +1,4 @@
-"""The memory of a process at the moments of its life."""
+"""The memory of a process at milestones of a training."""
 
 import ctypes
 import gc
@@ -23,9 +23,9 @@ UNREAD: dict[str, int | None] = dict.fromkeys(
 
 
 class Milestones:
-    """Reads host and device memory on request; each name once, the first time.
+    """Reads host and device memory on request, for each name only the first time.
 
-    Made before anything has touched the device: what is in use then belongs to others.
+    Create it before anything uses the device: memory in use at that time belongs to others.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Milestones:
         self.found: dict[torch.device, dict[str, Milestone]] = {}
 
     def begin(self, devices: list[torch.device]) -> None:
-        """Observes these devices, which have done no work yet."""
+        """Observes these devices, which must not have worked yet."""
         for device in devices:
             reserved = 0 if device.type == "cuda" else None
             others = self.before.get(_uuid(device) or "")
@@ -48,7 +48,7 @@ class Milestones:
                 seen[name] = self._read(name, device)
 
     def peak(self) -> None:
-        """The largest of everything so far; of NVML's numbers, the largest that was read."""
+        """Records the largest numbers so far; for NVML, the largest of its readings."""
         for device, seen in self.found.items():
             known: dict[str, int | None] = {
                 name: max(
@@ -66,7 +66,7 @@ class Milestones:
         for device in self.found:
             identity = _uuid(device)
             processes = {} if identity is None else nvml.process_memory(identity)
-            # Inside a container NVML's ids are those of the host: then none of them is ours.
+            # In a container NVML reports the host's ids, and none of them is ours.
             if len(processes) == 1 and os.getpid() not in processes:
                 continue
             for pid, used in processes.items():
@@ -97,8 +97,7 @@ class Milestones:
 
 
 def first_kernel(device: torch.device) -> None:
-    """Runs one kernel, so that the device allocates what a process takes before its first
-    tensor."""
+    """Runs one kernel, so that the device allocates what a process needs besides tensors."""
     ones = torch.ones(64, 64, device=device)
     float((ones @ ones).sum())
 
@@ -111,11 +110,11 @@ _MARK = "memory: "
 
 
 class CpuAllocations:
-    """A context that counts bytes from 0, at moments that are marked.
+    """A context that counts allocated bytes, from 0, at marked moments.
 
-    torch's allocator tells the profiler how much it has handed out, also inside a kernel. By default
-    it overlooks what threads give back that the profiler does not know, such as those of gloo; with
-    the setting ``caffe2_report_cpu_memory_usage`` it counts them too.
+    torch's allocator reports all allocations to the profiler, even inside a kernel. By default it
+    overlooks memory freed by threads that the profiler does not know, such as gloo's; with the
+    setting ``caffe2_report_cpu_memory_usage`` it counts that, too.
     """
 
     def __init__(self) -> None:
@@ -135,7 +134,7 @@ class CpuAllocations:
         self._profile.__exit__(*error)
         self._complete.value = False
         with tempfile.TemporaryDirectory() as folder:
-            # The trace is the one public form in which the events have totals.
+            # Only the trace gives public access to the totals of events.
             trace = Path(folder, "trace.json")
             self._profile.export_chrome_trace(str(trace))
             events = json.loads(trace.read_bytes())["traceEvents"]
@@ -150,27 +149,27 @@ class CpuAllocations:
                 self._counts.append((event["ts"], arguments["Total Allocated"] - before))
 
     def mark(self, moment: str) -> None:
-        """Marks a moment; of equal marks the first counts."""
-        torch.empty(1)  # only with the next piece it tells what other threads have given back
+        """Marks a moment; a repeated mark does not count."""
+        torch.empty(1)  # the allocator reports what other threads freed with its next allocation
         with record_function(_MARK + moment):
             pass
 
     def at(self, moment: str) -> int | None:
-        """Bytes handed out when ``moment`` was marked; None if it was not."""
+        """Bytes allocated when ``moment`` was marked; None if it was not."""
         if moment not in self._marks:
             return None
         before = [count for time, count in self._counts if time <= self._marks[moment]]
         return before[-1] if before else 0
 
     def peak(self, start: str, end: str) -> int:
-        """Largest number of bytes handed out between two marks."""
+        """Largest number of allocated bytes between two marks."""
         first, last = self._marks[start], self._marks[end]
         inside = (count for time, count in self._counts if first <= time <= last)
         return max([self.at(start) or 0, *inside])
 
 
 class CudaAllocations:
-    """The same for a CUDA device, whose allocator counts by itself."""
+    """The same for a CUDA device, whose allocator counts on its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -188,10 +187,10 @@ class CudaAllocations:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def at(self, moment: str) -> int | None:
-        """None: milestones have read the allocator's count already."""
+        """None: milestones have already read the allocator's count."""
         return None
 
     def peak(self, start: str, end: str) -> int:
-        """Largest number of bytes handed out between two marks, of which ``end`` is the next after
+        """Largest number of allocated bytes between two marks; ``end`` must directly follow
         ``start``."""
         return self._peaks[end]

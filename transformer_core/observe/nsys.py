@@ -1,7 +1,6 @@
-"""Nsight Systems: whether it is installed, which options its version has, and whether it recorded
-anything.
+"""Nsight Systems: finds it, adapts to the options of its version, and checks what it recorded.
 
-Nothing here imports torch. An exit code of 0 proves nothing: success is the SQLite export with at
+Nothing here imports torch. An exit code of 0 proves nothing: success is an SQLite export with at
 least one kernel.
 """
 
@@ -53,8 +52,8 @@ class Nsys:
     def command(self, output: Path, cuda: bool) -> list[str]:
         """The command that profiles one rank, without the program it runs.
 
-        With ``cuda`` the capture range is between cudaProfilerStart and cudaProfilerStop, else it
-        is an NVTX range. Raises ValueError if this version lacks an option that is needed.
+        With ``cuda`` the capture lasts from cudaProfilerStart to cudaProfilerStop, else for an NVTX
+        range. Raises ValueError if this version lacks a necessary option.
         """
         missing = [option for option in _NEEDED if option not in self.help]
         if missing:
@@ -75,12 +74,12 @@ class Nsys:
         text = self.help.get(option)
         if text is None:
             return False
-        # A value can be missing only where the help lists them.
+        # A value is known to be missing only if the help lists the possible ones.
         return "ossible" not in text or all(word in text for word in value.split(","))
 
 
 def find_nsys() -> Nsys | None:
-    """Nsight Systems on the PATH; None if it is not there or does not start."""
+    """Nsight Systems on the PATH; None if it is missing or does not start."""
     path = shutil.which("nsys")
     if path is None:
         return None
@@ -104,29 +103,18 @@ def options(text: str) -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """The part of the environment that a profiled run gets.
+    """The part of the environment that a profiled run receives.
 
-    Reports and exports hold the whole environment of what was profiled, so it gets only what a
-    training needs, and nothing that looks like a secret.
+    Reports and exports contain the whole environment of the profiled process. So it receives only
+    what a training needs, and nothing that looks like a secret.
     """
     kept = {
         name: value
         for name, value in os.environ.items()
         if _PASSED_ON.fullmatch(name) and not _SECRET.search(name)
     }
-    # So that a range may start the capture whatever kind of string its name is.
+    # Lets a range start the capture whatever kind of string its name is.
     return kept | {"RANK": os.environ.get("RANK", "0"), "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
-
-
-def export(nsys: Nsys, report: Path) -> None:
-    _output(
-        [
-            *(nsys.path, "export", "--type=sqlite", "--force-overwrite=true"),
-            f"--output={report.with_suffix('.sqlite')}",
-            str(report),
-        ],
-        seconds=600,
-    )
 
 
 def rank_files(nsys: Nsys, output: Path, rank: int) -> list[str]:
@@ -135,7 +123,8 @@ def rank_files(nsys: Nsys, output: Path, rank: int) -> list[str]:
     sqlite = base.with_suffix(".sqlite")
     reports = [path for ending in REPORTS if (path := base.with_suffix(ending)).exists()]
     if not sqlite.exists() and reports:
-        export(nsys, reports[0])
+        command = [nsys.path, "export", "--type=sqlite", "--force-overwrite=true"]
+        _output([*command, f"--output={sqlite}", str(reports[0])], seconds=600)
     if not sqlite.exists():
         return []
     for path in (sqlite, *reports):
@@ -144,7 +133,7 @@ def rank_files(nsys: Nsys, output: Path, rank: int) -> list[str]:
 
 
 def rows(export_file: Path) -> tuple[int, int]:
-    """How many kernels and NVTX events an export holds; its tables exist only if they have rows."""
+    """The numbers of kernels and NVTX events in an export, which has no tables without rows."""
     place = f"{export_file.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(place, uri=True)) as database:
         names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
@@ -159,7 +148,7 @@ def rows(export_file: Path) -> tuple[int, int]:
 
 
 def telling_lines(text: str, most: int = 3) -> str:
-    """The last lines of a log that describe an error, else its last line."""
+    """The last lines of a log that describe errors, else its last line."""
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
     telling = [line for line in lines if _TELLING.search(line)]
     return " ".join((telling or lines[-1:])[-most:])

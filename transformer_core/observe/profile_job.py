@@ -1,12 +1,11 @@
 """The profile of a variant: ``python -m transformer_core.observe.profile_job``.
 
-A few warmed-up steps in a run of their own, never the timed one, recorded by Nsight Systems or by
-torch.profiler: one trace per rank. Like a timed run it always has a result: the traces, or a status
-that says why there are none.
+Nsight Systems or torch.profiler records a few warmed-up steps in a separate run, never the timed
+one: one trace per rank. Like a timed run it always has a result: the traces, or a status with the
+reason why there are none.
 
-A report of Nsight Systems, and its SQLite export, hold the environment, host name and process list
-of the run: keep them to yourself. What the breakdown and the report of a study take from them does
-not.
+Reports of Nsight Systems and their SQLite exports contain the run's environment, host name and
+process list, so keep them private. The breakdown and the report of a study contain none of these.
 """
 
 import json
@@ -54,7 +53,7 @@ from transformer_core.run.supervisor import (
 )
 
 _ALWAYS_TIMED = 11
-"""First steps, in which DDP's reducer times itself whatever the sample rate, and on CUDA waits for
+"""Number of first steps in which DDP's reducer times itself at any sample rate, and on CUDA waits for
 its timers (torch, ``Reducer::should_collect_runtime_stats``)."""
 
 
@@ -64,7 +63,7 @@ class CaptureOrder(TrainingOrder):
     work = "transformer_core.observe.profiler"
 
     profiling: Profiling
-    profiler: Literal["nsys", "torch"]  # the one that records
+    profiler: Literal["nsys", "torch"]  # the profiler that records
 
     @property
     def title(self) -> str:
@@ -72,7 +71,7 @@ class CaptureOrder(TrainingOrder):
 
     @property
     def warmup_steps(self) -> int:
-        """Steps before the profiled ones: enough for what a technique does differently at first."""
+        """Steps before the profiled ones, enough to skip a technique's different first steps."""
         parallel = self.spec.parallel
         least = parallel.message_hook.steps_before + 1 if parallel.message_hook else 0
         if parallel.buckets and uses_gpus(self.spec):
@@ -102,7 +101,7 @@ class Choice:
 def choose(profiling: Profiling, nsys: Nsys | None, cuda: bool, nodes: int = 1) -> Choice:
     """The profiler that the study requests, or the best available one.
 
-    Raises Unsupported if it asks for Nsight Systems where that cannot be used.
+    Raises Unsupported if the study requires Nsight Systems, which cannot be used here.
     """
     asked = profiling.profiler
     if asked == "torch":
@@ -133,7 +132,7 @@ def capture_with_torch(order: CaptureOrder) -> Outcome | None:
 
 
 def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
-    """Records with Nsight Systems; None if it succeeded, else how it ended.
+    """Records with Nsight Systems; returns None if it succeeded, else how it ended.
 
     Ends this process if it was asked to stop.
     """
@@ -164,17 +163,17 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
 
 
 def under(within: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The ``command`` of a launcher, which ends in -m and a module, with every process ``within``
-    another command."""
+    """The ``command`` of a launcher, which ends in -m and a module, with every process started
+    ``within`` another command."""
     *start, _, module = command
     program = [*within, sys.executable, "-m", module]
     return program if start == [sys.executable] else [*start, "--no-python", *program]
 
 
 def judge(nsys: Nsys, output: Path, world_size: int, said: str) -> Outcome | None:
-    """None if every rank has an export with a kernel, else what is missing.
+    """None if every rank has an export with a kernel, else an outcome with the reason.
 
-    The names of the files go into the ranks' records. ``said`` is what nsys told.
+    Adds the names of the files to the ranks' records. ``said`` is the output of nsys.
     """
     for rank in range(world_size):
         files = rank_files(nsys, output, rank)
@@ -215,7 +214,7 @@ def supervise(order: CaptureOrder) -> None:
             outcome = capture_with_torch(order)
         else:
             outcome = capture_with_nsys(order, choice.nsys)
-            # With a rank, the run itself ended this way, whatever the profiler.
+            # An outcome with a rank comes from the run itself, not from the profiler.
             if outcome and outcome.rank is None and profiling.profiler == "auto":
                 log.info("%s: %s Trying torch.profiler.", order.title, outcome.reason)
                 clear(output)
@@ -235,7 +234,7 @@ def supervise(order: CaptureOrder) -> None:
 def result(
     order: CaptureOrder, choice: Choice, outcome: Outcome | None, started: datetime
 ) -> Capture:
-    """The record of a capture that ended with ``outcome``; successfully if None."""
+    """The record of a capture that ended with ``outcome``, or successfully if that is None."""
     done: list[dict[str, Any]] = []
     if outcome is None:
         paths = (order.output / rank_file(rank) for rank in range(order.spec.world_size))
@@ -264,7 +263,7 @@ def clear(output: Path) -> None:
 
 
 class ProfileJob(TrainingJob):
-    """Profiles a few steps of a variant, in a run of their own; ``output`` is the folder of the
+    """Profiles a few steps of a variant in a separate run; ``output`` is the folder of the
     traces."""
 
     kind = "profile"
@@ -276,7 +275,7 @@ class ProfileJob(TrainingJob):
         how = {"output": self.output, "profiling": self.profiling, "profiler": "torch"}
         order = self.order(CaptureOrder, log_file, self.output / "capture.json", **how)
         if lends_processes_only() and order.profiling.profiler == "nsys":
-            return  # unsupported, as the first host reports
+            return  # the first host reports this as unsupported
         lend_processes(order)
         with exclusive(order.output):
             supervise(order)

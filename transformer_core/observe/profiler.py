@@ -1,4 +1,4 @@
-"""One process of a profiled run. Started by :mod:`transformer_core.observe.profile_job`."""
+"""One process of a profiled run, started by :mod:`transformer_core.observe.profile_job`."""
 
 import json
 import time
@@ -11,7 +11,6 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import DdpTimes, RankCapture
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import RunProgress
-from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.observe.profile_job import CaptureOrder, rank_file
 from transformer_core.observe.ranges import (
     NsysRecording,
@@ -24,7 +23,7 @@ from transformer_core.observe.ranges import (
 from transformer_core.run.statuses import CHECKPOINTS
 from transformer_core.run.worker import Program
 from transformer_core.trace.events.phases import STEP, label
-from transformer_core.training.assemble import Setup, assemble
+from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
 from transformer_core.training.observer import Observer, Observers, Progress
 
@@ -55,11 +54,11 @@ class Capturing(Observer):
             self.seconds.append(time.perf_counter() - self.began)
         if step == self.first - 1:
             self.recording.prepare()
-            # Ranks start together: none waits in its first step for another's profiler.
+            # Ranks start together, so that none waits in its first step for another's profiler.
             self.setup.strategy.synchronise()
             self.recording.start()
         if step == self.last:
-            # Of this rank alone: a barrier would be one more collective in the trace.
+            # Only this rank's devices: a barrier would be one more collective in the trace.
             for device in self.setup.strategy.devices:
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
@@ -78,8 +77,8 @@ class Capturing(Observer):
 
 
 def has_slow_timers(setup: Setup) -> bool:
-    """Whether DistributedDataParallel's timers change what they measure: on CUDA the host waits
-    for their events in every step, and the device for the host."""
+    """Whether DistributedDataParallel's timers disturb the step: on CUDA the host waits for their
+    events in every step, and the device for the host."""
     return isinstance(setup.module, DistributedDataParallel) and setup.device.type == "cuda"
 
 
@@ -91,7 +90,7 @@ def switch_on_timers(setup: Setup) -> None:
 def ddp_delay(spec: RunSpec) -> int:
     """Steps after which the timers of DistributedDataParallel describe a step.
 
-    They are read out when the next reduction begins: in the same step where there are several.
+    They are read when the next reduction begins: within the same step if it has several.
     """
     accumulation = spec.training.accumulation
     return 0 if accumulation.synchronise == "every" and accumulation.micro_batches > 1 else 1
@@ -116,7 +115,7 @@ def ddp_times(setup: Setup, step: int) -> DdpTimes | None:
 
 
 def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
-    """``spec`` without validations and checkpoints, which lasts for more than ``steps``."""
+    """``spec`` without validations and checkpoints, and longer than ``steps`` steps."""
     update = {
         "steps": max(spec.training.steps, steps + 2),
         "validate_every": 0,
@@ -127,10 +126,8 @@ def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
 
 def work(order: CaptureOrder, program: Program) -> None:
     process = program.process
-    stores = open_training_shards(order.data)
     warmup, steps = order.warmup_steps, order.profiling.steps
-    spec = uninterrupted(order.spec, warmup + 2 * steps)
-    setup = assemble(spec, process, stores[0].manifest.vocabulary, *stores)
+    setup = program.assemble(uninterrupted(order.spec, warmup + 2 * steps))
     recording: Recording
     if order.profiler == "nsys":
         recording = NsysRecording(process.device)

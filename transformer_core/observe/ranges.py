@@ -1,8 +1,8 @@
-"""The phases of a training step as ranges of a profiler, put around a training from outside, and the
-profilers as the profiled process sees them. Light: observers of users' scripts import it.
+"""Wraps the phases of a training step, from outside, in ranges of a profiler; and the two profilers,
+as used by the profiled process. Few imports: observers of users' scripts use it.
 
-The training loop calls strategy, module and precision; a capture wraps what they offer. A timed run
-has none of this.
+The training loop calls methods of the strategy, module and precision; a capture wraps these methods.
+A timed run does not.
 """
 
 import contextlib
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from transformer_core.training.assemble import Setup
 
 Mark = Callable[[str], AbstractContextManager[Any]]
-"""Makes a range by its name, or that of a phase, which its :func:`label` names."""
+"""Makes a range from its name, or from that of a phase (see :func:`label`)."""
 
 torch_range: Mark = torch.profiler.record_function
 
 
 def mark_phases(setup: "Setup", mark: Mark) -> None:
-    """Let every phase of ``setup``'s training lie in a range of its own.
+    """Encloses every phase of ``setup``'s training in a range.
 
-    The loss lies within the forward pass, or is a part of it where it is computed in chunks. A
-    reduction of gradients outside the backward pass proper belongs to the backward phase, and
-    gradient clipping to the optimizer.
+    The loss is nested in the forward pass, or part of it if computed in chunks. The backward phase
+    includes reductions of gradients outside the backward pass itself; the optimizer phase includes
+    gradient clipping.
     """
     from transformer_core.models.objective import Objective
 
     strategy, precision = setup.strategy, setup.precision
-    # Of these very objects: a run has one of each.
+    # Replaced on these objects rather than their classes: a run has one of each.
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
         (strategy, "batches", _in_data(strategy.batches, mark)),
         (strategy, "sync_context", _leaving_in_backward(strategy.sync_context, mark)),
@@ -66,7 +66,7 @@ def mark_phases(setup: "Setup", mark: Mark) -> None:
 
 
 def _within(function: Callable[..., Any], phase: str, mark: Mark) -> Callable[..., Any]:
-    """``function``, every call of which lies in the range of a phase."""
+    """``function``, with every call in the range of a phase."""
 
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ Context = Callable[[bool], AbstractContextManager[Any]]
 
 
 def _leaving_in_backward(sync_context: Context, mark: Mark) -> Context:
-    """A strategy's context of a micro-batch, whose end lies in the range of the backward phase."""
+    """A strategy's context of a micro-batch, whose exit is in the range of the backward phase."""
 
     @contextlib.contextmanager
     def wrapped(last: bool) -> Iterator[None]:
@@ -109,14 +109,14 @@ def _leaving_in_backward(sync_context: Context, mark: Mark) -> Context:
 
 
 def mark_forward(module: nn.Module, mark: Mark) -> None:
-    """Let every call of ``module`` lie in the range of the forward phase."""
+    """Encloses every call of ``module`` in the range of the forward phase."""
     _mark(module, FORWARD, mark)
 
 
 def allocated_mark(device: torch.device) -> Callable[[], str] | None:
-    """The name of a mark of how much is allocated on a GPU at the moment; null for a CPU.
+    """Names marks by the bytes currently allocated on a GPU; None for a CPU.
 
-    torch.profiler records no events of allocators where it records all threads.
+    torch.profiler records no allocator events when it records all threads.
     """
     if device.type != "cuda":
         return None
@@ -124,11 +124,11 @@ def allocated_mark(device: torch.device) -> Callable[[], str] | None:
 
 
 def mark_layers(model: nn.Module, mark: Mark, allocated: Callable[[], str] | None = None) -> None:
-    """Let every call of a module of ``model`` lie in a range that names its path.
+    """Encloses every call of a module of ``model`` in a range named after its path.
 
-    ``mark`` makes a range by its whole name. ``allocated`` names what is set as a mark where a call
-    begins and ends. What is compiled is not entered: hooks would be compiled with it, and change
-    what is measured.
+    ``mark`` makes a range from its full name. ``allocated`` names the marks set at the beginning and
+    end of each call. Modules inside compiled ones have no ranges: their hooks would be compiled,
+    too, and change the measurement.
     """
 
     def told() -> None:
@@ -153,9 +153,9 @@ def _modules(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 def _mark(
     module: nn.Module, name: str, mark: Mark, told: Callable[[], None] = lambda: None
 ) -> None:
-    """Lets every call lie in a range; by hooks, not a wrapped method, as a strategy may need to find
-    the very module it made."""
-    opened = threading.local()  # replicas run the same modules at the same time
+    """Encloses every call in a range, by hooks rather than a wrapper, since a strategy may need the
+    module it made."""
+    opened = threading.local()  # replicas run the same modules in parallel
 
     def enter(*_: Any) -> None:
         told()
@@ -167,7 +167,7 @@ def _mark(
         opened.ranges.pop().__exit__(None, None, None)
 
     module.register_forward_pre_hook(enter)
-    # Recomputing a checkpoint ends with an exception as soon as it has what it needs.
+    # Recomputation of a checkpoint ends with an exception as soon as it has all it needs.
     module.register_forward_hook(leave, always_call=True)
 
 
@@ -192,7 +192,9 @@ class TorchRecording:
         self.stop = self.profiler.stop_trace
 
     def save(self) -> list[str]:
-        if self.cuda and not self._kernels():
+        results: Any = self.profiler.profiler.kineto_results  # type: ignore[union-attr]
+        cuda = torch.autograd.DeviceType.CUDA
+        if self.cuda and not any(event.device_type() == cuda for event in results.events()):
             raise Unsupported(
                 "torch.profiler recorded no CUDA kernel: CUPTI may be missing, in use by another "
                 "profiler, or not permitted here (NVreg_RestrictProfilingToAdminUsers)"
@@ -200,17 +202,12 @@ class TorchRecording:
         self.profiler.export_chrome_trace(str(self.output / self.name))
         return [self.name]
 
-    def _kernels(self) -> bool:
-        results: Any = self.profiler.profiler.kineto_results  # type: ignore[union-attr]
-        cuda = torch.autograd.DeviceType.CUDA
-        return any(event.device_type() == cuda for event in results.events())
-
 
 class NsysRecording:
-    """Nsight Systems, which started this process and waits for the range to be captured."""
+    """Nsight Systems, which started this process and waits for the capture range."""
 
     def __init__(self, device: torch.device) -> None:
-        import nvtx  # only where Nsight Systems records
+        import nvtx  # needed only by Nsight Systems
 
         self.nvtx, self.cuda = nvtx, device.type == "cuda"
         self.range: Any = None
@@ -232,7 +229,7 @@ class NsysRecording:
             torch.cuda.profiler.stop()
 
     def save(self) -> list[str]:
-        return []  # nsys writes them when this process has ended
+        return []  # nsys writes the files after this process has ended
 
 
 Recording = TorchRecording | NsysRecording

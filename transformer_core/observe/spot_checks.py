@@ -1,9 +1,8 @@
-"""Steps of a timed run, chosen at random and checked in place.
+"""Checks of randomly chosen steps during a timed run.
 
-A certificate sees the first steps of a training of its own. Here the optimizer's update of a few
-steps of the timed run itself is computed once more in 64 bits, from the weights, gradients and
-state just before it: a fault that begins late, or only in what is timed, shows. The clock is
-stopped meanwhile.
+A certificate sees only the first steps of a separate training. Here the optimizer's updates in a few
+steps of the timed run itself are recomputed in 64 bits, from the weights, gradients and state just
+before. This reveals faults that begin late, or only in timed runs. The clock stops meanwhile.
 """
 
 import math
@@ -23,11 +22,11 @@ from transformer_core.training.observer import Observer
 from transformer_core.training.optimizer import MASTER
 
 STEPS = 2
-"""Steps that are checked."""
+"""Number of checked steps."""
 UNIT = 2.0**-24
 """Unit round-off of 32 bits."""
 MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second", "momentum_buffer": "first"}
-"""torch's names of an optimizer's state."""
+"""Our names of the moments, by torch's names in the optimizer's state."""
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -36,11 +35,10 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 class SpotChecks(Observer):
-    """Checks steps chosen at random between ``first`` and the last; ``clock`` stops meanwhile.
+    """Checks random steps from ``first`` on; ``clock`` stops meanwhile.
 
-    Every rank must have one. Not checked are optimizers whose moments have 8 bits or whose rule is
-    not known here, and strategies
-    in which one process updates the weights for all.
+    Every rank must have this observer. It does not check optimizers with 8-bit moments or an unknown
+    rule, or strategies in which one process updates the weights for all.
     """
 
     def __init__(self, setup: Setup, clock: WindowClock, first: int) -> None:
@@ -54,7 +52,7 @@ class SpotChecks(Observer):
         alike = not setup.spec.parallel.central
         count = min(STEPS, len(steps)) if known and alike else 0
         mine = random.SystemRandom().sample(steps, count)
-        # All ranks check the steps that the main one chose.
+        # All ranks check the steps that the main rank chose.
         self._waiting = {int(step) for step in setup.strategy.gather(mine)[0]} if count else set()
         self._step = 0
         self._before: dict[Tensor, dict[str, Any]] = {}
@@ -144,8 +142,8 @@ class SpotChecks(Observer):
         )
 
     def clipped_norm(self, norm: Tensor) -> float:
-        """Relative distance of the gradient's norm after clipping from the one that is asked for;
-        0 where each rank has a part of the gradient, or the optimizer's kernel clips."""
+        """Relative distance of the gradient's norm after clipping from the required one; 0 if each
+        rank has a part of the gradient, or the optimizer's kernel clips."""
         training = self.setup.spec.training
         gradients = [p.grad for p in self.setup.module.parameters() if p.grad is not None]
         if (

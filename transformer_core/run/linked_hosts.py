@@ -182,16 +182,11 @@ def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
             if host.returncode and not code:
                 failed_at, code = time.monotonic(), host.returncode
         if time.monotonic() - failed_at > GRACE:
-            _end(hosts)
+            # Not with SIGTERM: torchrun would wait for blocked processes. Its processes end with it.
+            for host in hosts:
+                host.kill()
         time.sleep(0.05)
     return code or next((host.returncode for host in hosts if host.returncode), 0)
-
-
-def _end(hosts: Sequence[subprocess.Popen[bytes]]) -> None:
-    # Not with SIGTERM: torchrun would wait for blocked processes. Its processes end with it.
-    for host in hosts:
-        if host.poll() is None:
-            host.kill()
 
 
 def _entering(namespace: Namespace | None) -> Callable[[], None]:

@@ -1,1 +1,1 @@
-"""Checks that need a GPU: its tests, and which attention kernels really run."""
+"""Checks that need a GPU: its tests, its environment, and the attention kernels that really run."""

@@ -1,4 +1,4 @@
-"""Which kernels compute attention, what share of the weights they drop, and how exact they are."""
+"""Finds out which kernels compute attention, how much they drop, and how exact they are."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from schemas.config.model import AttentionBackend, SdpaAttention
 from schemas.errors import Unsupported
+from schemas.results import Status
 from schemas.results.gpu_check import AttentionTruth, AttentionTruths
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
@@ -22,9 +23,10 @@ from transformer_core.models.attention import (
     leave_out_cudnn,
     reference_attention,
 )
+from transformer_core.run.statuses import Outcome
 
 SHAPE = (8, 8, 64, 64)
-"""[b, h, n, k]. As many keys as elements, so that the identity serves as values."""
+"""[b, h, n, k], with as many keys as elements, so that the identity matrix can serve as values."""
 DROPOUTS = (0.0, 0.1)
 KERNELS_TOLD = 3
 
@@ -34,10 +36,10 @@ Attend = Callable[..., Tensor]
 def dropped_share(
     attend: Attend, dropout: float, device: torch.device, dtype: torch.dtype
 ) -> float:
-    """Share of attention weights that ``attend`` drops when it is asked for ``dropout``.
+    """Share of attention weights that ``attend`` drops at this ``dropout``.
 
-    With the identity as values, the result is the matrix of the weights itself. All keys weigh the
-    same, so that none is 0 without being dropped.
+    With the identity as values, the result is the matrix of weights. All keys have the same weight,
+    so a weight of 0 was dropped.
     """
     b, h, n, k = SHAPE
     q = torch.zeros(b, h, n, k, device=device, dtype=dtype)
@@ -49,7 +51,7 @@ def dropped_share(
 def relative_error(
     attend: Attend, mask: Tensor | None, device: torch.device, dtype: torch.dtype
 ) -> float:
-    """Norm of the difference to attention in 64 bits over the norm of that; without dropout."""
+    """Relative error (by norms) compared with attention in 64 bits; without dropout."""
     inputs = _random(device, dtype)
     ours = attend(*inputs, _for_kernel(mask, dtype), False, 0.0)
     q, k, v = (x.double() for x in inputs)
@@ -58,7 +60,7 @@ def relative_error(
 
 
 def all_finite(attend: Attend, masked: bool, dropout: float, device: Any, dtype: Any) -> bool:
-    """Whether values and gradients are finite, also where a row hides all its keys."""
+    """Whether values and gradients are finite, even if a row masks all its keys."""
     inputs = [x.requires_grad_() for x in _random(device, dtype)]
     mask = padding(device, nothing_left=True) if masked else None
     heads = attend(*inputs, _for_kernel(mask, dtype), False, dropout)
@@ -68,7 +70,7 @@ def all_finite(attend: Attend, masked: bool, dropout: float, device: Any, dtype:
 
 
 def padding(device: torch.device, nothing_left: bool = False) -> Tensor:
-    """A mask [b, 1, 1, n] of sentences of all lengths; on request one of them is fully masked."""
+    """A mask [b, 1, 1, n] for sentences of all lengths; on request, one is fully masked."""
     b, _, n, _ = SHAPE
     lengths = torch.linspace(n // 4, n, b, device=device).long()
     if nothing_left:
@@ -80,7 +82,6 @@ def truth(backend: AttentionBackend, masked: bool, dropout: float) -> AttentionT
     device, dtype = torch.device("cuda", 0), torch.bfloat16
     attend = build_attention(SdpaAttention(backend=backend))
     known: dict[str, Any] = {"backend": backend, "masked": masked, "dropout": dropout}
-    nothing = dict.fromkeys(("dropped", "error", "finite", "seconds"))
     mask = padding(device) if masked else None
     try:
         finite = all_finite(attend, masked, dropout, device, dtype)
@@ -88,18 +89,17 @@ def truth(backend: AttentionBackend, masked: bool, dropout: float) -> AttentionT
         error = None if dropout else relative_error(attend, mask, device, dtype)
         dropped = dropped_share(attend, dropout, device, dtype) if dropout else None
     except RuntimeError as problem:
-        status = "unsupported" if isinstance(problem, Unsupported) else "failed"
-        known |= {"status": status, "reason": str(problem), "kernels": []} | nothing
-    else:
-        known |= {"status": "ok", "reason": None, "kernels": kernels, "dropped": dropped}
-        known |= {"error": error, "finite": finite, "seconds": seconds}
-    return AttentionTruth.model_validate(known)
+        status: Status = "unsupported" if isinstance(problem, Unsupported) else "failed"
+        return Outcome(status=status, reason=str(problem)).result(AttentionTruth, **known)
+    known |= {"kernels": kernels, "dropped": dropped, "error": error}
+    known |= {"finite": finite, "seconds": seconds}
+    return Outcome(status="ok", reason=None).result(AttentionTruth, **known)
 
 
 def _observed(
     attend: Attend, mask: Tensor | None, dropout: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[list[str], float]:
-    """The longest kernels of a forward and a backward pass, and the time of another."""
+    """The longest kernels of a forward and backward pass, and the seconds of another."""
     inputs = [x.requires_grad_() for x in _random(device, dtype)]
     bias = _for_kernel(mask, dtype)
 
@@ -153,7 +153,7 @@ def _cases() -> Iterator[AttentionTruth]:
 
 
 class AttentionTruthJob(Job):
-    """To find out which kernels compute attention on the GPU, and what they drop."""
+    """Finds out which kernels compute attention on the GPU, and what they drop."""
 
     kind = "attention_truth"
 

@@ -1,7 +1,7 @@
-"""Checks everything around the GPU: NVML, NCCL and compiling, with all versions.
+"""Checks the environment of the GPU: NVML, NCCL and compiling, with all versions.
 
-Some looks take processes of their own: NVML's module ``pynvml`` comes with two packages, of which a
-process has one, and each rank of NCCL is a process.
+Some checks need separate processes: two packages provide NVML's module ``pynvml``, but a process can
+import only one of them; and each rank of NCCL is a process.
 """
 
 import json
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
+from schemas.results import Status
 from schemas.results.gpu_check import DeviceFact, DeviceFacts
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
@@ -33,13 +34,13 @@ from transformer_core.techniques.residual_norm import added_and_normalized, by_t
 
 ROOT = Path(__file__).parents[3]
 NVML_PACKAGES = ("nvidia-ml-py", "nvidia-ml-py3")
-OTHERS = "nvml"  # folder of the checkout for the package that is not installed
+OTHERS = "nvml"  # folder in the checkout for the package that is not installed
 _MEETING_SECONDS = 30  # seconds that ranks wait for one another
 _TOLD = ("CUDA", "NCCL", "TORCH", "PYTORCH", "NVIDIA", "OMP_", "TRITON")
 """Prefixes of the environment variables that are reported."""
 
 Look = Callable[[], tuple[bool, str]]
-"""Whether the expectation holds, and what was found; Unsupported where it cannot hold."""
+"""Whether the expectation holds, and the findings; Unsupported if it cannot hold here."""
 
 
 def no_device() -> str | None:
@@ -52,20 +53,19 @@ def no_device() -> str | None:
 
 
 def fact(name: str, expected: str, look: Look) -> DeviceFact:
-    """Returns the fact that ``look`` finds, or the reason why it finds nothing."""
-    known: dict[str, Any] = {"name": name, "expected": expected}
-    if reason := no_device():
-        return DeviceFact(**known, status="unsupported", holds=None, found="", reason=reason)
-    try:
-        holds, found = look()
-    except Exception as error:  # any error: the other lines are still needed
-        status, reason = classify(error)
-        return DeviceFact(**known, status=status, holds=None, found="", reason=reason)
-    return DeviceFact(**known, status="ok", holds=holds, found=found, reason=None)
+    """The result of ``look``, or the reason why it has none."""
+    known: dict[str, Any] = {"holds": None, "found": "", "reason": no_device()}
+    status: Status = "unsupported" if known["reason"] else "ok"
+    if status == "ok":
+        try:
+            known["holds"], known["found"] = look()
+        except Exception as error:  # any error, since the other facts are still needed
+            status, known["reason"] = classify(error)
+    return DeviceFact(name=name, expected=expected, status=status, **known)
 
 
 def _start(call: str, path: Path | None = None) -> subprocess.Popen[str]:
-    """A process that says what a function of this module returns; ``path`` has packages for it."""
+    """A process that prints the result of a ``call`` in this module; ``path`` has packages for it."""
     before = [str(path)] if path else []
     paths = [*before, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
@@ -78,7 +78,7 @@ def _start(call: str, path: Path | None = None) -> subprocess.Popen[str]:
 
 
 def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What it says; RuntimeError with the end of its errors if it says nothing."""
+    """The printed result; RuntimeError with the last line of its errors if there is none."""
     try:
         said, errors = process.communicate(timeout=3 * _MEETING_SECONDS)
     except subprocess.TimeoutExpired:
@@ -108,7 +108,7 @@ def nvml_look() -> dict[str, Any]:
 
 
 def nvml_by(package: str) -> tuple[bool, str]:
-    """Whether NVML knows torch's device, asked through the module of ``package``."""
+    """Whether NVML knows torch's device, queried through the module of ``package``."""
     try:
         name, path = f"{package} {metadata.version(package)}", None
     except metadata.PackageNotFoundError:
@@ -163,14 +163,14 @@ def one_rank() -> tuple[bool, str]:
 
 
 def two_ranks_on_one_gpu() -> tuple[bool, str]:
-    """NCCL refuses, and its message is recognised."""
+    """Whether NCCL refuses, and its message is recognised."""
     found = ranks_of_nccl(2)
     refused = [one for one in found if one["status"] == "unsupported"]
     return bool(refused) and all(one["status"] != "ok" for one in found), json.dumps(found)
 
 
 def kernels() -> tuple[bool, str]:
-    """Triton's kernels compile here, and equal torch's operations."""
+    """Whether Triton's kernels compile here and agree with torch's operations."""
     device = torch.device("cuda", 0)
     if reason := one_pass_loss._why_no_kernel(device):
         return False, f"not compiled: {reason}"
@@ -188,7 +188,7 @@ def kernels() -> tuple[bool, str]:
 
 
 def versions() -> dict[str, str]:
-    """Everything that an error may depend on: builds, libraries, and the environment."""
+    """Everything that errors may depend on: builds, libraries, and the environment."""
     found = {"platform": platform.platform(), "executable": sys.executable}
     found["torch build"] = torch.__config__.show().replace("\n", "; ")
     found["architectures"] = ", ".join(torch.cuda.get_arch_list()) or "none"
@@ -210,12 +210,12 @@ def measure() -> DeviceFacts:
         fact("NCCL, one rank", "A process group of one rank adds up.", one_rank),
         fact(
             "NCCL, two ranks on one GPU",
-            "NCCL refuses them, and the end is unsupported with the remedy.",
+            "NCCL refuses them, and the status is unsupported, with the remedy.",
             two_ranks_on_one_gpu,
         ),
         fact(
             "Triton",
-            "Kernels of Triton (loss, normalization) compile, and equal torch's operations.",
+            "Triton's kernels (loss, normalization) compile, and agree with torch's operations.",
             kernels,
         ),
     ]
@@ -223,7 +223,7 @@ def measure() -> DeviceFacts:
 
 
 class DeviceFactsJob(Job):
-    """To check whether NVML, NCCL and compiling work here, and list all versions."""
+    """Checks whether NVML, NCCL and compiling work here, and lists all versions."""
 
     kind = "device_facts"
 

@@ -1,7 +1,6 @@
-"""The tests that need a GPU.
+"""Runs the tests that need a GPU.
 
-They are run by pytest in a process of its own, as the project's other tests are. That some fail is
-a result.
+pytest runs them in separate processes, like the project's other tests. Failing tests are a result.
 """
 
 import importlib.util
@@ -34,15 +33,15 @@ def missing() -> str | None:
 
 
 def files() -> list[Path]:
-    """Files of tests marked ``gpu``; those that compile last, since they take longest."""
+    """Files with tests marked ``gpu``. Those that compile come last, since they take longest."""
     found = {path: path.read_text("utf-8") for path in sorted(ROOT.glob("tests/**/test_*.py"))}
     marked = [path for path, text in found.items() if "mark.gpu" in text]
     return sorted(marked, key=lambda path: "compile" in found[path])
 
 
 def run(limit: float, tell: Callable[[GpuTests], None]) -> None:
-    """Runs each file in a process of its own, within ``limit`` seconds for each, and tells all that
-    is known after every one: an error that breaks the device's context ends one file only."""
+    """Runs each file in a separate process for at most ``limit`` seconds, so that an error which
+    breaks the device's context ends only one file. Calls ``tell`` with all results after each."""
     reason = missing()
     found = of_tests(0, [], [], None if reason else 0.0, reason)
     tell(found)
@@ -59,11 +58,11 @@ def run(limit: float, tell: Callable[[GpuTests], None]) -> None:
 
 
 def run_file(path: Path, limit: float) -> GpuTests:
-    """The tests of a file; where they do not reach their end, the file stands among the failed."""
+    """Runs the tests of a file. If they do not finish, the file itself is listed as failed."""
     name = str(path.relative_to(ROOT))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        # Without the project's options: several processes would count one another's memory.
+        # Without the project's options: parallel processes would count one another's memory.
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-o", "addopts="]
         command += [f"--junitxml={report}", name]
         try:
@@ -89,7 +88,7 @@ def of_tests(
     seconds: float | None,
     reason: str | None = None,
 ) -> GpuTests:
-    """The record of tests; unsupported for a ``reason``."""
+    """The record of tests; unsupported if there is a ``reason``."""
     ended: dict[str, Any] = {"status": "unsupported" if reason else "ok", "reason": reason}
     return GpuTests(passed=passed, failed=failed, skipped=skipped, seconds=seconds, **ended)
 
@@ -113,14 +112,14 @@ def _with(cases: Sequence[ElementTree.Element], tag: str) -> Iterator[GpuTest]:
 
 
 class GpuTestsJob(Job):
-    """To run the tests that need a GPU."""
+    """Runs the tests that need a GPU."""
 
     kind = "gpu_tests"
 
     limit: float = 120.0
-    """Seconds for a file at most."""
+    """Most seconds for one file."""
     output: Path
-    """tests.json, written anew after every file."""
+    """tests.json, rewritten after every file."""
 
     def run(self, log_file: Path | None) -> None:
         def tell(found: GpuTests) -> None:

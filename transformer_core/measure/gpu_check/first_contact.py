@@ -1,8 +1,8 @@
-"""The first program to run on a GPU that nobody has used yet: ``first-contact``.
+"""The first program to run on a new GPU: ``first-contact``.
 
-Probes in processes of their own, the most telling first, and a line of JSON after each item:
-whatever ends the program or the loan of the machine, the lines before are there. Where an item ends
-its process, the next ones go on in a new one.
+It runs probes in separate processes, the most informative first, and prints a line of JSON after
+each item: whatever ends the program or the loan of the machine, the earlier lines remain. If an item
+ends its process, the next items continue in a new one.
 """
 
 import argparse
@@ -36,17 +36,17 @@ STUDY = ROOT / "config/studies/h200.yaml"
 SMALL_GPT = Path(__file__).with_name("small_gpt.py")
 SECONDS = 240.0  # time for all probes
 TOLD = 2_000  # characters kept of the end of an error
-START_SECONDS = 5.0  # time that must be left to start a process, which takes some to import torch
+START_SECONDS = 5.0  # remaining time necessary to start a process, which must import torch
 Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Something to look at; imports torch in its own process only."""
+    """A probe of several items; imports torch only in its own process."""
 
     look: Callable[[str], Found]
-    """Finds out about an item. Its status is ok unless it says otherwise."""
-    seconds: float  # time for all its items at most
+    """Examines an item. The status is ok unless the result has another."""
+    seconds: float  # most seconds for all its items
     items: Callable[[], list[str]] = lambda: [""]
     needs_device: bool = True
 
@@ -91,7 +91,7 @@ def nvml_state(_: str) -> Found:
 
 
 def allocator(_: str) -> Found:
-    """Whether segments that grow work, and how much of a GiB NVML counts."""
+    """Whether expandable segments work, and how much of a GiB NVML counts."""
     import torch
 
     from transformer_core.parallel import nvml, settling
@@ -142,7 +142,7 @@ def attention(item: str) -> Found:
 
 
 def specs() -> dict[str, RunSpec]:
-    """The run specs of the study, those last that compile."""
+    """The run specs of the study; those that compile come last."""
     found = resolve_all(
         check_study(read_mapping(STUDY), str(STUDY)),
         read_variants(ROOT / "config/variants.yaml")[0],
@@ -201,8 +201,8 @@ _LEFT = "FIRST_CONTACT_SECONDS_LEFT"
 
 
 def look_at(name: str, items: Sequence[str], lines: Connection, said: int) -> None:
-    """In a process of its own: looks at the ``items`` of a probe, and sends a line after each. What
-    libraries print goes to the file ``said``."""
+    """In a separate process: examines the ``items`` of a probe, and sends a line after each. Output
+    of libraries goes to the file ``said``."""
     os.setsid()
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -217,18 +217,18 @@ def look_at(name: str, items: Sequence[str], lines: Connection, said: int) -> No
         else:
             try:
                 found = probe.look(item)
-            except Exception as error:  # the others are still wanted
+            except Exception as error:  # any error, since the other items are still needed
                 status, why = classify(error)
                 found = {"status": status, "reason": why[-TOLD:]}
         status, why = found.pop("status", "ok"), found.pop("reason", None)
         line = {"item": item, "status": status, "reason": why, "found": found}
         lines.send(json.dumps(line, default=str))
         if reason is not None:
-            return  # it holds for all
+            return  # the reason applies to all items
 
 
 def lines(names: Sequence[str], seconds: float) -> Iterator[Found]:
-    """Runs probes in processes of their own; yields a line for every item as it comes."""
+    """Runs probes in separate processes; yields the line of every item as soon as it is known."""
     end = time.monotonic() + seconds
     for name in names:
         waiting = PROBES[name].items()
@@ -252,10 +252,10 @@ def _line(name: str, item: str, status: str, reason: str) -> Found:
 def _of_a_process(
     name: str, waiting: list[str], left: float
 ) -> Generator[Found, None, tuple[str, str] | None]:
-    """Yields what a process says of the items that are ``waiting``, and takes them from there;
-    returns how it ended if it did not end by itself."""
+    """Yields the lines of a process for the ``waiting`` items, and removes these from the list.
+    Returns status and reason if the process did not finish."""
     began = time.monotonic()
-    # This process has not imported torch, so forks are what new processes are.
+    # This process has not imported torch, so its forks are like new processes.
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryFile("w+") as said:
         receiver, sender = fork.Pipe(duplex=False)
@@ -274,7 +274,7 @@ def _of_a_process(
             process.join()
         finally:
             assert process.pid is not None
-            with suppress(ProcessLookupError):  # with all that it started
+            with suppress(ProcessLookupError):  # with everything it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
@@ -291,7 +291,7 @@ def _of_a_process(
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="first-contact",
-        description="Look at a GPU for the first time: a line of JSON for every finding.",
+        description="Examine a new GPU: print a line of JSON for every finding.",
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all probes")
     parser.add_argument("--output", type=Path, help="file for the same lines")

@@ -1,4 +1,4 @@
-"""Steps of a run spec on random tokens, without a corpus."""
+"""Trains a run spec for a few steps on random tokens, without a corpus."""
 
 import contextlib
 import time
@@ -23,12 +23,12 @@ from transformer_core.training.assemble import Trainer, equip
 from transformer_core.training.loop import optimizer_step
 
 VOCABULARY = 30_000
-ROWS, WIDTH = 64, 32  # rows of a micro-batch, and tokens of one on either side
+ROWS, WIDTH = 64, 32  # rows of a micro-batch, and tokens of a row on either side
 
 
 @contextlib.contextmanager
 def trainer_of(spec: RunSpec, device: torch.device) -> Iterator[Trainer]:
-    """A training of ``spec`` as one process, whatever its world size, on ``device``."""
+    """A training of ``spec`` in one process, whatever its world size, on ``device``."""
     torch.manual_seed(spec.training.seed)
     process = Process(0, 1, 0, 1, device)
     settle(device, spec.machine, 0, 1)
@@ -65,8 +65,8 @@ def random_batch(trainer: Trainer, rows: int = ROWS, width: int = WIDTH) -> Glob
 
 
 def three_steps(spec: RunSpec, device: torch.device, **shape: int) -> dict[str, Any]:
-    """Seconds, losses and memory of three steps, how often compiling broke a graph, and the share
-    of calls of layers that played a recorded graph."""
+    """Seconds, losses and memory of three steps, the number of graph breaks in compiling, and the
+    share of layer calls that replayed a recorded graph."""
     counters.clear()
     with trainer_of(spec, device) as trainer:
         batch = random_batch(trainer, **shape)
@@ -90,7 +90,7 @@ def three_steps(spec: RunSpec, device: torch.device, **shape: int) -> dict[str, 
 
 
 def profiled_step(spec: RunSpec, device: torch.device, **shape: int) -> dict[str, Any]:
-    """Kernels of the third step by their share of the time of all."""
+    """Kernels of the third step, by their share of the total kernel time."""
     with trainer_of(spec, device) as trainer:
         batch = random_batch(trainer, **shape)
         for _ in range(2):

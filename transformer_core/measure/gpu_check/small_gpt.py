@@ -1,4 +1,4 @@
-"""A small language model as scripts train one, on random text: for tune-training to try.
+"""A typical script that trains a small language model, on random text, as input for tune-training.
 
 It imports nothing of the project.
 """
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens in, logits of the next tokens out."""
+    """Maps tokens to logits of the next tokens."""
 
     def __init__(self) -> None:
         super().__init__()
