@@ -1,4 +1,4 @@
-"""Results that are not what they were are refused by name, whatever their time stamps say."""
+"""Changed results are refused by name, whatever their time stamps say."""
 
 import os
 import shutil
@@ -46,13 +46,13 @@ def made(path: Path, variant: str, *made_from: Path, speed: float = 1234.5) -> P
 
 
 def change(path: Path) -> None:
-    """Another number, with the same length and time stamps."""
+    """Changes a number, but neither length nor time stamps."""
     stat = path.stat()
     path.write_bytes(path.read_bytes().replace(b"1234.5", b"1334.5"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_another_number_is_refused_with_the_remedy(results):
+def test_a_changed_number_is_refused_with_the_remedy(results):
     path = made(results / "ddp.json", "ddp")
     assert read_record(path, Speed) == Speed(variant="ddp", tokens_per_second=1234.5)
     change(path)
@@ -63,12 +63,12 @@ def test_another_number_is_refused_with_the_remedy(results):
     again = f"make it again: snakemake --cores all {path} --forcerun {path}"
     assert problem.remedy.startswith(f"{again}; ")
     assert problem.remedy.endswith(f"rm {results}/{NAME}")
-    (results / NAME).unlink()  # as it says
+    (results / NAME).unlink()  # follows the remedy
     assert read_record(path, Speed).tokens_per_second == 1334.5
 
 
 @pytest.mark.parametrize("folder", ["", "profiles/ddp"])
-def test_an_older_result_in_the_place_of_a_newer_one_is_refused(results, folder):
+def test_an_older_result_is_refused(results, folder):
     beside = made(results / folder / "beside.json", "beside")
     path = made(results / folder / "found.json", "ddp")
     older = shutil.copy2(path, results.with_name("older.json"))
@@ -112,7 +112,7 @@ def test_a_damaged_file_of_digests_blocks_nothing(results, content):
         check(other)
 
 
-def test_a_file_without_a_digest_is_taken_as_it_is(results):
+def test_a_file_without_a_digest_is_accepted(results):
     path = made(results / "ddp.json", "ddp")
     forget(path)
     change(path)
@@ -137,7 +137,7 @@ def test_results_of_different_inputs_are_refused_together(results):
     assert found.value.problems[0].file == str(after)
 
 
-def test_a_result_is_made_from_what_was_read(results):
+def test_a_result_records_what_was_read_as_its_inputs(results):
     spec, other = made(results / "spec.json", "spec"), made(results / "other.json", "other")
     read_record(spec, Speed)
     entry = check(made(results / "metrics.json", "ddp"))
@@ -149,7 +149,7 @@ def test_a_result_is_made_from_what_was_read(results):
         check_all([spec, results / "metrics.json"])
 
 
-def test_jobs_that_write_into_one_folder_at_once_keep_all_digests(results):
+def test_jobs_that_write_into_one_folder_together_keep_all_digests(results):
     paths = [results / f"{number}.json" for number in range(60)]
     command = [sys.executable, "-m", "transformer_core.common.digests"]
     jobs = []

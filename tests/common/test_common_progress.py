@@ -1,4 +1,4 @@
-"""Progress: lines in a log, now and then, and a bar on a terminal."""
+"""Progress: occasional lines in a log, and a bar on a terminal."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A time that only the test moves."""
+    """A clock that only the test advances."""
     time = SimpleNamespace(now=100.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: time.now)
     return time
@@ -36,20 +36,20 @@ def said(path: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in path.read_text().splitlines()]
 
 
-def test_counts_are_told_now_and_then(clock, lines):
+def test_counts_are_logged_now_and_then(clock, lines):
     with Progress("read", "pairs", 4000, line_seconds=10) as counting:
         counting.update(1000)
         clock.now += 10
         counting.update(1000)
         clock.now += 5
         counting.update(1000)
-    with Progress("read", "rows") as counting:  # nobody knows how many
+    with Progress("read", "rows") as counting:  # an unknown total
         clock.now += 100
         counting.update(70)
     assert said(lines) == ["read: 2,000 of 4,000 pairs, 0:10 left", "read: 70 rows"]
 
 
-def test_a_run_tells_its_loss_its_speed_and_the_time_left(clock, lines):
+def test_a_run_logs_its_loss_speed_and_remaining_time(clock, lines):
     run = RunProgress("ddp", 30, show=True)
     run.start(10)
     clock.now += 20

@@ -13,7 +13,7 @@ def test_the_command_names_target_and_study(monkeypatch):
     )
 
 
-def test_a_remedy_forces_what_is_damaged(monkeypatch):
+def test_the_remedy_forces_the_damaged_file(monkeypatch):
     monkeypatch.delenv("STUDY_OPTIONS", raising=False)
     assert remake("a.json") == "make it again: snakemake --cores all a.json --forcerun a.json"
     assert remake("a.json", "b.arrow").endswith("a.json --forcerun b.arrow")

@@ -1,4 +1,4 @@
-"""What a program depends on among the sources, and what changes its digest."""
+"""The sources that a program depends on, and changes of their digest."""
 
 from pathlib import Path
 
@@ -103,13 +103,13 @@ def test_comments_docstrings_and_formatting_do_not_count(other):
 
 
 @pytest.mark.parametrize("content", [b"def broken(:", b"\xff\x00", b"x = " + b"(" * 10_000])
-def test_what_cannot_be_parsed_has_the_digest_of_its_bytes(content):
+def test_unparsable_files_have_the_digest_of_their_bytes(content):
     found = read_source(content, "odd", False)
     assert found.imports == []
     assert found.digest != read_source(content + b" ", "odd", False).digest
 
 
-def test_what_was_read_is_kept_and_damage_does_not_matter(root, monkeypatch):
+def test_parsed_sources_are_cached_and_a_damaged_cache_is_ignored(root, monkeypatch):
     programs = ["transformer_core.job"]
     first = sources(root)
     before = first.fingerprint(programs)

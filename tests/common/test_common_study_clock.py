@@ -1,4 +1,4 @@
-"""The clock of a study: it goes on after a kill, and knows how long jobs took."""
+"""The clock of a study: it survives kills, and knows how long jobs took."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from transformer_core.common.study_clock import BEAT, Clock, RunningClock, read_
 
 
 class Time:
-    """A time that only the test moves."""
+    """A clock that only the test advances."""
 
     now = 1_000_000.0
 
@@ -30,34 +30,34 @@ def test_time_between_commands_does_not_count(time, file):
         clock = RunningClock(file, time)
         time.now += BEAT / 2
         at_work = read_clock(file).spent(time.now)
-        assert at_work == pytest.approx(number * 100.0 + BEAT / 2), "whoever asks, at any time"
+        assert at_work == pytest.approx(number * 100.0 + BEAT / 2), "every reader sees the current time"
         time.now += 100.0 - BEAT / 2
         clock.stop()
         time.now += 5_000.0
     assert read_clock(file).spent() == pytest.approx(300.0)
-    assert read_clock(file).spent(time.now) == pytest.approx(300.0), "nobody is at work"
+    assert read_clock(file).spent(time.now) == pytest.approx(300.0), "no command is running"
 
 
-def test_after_a_kill_it_goes_on_from_when_it_was_last_seen(time, file):
+def test_after_a_kill_the_clock_resumes_from_its_last_save(time, file):
     killed = RunningClock(file, time)
     time.now += 60.0
     killed.beat()
     time.now += 3.0  # and is killed
     time.now += 86_400.0
-    assert read_clock(file).spent(time.now) == pytest.approx(60.0), "a day later nobody works"
+    assert read_clock(file).spent(time.now) == pytest.approx(60.0), "a day later no command is running"
     again = RunningClock(file, time)
     time.now += 10.0
     assert again.spent() == pytest.approx(70.0)
 
 
-def test_a_damaged_clock_begins_anew(time, file):
+def test_a_damaged_clock_starts_from_zero(time, file):
     file.parent.mkdir()
     file.write_text('{"spent_before": 3')
     assert RunningClock(file, time).spent() == 0.0
     assert read_clock(file.with_name("none")) == Clock()
 
 
-def test_jobs_of_another_host_are_not_of_this_machine(time, file, monkeypatch):
+def test_jobs_of_another_host_are_forgotten(time, file, monkeypatch):
     monkeypatch.setattr(study_clock.platform, "node", lambda: "here")
     clock = RunningClock(file, time)
     clock.job_done("train", 4.0)

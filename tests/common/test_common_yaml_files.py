@@ -1,4 +1,4 @@
-"""YAML from people: what it may hold, and how mistakes are said."""
+"""YAML written by users: its limits, and messages about mistakes."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_values():
 
 
 @pytest.mark.parametrize("text", ["2020-01-01", "1:30", "010", "a {b} c", "0b", "'{x}'"])
-def test_what_looks_like_something_else_is_text(text):
+def test_lookalikes_of_numbers_and_dates_are_text(text):
     assert parse(f"a: {text}", "f") == {"a": text.strip("'")}
 
 
@@ -59,7 +59,7 @@ def test_what_looks_like_something_else_is_text(text):
         ('{"a": 1,\n "b": 2,\n "a": 3}', "a (line 3)", "line 1 and in line 3"),
     ],
 )
-def test_what_is_refused(text, field, words):
+def test_faulty_text_is_refused(text, field, words):
     problem = refusal(text)
     assert problem.field == field
     assert words in problem.message
@@ -82,7 +82,7 @@ def bomb(levels: int) -> str:
         ("[" + "1, " * 60_000 + "]", "more than 50,000 values"),
     ],
 )
-def test_bombs_do_not_go_off(text, words):
+def test_alias_bombs_are_refused(text, words):
     assert words in refusal(text).message, "not that it takes too long"
 
 
@@ -103,7 +103,7 @@ def test_records_may_be_written_in_yaml(tmp_path):
         read_record(file, Interval)
 
 
-def test_files_that_are_none(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin").write_bytes(b"a: 1\nb: \xe4\n")
     (tmp_path / "large").write_bytes(b"#" * (yaml_files.LARGEST_FILE + 1))

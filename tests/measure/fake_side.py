@@ -1,4 +1,4 @@
-"""A worker without torch that takes turns; its name says what it does."""
+"""A worker without torch that takes turns; its name determines its behaviour."""
 
 import os
 import random

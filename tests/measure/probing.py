@@ -1,4 +1,4 @@
-"""First contact, started as a program, with two more probes."""
+"""First contact as a program, with two additional probes."""
 
 import os
 import time

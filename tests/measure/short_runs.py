@@ -1,4 +1,4 @@
-"""Short runs of tiny models, as certificates have them."""
+"""Short runs of tiny models, like those of certificates."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from transformer_core.parallel.topology import Process
 
 
 class Silent:
-    """Takes every call and does nothing."""
+    """Accepts every call and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
 
 
 def this_rank() -> Process:
-    """The rank of the process group if there is one, else the only process; on the CPU."""
+    """This process's rank in the process group, or a single process without one; on the CPU."""
     joined = dist.is_initialized()
     rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
     return Process(rank, size, rank, size, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What a certificate sees of decoding: caches, masks and places, of both kinds of models."""
+"""A certificate checks decoding: caches, masks and positions, of both kinds of models."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def decoded(study: dict[str, Any], change: dict[str, Any] | None = None) -> Deco
 )
 def test_healthy_decoding_is_exact_but_for_rounding(study, change):
     found = decoded(study, change)
-    # The angles of rotary positions are worked out in 32 bits.
+    # The angles of rotary positions are computed in 32 bits.
     assert 0 < found.error < 1e-5
     assert found.rounding == 0.0  # not measured: no program is more exact
 
@@ -75,13 +75,13 @@ def places_with_padding(model: Any, tokens: Any, places: Any, start: int) -> tup
         swap(Decoder, "_embed", arguments(places_with_padding)),
     ],
 )
-def test_what_is_wrong_with_prompts_of_several_lengths_shows(fault):
+def test_faults_with_prompts_of_several_lengths_are_found(fault):
     with fault():
         found = decoded(TEXTS, GPT2)
     assert found.error > 0.01 > 10 * found.rounding > 0
 
 
-def test_nothing_is_said_where_there_is_no_room_or_no_function_beside_it():
+def test_decoding_is_not_checked_without_room_for_it():
     assert decoded(TEXTS, GPT2 | {"positions": {"kind": "learned", "length": 10}}) is None
 
 

@@ -1,4 +1,4 @@
-"""The clock: exact borders, pauses left out, no synchronisation elsewhere."""
+"""The clock: exact borders, no pauses in windows, no synchronisation elsewhere."""
 
 import json
 
@@ -32,7 +32,7 @@ class World:
                         input_wait_seconds=wait)  # fmt: skip
 
 
-def test_synchronises_at_borders_only_and_before_reading():
+def test_the_clock_synchronises_only_at_borders_and_before_reading():
     world = World()
 
     def synchronise() -> None:
@@ -45,9 +45,9 @@ def test_synchronises_at_borders_only_and_before_reading():
     for step in range(1, 9):
         world.step(clock, step)
         counts.append(world.synchronised)
-    #                 start        2 = end of the warm-up; 5 and 8 = ends of windows
+    # At the start, after step 2 (end of the warm-up), and after steps 5 and 8 (ends of windows).
     assert counts == [1, 1, 2, 2, 2, 3, 3, 3, 4]
-    # That work belongs to the window that issued it.
+    # The device's work belongs to the window that issued it.
     assert clock.warmup_seconds == 2 + 10
     assert [w.seconds for w in clock.windows] == [3 + 100, 3 + 1000]
 

@@ -30,7 +30,7 @@ LIMITS = Limits(seconds=0.0005, smallest_message=4096, largest_message=65536)
 
 
 def measured(device: str, limits: str, spoil: bool = False) -> list[tuple[Any, ...]]:
-    """What a rank measures; with ``spoil`` one operation gives a wrong result on the last rank."""
+    """The rows of a rank; with ``spoil`` one operation gives a wrong result on the last rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if spoil and rank == world_size - 1:
         right = worker.exchange
@@ -63,7 +63,7 @@ def check(rows: list[tuple[Any, ...]], ranks: int) -> None:
 @pytest.mark.slow
 def test_every_operation_gives_the_right_result():
     everyone = run_ranks(measured, 3, "cpu", LIMITS.canonical_json())
-    assert everyone[0] == everyone[1], "the slowest rank counts, so all tell the same"
+    assert everyone[0] == everyone[1], "all ranks report the slowest rank's numbers"
     check(everyone[0], 3)
     assert {row[1] for row in everyone[0]} == {4 * count for count in sizes(LIMITS, 3)}
 
@@ -87,7 +87,7 @@ def test_sizes_grow_by_four_and_can_be_divided():
 
 
 @pytest.mark.slow
-def test_one_process_has_nobody_to_talk_to(tmp_path):
+def test_a_single_process_is_unsupported(tmp_path):
     file = tmp_path / "collectives.parquet"
     machine = {"device": "cpu", "devices_per_node": 1}
     assert run_job("collectives", machine=machine, output=file) == 0

@@ -56,7 +56,7 @@ def beyond(updates: list[TensorDistance]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_updates_follow_from_the_moments_that_are_kept(tmp_path, monkeypatch):
+def test_updates_follow_from_the_stored_moments(tmp_path, monkeypatch):
     pytest.importorskip("bitsandbytes")
     updates = checked(tmp_path).updates
     assert beyond(updates) == set()

@@ -22,7 +22,7 @@ FOUND = Outcome(status="ok", reason=None).result(
 
 @pytest.fixture
 def orders(monkeypatch):
-    """The orders that workers got, who find what they should."""
+    """The orders given to workers, which report :data:`FOUND`."""
     given: list[EvaluationOrder] = []
 
     def work(order: EvaluationOrder, result: Path, target: Path) -> None:
@@ -62,13 +62,13 @@ def test_the_job_writes_its_result(tmp_path, monkeypatch, orders):
     assert (order.spec.world_size, order.spec.machine.threads) == (1, 0)
 
 
-def test_a_run_that_left_no_model_is_passed_on(tmp_path, monkeypatch, orders):
+def test_the_status_of_a_run_without_a_model_is_passed_on(tmp_path, monkeypatch, orders):
     found = evaluated(tmp_path, monkeypatch, "oom")
     assert (found.status, found.reason) == ("oom", "the device is full")
     assert (found.bleu, found.pairs, found.samples, orders) == (None, 0, [], [])
 
 
-def test_an_end_of_the_worker_is_a_status(tmp_path, monkeypatch):
+def test_a_worker_that_ends_early_gives_a_status(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "run_workers", lambda _: 1)
     found = evaluated(tmp_path, monkeypatch)
     assert (found.status, found.bleu) == ("failed", None)

@@ -21,7 +21,7 @@ def predicted(peak: int, context: int | None = 100 * MIB, **fields: Any) -> Pred
     return prediction(peak, variant="small", context_bytes=context, **fields)
 
 
-def test_a_run_that_cannot_fit_is_named_with_numbers_and_a_remedy():
+def test_the_warning_names_the_run_with_numbers_and_a_remedy():
     text = doubt(predicted(500 * MIB), 599 * MIB)
     assert "small will probably run out of memory" in text
     assert "600.00 MiB predicted" in text
@@ -29,7 +29,7 @@ def test_a_run_that_cannot_fit_is_named_with_numbers_and_a_remedy():
     assert "model.checkpoint: layers" in text
 
 
-def test_what_fits_or_is_not_known_is_not_warned_of():
+def test_no_warning_if_a_run_fits_or_its_need_is_unknown():
     assert doubt(predicted(500 * MIB), 600 * MIB) is None
     assert doubt(predicted(500 * MIB), None) is None
     assert doubt(predicted(500 * MIB, ranks=[], status="failed"), 1) is None
@@ -38,7 +38,7 @@ def test_what_fits_or_is_not_known_is_not_warned_of():
     assert doubt(predicted(500 * MIB, context=None), 499 * MIB) is not None
 
 
-def test_processes_of_a_host_share_what_is_free_and_of_gpus_the_fullest_counts(monkeypatch):
+def test_processes_share_free_host_memory_and_the_fullest_gpu_counts(monkeypatch):
     monkeypatch.setattr(memory_fit, "free_bytes", lambda: 1000)
     ddp = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     assert available_bytes(small_spec(), "cpu") == 1000
@@ -51,9 +51,8 @@ def test_processes_of_a_host_share_what_is_free_and_of_gpus_the_fullest_counts(m
 
 
 @pytest.mark.slow
-def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path):
-    """Through the command of the job, with a corpus that is not there: the run fails, and the
-    warning has come before."""
+def test_the_job_logs_the_warning_and_runs(tmp_path):
+    """Through the job's command, with a missing corpus: the run fails, after the warning."""
     file = tmp_path / "predicted.json"
     file.write_text(PredictedMemory(predictions=[predicted(2**60)]).model_dump_json())
     (tmp_path / "spec.json").write_text(small_spec().canonical_json())
@@ -72,7 +71,7 @@ def test_the_job_of_a_run_says_it_in_its_log_and_runs(tmp_path):
     assert json.loads((tmp_path / "run/metrics.json").read_text())["status"] == "failed"
 
 
-def test_a_prediction_that_cannot_be_read_stops_nothing(tmp_path):
+def test_an_unreadable_prediction_does_not_stop_a_run(tmp_path):
     warn_before(small_spec(), tmp_path / "nothing.json")
     (tmp_path / "half.json").write_text("{")
     warn_before(small_spec(), tmp_path / "half.json")

@@ -56,7 +56,7 @@ def counted(model: AnyModel) -> tuple[int, int]:
     ],
     ids=["own", "untied", "separate", "torch_nn", "huggingface"],
 )
-def test_the_count_is_that_of_the_operators(model):
+def test_the_count_agrees_with_torch(model):
     if model.kind == "huggingface":
         pytest.importorskip("transformers")
     lengths = one_batch(ROWS, SOURCE, TARGET)
@@ -65,7 +65,7 @@ def test_the_count_is_that_of_the_operators(model):
     assert training_flops(model, VOCABULARY, lengths) == [both]
 
 
-def test_the_layers_of_a_users_model_are_not_guessed():
+def test_the_flops_of_a_users_model_are_unknown():
     model = ImportedModel(kind="import", factory="my_module:build", **SIZES)
     with pytest.raises(ValueError, match="my_module:build are not known"):
         training_flops(model, VOCABULARY, one_batch(1, 1, 1))

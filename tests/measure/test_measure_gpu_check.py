@@ -1,4 +1,4 @@
-"""What the check of a GPU looks at, as far as a CPU can tell."""
+"""The checks of a GPU, as far as they can be tested on a CPU."""
 
 import json
 import os
@@ -36,13 +36,13 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this host h
 
 
 @pytest.mark.parametrize("asked", [0.0, 0.1, 0.5])
-def test_the_share_that_is_dropped_is_found_out(asked):
+def test_the_dropped_share_is_measured(asked):
     torch.manual_seed(0)
     found = dropped_share(reference_attention, asked, CPU, torch.float32)
     assert found == pytest.approx(asked, abs=0.005)
 
 
-def test_a_share_rounded_to_a_sixteenth_is_found_out():
+def test_a_share_rounded_to_a_sixteenth_is_detected():
     def rounded(q, k, v, mask, causal, dropout):
         return reference_attention(q, k, v, mask, causal, round(16 * dropout) / 16)
 
@@ -50,7 +50,7 @@ def test_a_share_rounded_to_a_sixteenth_is_found_out():
     assert abs(dropped_share(rounded, 0.1, CPU, torch.float32) - 0.1) > 0.02
 
 
-def test_a_kernel_that_forgets_the_mask_is_found_out():
+def test_a_kernel_that_ignores_the_mask_is_detected():
     def forgets(q, k, v, mask, causal, dropout):
         return reference_attention(q, k, v, None, causal, dropout)
 
@@ -59,7 +59,7 @@ def test_a_kernel_that_forgets_the_mask_is_found_out():
     assert relative_error(forgets, mask, CPU, torch.bfloat16) > 0.1
 
 
-def test_hidden_rows_that_are_no_numbers_are_found_out():
+def test_fully_masked_rows_that_become_nan_are_detected():
     def infinite(q, k, v, mask, causal, dropout):
         scores = (q @ k.transpose(-2, -1)).masked_fill(~mask, -torch.inf)
         return scores.softmax(-1) @ v
@@ -99,7 +99,7 @@ assert 1 == 2</failure></testcase>
 </testsuite></testsuites>"""
 
 
-def test_what_pytest_says_is_read():
+def test_the_report_of_pytest_is_read():
     found = device_tests.read(REPORT)
     assert (found.status, found.passed, found.seconds) == ("ok", 1, 2.0)
     (failed,), (skipped,) = found.failed, found.skipped
@@ -110,13 +110,13 @@ def test_what_pytest_says_is_read():
 
 
 @pytest.mark.slow
-def test_a_file_that_breaks_or_hangs_leaves_the_others(monkeypatch, tmp_path):
+def test_a_broken_or_hanging_file_does_not_affect_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(device_tests, "missing", lambda: None)
     monkeypatch.setattr(device_tests, "ROOT", tmp_path)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     folder = tmp_path / "tests" / "models"
     folder.mkdir(parents=True)
-    # Options of the project that would let tests run beside each other do not count.
+    # Options of the project, for example for parallel tests, do not count.
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\naddopts = --no-such-option\n")
     head = "import os, time, pytest\n"
     test = "@pytest.mark.gpu\ndef test_{}():\n    {}\n\n\n"
@@ -152,14 +152,14 @@ def test_a_file_that_breaks_or_hangs_leaves_the_others(monkeypatch, tmp_path):
     assert [len(state.failed) for state in told] == [0, 1, 2, 3, 4, 4]
 
 
-def test_all_files_with_a_test_for_a_gpu_are_found_and_compiling_ones_come_last():
+def test_all_files_with_gpu_tests_are_found_and_those_that_compile_come_last():
     names = [path.name for path in device_tests.files()]
     assert "test_measure_memory_gpu.py" in names
     assert "test_measure_fit.py" not in names
     assert names.index("test_measure_memory_gpu.py") < names.index("test_models_compiled_layers.py")
 
 
-def test_a_driver_that_is_too_old_is_the_reason_of_every_line(monkeypatch):
+def test_an_old_driver_is_the_reason_of_every_fact(monkeypatch):
     def refuse(machine: object) -> None:
         raise Unsupported("driver 550 is too old")
 
@@ -190,13 +190,13 @@ def test_two_ranks_on_one_gpu(monkeypatch, ends, holds):
 
 @pytest.mark.slow
 @needs_no_gpu
-def test_a_rank_that_fails_leaves_its_reason():
+def test_a_failing_rank_reports_its_reason():
     (found,) = device_facts.ranks_of_nccl(1)
     assert found["status"] == "failed"
     assert "cuda" in found["reason"].lower() or "nvidia" in found["reason"].lower()
 
 
-def test_the_other_package_of_nvml_may_stand_beside(monkeypatch, tmp_path):
+def test_the_second_nvml_package_is_found_in_its_folder(monkeypatch, tmp_path):
     def missing(package: str) -> str:
         raise metadata.PackageNotFoundError(package)
 
@@ -221,7 +221,7 @@ def test_the_other_package_of_nvml_may_stand_beside(monkeypatch, tmp_path):
     assert asked == [("nvml_look()", folder)]
 
 
-def test_a_line_that_breaks_does_not_break_the_others(monkeypatch):
+def test_an_exception_becomes_a_failed_fact(monkeypatch):
     def broken() -> tuple[bool, str]:
         raise ZeroDivisionError("by zero")
 
@@ -235,7 +235,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @needs_no_gpu
-def test_first_contact_tells_a_line_of_every_item_however_it_ends(tmp_path):
+def test_first_contact_prints_a_line_for_every_item_however_it_ends(tmp_path):
     file = tmp_path / "lines.jsonl"
     probes = "items,hanging,driver,nvml,attention"
     done = subprocess.run(
@@ -270,14 +270,14 @@ def test_first_contact_tells_a_line_of_every_item_however_it_ends(tmp_path):
     assert attention["reason"] == no_device(), "said once for all items"
 
 
-def test_no_time_is_a_line():
+def test_without_time_every_probe_has_a_line():
     lines = list(first_contact.lines([*first_contact.PROBES], seconds=0.0))
     assert {line["status"] for line in lines} == {"timeout"}
     (attention,) = (line for line in lines if line["probe"] == "attention")
     assert "no time left for 20 items" in attention["reason"]
 
 
-def test_variants_that_compile_come_last():
+def test_variants_that_compile_are_probed_last():
     names = list(first_contact.specs())
     assert {"single", "amp_bf16", "fsdp"} <= set(names[:-2])
     assert set(names[-2:]) == {"layers_compiled", "layers_graphed"}
@@ -307,7 +307,7 @@ def test_three_steps_on_random_tokens(sections, monkeypatch):
     assert found["losses"][2] < found["losses"][0], "it trains on the same batch"
 
 
-def test_a_loss_that_is_no_number_is_told(monkeypatch):
+def test_a_loss_of_nan_is_reported(monkeypatch):
     nan = torch.tensor(torch.nan)
     monkeypatch.setattr(random_steps, "optimizer_step", lambda *_: (nan, nan))
     found = three_steps(monkeypatch)

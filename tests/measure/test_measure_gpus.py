@@ -1,4 +1,4 @@
-"""GPUs for a job: those it sees, and a lease that nobody shares."""
+"""GPUs for a job: the visible ones, and exclusive leases. Locked folders."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ ALL = ["GPU-a", "GPU-b", "GPU-c"]
         ("-1", []),
     ],
 )
-def test_what_a_process_sees(monkeypatch, variable, seen):
+def test_the_gpus_that_a_process_sees(monkeypatch, variable, seen):
     monkeypatch.setattr(nvml, "uuids", lambda: ALL)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if variable is not None:
@@ -47,11 +47,11 @@ def test_two_leases_never_share_a_gpu(tmp_path):
     assert list(lease(ALL, 2, tmp_path)) == ["GPU-a", "GPU-b"]
 
 
-def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(tmp_path, monkeypatch):
+def test_a_waiting_lease_holds_nothing(tmp_path, monkeypatch):
     held = lease(ALL, 2, tmp_path)
 
     def let_go(seconds: float) -> None:
-        # The waiting one holds nothing: a third can have what is free.
+        # The waiting lease holds nothing, so a third can take the free GPU.
         assert list(lease(ALL, 1, tmp_path)) == ["GPU-c"]
         for file in held.values():
             file.close()
@@ -60,7 +60,7 @@ def test_a_lease_takes_no_more_than_it_needs_and_waits_without_holding(tmp_path,
     assert list(lease(ALL, 3, tmp_path)) == ALL
 
 
-def test_more_than_there_are_is_refused(tmp_path):
+def test_a_lease_of_more_gpus_than_exist_is_refused(tmp_path):
     with pytest.raises(ValueError, match="4 GPUs are requested, but only 3 are visible"):
         lease(ALL, 4, tmp_path)
 
@@ -73,7 +73,7 @@ def leased(count: int, command: str) -> str:
 
 
 def run(count: int, command: str, **environment: str) -> str:
-    """The output of a process that has leased so many GPUs."""
+    """The output of a process that has leased this number of GPUs."""
     return subprocess.check_output(
         [sys.executable, "-c", leased(count, command)],
         env=os.environ | {"XDG_RUNTIME_DIR": ""} | environment,
@@ -96,12 +96,12 @@ subprocess.run([sys.executable, "-c", {leased(1, SEEN)!r}], env=environment)
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 1), ("GPU-a", 2)])
-def test_with_too_few_gpus_a_job_sees_what_there_is(tmp_path, visible, count):
+def test_with_too_few_gpus_a_job_sees_all_of_them(tmp_path, visible, count):
     assert run(count, SEEN, CUDA_VISIBLE_DEVICES=visible, XDG_CACHE_HOME=str(tmp_path)) == visible
 
 
 @pytest.mark.gpu
-def test_a_uuid_makes_torch_see_that_device():
+def test_torch_sees_the_device_of_a_uuid():
     uuid = visible_gpus()[0]
     said = run(1, "import torch; print(torch.cuda.get_device_properties(0).uuid)")
     assert said == uuid.removeprefix("GPU-")
@@ -137,7 +137,7 @@ def test_the_runtime_folder_of_the_session_comes_first(own, tmp_path, monkeypatc
     assert lease_folder().is_relative_to(runtime)
 
 
-def test_a_lock_is_no_link(own, tmp_path):
+def test_a_link_in_place_of_a_lock_is_refused(own, tmp_path):
     lock = lease_folder() / "GPU-a"
     lock.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic link"):
@@ -145,8 +145,8 @@ def test_a_lock_is_no_link(own, tmp_path):
     assert not (tmp_path / "victim").exists()
 
 
-def test_whoever_waits_for_a_folder_that_is_removed_gets_a_new_one(tmp_path):
-    """The orphan of a killed Snakemake removed what the next attempt had begun to write."""
+def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path):
+    """Otherwise the orphan of a killed Snakemake removes files of the next attempt."""
     folder = tmp_path / "job"
     begun, left = threading.Event(), []
 
@@ -171,13 +171,13 @@ def test_whoever_waits_for_a_folder_that_is_removed_gets_a_new_one(tmp_path):
     assert left == [[".lock"], [".lock", "order.json"]]
     with pytest.raises(RuntimeError, match="not done"), workplace(folder):
         raise RuntimeError("not done")
-    assert (folder / "order.json").exists(), "what an attempt has left is of use to the next"
+    assert (folder / "order.json").exists(), "the next attempt can use the files of a failed one"
     with workplace(folder):
         pass
     assert not folder.exists()
 
 
-def test_many_take_turns_in_a_folder_that_everyone_removes(tmp_path):
+def test_many_jobs_use_a_folder_in_turn_and_remove_it(tmp_path):
     folder = tmp_path / "job"
     faults: list[str] = []
 

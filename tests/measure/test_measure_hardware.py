@@ -1,4 +1,4 @@
-"""The machine as a job may use it."""
+"""The part of the machine that a job may use."""
 
 import os
 import subprocess
@@ -73,11 +73,11 @@ CONTROL_GROUPS = {
         *(64, 1_000_000),
     ),
 }
-"""The control groups of a process and their files; the cores and bytes that it may use."""
+"""The control groups of a process and their files, and the cores and bytes that it may use."""
 
 
 def write_groups(root: Path, groups: str | None, files: dict[str, str]) -> None:
-    """The groups of a process on the host whose / is ``root``."""
+    """Writes the control groups of a process below ``root``, the host's /."""
     below = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     below |= {} if groups is None else {"proc/self/cgroup": groups}
     write_tree(root, {name: f"{text}\n" for name, text in below.items()})
@@ -104,7 +104,7 @@ def test_affinity_bounds_cores(tmp_path, monkeypatch):
 
 @pytest.fixture
 def said(monkeypatch):
-    """The outputs of tools that tell about the CPU."""
+    """The outputs of tools that describe the CPU, by tool."""
     outputs: dict[str, str] = {}
     monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: outputs.get(tool))
     return outputs
@@ -174,7 +174,7 @@ def test_the_library_that_owns_malloc(monkeypatch, file, name):
     assert hardware._malloc_library() == name
 
 
-def test_the_job_describes_this_machine_in_a_whole_file(tmp_path, monkeypatch):
+def test_the_job_describes_this_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     output = tmp_path / "machine" / "hardware.json"
     assert run_job("hardware", output=output) == 0
@@ -189,7 +189,7 @@ def test_the_job_describes_this_machine_in_a_whole_file(tmp_path, monkeypatch):
     assert (found.cuda_allocator, found.affinity) == (None, affinity())
 
 
-def test_job_says_why_it_cannot_write(tmp_path, capsys):
+def test_the_job_says_why_it_cannot_write(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     output = tmp_path / "file" / "hardware.json"
     assert run_job("hardware", output=output) == 1
@@ -200,12 +200,12 @@ def test_job_says_why_it_cannot_write(tmp_path, capsys):
     ("cores", "text"),
     [({5}, "cores 5"), ({0, 1, 2, 3}, "cores 0-3"), ({0, 1, 4, 6, 7}, "cores 0-1, 4, 6-7")],
 )
-def test_cores_are_told_in_runs(cores, text, monkeypatch):
+def test_cores_are_listed_as_ranges(cores, text, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
     assert affinity() == text
 
 
-def test_threads_with_a_core_of_their_own_are_counted(tmp_path, monkeypatch):
+def test_threads_bound_to_one_core_are_counted(tmp_path, monkeypatch):
     own = os.getpid()
     masks = {own: {0, 1}}
     monkeypatch.setattr(os, "sched_getaffinity", lambda t: masks.get(t, {1}), raising=False)
@@ -223,7 +223,7 @@ def test_threads_with_a_core_of_their_own_are_counted(tmp_path, monkeypatch):
         ("cudaMallocAsync", None, "cudaMallocAsync"),
     ],
 )
-def test_the_allocator_of_cuda_memory_is_told_by_its_segments(backend, segments, text, monkeypatch):
+def test_the_cuda_allocator_is_described_by_its_segments(backend, segments, text, monkeypatch):
     for name in hardware.CUDA_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -274,7 +274,7 @@ over.set()
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system binds no threads to cores"
 )
-def test_all_threads_keep_to_the_last_cores_where_there_are_more_than_asked_for():
+def test_all_threads_are_bound_to_the_last_cores():
     cores = sorted(os.sched_getaffinity(0))
     program = KEEPING.format(counts=[len(cores) + 1, len(cores), 1])
     done = subprocess.run(

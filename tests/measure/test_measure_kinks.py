@@ -1,4 +1,4 @@
-"""Which inputs of a ReLU are 0 but for rounding."""
+"""Inputs of a ReLU that are 0 except for rounding."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from transformer_core.certify.plain_models import NONE_DROPPED
 
 
 class FakeExact:
-    """A model, one element of whose gradient a gate moves."""
+    """A model in which a gate changes one element of the gradient."""
 
     def __init__(self) -> None:
         self.gates: list[tuple[float, ...]] = []
@@ -35,13 +35,13 @@ def test_both_sides_of_every_relu_are_tried():
     assert exact.gates == [(0.1, 0.2), (-0.1, -0.2)]
 
 
-def test_nothing_is_widened_where_there_is_no_relu():
+def test_without_a_relu_nothing_is_widened():
     exact = FakeExact()
     assert kinks(exact, []) == 0.0
     assert not exact.gates
 
 
-def test_an_input_is_near_where_rounding_of_its_layer_reaches():
+def test_an_input_is_near_zero_within_the_rounding_of_its_layer():
     torch.manual_seed(0)
     right = [torch.randn(64, 40).double() for _ in range(2)]
     once = to_bf16(right[0])
@@ -53,8 +53,8 @@ def test_an_input_is_near_where_rounding_of_its_layer_reaches():
     assert windows(right, None) == [NEAR_SINGLE * SINGLE.unit] * 2
 
 
-def test_sums_in_32_bits_round_away_more_than_their_format():
-    """As many products as a small model has in a sum, one after the other, as some kernels add."""
+def test_sums_in_32_bits_lose_more_than_their_unit_roundoff():
+    """For as many products as in a small model's sums, added one by one, as in some kernels."""
     torch.manual_seed(0)
     products = torch.randn(20_000, 128)
     added = torch.zeros(20_000)

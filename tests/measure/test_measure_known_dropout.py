@@ -1,4 +1,4 @@
-"""Dropout of known inputs is read rightly, however much is dropped and however narrow the model."""
+"""Dropout is measured correctly with known inputs, at any rate and for narrow models."""
 
 from typing import Any
 
@@ -33,13 +33,13 @@ def judged(dropout: float, width: int, heads: int, change: dict[str, Any]) -> li
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dropout", "width", "heads", "seed"), [(0.3, 24, 4, 2), (0.5, 128, 8, 1)])
-def test_nobody_is_accused(dropout, width, heads, seed):
+def test_correct_dropout_is_accepted(dropout, width, heads, seed):
     for deviation in judged(dropout, width, heads, {"training": {"seed": seed}}):
         assert deviation.measured <= deviation.bound, deviation.where
 
 
-def test_more_is_dropped_than_should_be(monkeypatch):
-    """A tenth more, where half is dropped."""
+def test_dropping_too_much_is_detected(monkeypatch):
+    """By a tenth, at a rate of a half."""
     before = module.KnownDropout.read
 
     def with_another(self: Any) -> Any:
@@ -56,5 +56,5 @@ def test_more_is_dropped_than_should_be(monkeypatch):
 
 
 @pytest.mark.parametrize(("dropout", "tokens"), [(0.0, 16), (0.1, 16), (0.2, 16), (0.5, 64)])
-def test_an_encoder_is_seen_by_as_many_tokens_as_it_takes(dropout, tokens):
+def test_enough_tokens_show_an_encoders_dropout(dropout, tokens):
     assert enough_tokens((1 - dropout) ** 2) == tokens

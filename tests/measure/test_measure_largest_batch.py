@@ -47,7 +47,7 @@ def test_the_search_ends_next_to_the_border(start, largest, resolution):
     assert len(tried) < 30
 
 
-def test_nothing_fits():
+def test_the_search_ends_if_nothing_fits():
     tried: list[int] = []
     assert search(lambda size: bool(tried.append(size)), 9, 0.02) is None
     assert tried == [9, 4, 2, 1]
@@ -68,8 +68,8 @@ def order_of(spec: RunSpec, folder: Path) -> BatchTrialOrder:
 
 
 class Pretended(Trials):
-    """Trials on two devices whose ends are made up: ``border`` pairs fit, except where a trial of
-    that number is a surprise."""
+    """Simulated trials on two devices: ``border`` pairs fit, except for ``surprises`` by number of
+    the trial."""
 
     def __init__(self, surprises: dict[int, str] | None = None, border: int = 40) -> None:
         super().__init__(order_of(TWO_DEVICES, Path("nowhere")), LargestBatch(), [])
@@ -107,13 +107,13 @@ def test_the_answer_is_confirmed_and_a_step_more_fails_again():
 
 
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
-def test_another_end_is_no_answer(status):
+def test_a_trial_that_fails_otherwise_gives_no_answer(status):
     found = find(Pretended({2: status}), 4)
     assert (found["status"], found["largest_pairs"]) == (status, None)
     assert found["reason"].startswith(f"{status} at")
 
 
-def test_not_even_the_smallest():
+def test_not_even_the_smallest_batch_fits():
     found = find(Pretended(border=1), 4)
     assert found["status"] == "oom"
     assert found["reason"].startswith("Not even the smallest batch fits. oom at 2")
@@ -133,7 +133,7 @@ def test_without_a_limit_ranks_share_the_host():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
-def test_a_real_process_runs_out_of_its_limit(tmp_path):
+def test_a_real_process_reaches_its_limit(tmp_path):
     spec = small_spec()
     order = order_of(spec, tmp_path)
     trials = Trials(order, LargestBatch(), [])
@@ -146,8 +146,8 @@ def test_a_real_process_runs_out_of_its_limit(tmp_path):
 
 
 @pytest.mark.parametrize(("free", "fraction"), [(24, 0.75), (10, 0.5)])
-def test_the_limit_on_a_gpu_leaves_room_for_what_is_there(monkeypatch, free, fraction):
-    """Contexts, NCCL's buffers and other processes are outside of what torch's allocator counts."""
+def test_the_limit_on_a_gpu_allows_for_other_memory(monkeypatch, free, fraction):
+    """torch's allocator does not count contexts, NCCL's buffers and other processes."""
     set_to = []
     gib = 2**30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * gib, 24 * gib))

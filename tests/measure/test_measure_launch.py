@@ -1,4 +1,4 @@
-"""How the processes of a run are started: by what command, on which hosts."""
+"""The commands that start the processes of a run, on one host or several."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from worker_builders import spec
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
@@ -35,14 +36,8 @@ def _outside_a_cluster(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def spec(parallel: str, **machine: object) -> RunSpec:
-    return RunSpec.model_validate(
-        {"variant": "v", "parallel": {"kind": parallel}, "machine": machine}
-    )
-
-
 def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands of Slurm that answer as on a job of two hosts with 6 CPUs for each task."""
+    """Creates Slurm's commands, which answer as in a job of two hosts with 6 CPUs per task."""
     answers = {
         "srun": "exit 1",
         "scontrol": 'case "$*" in\n'
@@ -80,7 +75,7 @@ def test_without_gpus_processes_are_forked(monkeypatch):
     assert AGENT in asked, "the run itself says that there is no GPU"
 
 
-def test_several_hosts_need_slurm_or_a_meeting_point():
+def test_several_hosts_need_slurm_or_a_rendezvous():
     with pytest.raises(Unsupported, match=r"2 hosts.*Slurm.*NODE_RANK"):
         launcher(spec("ddp", nodes=2, devices_per_node=1), WORKER)
 
@@ -98,7 +93,7 @@ def test_by_hand_every_host_starts_its_own_processes(monkeypatch):
 @pytest.mark.parametrize(
     ("node", "rendezvous"), [("0", None), (None, "first:29500"), ("one", "a:1"), ("1", "first")]
 )
-def test_half_a_meeting_point_is_refused(monkeypatch, node, rendezvous):
+def test_an_incomplete_rendezvous_is_refused(monkeypatch, node, rendezvous):
     for name, value in [("NODE_RANK", node), ("RENDEZVOUS", rendezvous)]:
         if value is not None:
             monkeypatch.setenv(name, value)
@@ -106,7 +101,7 @@ def test_half_a_meeting_point_is_refused(monkeypatch, node, rendezvous):
         one_host.this_host()
 
 
-def test_a_slurm_job_starts_all_its_hosts(monkeypatch, tmp_path):
+def test_a_slurm_job_starts_workers_on_all_its_hosts(monkeypatch, tmp_path):
     slurm_commands(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
@@ -125,7 +120,7 @@ def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch):
     assert "transformer_core.run.host_processes" not in command
 
 
-def test_a_step_of_slurm_knows_its_place(monkeypatch, tmp_path):
+def test_a_host_finds_its_place_in_a_slurm_step(monkeypatch, tmp_path):
     slurm_commands(tmp_path, monkeypatch)
     step = {"JOB_ID": "42", "STEP_ID": "1", "STEP_NUM_NODES": "2", "STEP_NODELIST": "n[7-8]"}
     for name, value in (step | {"NODEID": "1"}).items():
@@ -134,12 +129,12 @@ def test_a_step_of_slurm_knows_its_place(monkeypatch, tmp_path):
     assert (host.node_rank, host.address) == (1, "10.1.2.3")
     monkeypatch.setenv("SLURM_STEP_ID", "2")
     other = one_host.this_host()
-    assert other.port != host.port, "two steps of a job would take each other for their own"
+    assert other.port != host.port, "two steps of a job would connect to each other"
     command = launcher(spec("ddp", nodes=2), WORKER)
     assert command[:3] == [sys.executable, "-m", one_host.__name__]
 
 
-def test_the_first_host_knows_where_the_others_find_it(monkeypatch, tmp_path):
+def test_the_first_host_knows_its_address_for_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(one_host.socket, "gethostname", lambda: "seven")
     assert one_host.own_address() == "seven"
     slurm_commands(tmp_path, monkeypatch)
@@ -191,7 +186,7 @@ def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch):
     assert spans_machines(spec("ddp", nodes=2))
 
 
-def test_where_no_namespace_is_allowed_the_link_is_emulated(monkeypatch):
+def test_without_namespaces_the_link_is_emulated(monkeypatch):
     monkeypatch.setattr(launch, "refusal", lambda: "not here")
     for hook in (None, {"kind": "compress", "dtype": "fp16"}):
         assert told_of_hosts(linked(hook=hook))["link"] == "emulated"
@@ -208,7 +203,7 @@ def test_where_no_namespace_is_allowed_the_link_is_emulated(monkeypatch):
     ],
     ids=str,
 )
-def test_what_cannot_be_emulated_is_refused_with_the_reason(monkeypatch, parallel):
+def test_a_link_that_cannot_be_emulated_is_refused_with_the_reason(monkeypatch, parallel):
     monkeypatch.setattr(launch, "refusal", lambda: "network namespaces are not allowed here")
     with pytest.raises(Unsupported, match=r"namespaces are not allowed here.*emulated only where"):
         launcher(linked(**parallel), WORKER)
@@ -227,7 +222,7 @@ def test_hosts_on_one_machine_share_its_gpus(monkeypatch):
     assert told_of_hosts(run)["gpus"] == []
 
 
-def test_cores_are_shared_evenly(monkeypatch):
+def test_cores_are_divided_evenly(monkeypatch):
     monkeypatch.setattr(launch, "usable_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_process(spec("single")) == 8
@@ -241,8 +236,8 @@ def test_cores_are_shared_evenly(monkeypatch):
     assert threads_per_process(spec("ddp", devices_per_node=2)) == 2
 
 
-def test_threads_beside_other_jobs_sleep_where_they_wait(monkeypatch):
-    """In as many threads: a certificate counts for those that are timed."""
+def test_waiting_threads_sleep_if_other_jobs_share_their_cores(monkeypatch):
+    """The number of threads stays the same, so that certificates apply to timed runs."""
     monkeypatch.setattr(launch, "usable_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     name, made = "OMP_WAIT_POLICY", launch.worker_environment
@@ -265,7 +260,7 @@ def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise():
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
-def test_as_many_kernels_are_kept_as_the_run_spec_says(name):
+def test_the_run_spec_sets_the_number_of_cached_kernels(name):
     made = launch.worker_environment
     assert made(spec("single"), {name: "9"})[name] == "256"
     assert made(spec("single", kept_kernels=16), {})[name] == "16"

@@ -1,4 +1,4 @@
-"""Two hosts on this machine: who is where, a link as slow as it is said to be, and lost processes."""
+"""Two hosts on this machine: their ranks, the limit of their link, and lost processes."""
 
 import os
 import re
@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from worker_builders import NAME, told, write_worker
+from worker_builders import NAME, spec, told, write_worker
 
 from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE
-from schemas.config.run_spec import RunSpec
 from transformer_core.measure.timed_run import TimedRunOrder
 from transformer_core.run import linked_hosts
 from transformer_core.run.statuses import read_outcomes
@@ -54,17 +53,17 @@ os.waitpid(child, 0)
 
 
 @linked
-def test_the_link_lets_no_more_through_than_its_bandwidth():
+def test_the_link_is_no_faster_than_its_bandwidth():
     done = subprocess.run(
         [sys.executable, "-c", TRANSFER], capture_output=True, text=True, check=True, timeout=100
     )
     ideal = 8 * BYTES / BANDWIDTH
-    # Headers make it longer; what an idle link lets through at once is a hundredth.
+    # Headers make it longer; an idle link passes only a hundredth at once.
     assert float(done.stdout) > 0.98 * ideal
 
 
 @linked
-def test_nothing_is_left_of_it():
+def test_namespaces_leave_nothing_behind():
     before = Path("/proc/self/ns/net").readlink(), socket.if_nameindex()
     subprocess.run(TRIAL, check=True, capture_output=True)
     assert (Path("/proc/self/ns/net").readlink(), socket.if_nameindex()) == before
@@ -89,7 +88,7 @@ def test_a_missing_tool_is_named(monkeypatch):
         linked_hosts.join_two(BANDWIDTH)
 
 
-def test_a_refusal_is_what_the_trial_says(monkeypatch):
+def test_a_trial_without_a_message_is_a_refusal(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert linked_hosts.refusal() == "it failed without a message"
@@ -97,7 +96,7 @@ def test_a_refusal_is_what_the_trial_says(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["emulated", pytest.param("namespaces", marks=linked)])
-def test_hosts_have_their_ranks_and_say_who_they_are(kind, tmp_path):
+def test_hosts_have_their_ranks_and_names(kind, tmp_path):
     command = linked_hosts.Linked(2, 60.0, kind, 1e9).command
     environment = write_worker(tmp_path)
     subprocess.run(
@@ -163,15 +162,15 @@ if __name__ == "__main__":
         ("asleep", r"^rank 1 on host \S+ stands still, behind the others$"),
     ],
 )
-def test_the_lost_rank_and_its_host_are_named(tmp_path, monkeypatch, end, reason):
-    machine = {"device": "cpu", "devices_per_node": 2, "timeout": TIMEOUT}
-    spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
+def test_a_lost_rank_is_named_with_its_host(tmp_path, monkeypatch, end, reason):
+
     (tmp_path / "losing_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     monkeypatch.setattr(TimedRunOrder, "worker", "losing_worker")
-    order = TimedRunOrder(spec=spec, data=tmp_path, output=tmp_path, command=end, repeat=1)
+    ddp = spec("ddp", device="cpu", devices_per_node=2, timeout=TIMEOUT)
+    order = TimedRunOrder(spec=ddp, data=tmp_path, output=tmp_path, command=end, repeat=1)
     assert run_workers(order) > 0
     outcome = read_outcomes(tmp_path)
-    assert outcome is not None, "nobody said why"
+    assert outcome is not None, "no rank gave a reason"
     assert outcome.status == "failed"
     assert re.search(reason, outcome.reason or ""), outcome

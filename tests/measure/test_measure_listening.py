@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
+from worker_builders import spec
 
 from schemas.config.measurement import Quality
-from schemas.config.run_spec import RunSpec
 from transformer_core.decide.search_trials import Bench
 from transformer_core.measure import quality
 from transformer_core.run import host_processes as interfaces
@@ -41,15 +41,14 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "torchrun"])
-def test_one_host(tmp_path, fresh):
+def test_processes_of_one_host_listen_on_loopback_only(tmp_path, fresh):
     (tmp_path / "listening_worker.py").write_text(WORKER)
     (tmp_path / "tmp").mkdir()
-    data = {"variant": "v", "parallel": {"kind": "ddp"}, "machine": {"device": "cpu"}}
-    spec = RunSpec.model_validate(data)
+    ddp = spec("ddp", device="cpu")
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     run = subprocess.Popen(
-        [*launcher(spec, "listening_worker", fresh=fresh), str(tmp_path)],
-        env=worker_environment(spec, os.environ)
+        [*launcher(ddp, "listening_worker", fresh=fresh), str(tmp_path)],
+        env=worker_environment(ddp, os.environ)
         | {"PYTHONPATH": path, "TMPDIR": str(tmp_path / "tmp")},
     )
     try:
@@ -72,7 +71,7 @@ def test_one_host(tmp_path, fresh):
     assert not list((tmp_path / "tmp").glob("torchelastic_*"))
 
 
-def test_the_users_interface_comes_first():
+def test_the_users_interface_takes_precedence():
     given = {"GLOO_SOCKET_IFNAME": "eth7"}
     found = interfaces.within_host(given)
     assert found["GLOO_SOCKET_IFNAME"] == "eth7"
@@ -80,14 +79,14 @@ def test_the_users_interface_comes_first():
     assert interfaces.interface_of("127.0.0.1").startswith("lo")
 
 
-def test_several_hosts_take_the_interface_that_leads_to_the_first():
+def test_several_hosts_use_the_interface_to_the_first():
     first = interfaces.between_hosts("127.0.0.1", 29_500, True, {})
     other = interfaces.between_hosts("127.0.0.1", 29_500, False, {})
     assert set(first.values()) == set(other.values()) == {interfaces.interface_of("127.0.0.1")}
     assert interfaces.interface_of("192.0.2.77") == ""
 
 
-def test_an_address_of_another_host_is_refused_with_what_to_do():
+def test_an_address_of_another_host_is_refused_with_the_remedy():
     with pytest.raises(OSError, match="RENDEZVOUS"):
         listening("192.0.2.77", 0)
     with listening("127.0.0.1", 0) as listener:
@@ -96,8 +95,7 @@ def test_an_address_of_another_host_is_refused_with_what_to_do():
 
 @pytest.mark.parametrize("link", [{"bandwidth": "100Mbit/s"}, None], ids=["emulated", "real"])
 def test_only_real_hosts_connect_to_a_coordinator_over_the_network(link, tmp_path, monkeypatch):
-    machine = {"nodes": 2, "devices_per_node": 1, "device": "cpu", "link": link}
-    spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
+    ddp = spec("ddp", nodes=2, devices_per_node=1, device="cpu", link=link)
     asked = []
 
     class StartedError(Exception):
@@ -109,10 +107,10 @@ def test_only_real_hosts_connect_to_a_coordinator_over_the_network(link, tmp_pat
 
     for module in ("decide.search_trials", "measure.quality"):
         monkeypatch.setattr(f"transformer_core.{module}.Coordinator", start)
-    searching: Any = SimpleNamespace(folder=tmp_path, baseline=spec)
+    searching: Any = SimpleNamespace(folder=tmp_path, baseline=ddp)
     with pytest.raises(StartedError):
         Bench.coordinator(searching)
-    found: Any = SimpleNamespace(status="found", spec=spec, baseline={}, parts=["v"])
+    found: Any = SimpleNamespace(status="found", spec=ddp, baseline={}, parts=["v"])
     with pytest.raises(StartedError):
-        quality.time_to_quality(spec, found, [], Quality(), tmp_path, tmp_path, "")
+        quality.time_to_quality(ddp, found, [], Quality(), tmp_path, tmp_path, "")
     assert asked == [link is None] * 2

@@ -1,4 +1,4 @@
-"""Probes of the machine, and what other processes take of it."""
+"""Probes of the machine, CPU time of other processes, and peak memory."""
 
 import multiprocessing
 import os
@@ -53,7 +53,7 @@ def test_own_processes_are_not_foreign():
     before = cpu_time()
     child = multiprocessing.get_context("spawn").Process(target=_burn, args=(1e3,))
     child.start()
-    # While it is there: what has ended is not below this process any more.
+    # While it runs: once it has ended, it is no longer a descendant.
     while (during := cpu_time()) is not None and during.own - before.own < 0.5:
         assert child.is_alive()
     child.kill()
@@ -68,7 +68,7 @@ print(subprocess.Popen([sys.executable, "-c", "while True: pass"], **quiet).pid)
 
 
 @pytest.mark.slow
-def test_processes_that_are_named_are_not_foreign_whoever_started_them():
+def test_named_processes_are_not_foreign_whoever_started_them():
     shell = [sys.executable, "-c", _ORPHAN]
     orphan = int(subprocess.run(shell, check=True, capture_output=True, text=True).stdout)
     try:
@@ -82,12 +82,12 @@ def test_processes_that_are_named_are_not_foreign_whoever_started_them():
     assert named.own - unnamed.own >= 0.3
 
 
-def test_foreign_time_is_what_is_left_and_not_negative():
+def test_foreign_time_is_the_rest_and_never_negative():
     assert CpuTime(10.0, 4.0).foreign_until(CpuTime(20.0, 9.0)) == 5.0
     assert CpuTime(10.0, 4.0).foreign_until(CpuTime(11.0, 5.02)) == 0.0
 
 
-def test_what_the_kernel_does_not_tell_is_null(monkeypatch):
+def test_values_unknown_to_the_kernel_are_null(monkeypatch):
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Memory on a GPU: the model of the original study, predicted and measured, added up to NVML's."""
+"""Memory of the original study's model on a GPU: predicted, measured, and compared with NVML."""
 
 import subprocess
 from typing import Any
@@ -41,7 +41,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=NAMES)
 def measured(request, data):
-    """By the job itself, in a process of its own."""
+    """The result of the job, in a separate process."""
     spec = original(request.param)
     file, output = data / f"{spec.variant}.spec.json", data / f"{spec.variant}.json"
     file.write_text(spec.canonical_json())
@@ -61,7 +61,7 @@ def test_the_peak_is_predicted_within_5_percent(measured, data):
     assert predicted.training_bytes == pytest.approx(measured.ranks[0].peak_tensor_bytes, rel=0.05)
 
 
-def test_the_parts_add_up_to_the_number_of_nvml(measured):
+def test_the_parts_add_up_to_nvmls_number(measured):
     (rank,) = measured.ranks
     account = rank.device_account
     if account is None:

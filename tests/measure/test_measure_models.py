@@ -59,7 +59,7 @@ def two_ranks(tmp_path_factory):
 
 
 def assert_same_training(run: Path, other: Path, atol: float) -> None:
-    """Short runs that were recorded in these folders end with the same weights, but for rounding."""
+    """The short runs recorded in these folders end with the same weights, except for rounding."""
     mine, theirs = (load_file(folder / "final.safetensors") for folder in (run, other))
     assert mine.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -68,7 +68,7 @@ def assert_same_training(run: Path, other: Path, atol: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_processes_and_layers_train_the_same_model(kind, two_ranks, tmp_path):
+def test_every_strategy_trains_the_same_model(kind, two_ranks, tmp_path):
     alone = recorded(spec_of(kind), tmp_path).trajectory
     runs, folder = two_ranks
     for strategy in STRATEGIES:
@@ -84,7 +84,7 @@ def test_all_processes_and_layers_train_the_same_model(kind, two_ranks, tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_stopped_learns_what_another_learns_and_translates(kind, tmp_path):
+def test_a_resumed_run_learns_the_same_and_translates(kind, tmp_path):
     schedule = {"kind": "constant", "peak": 1e-2}
     spec = spec_of(kind, training={"steps": 40, "checkpoint_every": 20, "schedule": schedule})
     watcher, through = run_small(spec, tmp_path / "through")
@@ -118,5 +118,5 @@ def test_a_certificate_compares_every_weight(kind):
     buffers = {name for name, _ in setup.model.named_buffers()}
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() - changed == buffers & before.keys()
-    # Those that certificates leave out, by the name of the projection.
+    # Biases of keys, which certificates leave out, are recognised by name.
     assert any(name.endswith("key.bias") for name in before) == (kind != "import")

@@ -1,4 +1,4 @@
-"""How a run that did not finish becomes a status."""
+"""The status and reason of a run that did not finish."""
 
 import errno
 import resource
@@ -73,19 +73,19 @@ def test_classify(error, status, words):
         "CUDA error: no kernel image is available for execution on the device",
     ],
 )
-def test_faults_of_cuda_and_its_libraries_stand_in_the_reason(text):
+def test_the_reason_quotes_faults_of_cuda_and_its_libraries(text):
     status, reason = classify(RuntimeError(text))
     assert status == "failed"
     assert text in reason
 
 
-def test_a_real_allocation_that_does_not_fit_is_out_of_memory():
+def test_a_real_allocation_that_is_too_large_is_out_of_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert classify(caught.value)[0] == "oom"
 
 
-def test_the_first_end_is_told_and_the_cause_before_its_consequences(tmp_path):
+def test_the_first_and_most_telling_outcome_is_reported(tmp_path):
     write_outcome(tmp_path, 1, RuntimeError("first"))
     write_outcome(tmp_path, 0, RuntimeError("second"))
     outcome = read_outcomes(tmp_path)
@@ -138,13 +138,13 @@ def test_a_worker_ends_with_its_supervisor():
         (CorpusError("has changed", file="shard-00000.arrow", remedy="make it again"), "has chang"),
     ],
 )
-def test_what_another_attempt_may_mend_is_tried_again(error, words):
+def test_temporary_errors_are_tried_again(error, words):
     outcome = Outcome.of(error)
     assert (outcome.status, outcome.again) == ("failed", True)
     assert words in (outcome.reason or "")
 
 
-def test_a_fault_of_a_program_is_not_tried_again():
+def test_a_programs_error_is_not_tried_again():
     outcome = Outcome.of(ValueError("no such head"))
     assert not outcome.again
     assert outcome.traceback
@@ -161,7 +161,7 @@ def test_the_count_of_failures_grows(tmp_path):
 
 @pytest.fixture
 def attempt_that_ends(tmp_path, monkeypatch):
-    """An attempt whose workers end with an exit code, and say nothing."""
+    """An attempt whose workers end with an exit code, without a reason."""
 
     def attempt(code: int) -> Outcome | None:
         monkeypatch.setattr(supervisor, "run_workers", lambda *_: code)
@@ -193,12 +193,12 @@ CUDA = (
 
 
 @pytest.mark.parametrize("error", [ValueError("no memory of it"), RuntimeError("shape"), OSError()])
-def test_other_errors_are_none_of_it(error):
+def test_other_errors_are_not_out_of_memory(error):
     assert reason_of(error) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
-def test_a_limit_of_a_process_bounds_what_is_free():
+def test_the_limit_of_a_process_bounds_free_memory():
     code = (
         "import resource\n"
         "from transformer_core.run.oom import *\n"
@@ -220,7 +220,7 @@ def test_a_limit_of_a_process_bounds_what_is_free():
 GROUP = "sys/fs/cgroup/job"
 
 
-def test_control_groups_bound_what_is_free(tmp_path):
+def test_control_groups_bound_free_memory(tmp_path):
     memory = {f"{GROUP}/memory.max": f"{100 * MIB}\n", f"{GROUP}/memory.current": f"{99 * MIB}\n"}
     write_tree(tmp_path, {"proc/self/cgroup": "0::/job\n"} | memory)
     assert free_bytes(tmp_path) == MIB
@@ -228,7 +228,7 @@ def test_control_groups_bound_what_is_free(tmp_path):
     assert free_bytes(tmp_path) > MIB
 
 
-def test_processes_ended_by_the_kernel_are_counted(tmp_path):
+def test_processes_killed_by_the_kernel_are_counted(tmp_path):
     counted = {"proc/vmstat": "nr_free_pages 12\noom_kill 3\n"}
     write_tree(tmp_path, {"proc/self/cgroup": "0::/job\n"} | counted)
     assert kernel_kills(tmp_path) == 3
@@ -268,7 +268,7 @@ GPU = "The GPU ran out of memory. Try a smaller batch"
         ),
     ],
 )
-def test_ways_to_say_that_memory_ran_out(error, said, monkeypatch):
+def test_every_report_of_exhausted_memory_is_recognised(error, said, monkeypatch):
     monkeypatch.setattr(oom, "free_bytes", lambda: 3 * MIB)
     status, reason = classify(error)
     assert status == "oom"
@@ -279,7 +279,7 @@ def test_ways_to_say_that_memory_ran_out(error, said, monkeypatch):
 @pytest.mark.parametrize(
     ("free", "ran_out"), [(20 * MIB, True), (9000 * MIB, False), (None, False)]
 )
-def test_cublas_that_does_not_start_had_no_room_where_little_is_free(monkeypatch, free, ran_out):
+def test_cublas_that_does_not_start_is_out_of_memory_if_little_is_free(monkeypatch, free, ran_out):
     monkeypatch.setattr(oom, "_free_on_device", lambda: free)
     error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate")
     reason = reason_of(error)
@@ -288,7 +288,7 @@ def test_cublas_that_does_not_start_had_no_room_where_little_is_free(monkeypatch
         assert str(reason).startswith("The GPU ran out of memory: 20.00 MiB free.")
 
 
-def test_a_host_that_has_it_all(tmp_path):
+def test_a_healthy_host_has_no_obstacle(tmp_path):
     assert obstacle(tmp_path, threads=4) is None
 
 

@@ -1,4 +1,4 @@
-"""Two run specs that take turns: order, budget, resumption, and sides that end."""
+"""Run specs that take turns: order, budget, resumption, and sides that end early."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from pair_builders import compared, session
+from worker_builders import spec
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -53,9 +54,9 @@ def fake(monkeypatch, tmp_path):
 
 
 def side(folder: Path, name: str, **machine: Any) -> Side:
-    spec = RunSpec.model_validate({"variant": name, "machine": machine})
-    (folder / f"{name}.json").write_text(spec.canonical_json())
-    return Side(name, spec)
+    found = RunSpec.model_validate({"variant": name, "machine": machine})
+    (folder / f"{name}.json").write_text(found.canonical_json())
+    return Side(name, found)
 
 
 def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine: Any) -> PairedRun:
@@ -66,14 +67,14 @@ def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine:
     return found[variant]
 
 
-def test_sides_take_turns_and_the_ratio_is_theirs(fake, tmp_path):
+def test_sides_take_turns_and_their_ratio_is_measured(fake, tmp_path):
     found = run(tmp_path, "fast")
     assert (found.status, found.stopped, len(found.sessions)) == ("ok", "sessions", 2)
     first = found.sessions[0]
     assert [s.name for s in first.sides] == ["single", "fast"]
     assert log_ratios(first.rounds, Pair("fast", "single")) == pytest.approx([0.6931] * 6, abs=1e-3)
-    # Warm-up by itself, the last of it a pilot, then turns of three steps: 10 ms each, 25 ms a
-    # window.
+    # First the warm-up, which ends with a pilot, then turns of three steps: a step takes 10 ms, a
+    # window 25 ms.
     lines = fake.read_text().splitlines()
     session_lines = lines[: len(lines) // 2]
     assert session_lines[:3] == ["single 0 2", "single 0 1", "fast 0 3"]
@@ -114,7 +115,7 @@ def test_a_side_that_ends_gives_its_status_and_no_number(
     assert not [child for child in children if "fake_side" in child.cmdline()]
 
 
-def test_more_time_goes_on_from_what_there_is(fake, tmp_path):
+def test_a_larger_budget_builds_on_existing_sessions(fake, tmp_path):
     one = COMPARING.model_copy(update={"sessions_least": 1, "sessions_most": 1})
     first = run(tmp_path, "fast", one)
     leave_sessions(tmp_path / "pairs/fast", one)
@@ -122,7 +123,7 @@ def test_more_time_goes_on_from_what_there_is(fake, tmp_path):
     assert [s.number for s in second.sessions] == [1, 2]
     assert second.sessions[:1] == first.sessions
     leave_sessions(tmp_path / "pairs/fast", COMPARING)
-    # The same again is a measurement of its own.
+    # Repeating a recorded comparison measures everything again.
     third = run(tmp_path, "fast")
     assert len(third.sessions) == 2
     assert third.sessions[0] != first.sessions[0]
@@ -168,7 +169,7 @@ def test_when_there_are_enough_sessions(count, error, seconds, expected):
     assert stop(done, [FAST], comparing) == expected
 
 
-def test_sessions_that_agree_by_chance_are_no_reason_to_stop():
+def test_sessions_that_agree_by_chance_do_not_stop_a_comparison():
     comparing = Comparing(precision=0.01, budget=100.0, sessions_least=2)
     agreeing = [session(1.5, n, noise=spread(0.02)) for n in (1, 2)]
     apart = [session(ratio, n, noise=spread(0.001)) for n, ratio in ((1, 1.0), (2, 2.0))]
@@ -189,7 +190,7 @@ def test_a_session_ends_when_precise_or_out_of_time():
     assert judge_three(noisy.rounds, 9.1)
 
 
-def test_another_host_lends_processes_until_there_is_a_record(monkeypatch, tmp_path):
+def test_another_host_starts_its_processes_until_the_record_exists(monkeypatch, tmp_path):
     output = tmp_path / "pairs/ddp.json"
     output.parent.mkdir()
     output.write_text("an older one")
@@ -199,23 +200,19 @@ def test_another_host_lends_processes_until_there_is_a_record(monkeypatch, tmp_p
     def start(side: Side, place: int, *_: object) -> subprocess.Popen[bytes]:
         started.append((side.name, place))
         if len(started) == 3:
-            # The first host is done: these processes would wait for ever.
+            # The first host has finished: these processes would wait forever.
             output.write_text("{}")
             return subprocess.Popen(["sleep", "300"])
         return subprocess.Popen(["true"])
 
     monkeypatch.setattr(module, "start_side", start)
-    several = {"nodes": 2, "devices_per_node": 1}
-    spec = RunSpec.model_validate(
-        {"variant": "ddp", "parallel": {"kind": "ddp"}, "machine": several}
-    )
-    sides = [side(tmp_path, "single"), Side("ddp", spec)]
+    sides = [side(tmp_path, "single"), Side("ddp", spec("ddp", nodes=2, devices_per_node=1))]
     module.lend(sides, tmp_path, tmp_path / "sessions", output, "again")
     # One session after the other, and only the side that spans hosts.
     assert started == [("ddp", 1)] * 3
 
 
-def test_nothing_starts_where_a_side_has_nothing_to_train(monkeypatch, tmp_path):
+def test_nothing_starts_if_a_side_has_nothing_to_train(monkeypatch, tmp_path):
     monkeypatch.setattr(session_module, "start_side", lambda *_: pytest.fail("nothing may start"))
     reference = side(tmp_path, "single")
     empty = reference.spec.model_copy(update={"variant": "odd", "no_meaning": "no such layer"})
@@ -223,7 +220,7 @@ def test_nothing_starts_where_a_side_has_nothing_to_train(monkeypatch, tmp_path)
     assert (found.status, found.reason, found.ended_by) == ("unsupported", "no such layer", "odd")
 
 
-def test_the_same_turns_serve_every_comparison_of_two_sides(fake, tmp_path):
+def test_the_same_turns_serve_all_comparisons(fake, tmp_path):
     sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
     # The two processes of the reference take 1.1 times as long as one.
     expected = {
@@ -252,8 +249,8 @@ def test_the_same_turns_serve_every_comparison_of_two_sides(fake, tmp_path):
             assert log_ratios(made.rounds, pair) == pytest.approx([ratio] * 6, abs=1e-3)
 
 
-def test_a_side_that_ends_takes_its_own_comparisons_with_it(fake, tmp_path):
-    """The reference of the turns, too; the others go on."""
+def test_a_side_that_ends_affects_only_its_own_comparisons(fake, tmp_path):
+    """Even if it is the reference of the turns; the others continue."""
     sides = [side(tmp_path, name) for name in ("dies", "single", "fast", "other")]
     pairs = [("single", "dies"), ("fast", "dies"), ("fast", "single"), ("other", "single")]
     found = compare_pairs(
@@ -267,14 +264,14 @@ def test_a_side_that_ends_takes_its_own_comparisons_with_it(fake, tmp_path):
     }
 
 
-def test_a_comparison_with_a_side_that_takes_no_turns_is_refused():
+def test_a_comparison_with_an_unknown_side_is_refused():
     assert pairs_of((), ["a", "b", "c"]) == [("b", "a"), ("c", "a")]
     assert pairs_of(["c/b"], ["a", "b", "c"]) == [("c", "b")]
     with pytest.raises(ConfigError, match="VARIANT/REFERENCE of a, b, c"):
         pairs_of(["b/d"], ["a", "b", "c"])
 
 
-def test_the_coordinator_may_be_elsewhere(fake, tmp_path):
+def test_sessions_may_share_a_coordinator(fake, tmp_path):
     """As in a search, whose sessions share one and have folders of their own."""
     sides = side(tmp_path, "single"), side(tmp_path, "fast")
     with Coordinator(tmp_path / "coordinator.json", False) as coordinator:
@@ -291,8 +288,8 @@ def test_the_coordinator_may_be_elsewhere(fake, tmp_path):
         assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 
 
-def test_a_killed_job_goes_on(fake, tmp_path):
-    """The job itself, killed in its second session, and started again."""
+def test_a_killed_job_resumes(fake, tmp_path):
+    """Kills the job in its second session, and starts it again."""
     for name in ("single", "fast"):
         side(tmp_path, name)
     output = tmp_path / "turns/fast/single.json"

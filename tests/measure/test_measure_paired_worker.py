@@ -1,4 +1,4 @@
-"""A training that works in turns."""
+"""A training that runs in turns."""
 
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ NOWHERE = Path("/nowhere")
 
 
 class FakeTurns:
-    """Tasks that are known before, and what was answered to them."""
+    """Prepared tasks, and the answers to them."""
 
     def __init__(self, *tasks: Any) -> None:
         self.tasks = list(tasks)
@@ -44,7 +44,7 @@ class FakeTurns:
 
 
 class InTurns:
-    """A small training that does these tasks."""
+    """A small training that carries out these tasks."""
 
     def __init__(self, *tasks: Any, spec: RunSpec | None = None, on: Process | None = None) -> None:
         self.spec = spec or small_spec()
@@ -81,7 +81,7 @@ def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any],
     return made.answers(taker), readings
 
 
-def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study():
+def test_each_session_has_its_own_seed_and_the_first_has_the_studys():
     spec = small_spec()
     assert of_session(spec, 1) == spec
     seeds = [of_session(spec, session).training.seed for session in (1, 2, 5)]
@@ -89,17 +89,17 @@ def test_each_session_has_a_seed_of_its_own_and_the_first_that_of_the_study():
     assert of_session(small_spec(training={"seed": SEEDS - 1}), 2).training.seed == 0
 
 
-def test_steps_are_timed_turn_by_turn_beyond_those_of_the_spec():
+def test_turns_are_timed_even_beyond_the_steps_of_the_spec():
     spec = small_spec(training={"steps": 2, "validate_every": 1, "checkpoint_every": 1})
     answers, readings = train_in_turns(Turn(0, 3), Turn(1, 2), Turn(2, 5), spec=spec)
     assert [report.seconds for report in answers] == [3.0, 2.0, 5.0]
-    # Read where a turn's timed part begins and ends, and nowhere else.
+    # The clock is read only where the timed part of a turn begins and ends.
     assert readings == [0, 3, 4, 6, 8, 13]
     assert not NOWHERE.exists(), "no checkpoint is written"
 
 
-def test_a_side_prepares_itself_once_and_rests_before_the_next_one_is_asked():
-    """It has read its clock by then: giving memory back belongs to no window."""
+def test_a_side_prepares_once_and_rests_before_the_next_side_starts():
+    """It has already read its clock, so freeing memory belongs to no window."""
     made = InTurns(TellMemory(), Turn(0, 2), Turn(1, 1))
     done: list[str] = []
     answer = made.turns.answer
@@ -109,7 +109,7 @@ def test_a_side_prepares_itself_once_and_rests_before_the_next_one_is_asked():
     assert done == ["answer", "prepare", "rest", "answer", "rest", "answer"]
 
 
-def test_it_tells_what_computed_its_first_step_and_looks_at_no_other():
+def test_a_side_reports_the_kernels_of_its_first_step_only():
     made = InTurns(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels())
     first = FirstStep()
     taker = made.taker(first=first, kernels=lambda: first.read(made.setup.model))
@@ -135,14 +135,14 @@ def test_counts_are_those_of_the_timed_steps():
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_the_rate_does_not_fall_below_nothing(kind):
+def test_the_rate_never_becomes_negative(kind):
     schedule = {"kind": kind, "peak": 0.01, "warmup": 2}
     training = endless(small_spec(training={"steps": 4, "schedule": schedule})).training
     rates = [learning_rate(training.schedule, s, training.steps, 16) for s in (3, 50, 5_000)]
     assert all(0.0 < rate <= 0.01 for rate in rates)
 
 
-def test_memory_and_probes_are_told_between_turns():
+def test_memory_and_probes_are_reported_between_turns():
     answers, _ = train_in_turns(ProbeDevices(), Turn(0, 1), TellMemory(), TellMemory())
     probes, _, memory, again = answers
     assert probes == [], "the supervisor probes the CPU"

@@ -1,5 +1,5 @@
-"""Functions beside a model that say what its loss and gradients are: a plain one, and the model's
-own code in 64 bits; and the number formats that they emulate."""
+"""Independent computations of a model's loss and gradients: a plain function, and the model's own
+code in 64 bits; and the number formats that they emulate."""
 
 import math
 from typing import Any
@@ -50,7 +50,7 @@ def decoder(**sections: Any) -> DecoderOnly:
 
 
 def weights_of(model: torch.nn.Module, noise: float = 0.0) -> Weights:
-    """Biases and normalizations that are not 0 or 1 show where they are left out."""
+    """Noise makes biases and normalizations differ from 0 and 1, so that omitting them shows."""
     return {
         name: w + noise * torch.randn_like(w) for name, w in canonical_state_dict(model).items()
     }
@@ -79,7 +79,7 @@ def test_loss_and_every_gradient_of_the_plain_function_agree_with_the_model(name
     plain = PlainDecoder(spec, SMOOTHING, masked=texts == "masked")
     expected_loss, expected = own.loss_and_gradients(weights, [tokens()], EXACT)
     loss, found = plain.loss_and_gradients(weights, [tokens()], EXACT)
-    # The model works angles of rotary positions out in 32 bits, even in 64.
+    # Even in 64 bits the model computes angles of rotary positions in 32.
     close = 1e-5
     assert loss == pytest.approx(expected_loss, rel=close)
     assert set(expected) <= set(found)
@@ -88,8 +88,8 @@ def test_loss_and_every_gradient_of_the_plain_function_agree_with_the_model(name
         assert error < close, key
 
 
-def test_masks_matter():
-    """Or the agreement above would say nothing of them."""
+def test_masks_change_the_loss():
+    """Otherwise the agreement above would say nothing about masks."""
     spec = decoder(initial_std=0.5)
     weights = weights_of(build_model(spec, VOCABULARY))
     masked, joined = (
@@ -140,7 +140,7 @@ AUTOCAST = {"training": {"precision": {"kind": "bf16"}}}
 
 
 def gradients(weights: Weights, **sections: Any) -> Weights:
-    """Of a small model, in the format of a run spec with these sections."""
+    """Gradients of a small model, in the format of a run spec with these sections."""
     plain = PlainDecoder(decoder(heads=2), 0.0, masked=False)
     batch = torch.empty((1, 0)), torch.tensor([[1, 7, 9, 4]]), torch.tensor([[7, 9, 4, 5]])
     return plain.loss_and_gradients(weights, [batch], format_of(small_spec(**sections)))[1]
@@ -153,9 +153,7 @@ def some_weights():
 
 
 @pytest.mark.parametrize("change", [FSDP, WEIGHTS], ids=["fsdp", "weights"])
-def test_weights_of_normalizations_are_rounded_where_the_technique_rounds_them(
-    change, some_weights
-):
+def test_weights_of_normalizations_are_rounded_if_the_technique_rounds_them(change, some_weights):
     rounded = {key: to_bf16(w) for key, w in some_weights.items()}
     found, expected = gradients(some_weights, **change), gradients(rounded, **change)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
@@ -179,13 +177,13 @@ def test_products_of_fewer_bits_are_noticed(monkeypatch):
     assert not adds_in_32_bits()
 
 
-def test_gradients_belong_to_the_weights_that_a_step_computes_with(some_weights):
+def test_gradients_belong_to_the_weights_that_a_step_uses(some_weights):
     used = format_of(small_spec(**WEIGHTS)).weights_used(some_weights)
     assert all(torch.equal(used[key], to_bf16(w)) for key, w in some_weights.items())
     for form in (format_of(small_spec(**AUTOCAST)), SINGLE):
         assert form.weights_used(some_weights) is some_weights
 
 
-def test_products_that_a_run_replaces_are_not_its_judge():
+def test_a_run_is_not_judged_by_products_that_it_replaces():
     assert single_is_independent(small_spec(**AUTOCAST))
     assert not single_is_independent(small_spec(training={"precision": {"kind": "fp32_onednn"}}))

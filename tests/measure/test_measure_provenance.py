@@ -1,4 +1,4 @@
-"""Where a number comes from."""
+"""The provenance of numbers: commit, versions, command."""
 
 import platform
 import re
@@ -70,7 +70,7 @@ def test_versions(monkeypatch):
     assert (found["cuda"], found["cudnn"], found["nccl"]) == ("13.0", "91300", "2.27.3")
 
 
-def test_packages_that_are_not_installed_are_left_out(monkeypatch):
+def test_missing_packages_are_left_out(monkeypatch):
     monkeypatch.setattr(provenance, "DISTRIBUTIONS", ("numpy", "no-such-distribution-anywhere"))
     assert set(provenance.package_versions()) >= {"numpy", "torch"}
     assert "no-such-distribution-anywhere" not in provenance.package_versions()
@@ -90,7 +90,7 @@ def test_collect():
     assert Provenance.model_validate_json(found.model_dump_json()) == found
 
 
-def test_versions_are_told_without_an_import_of_torch():
+def test_versions_are_known_without_importing_torch():
     program = """
 import sys
 from transformer_core.machine.provenance import package_versions

@@ -1,4 +1,4 @@
-"""Time to quality: two trainings take turns until both translate as well as asked."""
+"""Time to quality: two trainings take turns until both reach the required BLEU."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ class Track:
             if name == self.breaks and self.steps[name]:
                 raise SessionEndedError(name, Outcome(status="oom", reason="too little memory"))
             self.steps[name] += task.steps
-            # The slowest of its ranks is the one that counts.
+            # The slowest rank counts.
             return [Report(seconds * task.steps * share, 0, 0, 0.0) for share in (0.5, 1.0)]
         return [Seen(loss=1.0, bleu=min(100.0, bleu * self.steps[name]), samples=[])]
 
@@ -63,26 +63,26 @@ def outcome(track: Track, goal: Quality = GOAL) -> Any:
     return job._result(goal, *job._outcome(sides, goal), sides, track, 1.0)
 
 
-def test_the_time_of_both_until_they_arrive_is_compared():
+def test_the_times_until_both_arrive_are_compared():
     track = Track({BASELINE: (0.2, 1.5), BEST: (0.1, 1.5)})
     found = outcome(track)
     turns = [name for name, task in track.asked if isinstance(task, Turn)]
     assert turns[:4] == [BASELINE, BEST, BEST, BASELINE]
     assert found.status == "arrived"
-    # 50 BLEU are there after 34 steps, and are seen after 40.
+    # 50 BLEU are reached after 34 steps, and seen after 40.
     assert [side.arrived.step for side in found.sides] == [40, 40]
     assert [side.arrived.seconds for side in found.sides] == pytest.approx([8.0, 4.0])
     assert found.time_ratio == pytest.approx(0.5)
 
 
-def test_one_that_has_arrived_waits_for_the_other():
+def test_a_side_that_has_arrived_waits_for_the_other():
     track = Track({BASELINE: (0.1, 0.9), BEST: (0.1, 5.0)})
     found = outcome(track)
     assert track.steps == {BASELINE: 60, BEST: 10}
     assert found.time_ratio == pytest.approx(1 / 6)
 
 
-def test_steps_end_a_race_and_the_page_is_told_what_would_help():
+def test_a_race_ends_with_its_steps_and_says_what_would_help():
     track = Track({BASELINE: (0.1, 0.2), BEST: (0.1, 0.3)})
     found = outcome(track)
     assert track.steps == {BASELINE: 100, BEST: 100}
@@ -91,13 +91,13 @@ def test_steps_end_a_race_and_the_page_is_told_what_would_help():
     assert "quality.budget" in found.reason
 
 
-def test_time_ends_a_race_before_its_first_turn():
+def test_without_time_a_race_ends_before_its_first_turn():
     goal = GOAL.model_copy(update={"budget": 0.0})
     found = outcome(Track({BASELINE: (0.1, 1.0), BEST: (0.1, 1.0)}), goal)
     assert (found.status, [side.looks for side in found.sides]) == ("not_arrived", [[], []])
 
 
-def test_a_side_that_ends_keeps_what_was_seen_of_it():
+def test_evaluations_of_a_side_that_ends_early_are_kept():
     found = outcome(Track({BASELINE: (0.1, 0.5), BEST: (0.1, 0.5)}, breaks=BEST))
     assert (found.status, found.reason) == ("failed", "best: too little memory")
     best = found.sides[1]
@@ -112,7 +112,7 @@ def test_a_race_is_a_whole_number_of_turns_with_its_own_schedule():
     assert for_race(small_spec(), GOAL).training.schedule == small_spec().training.schedule
 
 
-def test_a_look_translates_without_a_trace_in_the_training():
+def test_an_evaluation_does_not_change_the_training():
     setup = small_setup(small_spec())
     store = setup.validation_store
     names = {f"w{number}": number for number in range(store.manifest.vocabulary)}
@@ -134,7 +134,7 @@ def test_without_a_search_there_is_nothing_to_race():
         Study(name="x", variants=["single"], corpus={"kind": "grammar"}, search=None, quality={})
 
 
-def test_where_nothing_is_recommended_nothing_is_run(tmp_path):
+def test_without_a_recommendation_nothing_runs(tmp_path):
     found: Any = SimpleNamespace(status="baseline")
     result = job.time_to_quality(small_spec(), found, [], GOAL, tmp_path, tmp_path, "again")
     assert (result.status, result.sides) == ("not_run", [])

@@ -1,4 +1,4 @@
-"""Workers that start and end faster than Python does by itself."""
+"""Workers that start and end faster than usual Python programs."""
 
 import signal
 import subprocess
@@ -50,7 +50,7 @@ def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen
     )
 
 
-def test_ranks_are_forked_from_what_imported_their_module_and_one_that_fails_ends_all(tmp_path):
+def test_ranks_are_forked_after_the_import_and_a_failing_one_ends_all(tmp_path):
     child = start(tmp_path, "fail", "--more")
     assert child.wait(60) == 1
     first, second = told(tmp_path)
@@ -74,7 +74,7 @@ def test_a_request_to_stop_reaches_all(tmp_path):
 
 
 @pytest.mark.parametrize(("said", "code"), [("0", 0), ("7", 7), ("what went wrong", 1)])
-def test_one_process_ends_as_its_module_does(tmp_path, said, code):
+def test_a_process_ends_with_the_exit_code_of_its_module(tmp_path, said, code):
     child = start(tmp_path, "alone", said, fork=None)
     output, error = child.communicate(timeout=60)
     assert (child.returncode, output) == (code, b"told"), "what was printed is not lost"

@@ -1,4 +1,4 @@
-"""The limits of a device: the best of repeated measurements, and reasons where there is none."""
+"""The limits of a device: the best of repeated measurements, or a reason if there is none."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_a_format_that_a_cpu_lacks_has_a_reason():
     assert "CUDA devices" in str(rate.reason)
 
 
-def test_copy_and_triad_count_what_is_read_and_written(monkeypatch):
+def test_copy_and_triad_count_reads_and_writes(monkeypatch):
     monkeypatch.setattr(Stopwatch, "best", lambda self, call: call() or 1.0)
     found = {b.operation: b for b in bandwidths(Stopwatch(CPU, 0.001), 4000, 1)}
     assert found["copy"].bytes_per_second == 8000
@@ -124,14 +124,14 @@ def test_a_cpu_is_measured_with_one_and_all_threads(tmp_path, monkeypatch):
     assert found.transfer_reason
 
 
-def test_a_device_that_is_not_there(monkeypatch):
+def test_a_missing_device_is_unsupported(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = measure("cuda", QUICK, "again")
     assert (found.status, found.kind, found.matrix) == ("unsupported", None, [])
     assert "none" in str(found.reason)
 
 
-def test_a_vendors_peak_is_that_of_the_very_device():
+def test_vendors_peaks_are_found_by_the_exact_name():
     peak = vendor_peak("NVIDIA H200")
     assert peak.flops_per_second["bf16"] == 989.5e12
     for slower in ("NVIDIA H100 NVL", "NVIDIA H200 NVL"):

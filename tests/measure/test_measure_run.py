@@ -1,4 +1,4 @@
-"""Starting, sharing out and protecting a run."""
+"""The environment, order and end of a run's workers."""
 
 import json
 import os
@@ -10,21 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from worker_builders import gone
+from worker_builders import gone, spec
 
-from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, Unsupported
 from transformer_core.measure.timed_run import TimedRunOrder
 from transformer_core.run.launcher import KEPT, KEPT_KERNELS, allocator_environment
 from transformer_core.run.order import Order
 from transformer_core.run.supervisor import run_workers
-
-
-def spec(parallel: str, **machine: int | str) -> RunSpec:
-    return RunSpec.model_validate(
-        {"variant": "v", "parallel": {"kind": parallel}, "machine": machine}
-    )
-
 
 TELLING = """
 import json, os, pathlib, sys, torch
@@ -34,7 +26,7 @@ def main():
 """
 
 
-def test_workers_have_their_threads_and_keep_freed_memory_whatever_the_workflow_set(
+def test_workers_get_their_threads_and_allocator_settings_whatever_snakemake_set(
     monkeypatch, tmp_path
 ):
     """Snakemake sets MKL_NUM_THREADS to the threads of the job, and torch listens to it first."""
@@ -131,6 +123,6 @@ def made_again(kept: int) -> int:
     not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
     reason="oneDNN makes no kernels for bfloat16 on this CPU",
 )
-def test_no_more_kernels_are_kept_than_may_be():
+def test_onednn_caches_no_more_kernels_than_allowed():
     assert made_again(1_000) == 0
     assert made_again(8) >= 10, "one for each shape at least"

@@ -1,4 +1,4 @@
-"""From the windows of a session to a ratio and its error, which are those of SciPy."""
+"""The ratio of a session and its error, from its windows; they agree with SciPy's."""
 
 import math
 
@@ -14,8 +14,8 @@ PAIR = Pair("b", "a")
 
 
 def rounds(*ratios: float, backwards: bool = False) -> list[Round]:
-    """Rounds with these ratios of throughputs, on a machine whose speed doubles from one to the
-    next."""
+    """Rounds with these ratios of throughputs, on a machine whose speed doubles from round to
+    round."""
     found = []
     for index, ratio in enumerate(ratios):
         speed = 100.0 * 2**index
@@ -30,7 +30,7 @@ def test_a_drift_of_the_machine_cancels():
     assert log_ratios(rounds(1.5), Pair("a", "b")) == pytest.approx([-math.log(1.5)])
 
 
-def test_the_rate_counts_tokens_and_not_windows():
+def test_the_rate_counts_tokens():
     half = window("b", 100.0).model_copy(update={"tokens": 500})
     (found,) = log_ratios([Round(windows=[window("a", 100.0), half])], PAIR)
     assert found == pytest.approx(math.log(0.5))
@@ -47,8 +47,8 @@ def test_mean_and_error_are_those_of_scipy(count):
     assert (found.freedom, found.pairs) == (count - 2 * cut - 1, count)
 
 
-def test_of_few_rounds_none_is_left_out():
-    """Where SciPy's function fails."""
+def test_few_rounds_are_not_trimmed():
+    """SciPy's function fails for them."""
     found = session_ratio(rounds(1.1, 1.2, 1.4), PAIR)
     values = np.log([1.1, 1.2, 1.4])
     assert found.estimate == pytest.approx(values.mean(), abs=1e-8)

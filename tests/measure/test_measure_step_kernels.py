@@ -1,4 +1,4 @@
-"""The kernels of a training's first step, and what a certificate makes of them."""
+"""The kernels of a training's first step, and their use in certificates."""
 
 import contextlib
 from pathlib import Path
@@ -33,8 +33,8 @@ def seen(folder: Path, **sections: Any) -> StepKernels:
     return kernels.read(setup.model)
 
 
-def test_kernels_tell_what_a_variant_changes(tmp_path):
-    """Attention backend, fused update and number format are read off, not taken from the spec."""
+def test_kernels_show_the_changes_of_a_variant(tmp_path):
+    """Attention backend, fused update and number format are observed, not taken from the spec."""
     steps = {"training": {"steps": 1}}
     usual = seen(tmp_path, **steps, model={"dropout": 0.0})
     assert [name.split(".")[1].split()[0] for name in usual.attention] == [
@@ -57,8 +57,8 @@ def test_kernels_tell_what_a_variant_changes(tmp_path):
     assert "aten.addmm bfloat16" in {*reduced.operators} - {*usual.operators}
 
 
-def test_a_dropout_that_drops_nothing_takes_the_kernels_of_one_that_drops(tmp_path):
-    """What a short run computes with is what a timed run computes with."""
+def test_a_tiny_dropout_uses_the_same_kernels(tmp_path):
+    """So a short run uses the same kernels as a timed run."""
     timed, short = (
         seen(tmp_path, training={"steps": 1}, model={"dropout": share}) for share in (0.1, 1e-9)
     )
@@ -66,7 +66,7 @@ def test_a_dropout_that_drops_nothing_takes_the_kernels_of_one_that_drops(tmp_pa
     assert timed != seen(tmp_path, training={"steps": 1}, model={"dropout": 0.0})
 
 
-def test_nothing_is_watched_after_a_step_that_failed():
+def test_observation_ends_with_a_failed_step():
     kernels = FirstStep()
     with contextlib.suppress(RuntimeError), kernels:
         kernels.begin()
@@ -75,8 +75,8 @@ def test_nothing_is_watched_after_a_step_that_failed():
     assert kernels.seen == set()
 
 
-def test_where_algorithms_are_deterministic_some_steps_are_checked_without(tmp_path):
-    """As on CUDA, where a timed run takes other kernels than the short run."""
+def test_some_steps_are_checked_without_deterministic_algorithms(tmp_path):
+    """As on CUDA, where a timed run uses other kernels than a deterministic short run."""
     spec = small_spec(model={"dropout": 0.0})
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

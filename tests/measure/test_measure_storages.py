@@ -1,4 +1,4 @@
-"""The memory of a followed step: storages, what they are for, and torch's own count."""
+"""The memory of a tracked step: storages, their purposes, and torch's own count."""
 
 import threading
 
@@ -17,7 +17,7 @@ def alive(tracker: StorageTracker) -> int:
     return sum(record.size for record, _ in tracker.alive.values())
 
 
-def test_storages_live_as_long_as_a_tensor_needs_them():
+def test_storages_live_as_long_as_their_tensors():
     with StorageTracker("cpu") as tracker:
         x = torch.ones(N)
         view = x[: N // 2]
@@ -92,7 +92,7 @@ def test_the_parts_at_the_peak_add_up_to_it():
     step = StepMemory(
         tracked(Storage(10, 0, None, {"weights"}), Storage(5, 14, 25), Storage(7, 25, 33)), PHASES
     )
-    # What lets go and what takes its place exist together for a moment.
+    # The freed storage and its replacement exist together for a moment.
     assert step.total.max() == 22
     assert step.at_peak.total_bytes == 22
     assert step.at_peak.activations_bytes == 5
@@ -135,8 +135,8 @@ def test_allocations_are_counted_at_marks_and_between_them():
     assert counted.peak("two", "end") >= SIZE + 3 * SIZE, "values and positions of the sort"
 
 
-def test_what_another_thread_gives_back_is_gone():
-    """The profiler knows nothing of that thread, like of those of gloo."""
+def test_memory_freed_by_another_thread_is_counted():
+    """The profiler does not know that thread, like those of gloo."""
     with CpuAllocations() as counted:
         counted.mark("start")
         held = [torch.ones(N)]

@@ -1,4 +1,4 @@
-"""Short runs: how many seeds they train, what they record, and what a certificate makes of it."""
+"""Short runs: their number of seeds, their records, and the resulting certificates."""
 
 import subprocess
 import time
@@ -60,13 +60,13 @@ def test_another_way_to_compute_is_equivalent_to_the_plain_one(tmp_path):
     certificate = verdict(TOLERANCE, run, tmp_path, reference)
     assert certificate.status == "equivalent", certificate.reason
     assert certificate.left_out, "biases of keys"
-    assert run.losses[-1] < run.losses[0], "a training that stands still shows nothing"
+    assert run.losses[-1] < run.losses[0], "a training without progress shows nothing"
     assert run.replica_differences is None
     exact = verdict(Bitwise(kind="bitwise"), run, tmp_path, reference)
     assert exact.status == "not_equivalent", "another order of sums is not the same bits"
 
 
-def test_the_same_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path):
+def test_a_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path):
     runs = []
     for every in (1, 4, 100):
         spec = spec_of(training={"log_every": every})
@@ -99,7 +99,7 @@ def test_recording_does_not_disturb_the_training(tmp_path):
     assert digest(final) == digest(load_file(tmp_path / "final.safetensors"))
 
 
-def test_weights_have_the_same_names_and_start_for_every_projection():
+def test_weights_have_the_same_names_and_initial_values_for_every_projection():
     fused, separate = (
         CanonicalTensors(small_setup(spec_of(model=changes)), VOCABULARY).weights()
         for changes in ({"qkv": {"kind": "fused"}}, PLAIN)
@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_finite_has_a_status(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without CUDA")
-def test_the_job_records_what_this_machine_cannot_do(tmp_path):
+def test_the_job_records_that_this_machine_cannot_run_it(tmp_path):
     spec = spec_of(machine={"device": "cuda"})
     (tmp_path / "spec.json").write_text(spec.canonical_json())
     output = tmp_path / "out"
@@ -140,7 +140,7 @@ def test_the_job_records_what_this_machine_cannot_do(tmp_path):
 
 
 LOSSES = [[8.0, 6.0, 6.0 + 0.1 * number] for number in range(6)]
-"""Of six seeds of a reference."""
+"""Losses of six seeds of a reference."""
 
 
 @pytest.mark.parametrize(

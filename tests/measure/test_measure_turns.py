@@ -1,4 +1,4 @@
-"""The coordinator, for which processes wait to give them their turn."""
+"""The coordinator, which gives waiting processes their turns."""
 
 import json
 import stat
@@ -32,7 +32,7 @@ def report(seconds: float, tokens: int = 0) -> Report:
 
 
 def alive() -> None:
-    """Nobody has ended."""
+    """A check that finds all sides running."""
 
 
 @pytest.fixture(params=[False, True], ids=["one host", "several hosts"])
@@ -41,13 +41,13 @@ def coordinator(request, tmp_path):
         patch.setenv("RENDEZVOUS", "127.0.0.1:1")
         with Coordinator(tmp_path / "coordinator.json", several_hosts=request.param) as made:
             yield made
-        assert not made.file.exists(), "it goes with the coordinator"
+        assert not made.file.exists(), "the coordinator removes its file"
 
 
 def join(
     coordinator: Coordinator, side: str, rank: int, act: Callable[[Any], Any]
 ) -> threading.Thread:
-    """A rank that gives what ``act`` makes of each task."""
+    """A rank that answers each task with the result of ``act``."""
 
     def live() -> None:
         turns = Turns(coordinator.file, Hello(side, rank, TOPOLOGY))
@@ -60,13 +60,13 @@ def join(
     return thread
 
 
-def test_who_comes_is_told_which_session_it_is(coordinator):
+def test_the_number_of_the_session_is_announced(coordinator):
     assert announced_session(coordinator.file) == 1
     coordinator.announce(3)
     assert announced_session(coordinator.file) == 3
 
 
-def test_only_the_side_that_is_asked_works_and_its_ranks_answer_in_order(coordinator):
+def test_only_the_asked_side_works_and_its_ranks_answer_in_order(coordinator):
     asked: list[str] = []
 
     def act(side: str, rank: int, task: Turn) -> Report:
@@ -110,13 +110,13 @@ def test_a_side_that_stalls_has_ended(coordinator):
     assert not stalled.is_alive()
 
 
-def test_a_side_that_does_not_come(coordinator):
+def test_a_side_that_does_not_connect(coordinator):
     join(coordinator, "a", 0, lambda task: None)
     with pytest.raises(SideEndedError, match=r"a was not ready after 0\.3 s"):
         coordinator.gather({"a": 2}, alive, timeout=0.3)
 
 
-def test_the_check_is_heard_while_the_coordinator_waits(coordinator):
+def test_the_check_runs_while_the_coordinator_waits(coordinator):
     def gone() -> None:
         raise SideEndedError("b", "is gone")
 
@@ -126,14 +126,14 @@ def test_the_check_is_heard_while_the_coordinator_waits(coordinator):
     coordinator.gather({"a": 0}, alive, timeout=10)
 
 
-def test_a_stranger_has_no_key(coordinator, tmp_path):
+def test_strangers_are_refused(coordinator, tmp_path):
     assert stat.S_IMODE(coordinator.file.stat().st_mode) == 0o600
     known = json.loads(coordinator.file.read_text())
     other = tmp_path / "other.json"
     other.write_text(json.dumps(known | {"key": "00" * 32}))
     with pytest.raises(AuthenticationError):
         connect(other)
-    # Nor does anybody who speaks otherwise than in JSON disturb it.
+    # A client that does not send JSON is ignored.
     connect(coordinator.file).send(Hello("a", 0, TOPOLOGY))
     join(coordinator, "a", 0, lambda task: Report(1.0, 2, 3, 0.0))
     coordinator.gather({"a": 1}, alive, timeout=10)

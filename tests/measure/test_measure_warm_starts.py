@@ -1,4 +1,4 @@
-"""Programs in forks of a process that has imported torch: the same as in a new process."""
+"""Programs in forks of a process that has imported torch behave as in a new process."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def main():
 
 
 class Starts:
-    """Starts of the worker, warm where ``owner`` offers them."""
+    """Starts the worker, by default warm; ``owner`` offers the warm starts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class Starts:
     def start(
         self, name: str, what: str, *more: str, warm: bool = True, deaf: bool = False
     ) -> subprocess.Popen[bytes]:
-        """``deaf``: as nohup and a shell's background start it."""
+        """With ``deaf`` it ignores signals, as under nohup or in a shell's background."""
         module = "transformer_core.run.quick_start"
         command = [sys.executable, "-m", module, *more, NAME]
         return subprocess.Popen(
@@ -95,12 +95,12 @@ class Starts:
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Whatever a shell's background has done to these tests.
+            # Independent of how a shell has started these tests.
             preexec_fn=partial(hear, signal.SIG_IGN if deaf else signal.SIG_DFL),
         )
 
     def told(self, name: str, rank: int = 0) -> dict[str, Any]:
-        """What a worker told, waited for."""
+        """Waits for a worker's report."""
         file = self.folder / f"{name}-{rank}"
         end = time.monotonic() + 120
         while not file.exists():
@@ -111,7 +111,7 @@ class Starts:
 
 
 def hear(action: signal.Handlers) -> None:
-    """Sets the action of this process on signals that ask it to end."""
+    """Sets this process's action on signals that ask it to end."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, action)
 
@@ -124,7 +124,7 @@ def starts(tmp_path_factory):
     made.owner.wait()
 
 
-def test_what_nobody_may_end_goes_on(starts):
+def test_ignored_signals_do_not_end_a_program(starts):
     child = starts.start("deaf", "wait", deaf=True)
     pid = starts.told("deaf")["pid"]
     for number in (signal.SIGHUP, signal.SIGINT):
@@ -137,7 +137,7 @@ def test_what_nobody_may_end_goes_on(starts):
     assert gone(pid)
 
 
-def test_a_fork_is_what_a_new_process_is(starts):
+def test_a_fork_is_like_a_new_process(starts):
     names = ("new", "warm", "again")
     for name in names:
         child = starts.start(name, "train", warm=name != "new")
@@ -152,12 +152,12 @@ def test_a_fork_is_what_a_new_process_is(starts):
         assert warm[name] == again[name] == new[name], name
     for told in (warm, again):
         assert told["environment"].keys() == new["environment"].keys()
-    # Nobody has seeded these.
+    # The worker has not seeded these.
     for values in zip(new["unseeded"], warm["unseeded"], again["unseeded"], strict=True):
         assert len(set(values)) == 3
 
 
-def test_ends_as_the_program_ends(starts):
+def test_the_proxy_ends_like_the_program(starts):
     child = starts.start("end", "end")
     assert (child.communicate(timeout=120), child.returncode) == ((b"told", b""), 7)
     child = starts.start("raise", "raise")
@@ -167,7 +167,7 @@ def test_ends_as_the_program_ends(starts):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_program_ends_with_whoever_started_it(starts, number):
+def test_a_program_ends_with_the_process_that_started_it(starts, number):
     child = starts.start(f"wait-{number}", "wait")
     told = starts.told(f"wait-{number}")
     child.send_signal(number)
@@ -194,11 +194,9 @@ def fork_of(starts: Starts, name: str, what: str) -> places.Fork:
     return fork
 
 
-def test_a_fork_is_waited_for_without_a_process_that_stands_for_it(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_is_awaited_without_a_proxy(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(places.WARM_STARTS, starts.environment[places.WARM_STARTS])
-    monkeypatch.chdir(starts.folder)  # where the server is that there is already
+    monkeypatch.chdir(starts.folder)  # the folder of the existing server
     forks = {"fork-end": "end", "fork-asked": "wait", "fork-killed": "wait"}
     ended, asked, killed = (fork_of(starts, name, what) for name, what in forks.items())
     assert ended.wait(120) == ended.poll() == 7
@@ -216,7 +214,7 @@ def test_a_fork_is_waited_for_without_a_process_that_stands_for_it(
     assert parents != {os.getpid()}
 
 
-def test_a_fork_ends_with_whoever_asked_for_it(starts: Starts) -> None:
+def test_a_fork_ends_with_the_process_that_asked_for_it(starts: Starts) -> None:
     program = f"""
 import os, time
 from transformer_core.run import warm_start
@@ -233,7 +231,7 @@ time.sleep(100)
     assert gone(pid)
 
 
-def test_what_a_server_does_not_start_is_started_otherwise() -> None:
+def test_a_program_starts_normally_if_the_server_does_not_start_it() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     fork = places.Fork(ours, lambda: subprocess.Popen(command))
@@ -242,7 +240,7 @@ def test_what_a_server_does_not_start_is_started_otherwise() -> None:
     assert fork.wait(60) == fork.poll() == 3
 
 
-def test_a_server_that_is_gone_has_taken_its_forks_with_it() -> None:
+def test_forks_end_with_their_server() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fork = places.Fork(ours, never)
     theirs.send(b"+" + struct.pack("!i", 7))
@@ -252,12 +250,12 @@ def test_a_server_that_is_gone_has_taken_its_forks_with_it() -> None:
 
 
 @pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])
-def test_without_an_offer_for_this_place_the_start_is_a_new_process(monkeypatch, offer):
+def test_without_an_offer_for_this_place_there_is_no_warm_start(monkeypatch, offer):
     monkeypatch.setenv(places.WARM_STARTS, offer)
     assert places.server_owner(os.environ) is None
 
 
-def test_what_differs_from_the_start_has_another_server(monkeypatch):
+def test_processes_with_different_settings_have_different_servers(monkeypatch):
     key = places.server_key()
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -284,7 +282,7 @@ def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch):
     assert len(keys) == 1
 
 
-def test_servers_import_without_asking_for_gpus():
+def test_servers_import_without_querying_gpus():
     """CUDA cannot be used in a fork of a process that has counted its devices."""
     program = f"""
 import importlib, torch
@@ -298,7 +296,7 @@ for name in {sorted({name for kind in ("workers", "sides") for name in IMPORTS[k
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
 
 
-def test_the_server_for_jobs_imports_no_torch_and_has_what_rules_start():
+def test_the_server_for_jobs_imports_no_torch_and_serves_all_rules():
     program = f"""
 import importlib, sys
 for name in {(*JOBS, "transformer_core.measure.self_test")!r}:
@@ -313,7 +311,7 @@ assert "torch" not in sys.modules
     assert {kind_of(module) for module in started} == {"jobs"}
 
 
-def test_a_process_of_another_user_is_not_heard(monkeypatch):
+def test_requests_of_other_users_are_refused(monkeypatch):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(b"{}")

@@ -1,4 +1,4 @@
-"""A worker that tells what it was started with, for tests of launchers."""
+"""A worker that reports its environment, for tests of launchers."""
 
 import json
 import os
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from schemas.config.run_spec import RunSpec
 
 NAME = "worker_of_this_test"
 
@@ -27,20 +29,27 @@ if __name__ == "__main__":
 """
 
 
+def spec(parallel: str, **machine: object) -> RunSpec:
+    """The run spec of a strategy on a machine."""
+    return RunSpec.model_validate(
+        {"variant": "v", "parallel": {"kind": parallel}, "machine": machine}
+    )
+
+
 def write_worker(folder: Path, text: str = _WORKER) -> dict[str, str]:
-    """The module :data:`NAME` in ``folder``, and an environment in which it is found."""
+    """Writes the module :data:`NAME` in ``folder``; returns an environment that includes it."""
     (folder / f"{NAME}.py").write_text(text)
     paths = [str(folder), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
-    """The environments of the ranks that were started, with NAMESPACE."""
+    """The reports of the started ranks, in their order."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
-    """Whether a process has ended within so many seconds; a dead one that nobody has waited for has."""
+    """Whether a process ends within this time. A zombie has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -1,4 +1,4 @@
-"""Shards on disk for a capture, and a program that pretends to be Nsight Systems."""
+"""Shards on disk for a capture, and a fake Nsight Systems."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ VOCABULARY = 200
 
 
 def write_shards(folder: Path, pairs: int = 400, vocabulary: int = VOCABULARY) -> Path:
-    """Pairs of random ids as training and validation split below ``folder``; the folder."""
+    """Writes pairs of random ids as both splits below ``folder``; returns the folder."""
     random = np.random.default_rng(0)
     sides = [
         [random.integers(3, VOCABULARY, random.integers(4, 24)) for _ in range(pairs)]
@@ -54,7 +54,7 @@ def write_shards(folder: Path, pairs: int = 400, vocabulary: int = VOCABULARY) -
 
 
 def spec_of(device: str = "cpu", **sections: Any) -> RunSpec:
-    """A model whose gradients take a visible time to reduce, beside a few sentences."""
+    """A model whose gradients take a visible time to reduce, with small batches."""
     model = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 256, "d_ff": 1024, "heads": 4}
     base: dict[str, Any] = {
         "variant": "profiled",
@@ -98,9 +98,9 @@ NEW_HELP = help_of(
 
 
 def fake_nsys(folder: Path, said: str = "", code: int = 0) -> Path:
-    """A program ``nsys`` in ``folder``, as a script of the shell, which starts in no time. Its
-    ``nsys profile`` leaves the files of ``folder/left``, says this and ends with this code; its
-    ``nsys export`` leaves those of ``folder/exported``. The folder."""
+    """Writes a shell script ``nsys`` in ``folder``; returns the folder. ``nsys profile`` leaves the
+    files of ``folder/left``, prints ``said`` and ends with ``code``; ``nsys export`` leaves the files
+    of ``folder/exported``."""
     for name in ("left", "exported"):
         (folder / name).mkdir(parents=True)
     (folder / "help").write_text(NEW_HELP)
@@ -124,14 +124,14 @@ esac
 
 
 def write_trained(folder: Path) -> None:
-    """Writes what the worker of rank 0 leaves when its training went well."""
+    """Writes the record of rank 0 after a successful training."""
     where = topology(device="cuda", threads_per_rank=1).model_dump(mode="json")
     record = {"rank": 0, "files": [], "step_seconds": [0.1], "ddp": []}
     (folder / "rank-0.json").write_text(json.dumps({"rank": record, "topology": where}))
 
 
 def write_export(folder: Path, kernels: int, ranges: int) -> Path:
-    """Writes an SQLite export of rank 0 with so many rows, and the report it comes from."""
+    """Writes an SQLite export of rank 0 with these numbers of rows, and its report."""
     (folder / "rank-0.nsys-rep").write_bytes(b"report")
     file = folder / "rank-0.sqlite"
     with sqlite3.connect(file) as database:

@@ -47,13 +47,13 @@ def test_a_capture(tmp_path):
     assert found.viewer_files == ["rank-0.json.gz", "rank-1.json.gz"]
 
 
-def test_a_capture_that_did_not_happen_keeps_its_reason(tmp_path):
+def test_an_unsupported_capture_keeps_its_reason(tmp_path):
     capture = write_capture(tmp_path, status="unsupported", reason="needs two GPUs")
     found = run(tmp_path, capture)
     assert (found.status, found.reason, found.devices) == ("unsupported", "needs two GPUs", [])
 
 
-def test_a_capture_that_says_nothing_is_a_status(tmp_path):
+def test_an_unreadable_capture_has_a_failed_breakdown(tmp_path):
     file = kineto(tmp_path / "rank-0.json", KERNEL)
     capture = write_capture(tmp_path, ranks=ranks(file.name))
     file.write_text(file.read_text()[:-20])

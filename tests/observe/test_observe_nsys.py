@@ -1,4 +1,4 @@
-"""Nsight Systems as a capture uses it: found, its flags probed, and its failures told apart."""
+"""Nsight Systems in captures: finding it, its flags, and its failures."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def flags(text: str = NEW_HELP, cuda: bool = True) -> dict[str, str]:
     return dict(word.removeprefix("--").split("=", 1) for word in words)
 
 
-def test_the_flags_are_those_that_a_version_knows():
+def test_only_flags_of_the_installed_version_are_used():
     both = {
         "trace": "cuda,nvtx",
         "sample": "none",
@@ -51,7 +51,7 @@ def test_the_flags_are_those_that_a_version_knows():
         flags("\t-t, --trace=\n")
 
 
-def test_it_runs_around_every_process_of_torchrun():
+def test_nsys_wraps_every_process_of_torchrun():
     worker = ["-m", "worker"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     around = ["nsys", "profile", sys.executable, *worker]
@@ -59,7 +59,7 @@ def test_it_runs_around_every_process_of_torchrun():
     assert under(["nsys"], [sys.executable, *worker]) == ["nsys", sys.executable, *worker]
 
 
-def test_secrets_and_the_unknown_stay_out_of_the_report(monkeypatch):
+def test_secrets_and_unknown_variables_stay_out_of_the_report(monkeypatch):
     private = {"MY_NOTES", "HF_TOKEN", "CUDA_API_TOKEN", "PYTHON_SECRET"}
     for name in (*private, "NCCL_DEBUG", "RANK"):
         monkeypatch.setenv(name, "3")
@@ -69,7 +69,7 @@ def test_secrets_and_the_unknown_stay_out_of_the_report(monkeypatch):
     assert not private & set(kept)
 
 
-def test_which_profiler_and_why():
+def test_the_choice_of_a_profiler_and_its_reason():
     auto = Profiling()
     assert choose(auto, nsys(), cuda=True).profiler == "nsys"
     assert "not on the PATH" in choose(auto, None, cuda=True).reason
@@ -82,7 +82,7 @@ def test_which_profiler_and_why():
 
 
 def captured(folder: Path, profiler: str = "nsys") -> Capture:
-    """The record of a capture of a run on GPUs, whose files are in ``folder/out``."""
+    """The record of a capture of a run on GPUs, with its files in ``folder/out``."""
     output = folder / "out"
     output.mkdir()
     order = CaptureOrder(
@@ -99,8 +99,8 @@ def captured(folder: Path, profiler: str = "nsys") -> Capture:
 
 @pytest.fixture
 def on_path(tmp_path, monkeypatch):
-    """Puts :func:`fake_nsys` on the PATH, which leaves a training that went well and, where they
-    are given, an export of so many kernels and 7 ranges; the folder of the program."""
+    """Puts :func:`fake_nsys` on the PATH and returns its folder. It leaves the record of a successful
+    training and, if ``kernels`` are given, an export with as many kernels and 7 ranges."""
 
     def put(said: str = "", code: int = 0, kernels: int | None = None) -> Path:
         folder = fake_nsys(tmp_path / "bin", said, code)
@@ -157,7 +157,7 @@ def test_an_old_report_without_an_export_is_exported(tmp_path, on_path):
         ({"kernels": 0}, "no kernel on rank 0, but 7 NVTX events"),
     ],
 )
-def test_what_went_wrong_is_a_status(tmp_path, on_path, left, reason):
+def test_a_failed_capture_has_a_status(tmp_path, on_path, left, reason):
     on_path(**left)
     record = captured(tmp_path)
     assert record.status == "unsupported"
@@ -165,7 +165,7 @@ def test_what_went_wrong_is_a_status(tmp_path, on_path, left, reason):
     assert (record.profiler, record.ranks) == (None, [])
 
 
-def test_auto_takes_torch_where_nsys_cannot(tmp_path, on_path, monkeypatch):
+def test_auto_falls_back_to_torch(tmp_path, on_path, monkeypatch):
     on_path(kernels=0)
     monkeypatch.setattr(job, "capture_with_torch", lambda order: write_trained(order.output))
     record = captured(tmp_path, "auto")
@@ -173,7 +173,7 @@ def test_auto_takes_torch_where_nsys_cannot(tmp_path, on_path, monkeypatch):
     assert "Nsight Systems could not: nsys recorded no kernel" in record.profiler_reason
 
 
-def test_a_run_that_cannot_be_is_not_tried_again(tmp_path, on_path, monkeypatch):
+def test_an_impossible_run_is_not_tried_again(tmp_path, on_path, monkeypatch):
     monkeypatch.setattr(job, "capture_with_torch", lambda *_: pytest.fail("tried again"))
     outcome = job.Outcome(status="unsupported", reason="needs 8 GPUs", rank=0, time=1)
     (on_path(code=1) / "left/outcome-0.json").write_text(outcome.model_dump_json())
@@ -187,21 +187,21 @@ def test_rows_of_an_export(tmp_path):
     assert rows(write_export(tmp_path, kernels=0, ranges=0)) == (0, 0)
 
 
-def test_the_lines_that_tell():
+def test_lines_that_describe_an_error_are_found():
     said = "fine\nerror: a\rmore\nPermission denied\n"
     assert telling_lines(said) == "error: a Permission denied"
     assert telling_lines("one\ntwo\n") == "two"
     assert telling_lines("") == ""
 
 
-def test_a_program_that_does_not_start_is_not_there(on_path):
+def test_nsys_that_does_not_start_is_not_used(on_path):
     (on_path() / "nsys").write_text("#!/bin/sh\nexit 3\n")
     assert find_nsys() is None
 
 
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="Nsight Systems is not on the PATH")
 def test_the_real_one_records_ranges_and_no_kernel_without_a_gpu(tmp_path):
-    """Its flags are accepted, a range starts the capture, and the export holds the ranges."""
+    """It accepts the flags, a range starts the capture, and the export contains the ranges."""
     found = find_nsys()
     program = (
         "import nvtx\n"

@@ -1,4 +1,4 @@
-"""A capture: phases around a training, traces of every rank, DDP's timers beside them."""
+"""A capture: phases of a training, traces of every rank, and DDP's timers."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ from transformer_core.training.loop import train
 
 
 def marked(**training: Any) -> tuple[list[str], Setup]:
-    """Phases of a training as they begin and end, and what was trained."""
+    """The beginnings and ends of phases in a training, and its setup."""
     told: list[str] = []
 
     @contextmanager
@@ -50,7 +50,7 @@ def marked(**training: Any) -> tuple[list[str], Setup]:
 
 def test_the_phases_of_a_step_in_their_order():
     one = ["data", "/data", "forward", "loss", "/loss", "/forward", "backward", "/backward"]
-    # Twice more where strategies may reduce: when a micro-batch ends, and before the update.
+    # Two more, in which strategies may reduce: at the end of a micro-batch, and before the update.
     nothing = ["backward", "/backward"]
     phases, _ = marked(steps=1)
     assert phases == [*one, *nothing, *nothing, "optimizer", "/optimizer"]
@@ -76,7 +76,7 @@ def test_nothing_interrupts_the_profiled_steps():
     assert training.model_copy(update=usual) == spec.training
 
 
-def test_the_warm_up_lasts_until_a_technique_is_itself():
+def test_the_warm_up_covers_a_techniques_late_start():
     given = {"data": "data", "output": "out", "command": "", "profiler": "torch"}
     given |= {"profiling": Profiling(warmup_steps=2)}
     powersgd = {"kind": "ddp", "hook": {"kind": "powersgd", "start_step": 10}}
@@ -99,7 +99,7 @@ def test_a_supervisor_starts_without_torch():
 
 
 def run_capture(folder: Path, spec: RunSpec, profiler: str = "torch") -> Capture:
-    """The record of a capture of ``spec`` by the job of the workflow, in this process."""
+    """The record of a capture of ``spec`` by the workflow's job, in this process."""
     data = folder / "data"
     if not data.exists():
         write_shards(data)
@@ -140,7 +140,7 @@ def test_two_ranks_are_traced_and_timed_by_ddp(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_this_machine_cannot_do_is_a_status(tmp_path):
+def test_an_impossible_run_has_a_status(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there are CUDA devices here")
     record = run_capture(tmp_path, spec_of("cuda"))
@@ -190,8 +190,8 @@ def test_nsys_without_a_gpu_is_a_status(tmp_path):
     assert "nsys recorded no kernel on rank 0, but" in str(record.reason)
 
 
-def test_timers_that_disturb_have_steps_of_their_own(monkeypatch):
-    """On CUDA those of DDP make the host wait in every step: none of these is recorded."""
+def test_slow_timers_run_in_separate_steps(monkeypatch):
+    """On CUDA DDP's timers make the host wait in every step; these steps are not recorded."""
     said: list[tuple[str, int]] = []
     step = 0
 

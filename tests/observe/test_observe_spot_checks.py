@@ -1,4 +1,4 @@
-"""Steps of a timed run are checked in place, and faults that begin late show."""
+"""Checks of steps during a timed run find faults that begin late."""
 
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def unclipped(real: Any, self: Any, optimizer: Any, parameters: Any, clip: float
         (Precision, "step", unclipped, "timed_clipping"),
     ],
 )
-def test_what_goes_wrong_late_shows(tmp_path, monkeypatch, where, name, fault, shown):
+def test_late_faults_are_found(tmp_path, monkeypatch, where, name, fault, shown):
     real = getattr(where, name)
     # torch wraps the optimizer's step in its hooks, which must surround the fault.
     real = getattr(real, "__wrapped__", real)
@@ -94,7 +94,7 @@ def test_moments_of_8_bits_are_not_checked(tmp_path):
     assert checked(tmp_path, {"optimizer": {"kind": "adamw_8bit"}}) == []
 
 
-def test_the_memory_of_a_gradient_may_be_used_again():
+def test_the_memory_of_a_gradient_may_be_reused():
     rule, gradient, weights = ExpectedUpdates(MomentumRule(0.9, 1.0)), torch.ones(3), torch.zeros(3)
     rule.next(weights, gradient, 0.1)
     gradient.fill_(2.0)
