@@ -30,7 +30,7 @@ def test_time_between_commands_does_not_count(time, file):
         clock = RunningClock(file, time)
         time.now += BEAT / 2
         at_work = read_clock(file).spent(time.now)
-        assert at_work == pytest.approx(number * 100.0 + BEAT / 2), "every reader sees the current time"
+        assert at_work == pytest.approx(number * 100.0 + BEAT / 2), "it is up to date"
         time.now += 100.0 - BEAT / 2
         clock.stop()
         time.now += 5_000.0
@@ -44,7 +44,7 @@ def test_after_a_kill_the_clock_resumes_from_its_last_save(time, file):
     killed.beat()
     time.now += 3.0  # and is killed
     time.now += 86_400.0
-    assert read_clock(file).spent(time.now) == pytest.approx(60.0), "a day later no command is running"
+    assert read_clock(file).spent(time.now) == pytest.approx(60.0), "a day later nothing runs"
     again = RunningClock(file, time)
     time.now += 10.0
     assert again.spent() == pytest.approx(70.0)

@@ -14,6 +14,9 @@ import psutil
 from schemas.results import MachineState, Probe
 from transformer_core.parallel import nvml
 
+if TYPE_CHECKING:
+    import torch
+
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 
 
@@ -100,9 +103,6 @@ def _seconds(process: psutil.Process) -> float:
         return 0.0  # it has just ended
     return times.user + times.system
 
-
-if TYPE_CHECKING:
-    import torch
 
 SECONDS = 0.05  # seconds for which each of the two tasks is repeated
 

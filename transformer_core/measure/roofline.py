@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import prod
@@ -76,12 +77,12 @@ def _without_device(command: str) -> Roofline:
     return ended.result(Roofline, **known)
 
 
+@dataclass(frozen=True)
 class Stopwatch:
     """Times calls between synchronised points of a device."""
 
-    def __init__(self, device: torch.device, seconds: float) -> None:
-        self.device = device
-        self.seconds = seconds
+    device: torch.device
+    seconds: float  # for all readings of one call
 
     def best(self, call: Callable[[], object]) -> float:
         """Seconds of one call: the best of as many readings as ``seconds`` allow, at least two, or
