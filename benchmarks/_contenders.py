@@ -1,4 +1,4 @@
-"""The contenders of benchmarks/step.py: a training step each, made from one description."""
+"""The contenders of benchmarks/step.py: each is a training step, made from one description."""
 
 import argparse
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from schemas.config.model import AnyModel, SizedModel
@@ -32,8 +33,8 @@ _ONE_PASS: dict[str, Any] = _LOSS | {"clipping": "folded"}
 _MARIAN: dict[str, Any] = {"model": {"kind": "huggingface"}, "peer": True, "weights": False}
 _X: dict[str, Any] = {"model": {"kind": "x_transformers"}, "peer": True, "weights": False}
 _ONEDNN = {"precision": {"kind": "fp32_onednn"}}
-RECOMMENDED = "all of these in bf16, weights too"
-RECOMMENDED_32 = "all of these in 32 bits, by oneDNN"
+_MODEL: TypeAdapter[Any] = TypeAdapter(AnyModel)
+_LONGEST = 256  # tokens of a sentence, for models that need a limit
 
 
 def sizes_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -44,7 +45,13 @@ def sizes_of(options: argparse.Namespace) -> dict[str, Any]:
         "d_model": options.d_model,
         "d_ff": 4 * options.d_model,
         "heads": options.heads,
+        "dropout": options.dropout,
     }
+
+
+def model_of(sizes: dict[str, Any], change: dict[str, Any]) -> Any:
+    """The schema of a model of these sizes that differs from the default by ``change``."""
+    return _MODEL.validate_python({"kind": "transformer"} | sizes | change)
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,7 @@ class Contender:
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     peer: bool = False  # whether it is another library's, with torch's own loss
-    weights: bool = True
-    """Whether it starts from the same weights, so that its loss must be the same."""
+    weights: bool = True  # whether it starts from the same weights, so that its loss must be equal
 
     @property
     def low(self) -> bool:
@@ -84,7 +90,7 @@ CONTENDERS = {
     "single by oneDNN": Contender({}, _ONEDNN),
     "one-pass loss by oneDNN": Contender({}, _LOSS | _ONEDNN),
     "all but unpadded in 32 bits, by oneDNN": Contender(_PADDED, _ONE_PASS | _ONEDNN),
-    RECOMMENDED_32: Contender(_ALL, _ONE_PASS | _ONEDNN),
+    "all of these in 32 bits, by oneDNN": Contender(_ALL, _ONE_PASS | _ONEDNN),
     "torch.nn.Transformer in bf16": Contender({"kind": "torch_nn"}, _BF16, peer=True),
     "Marian of transformers in bf16": Contender(training=_BF16, **_MARIAN),
     "x-transformers in bf16": Contender(training=_BF16, **_X),
@@ -95,7 +101,7 @@ CONTENDERS = {
     "one-pass loss, unpadded in bf16": Contender(_FAST, _LOSS | _BF16),
     "all of these in bf16": Contender(_ALL, _ONE_PASS | _BF16),
     "all of these in bf16, residual too": Contender(_ALL | {"residual": "bf16"}, _ONE_PASS | _BF16),
-    RECOMMENDED: Contender(_ALL, _ONE_PASS | _WEIGHTS_TOO),
+    "all of these in bf16, weights too": Contender(_ALL, _ONE_PASS | _WEIGHTS_TOO),
 }
 
 
@@ -103,14 +109,14 @@ class XTransformers(nn.Module):
     """An encoder-decoder of x-transformers (PyPI) of the same size, normalization before each
     sub-layer, embeddings tied."""
 
-    def __init__(self, spec: SizedModel, vocabulary: int, longest: int) -> None:
+    def __init__(self, spec: SizedModel, vocabulary: int) -> None:
         super().__init__()
         from x_transformers import XTransformer
 
         options = {
             "num_tokens": vocabulary,
             "heads": spec.heads,
-            "max_seq_len": longest,
+            "max_seq_len": _LONGEST,
             "attn_dim_head": spec.d_model // spec.heads,
             "ff_mult": spec.d_ff / spec.d_model,
             "attn_dropout": spec.dropout,
@@ -154,27 +160,17 @@ class PeerObjective(nn.Module):
         )
 
 
-Step = Callable[[Batch], float]
-
-
 def make(
-    contender: Contender, model: Callable[[dict[str, Any]], AnyModel], vocabulary: int, longest: int
-) -> tuple[Step, Callable[[Batch], float]]:
-    """A step of training, and the loss per token of a batch without dropout.
-
-    ``model`` makes the schema of a model from what differs from that of all.
-    """
+    contender: Contender, sizes: dict[str, Any], vocabulary: int
+) -> tuple[Callable[[Batch], float], Callable[[Batch], float]]:
+    """A step of training, and the loss per token of a batch without dropout."""
     training = Training.model_validate(contender.training)
     torch.manual_seed(training.seed)
-    change = dict(contender.model)
-    if change.get("kind") == "x_transformers":
-        network: nn.Module = XTransformers(
-            model({"kind": "torch_nn"}),
-            vocabulary,
-            longest,  # type: ignore[arg-type]
-        )
+    network: nn.Module
+    if contender.model.get("kind") == "x_transformers":
+        network = XTransformers(model_of(sizes, {"kind": "torch_nn"}), vocabulary)
     else:
-        network = build_model(model(change), vocabulary)
+        network = build_model(model_of(sizes, contender.model), vocabulary)
     smoothing = training.label_smoothing
     objective = (
         PeerObjective(network, smoothing)

@@ -16,7 +16,7 @@ _GPT2_PARTS = {
 
 
 def gpt2_weights(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Of the weights, or gradients, of a GPT2LMHeadModel with so many layers."""
+    """Translates the weights, or gradients, of a GPT2LMHeadModel with so many layers."""
     found = {
         "embedding.weight": state["transformer.wte.weight"],
         "places.weight": state["transformer.wpe.weight"],
@@ -32,7 +32,7 @@ def gpt2_weights(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 def llama_weights(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Of the weights, or gradients, of a LlamaForCausalLM with so many layers, not tied."""
+    """Translates the weights, or gradients, of a LlamaForCausalLM with so many layers, not tied."""
     found = {
         "embedding.weight": state["model.embed_tokens.weight"],
         "output.weight": state["lm_head.weight"],

@@ -1,4 +1,4 @@
-"""Language models that take part in benchmarks/step.py --task language_model."""
+"""The contenders of ``benchmarks/step.py --task language_model``."""
 
 import argparse
 from collections.abc import Callable
@@ -35,9 +35,9 @@ _LLAMA_FORM: dict[str, Any] = {"tied_embeddings": False}
 class LanguageContender:
     """A model of one of two architectures, this project's or a library's."""
 
-    like: str  # the contender of another library whose weights it has, or has the size of
+    like: str  # the contender of another library whose weights, or at least size, it has
     library: str = ""  # its library, if not this project's: then the loss is torch's own
-    weights: bool = True  # whether its loss must be that of ``like``
+    weights: bool = True  # whether it has the weights of ``like``, so that its loss must be equal
     one_pass: bool = False
     precision: dict[str, Any] = field(default_factory=lambda: {"kind": "fp32"})
 
@@ -76,7 +76,7 @@ def own_spec(options: argparse.Namespace, like: str) -> DecoderOnly:
 
 
 def _sizes(options: argparse.Namespace, like: str) -> dict[str, Any]:
-    # Three matrices in place of two: as many weights with two thirds of the width.
+    # Llama has three matrices instead of two: with two thirds of the width, as many weights.
     d_ff = 4 * options.d_model if like == GPT2 else 8 * options.d_model // 24 * 8
     return {
         "layers": options.layers,

@@ -1,13 +1,13 @@
-"""Contenders in turns: every one once in each round, so that a change of the machine's speed meets
-all of them alike."""
+"""Lets contenders take turns, each once in every round, so that a change of the machine's speed
+affects all of them alike."""
 
-import csv
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import pandas as pd
 from tqdm import tqdm
 
 
@@ -19,14 +19,14 @@ class Row:
     median: float | None  # median over the rounds; None if it could not run
     lowest: float | None  # of the rounds
     highest: float | None  # of the rounds
-    ratio: float | None  # median over that of the reference; None for what is not compared
+    ratio: float | None  # median over that of the reference; None if it is not compared
     note: str = ""  # the reason why it could not run, or another finding
 
 
 def take_turns(
     contenders: Mapping[str, Callable[[], float]], rounds: int, uncounted: int = 1
 ) -> dict[str, list[float]]:
-    """The numbers of every contender, one for each round, after some rounds that do not count."""
+    """The numbers of every contender, one for each round, after some ``uncounted`` rounds."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     # One contender's objects must not slow down garbage collection for all.
     gc.collect()
@@ -74,12 +74,9 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """The rows with all their digits."""
+    """Writes the rows with all their digits."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(map(asdict, rows))
+    pd.DataFrame(rows).to_csv(path, index=False, lineterminator="\r\n")
 
 
 def _number(value: float | None) -> str:

@@ -1,8 +1,8 @@
 """The speed of preparing and feeding data, against other libraries: ``python benchmarks/data.py``.
 
 Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``, then
-``pip install --no-deps -r benchmarks/peers.txt``. One that is not there is left out, with the
-reason. Everybody takes turns on the same machine, once in every round.
+``pip install --no-deps -r benchmarks/peers.txt``. A library that is missing is left out, with the
+reason. All contenders take turns on the same machine, once in every round.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> int:
     rows: list[Row] = []
     for row in chain(_tokenizing.measure(options), _feeding.measure(options)):
         rows.append(row)
-        # A part that ends early does not affect the others.
+        # Written after every row, so that an error in a later part loses nothing.
         if options.output is not None:
             write_csv(rows, options.output)
     if not rows:

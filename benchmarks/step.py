@@ -1,18 +1,18 @@
 """The speed of a training step, against the published code and other libraries: ``python
 benchmarks/step.py --shards results/data/<corpus>/shards/train/manifest.json``.
 
-Every contender is a process of its own with the same batches, allocator, threads, dropout, label
-smoothing and clipping; they take turns, a step of each in every round, and wait while others train.
-Before that, the losses of those with the same weights are compared. The shards are those of a
-study, Multi30k's for instance, whose files may be in a folder::
+Every contender runs in its own process with the same batches, allocator, threads, dropout, label
+smoothing and clipping. Contenders take turns, a step of each in every round, and wait while others
+train. Before that, the losses of those with the same weights are compared. The shards come from a
+study, for instance from that of Multi30k, whose files may be in a folder::
 
     snakemake --cores all results/data/multi30k/shards/train/manifest.json \\
         --configfile config/studies/multi30k.yaml --config 'corpus={"folder": "path/to/multi30k"}'
 
-``--task language_model`` puts this project's decoder beside transformers' GPT-2 and Llama, with the
-same weights, and x-transformers' decoder, on rows of random tokens; it needs no shards.
+``--task language_model`` compares this project's decoder with transformers' GPT-2 and Llama, with
+the same weights, and with x-transformers' decoder, on rows of random tokens; it needs no shards.
 
-The peers come with ``pip install -e ".[benchmarks,models]"``; one that is missing is left out, with
+``pip install -e ".[benchmarks,models]"`` installs the peers; one that is missing is left out, with
 the reason.
 """
 
@@ -29,7 +29,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from _contenders import CONTENDERS, PUBLISHED, make, sizes_of
+from _contenders import CONTENDERS, PUBLISHED, make, model_of, sizes_of
 from _language_contenders import (
     GPT2,
     LANGUAGE_CONTENDERS,
@@ -38,12 +38,10 @@ from _language_contenders import (
     make_language,
 )
 from _rounds import Row, missing, show, write_csv
-from pydantic import TypeAdapter
 from scipy import stats
 from tqdm import tqdm
 
 from schemas.config.data import FixedSize, TokenBudget
-from schemas.config.model import AnyModel
 from schemas.config.parallel import Allocator
 from schemas.config.training import Fp32, Fp32Onednn
 from transformer_core.data.batching.collate import Batch
@@ -54,16 +52,14 @@ from transformer_core.decide.utilisation import Lengths, training_flops
 from transformer_core.run.launcher import allocator_environment
 from transformer_core.training.precision import set_matmul
 
-_MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
 _SAME = 0.01
-"""Largest relative difference of losses that are meant to be the same; the published code smooths
-over two tokens fewer and normalizes by the deviation of a sample."""
+"""Largest relative difference of losses that should be the same; the published code smooths over
+two tokens fewer and normalizes by the deviation of a sample."""
 _SAME_IN_BF16 = 0.02
-_LONGEST = 256
 
 
 def batches(options: argparse.Namespace) -> list[Batch]:
-    """The first batches of an epoch, the same for everybody."""
+    """The first batches of an epoch, the same for all contenders."""
     batching = (
         FixedSize(kind="fixed_size", pairs=options.size)
         if options.batching == "fixed"
@@ -79,18 +75,13 @@ def batches(options: argparse.Namespace) -> list[Batch]:
     return found
 
 
-def model(options: argparse.Namespace, change: dict[str, Any]) -> AnyModel:
-    """The schema of a contender's model."""
-    sizes = sizes_of(options) | {"dropout": options.dropout}
-    return _MODEL.validate_python({"kind": "transformer"} | sizes | change)
-
-
 def data_of(options: argparse.Namespace) -> list[Any]:
     return language_batches(options) if options.task == "language_model" else batches(options)
 
 
 def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
-    """Runs a contender: reports its loss on ``loss``, and trains on a batch on its number."""
+    """Runs a contender: on the order ``loss`` it reports its loss, on a number it trains on that
+    batch."""
     torch.set_num_threads(options.threads)
     try:
         data: list[Any] = data_of(options)
@@ -98,7 +89,7 @@ def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
             step, plain = make_language(name, options)
         else:
             words = open_shards(options.shards).manifest.vocabulary
-            step, plain = make(CONTENDERS[name], lambda c: model(options, c), words, _LONGEST)
+            step, plain = make(CONTENDERS[name], sizes_of(options), words)
     except Exception as error:  # reported to the parent, which continues without this one
         orders.send(f"{type(error).__name__}: {error}")
         return
@@ -133,14 +124,14 @@ def matrix_rate(threads: int, form: torch.dtype = torch.float32) -> float:
 
 
 def flops(options: argparse.Namespace, name: str, batch: Any) -> float:
-    """FLOPs of a step for the tokens that are no padding."""
+    """FLOPs of a step for all tokens except padding."""
     if options.task == "language_model":
         return language_flops(options, name, batch)
     vocabulary = open_shards(options.shards).manifest.vocabulary
     s, t = (np.asarray((x != PAD).sum(1)) for x in (batch.source, batch.target_output))
     sums = (s, t, s * s, t * t, s * t)
     lengths = Lengths(*(np.array([values.sum()]) for values in sums))
-    return float(training_flops(model(options, {}), vocabulary, lengths)[0])
+    return float(training_flops(model_of(sizes_of(options), {}), vocabulary, lengths)[0])
 
 
 def interval(logs: Any) -> tuple[float, float, float]:
@@ -151,7 +142,7 @@ def interval(logs: Any) -> tuple[float, float, float]:
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """Losses, then rounds."""
+    """Compares the losses, then times the rounds."""
     unit = options.batching if options.task == "translation" else f"rows of {options.context},"
     part = f"step, {unit} {options.size}, allocator {options.allocator}"
     context, workers, rows = mp.get_context("spawn"), {}, []
@@ -231,7 +222,7 @@ def contenders(options: argparse.Namespace) -> list[str]:
 
 
 def same_as(options: argparse.Namespace, name: str) -> tuple[str, float]:
-    """The contender whose loss that of ``name`` must be, if it takes part, and how nearly."""
+    """The contender whose loss ``name`` must have, if both take part, and within which bound."""
     if options.task == "translation":
         contender = CONTENDERS[name]
         most = _SAME_IN_BF16 if contender.low else _SAME
@@ -251,13 +242,15 @@ def main() -> int:
     parser.add_argument("--vocabulary", type=int, default=8192, help="of texts (default: 8192)")
     parser.add_argument("--batching", choices=("fixed", "tokens"), default="tokens")
     parser.add_argument("--size", type=int, help="pairs (64) or tokens (4096) of a batch")
-    parser.add_argument("--batches", type=int, default=4, help="different ones (default: 4)")
-    parser.add_argument("--layers", type=int, default=3, help="on either side (default: 3)")
+    parser.add_argument("--batches", type=int, default=4, help="different batches (default: 4)")
+    parser.add_argument(
+        "--layers", type=int, default=3, help="of encoder and decoder each (default: 3)"
+    )
     parser.add_argument("--d-model", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--dropout", type=float, help="(default: 0.1; of texts 0)")
-    parser.add_argument("--rounds", type=int, default=8, help="that count (default: 8)")
-    parser.add_argument("--warmup", type=int, default=2, help="that do not (default: 2)")
+    parser.add_argument("--dropout", type=float, help="(default: 0.1; for texts 0)")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds that are timed (default: 8)")
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before these (default: 2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--allocator", choices=get_args(Allocator), default="kept")
     parser.add_argument("--only", nargs="+", metavar="CONTENDER")
@@ -269,14 +262,14 @@ def main() -> int:
         parser.error("--shards: a translation needs the manifest of its shards")
     known = contenders(options)
     if unknown := set(options.only or ()) - set(known):
-        parser.error(f"--only {' '.join(unknown)}: take of {', '.join(known)}")
+        parser.error(f"--only {' '.join(unknown)}: choose from {', '.join(known)}")
     reference = GPT2 if options.task == "language_model" else PUBLISHED
     if options.only and reference not in options.only:
         options.only.insert(0, reference)
     if options.dropout is None:
         options.dropout = 0.0 if options.task == "language_model" else 0.1
     options.size = options.size or (64 if options.batching == "fixed" else 4096)
-    # Before a process starts: an allocator is chosen by its environment.
+    # A process takes its allocator from the environment in which it starts.
     os.environ.update(allocator_environment(options.allocator))
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     rows = measure(options)

@@ -1,10 +1,10 @@
 """The work in a step: ``python benchmarks/step_counts.py``, which needs no device.
 
-The operators, FLOPs and bytes of a step on a GPU, of the published code and of all that pays
-together, counted on tensors that have shapes and no memory. An operator that makes or changes a
-tensor is one launch or more, whatever the device; what only looks at a tensor in another way counts
-nothing. Bytes are those of inputs and results, each once per operator. A compiled pass of the loss
-on a GPU is two kernels, but is counted here step by step.
+Counts the operators, FLOPs and bytes of a step on a GPU, for the published code and for the best
+combination, on tensors that have shapes but no memory. An operator that makes or changes a tensor is
+one launch or more, whatever the device; a view counts nothing. Bytes are those of inputs and
+results, each once per operator. A compiled pass of the loss on a GPU has two kernels, but its
+operators are counted here one by one.
 """
 
 import argparse
@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _contenders import CONTENDERS, CPU, PUBLISHED, Contender, sizes_of
-from pydantic import TypeAdapter
+from _contenders import CONTENDERS, CPU, PUBLISHED, Contender, model_of, sizes_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from schemas.config.model import AnyModel
 from schemas.config.training import Training
 from transformer_core.data.batching.collate import Known
 from transformer_core.measure.memory_prediction import imitated_cuda, place
@@ -32,7 +30,6 @@ from transformer_core.models.registry import build_model
 from transformer_core.training.optimizer import build_optimizer
 from transformer_core.training.precision import build_precision
 
-_MODEL: TypeAdapter[AnyModel] = TypeAdapter(AnyModel)
 STEPS = {
     PUBLISHED: CONTENDERS[PUBLISHED],
     "single in bf16": Contender({}, {"precision": {"kind": "bf16"}}),
@@ -41,12 +38,9 @@ STEPS = {
         {"loss": {"kind": "one_pass"}, "clipping": "folded", "precision": {"kind": "bf16_weights"}},
     ),
 }
-"""The published step, the default in bfloat16, and what pays on a GPU together."""
-
-
-_LOOKS = (
-    *("empty", "detach", "alias", "prim", "is_", "sym_", "_unsafe_view", "_local_scalar_dense"),
-)  # beginnings of the names of operators that only look at a tensor
+"""The published step, the default in bfloat16, and the best combination for a GPU."""
+_LOOKS = ("empty", "detach", "alias", "prim", "is_", "sym_", "_unsafe_view", "_local_scalar_dense")
+"""Beginnings of the names of operators that only look at a tensor."""
 
 
 @dataclass
@@ -86,9 +80,8 @@ def count(
 ) -> dict[str, Any]:
     """Operators, FLOPs and bytes of a step of ``pairs`` pairs, ``tokens`` tokens on either side."""
     training = Training.model_validate(contender.training)
-    spec = _MODEL.validate_python({"kind": "transformer"} | sizes | contender.model)
     with torch.device("meta"):
-        model = build_model(spec, vocabulary)
+        model = build_model(model_of(sizes, contender.model), vocabulary)
     with imitated_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
         place(model, CPU)
         precision = build_precision(training.precision, CPU, training.clipping)
@@ -104,7 +97,7 @@ def count(
             precision.backward(loss / (pairs * tokens))
             precision.step(optimizer, objective.parameters(), training.clip_norm)
 
-        step()  # what is made once: state of the optimizer, positions
+        step()  # creates the optimizer's state and the positions
         with Counts() as counts:
             step()
         with FlopCounterMode(display=False) as flops:
@@ -123,13 +116,16 @@ def main() -> int:
     )
     parser.add_argument("--pairs", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--tokens", type=int, default=30, help="of a sentence (default: 30)")
-    parser.add_argument("--layers", type=int, default=6, help="on either side (default: 6)")
+    parser.add_argument(
+        "--layers", type=int, default=6, help="of encoder and decoder each (default: 6)"
+    )
     parser.add_argument("--d-model", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=30_000)
     parser.add_argument("--output", type=Path, help="JSON file")
+    parser.set_defaults(dropout=0.1)
     options = parser.parse_args()
-    sizes = sizes_of(options) | {"dropout": 0.1}
+    sizes = sizes_of(options)
     found = {}
     print("| step | pairs | operators | TFLOP | GB |\n|---|---:|---:|---:|---:|")
     for pairs in options.pairs:

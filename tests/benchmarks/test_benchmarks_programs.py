@@ -88,7 +88,7 @@ def folder(monkeypatch):
     ("arguments", "words"),
     [
         (["--rounds", "2"], "needs the manifest of its shards"),
-        ([*TINY, "--only", "nobody"], "--only nobody: take of GPT-2 of transformers"),
+        ([*TINY, "--only", "nobody"], "--only nobody: choose from GPT-2 of transformers"),
     ],
 )
 def test_bad_options_are_refused(arguments, words, folder, monkeypatch, capsys):
