@@ -1,4 +1,4 @@
-"""Lines of text on which tokenizers easily make mistakes."""
+"""Lines of text that easily break tokenizers."""
 
 from random import Random
 

@@ -29,8 +29,7 @@ from transformer_core.training.loop import optimizer_step
 PART = "feed, batches of 64 pairs"
 REFERENCE = "datasets + DataLoader"
 _LINGERING = {"litdata", "mosaicml-streaming"}
-"""Contenders whose threads continue after their turn in this process, and would take time from the
-others."""
+"""Contenders whose threads continue after their turn and would take time from the others."""
 CPU = torch.device("cpu")
 Contender = Callable[[], float]
 
@@ -44,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="results/data/<corpus>/shards/train/manifest.json; without it, feeding is left out",
     )
     group.add_argument(
-        "--seconds", type=float, default=1.0, help="of each turn, more or less (default: 1)"
+        "--seconds", type=float, default=1.0, help="of each turn, roughly (default: 1)"
     )
     group.add_argument(
         "--plan-pairs",
@@ -73,7 +72,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _peers(store: PairStore, folder: Path, rounds: int, seconds: float) -> Iterator[Row]:
-    """Batches of 64 pairs, the same for all contenders where the peer allows it."""
+    """Batches of 64 pairs, the same for all contenders if the peer allows it."""
     batching = FixedSize(kind="fixed_size", pairs=64)
     batches = [
         rows.tolist() for window in plan_epoch(store, batching, 1, 0) for rows in window.rows
@@ -118,7 +117,7 @@ def _strategies(store: PairStore, rounds: int, seconds: float) -> Iterator[Row]:
 
 
 def _planning(store: PairStore, rounds: int, pairs: int) -> Iterator[Row]:
-    """An epoch of so many pairs: the shards at hand, over and over."""
+    """Plans an epoch of so many pairs: the given shards, over and over."""
     times = -(-pairs // len(store))
     manifest = store.manifest.model_copy(
         update={
@@ -223,7 +222,7 @@ def _rate(
 
 
 def _collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Rows of ids as a plain collate function pads them."""
+    """Pads rows of ids as a plain collate function does."""
 
     def padded(sentences: list[list[int]]) -> torch.Tensor:
         longest = max(map(len, sentences))
@@ -271,7 +270,7 @@ def _lists(store: PairStore, batches: list[list[int]]) -> Callable[[], Iterable[
 
 
 class _Samples:
-    """Pairs one by one, as litdata asks for them."""
+    """Pairs one by one, as litdata needs them."""
 
     def __init__(self, store: PairStore) -> None:
         self.rows = np.arange(len(store))
@@ -295,7 +294,7 @@ def _litdata(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
 
 
 def _import_streaming() -> Any:
-    """mosaicml-streaming. It imports torchvision, of which a CUDA build does not load beside a CPU
+    """Imports mosaicml-streaming. It imports torchvision, whose CUDA build does not load with a CPU
     build of torch unless these names exist; nothing here uses them."""
     try:
         import streaming

@@ -1,4 +1,4 @@
-"""From sentence pairs as text to files of token ids, by all contenders from the same file."""
+"""From sentence pairs as text to files of token ids; all contenders read the same file."""
 
 import argparse
 import itertools
@@ -31,7 +31,7 @@ SIDES = ("source", "target")
 _COMPARED = 300_000  # pairs whose ids are compared with the tokenizer's own
 _FEW = 20_000  # pairs of the turn that does not count
 _RULES = Filter(max_tokens=1_000, max_characters=1_000_000)
-Contender = Callable[[Path, Path], None]  # writes what it makes of a file of pairs to a new folder
+Contender = Callable[[Path, Path], None]  # tokenizes a file of pairs into a new folder
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--multi30k", type=Path, metavar="FOLDER", help="folder with train.en.gz and train.de.gz"
     )
     group.add_argument(
-        "--times", type=int, default=10, help="that Multi30k is repeated (default: 10)"
+        "--times", type=int, default=10, help="repetitions of Multi30k (default: 10)"
     )
     group.add_argument(
         "--pairs",
@@ -53,14 +53,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=250_000,
         metavar="N",
-        help="of --pairs, from the first on, that everybody takes turns on; this project takes all "
-        "of them as well (default: 250000)",
+        help="of --pairs, from the first on, for the turns; this project also tokenizes all of them "
+        "(default: 250000)",
     )
     group.add_argument(
         "--peers",
         nargs="*",
         metavar="NAME",
-        help="only those whose names begin so, beside the reference (default: all)",
+        help="only peers whose names begin so, and the reference (default: all)",
     )
     group.add_argument(
         "--vocabulary", type=int, default=8_000, help="of all tokenizers (default: 8000)"
@@ -83,8 +83,8 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 def _text(
     name: str, pairs: Path, everything: Path | None, options: argparse.Namespace
 ) -> Iterator[Row]:
-    """All contenders on ``pairs``, and this project on ``everything``, of which ``pairs`` are a
-    part."""
+    """Times all contenders on ``pairs``, and this project also on ``everything``, which includes
+    ``pairs``."""
     part = f"tokenize + shard, {name}"
     folder = pairs.parent
     tokenizer = folder / "tokenizer.json"
@@ -123,7 +123,7 @@ def _text(
 
 
 def _rate(run: Contender, pairs: Path, folder: Path) -> Callable[[], float]:
-    """Pairs per second, files written below ``folder``; what was written is then removed."""
+    """Pairs per second; files are written below ``folder`` and then removed."""
     count = len(PairFile(pairs))
 
     def rate() -> float:
@@ -167,7 +167,7 @@ sys.exit(code)
 
 
 def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
-    """MB that the job of the workflow has resident at most."""
+    """The largest resident memory of the workflow's job, in MB."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
         job = Shards(tokenizer=tokenizer, filter=_RULES, pairs=pairs, output=Path(output))
         order = json.dumps({"kind": job.kind, **job.model_dump(mode="json")})
@@ -181,7 +181,7 @@ def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
 
 
 def _all_threads() -> None:
-    """Let tokenizers use all cores again: ``datasets.map`` forbids it to the whole process."""
+    """Lets tokenizers use all cores again, which ``datasets.map`` forbids for the whole process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 
@@ -241,7 +241,7 @@ def _datasets(tokenizer: Path) -> Contender:
 def _sentencepiece(pairs: Path, vocabulary: int) -> Contender:
     import sentencepiece
 
-    # It uses its own best pieces, so that the text is not read twice for it.
+    # Its vocabulary comes from the first sentences, so that the text is not read twice.
     sentences = itertools.islice(
         (text for batch in PairFile(pairs) for side in SIDES for text in batch[side].to_pylist()),
         100_000,
@@ -265,7 +265,7 @@ def _sentencepiece(pairs: Path, vocabulary: int) -> Contender:
 
 
 def _first(pairs: Path, output: Path, count: int) -> Path:
-    """The first ``count`` pairs as a file of their own."""
+    """Writes the first ``count`` pairs to a file."""
     table = pa.ipc.open_file(pa.memory_map(str(pairs))).read_all().slice(0, count)
     with pa.ipc.new_file(str(output), table.schema) as sink:
         sink.write_table(table)
@@ -276,10 +276,10 @@ def _first(pairs: Path, output: Path, count: int) -> Path:
 
 
 def _multi30k(folder: Path, multi30k: Path, times: int) -> Path:
-    """Multi30k so many times, read as the workflow does."""
+    """Multi30k repeated ``times`` times, read as in the workflow."""
     for language in ("en", "de"):
         with (folder / f"train.{language}.gz").open("wb") as stream:
-            # Members of a gzip file in a row are one text.
+            # Concatenated gzip files decompress to one text.
             for _ in range(times):
                 stream.write((multi30k / f"train.{language}.gz").read_bytes())
     pair = TextPair(source=str(folder / "train.en.gz"), target=str(folder / "train.de.gz"))

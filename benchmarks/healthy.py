@@ -1,8 +1,8 @@
 """False alarms: draws healthy variants of tiny studies at random, and certifies each.
 
-``python -m benchmarks.healthy --seconds 600 --output healthy.json``: model, data, settings and
-techniques are drawn; draws that the study's checks refuse are drawn again. None may be called another
-training. With few seeds a reduced format may stay undecided, which is no accusation.
+``python -m benchmarks.healthy --seconds 600 --output healthy.json`` draws model, data, settings and
+techniques; if the study's checks refuse a draw, it draws again. No certificate may say
+``not_equivalent``. With few seeds a reduced format may stay undecided, which is no false alarm.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections import Counter
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ Change = dict[str, Any]
 
 
 def study(draw: random.Random) -> Change:
-    """A study: its model, batches and training."""
+    """Draws a study: its model, batches and training."""
     heads = draw.choice((2, 4))
     width = heads * draw.choice((6, 8, 12, 16))
     shape: Change = {"d_model": width, "d_ff": draw.choice((24, 40, 64, 96)), "heads": heads}
@@ -51,20 +52,16 @@ def study(draw: random.Random) -> Change:
 
 
 def variant(draw: random.Random, base: Change) -> tuple[Change, str]:
-    """One to three techniques together, and the class of their certificate."""
+    """Draws one to three techniques, and gives the class of their certificate."""
     texts = base["model"].get("kind") == "decoder_only"
     known = OF_TEXTS if texts else [*VARIANTS, *NEWER]
     chosen = draw.sample(known, draw.randint(1, 3))
-    change: Change = {}
-    for each, _ in chosen:
-        change = merge(change, each)
-    return change, "statistical" if any(
-        kind == "statistical" for _, kind in chosen
-    ) else "tolerance"
+    changes, kinds = zip(*chosen, strict=True)
+    return reduce(merge, changes, {}), "statistical" if "statistical" in kinds else "tolerance"
 
 
 def drawn(draw: random.Random) -> tuple[Change, Change, str, float]:
-    """A study, a variant of it that its checks accept, its class, and its dropout."""
+    """Draws a study, a variant that its checks accept, the variant's class, and its dropout."""
     while True:
         base = study(draw)
         change, kind = variant(draw, base)
@@ -76,7 +73,7 @@ def drawn(draw: random.Random) -> tuple[Change, Change, str, float]:
 
 
 def certified(base: Change, change: Change, kind: str, dropout: float) -> Certificate:
-    """The certificate of a variant; where some seeds decide nothing, of as many again."""
+    """The certificate of a variant; if some seeds decide nothing, with as many more."""
     looks = [Statistical(kind="statistical")] * LOOKS if kind == "statistical" else [None]
     for look, equivalence in enumerate(looks, start=1):
         seeds = 1 if equivalence is None else look * equivalence.seeds
@@ -89,7 +86,7 @@ def certified(base: Change, change: Change, kind: str, dropout: float) -> Certif
 
 
 def main() -> int:
-    """Draw and certify until the time is over; the exit status is 1 after a false alarm."""
+    """Draws and certifies until the time is over; the exit status is 1 after a false alarm."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.healthy", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="time (default: 600)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")

@@ -1,12 +1,12 @@
-"""Time, memory and disk of a command and of all jobs it starts: ``python benchmarks/jobs.py``.
+"""Time, memory and disk space of a command and its jobs: ``python benchmarks/jobs.py``.
 
-For example, all that a study of five million pairs prepares, in one call of Snakemake::
+For example, the whole preparation of a study of five million pairs, in one call of Snakemake::
 
     python benchmarks/jobs.py --disk results/data/grammar_5m --output preparation.json -- \\
         snakemake --cores all results/data/grammar_5m/verify.json \\
         --configfile config/studies/original.yaml
 
-A job is a process ``python -m transformer_core...`` with all that it starts. Linux only.
+A job is a process ``python -m transformer_core...`` with all processes that it starts. Linux only.
 """
 
 import argparse
@@ -34,10 +34,8 @@ class Job:
     first: float  # when it was first seen, in seconds from the beginning
     last: float  # when it was last seen, in seconds from the beginning
     processes: int = 0  # most processes at a time
-    process_mb: float = 0.0
-    """Most memory that one of its processes had resident, in MB, files in memory included."""
-    all_mb: float = 0.0
-    """Most memory of all its processes together, where pages that they share count for each."""
+    process_mb: float = 0.0  # largest resident memory of one process, mapped files included
+    all_mb: float = 0.0  # largest of all processes together; shared pages count for each of them
 
     @property
     def seconds(self) -> float:
@@ -81,7 +79,7 @@ def watch(command: list[str], folders: list[Path], interval: float) -> Record:
 
 
 def _look(command: psutil.Process, jobs: dict[int, Job], now: float) -> float:
-    """Bytes that all processes have now; what is seen of the jobs goes to ``jobs``."""
+    """The resident bytes of all processes now; updates the ``jobs`` that they belong to."""
     processes = [command]
     try:
         processes += command.children(recursive=True)
@@ -93,7 +91,7 @@ def _look(command: psutil.Process, jobs: dict[int, Job], now: float) -> float:
             with process.oneshot():
                 parents[process.pid] = process.ppid()
                 resident[process.pid] = process.memory_info().rss
-                # The most that it has had resident: no peak between two looks is missed.
+                # The kernel's own peak, so that no peak between two looks is missed.
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 found = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
                 highest[process.pid] = int(found[1]) * 1024 if found else 0
@@ -137,13 +135,13 @@ def _owner(pid: int, parents: Mapping[int, int], jobs: Mapping[int, Job]) -> int
 
 
 def _disk(folders: list[Path]) -> float:
-    """MB that the folders take on disk."""
+    """Size of the folders on disk in MB."""
     size = 0
     for folder in folders:
         for path in folder.rglob("*"):
             try:
                 size += path.lstat().st_blocks * 512
-            except OSError:  # it was a temporary file
+            except OSError:  # a temporary file, removed since
                 continue
     return size / _MB
 
@@ -189,12 +187,12 @@ def main() -> int:
         action="append",
         default=[],
         metavar="FOLDER",
-        help="whose size is recorded, too; may be given again",
+        help="record the size of this folder, too; may be given again",
     )
     parser.add_argument(
         "--interval", type=float, default=0.1, help="seconds between observations (default: 0.1)"
     )
-    parser.add_argument("command", nargs="+", help="after --: what to run")
+    parser.add_argument("command", nargs="+", help="after --: the command to run")
     options = parser.parse_args()
     record = watch(options.command, options.disk, options.interval)
     print(show(record))

@@ -1,8 +1,8 @@
-"""How wide intervals are, and how often all of a study hold, by number of sessions and of rounds.
+"""Width of intervals, and how often all of a study hold, by number of sessions and of rounds.
 
     python benchmarks/sessions.py --between 0.03 --noise 0.08
 
-Simulated studies with the same number of windows, judged as real ones are.
+Simulates studies with the same number of windows, and judges them like real ones.
 """
 
 import argparse
@@ -25,8 +25,8 @@ def study(
     noise: float,
     processes: int = 1,
 ) -> list[list[LogRatio]]:
-    """Equal sides in shared sessions; with one process, half of each variance is the reference's,
-    which runs in so many ``processes``."""
+    """Log-ratios of equal sides in shared sessions. The reference runs in so many ``processes``; with
+    one, half of each variance is the reference's."""
 
     def times(sides: int) -> np.ndarray:
         """[sides, sessions, rounds] logarithms."""

@@ -1,12 +1,12 @@
-"""Reading a large trace here and with another program, on one core, taking turns.
+"""Compares this project's reader of large traces with another program, in turns on one core.
 
 ``python benchmarks/traces.py TRACE [--megabytes 300] [--rounds 3] [--peer PYTHON]``: TRACE is a
-Kineto trace or an SQLite export of Nsight Systems of any size, repeated until it has so many
-megabytes. Of a Kineto trace the other is HolisticTraceAnalysis, which PYTHON's environment has; of
-an export it is pandas, by default that of this environment, which reads the same tables whole, joins
-kernels with their launches and sums them by name. Prints seconds on the clock, seconds of the
-processor (user and system), and peak memory of a process each, which reads the trace and says how its time divides; then, of the rounds with the
-fewest seconds of the processor, how many times those of here the peer takes.
+Kineto trace or an SQLite export of Nsight Systems of any size, which is repeated until it has so
+many megabytes. For a Kineto trace the peer is HolisticTraceAnalysis in PYTHON's environment. For an
+export it is pandas, by default that of this environment, which reads the same tables whole, joins
+kernels with their launches and sums them by name. Each reads the trace in a process of its own and
+breaks down its time. The program prints wall time, CPU time (user and system) and peak memory; then,
+from the rounds with the least CPU time, the ratio of the two.
 """
 
 import argparse
@@ -73,7 +73,7 @@ _SECONDS = "processor_seconds"
 
 
 def measured(python: str, body: str, trace: Path) -> dict[str, Any]:
-    """A fresh process on one core that reads the trace."""
+    """Reads the trace in a fresh process on one core."""
     core = min(os.sched_getaffinity(0))
     done = subprocess.run(
         [python, "-c", _MEASURED.format(body=body), str(trace)],
@@ -92,10 +92,10 @@ _MICROSECONDS = re.compile(r'"ts": ?"?(-?\d+)')
 
 
 def repeat(source: Path, output: Path, size: float) -> int:
-    """Write ``source`` to ``output`` until that has ``size`` bytes; how often it was repeated.
+    """Writes ``source`` to ``output`` until that has ``size`` bytes; returns the number of repeats.
 
-    Times, correlation ids and the ids of arrows move on with every repeat, so that each is a
-    stretch of one long run. The text keeps the layout in which the profiler wrote it.
+    Times, correlation ids and the ids of arrows increase with every repeat, so that the output is
+    one long run. The text keeps the profiler's layout.
     """
     packed = source.read_bytes()
     text = (gzip.decompress(packed) if source.suffix == ".gz" else packed).decode()
@@ -104,7 +104,7 @@ def repeat(source: Path, output: Path, size: float) -> int:
     end = begin - 1 + length - 1
     head, body, tail = text[:begin], text[begin:end].rstrip(), text[end:]
     times = [int(found) for found in _MICROSECONDS.findall(body)]
-    # Marks of the end of the trace lie far behind its events.
+    # The marks at the end of a trace are long after its events.
     span = sorted(times)[-3] - sorted(times)[2] + 1000
     parts = _NUMBER.split(body)
     names, numbers, decimals, rest = (parts[k::4] for k in (1, 2, 3, 4))
@@ -129,7 +129,7 @@ def repeat(source: Path, output: Path, size: float) -> int:
 
 
 def repeat_report(source: Path, output: Path, size: float) -> int:
-    """The same for an SQLite export of Nsight Systems: the rows of every table that has times."""
+    """The same for an SQLite export of Nsight Systems: repeats the rows of tables with times."""
     shutil.copyfile(source, output)
     database = sqlite3.connect(output)
     database.execute("PRAGMA journal_mode = OFF")

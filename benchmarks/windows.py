@@ -1,8 +1,8 @@
 """The best length of a comparison's windows on this machine: ``python benchmarks/windows.py``.
 
-One small training goes on and on, and every step is timed. Its steps are then dealt out to two
-sides that take turns, in windows of different lengths: both sides are the same, so that the ratio
-of their speeds should be 1, and how far estimates of it scatter is the noise of the machine.
+Times every step of one small training. The steps are then assigned to two sides that take turns, in
+windows of different lengths. Both sides are the same, so the ratio of their speeds should be 1, and
+the scatter of its estimates is the noise of the machine.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def step_seconds(seconds: float) -> NDArray[np.float64]:
 
 
 def scatter(steps: NDArray[np.float64], window: float, turns: float) -> tuple[int, int, float]:
-    """Rounds of windows of ``window`` seconds in ``turns`` seconds, estimates of the logarithm of
-    the ratio from as many rounds, and the standard deviation of these."""
+    """The number of rounds of windows of ``window`` seconds that fit into ``turns`` seconds, the
+    number of estimates of the log-ratio from so many rounds, and their standard deviation."""
     length = max(1, round(window / float(np.median(steps))))
     windows = steps[: len(steps) // (2 * length) * 2 * length].reshape(-1, 2, length).mean(2)
     logs = np.log(windows[:, 0] / windows[:, 1])

@@ -1,9 +1,9 @@
 """Runs the audit on every pair of programs and writes the table of docs/audit.md.
 
 ``python -m benchmarks.fifty [names]`` measures some pairs, and keeps the rows of the others. Each
-program runs in a fork of this process, which has torch already, watched and probed by the same code
-as under ``audit-training``; programs of two ranks, and those that recompute layers, run under that
-command itself.
+program runs in a fork of this process, which has already imported torch, and is watched and probed
+by the same code as under ``audit-training``. Programs with two ranks, and those that recompute
+layers, run under that command itself.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class Turns:
         self._left += [{"kind": "TellFacts"}, {"kind": "Leave"}]
 
     def recv_bytes(self) -> bytes:
-        """The next message."""
+        """Returns the next message to the side."""
         return json.dumps(self._left.pop(0)).encode()
 
     def send_bytes(self, message: bytes) -> None:
@@ -76,9 +75,19 @@ def forked(script: Path, which: str, name: str, file: Path) -> None:
         os._exit(1)
 
 
+def ranks(script: Path) -> int:
+    """Ranks that a program needs."""
+    return 2 if "\nranks: 2\n" in script.read_text() else 1
+
+
+def not_forked(script: Path) -> bool:
+    """Whether a program cannot run in a fork of this process."""
+    return ranks(script) > 1 or "checkpoint(" in script.read_text()
+
+
 def findings(script: Path, which: str) -> list[Finding]:
     """The audit's findings in a program."""
-    if ranks(script) > 1 or "checkpoint(" in script.read_text():
+    if not_forked(script):
         several = ["torchrun", "--nproc-per-node", "2"] if ranks(script) > 1 else []
         command = [sys.executable, "-m", "transformer_core.audit", "--json", *several]
         command += [script.name, which]
@@ -100,8 +109,8 @@ def findings(script: Path, which: str) -> list[Finding]:
 
 
 def losses(script: Path, which: str) -> list[str]:
-    """The losses that a program prints, of its first rank."""
-    if ranks(script) > 1 or "checkpoint(" in script.read_text():
+    """The losses that the first rank of a program prints."""
+    if not_forked(script):
         command = ["torchrun", "--standalone", "--nproc-per-node", "2", "--local-ranks-filter", "0"]
         command += [script.name, which]
         ended = subprocess.run(command, cwd=PLACE, capture_output=True, text=True, check=False)
@@ -127,35 +136,21 @@ def losses(script: Path, which: str) -> list[str]:
     return re.findall(r"(-?\d+\.\d{6}|nan)$", text, re.M)
 
 
-def ranks(script: Path) -> int:
-    """Ranks that a program needs."""
-    return 2 if "\nranks: 2\n" in script.read_text() else 1
+def row_of(script: Path) -> list[str]:
+    """The row of a pair in the table, up to the losses."""
+    words = script.read_text().split('"""')[1].strip().splitlines()
+    link = next(line for line in words if line.startswith("https:"))
+    replay = next((line for line in words if line.startswith("replay: ")), "")
+    try:
+        cells = [f"not run: {replay.removeprefix('replay: ')}"] if replay else measure(script)
+    except (RuntimeError, OSError, ValueError) as error:
+        cells = [f"not run: {error}"]
+    return [f"[{script.stem}]({link})", words[0], *cells, *[""] * (4 - len(cells))]
 
 
-@dataclass
-class Row:
-    """A pair in the table."""
-
-    script: Path
-    seen: str
-    false_alarm: str
-    within: str
-    bitwise: str
-
-    def cells(self) -> list[str]:
-        """As the first cells of a row of the table."""
-        words = self.script.read_text().split('"""')[1].strip().splitlines()
-        link = next(line for line in words if line.startswith("https:"))
-        cells = [f"[{self.script.stem}]({link})", words[0], self.seen, self.false_alarm]
-        return [*cells, self.within, self.bitwise]
-
-
-def measure(script: Path) -> Row:
-    """Audits both programs of a pair, and compares their losses."""
-    lines = script.read_text().split('"""')[1].splitlines()
-    replay = next((line for line in lines if line.startswith("replay: ")), "")
-    if replay:
-        return Row(script, f"not run: {replay.removeprefix('replay: ')}", "", "", "")
+def measure(script: Path) -> list[str]:
+    """Audits both programs of a pair, and compares their losses: the relations that see the faulty
+    one, false alarms, the final losses within 5 %, the losses bit by bit."""
     faulty, mended = findings(script, "faulty"), findings(script, "mended")
     seen = ", ".join(dict.fromkeys(f.relation + ("" if f.sure else " (a look)") for f in faulty))
     wrong = ", ".join(dict.fromkeys(f.relation for f in mended if f.sure))
@@ -165,19 +160,11 @@ def measure(script: Path) -> Row:
     pairs = enumerate(zip(one, two, strict=False), 1)
     first = next((number for number, (a, b) in pairs if a != b), None)
     bitwise = f"differs at step {first}" if first else "agrees"
-    return Row(script, seen or "**no**", wrong or "none", within, bitwise)
-
-
-def attempt(script: Path) -> Row:
-    """Measures a pair; a row that says why where it cannot."""
-    try:
-        return measure(script)
-    except (RuntimeError, OSError, ValueError) as error:
-        return Row(script, f"not run: {error}", "", "", "")
+    return [seen or "**no**", wrong or "none", within, bitwise]
 
 
 def explain(names: list[str]) -> None:
-    """Print each finding of some pairs."""
+    """Prints each finding of some pairs."""
     for name in names:
         for which in ("faulty", "mended"):
             print(f"{name} {which}")
@@ -186,7 +173,7 @@ def explain(names: list[str]) -> None:
 
 
 def main() -> None:
-    """Measure pairs and write their rows, or print findings."""
+    """Measures pairs and writes their rows, or prints findings."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fifty", description=__doc__)
     parser.add_argument("--explain", action="store_true", help="print findings, and write nothing")
     parser.add_argument("names", nargs="*", help="pairs (all by default)")
@@ -197,9 +184,10 @@ def main() -> None:
         return
     table = Table()
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("fork")) as pool:
-        for row in pool.map(attempt, [PLACE / f"{name}.py" for name in names]):
-            table.put(row.script.stem, 0, row.cells())
-            print(" | ".join(row.cells()), flush=True)
+        rows = pool.map(row_of, [PLACE / f"{name}.py" for name in names])
+        for name, row in zip(names, rows, strict=True):
+            table.put(name, 0, row)
+            print(" | ".join(row), flush=True)
     table.write()
 
 

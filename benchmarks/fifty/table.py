@@ -12,7 +12,7 @@ HEAD = (
     "error",
     "cause",
     "seen by",
-    "false alarms, mended",
+    "false alarms",
     "final loss within 5 %",
     "losses bit by bit",
     "TrainCheck",
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- the fifty -->", "<!-- end of the fifty -->"
 
 
 class Table:
-    """The rows as they stand on the page: what is not measured now stays."""
+    """The rows on the page; those that are not measured now keep their cells."""
 
     def __init__(self) -> None:
         text = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]

@@ -7,7 +7,7 @@ alarms, and the faulty one. It sees an error if the faulty program violates an i
 other seeds do not.
 
 ``python -m benchmarks.fifty.traincheck [names]`` needs the commands of traincheck 0.2.0 on the
-PATH, and four minutes of one core or more for a pair. Programs of two ranks are not traced.
+PATH, and at least four minutes of one core for a pair. Programs with two ranks are not traced.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def main() -> None:
     for name in names:
         cell = measure(name)
         print(f"{name} | {cell}", flush=True)
-        # The page is read again: another process may measure other pairs meanwhile.
+        # Reads the page again, since another process may measure other pairs at the same time.
         table = Table()
         table.put(name, len(HEAD) - 1, [cell])
         table.write()
