@@ -1,4 +1,4 @@
-"""Shared by all tests."""
+"""Settings and fixtures of all tests."""
 
 import logging
 import os
@@ -11,13 +11,13 @@ import pytest
 from transformer_core.common.digests import forget_all
 from transformer_core.run import warm_start
 
-# Tests run side by side, one process per core: threads of each would fight for the cores.
+# Tests run in several processes at a time: with several threads each, they would compete for cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Where a test asks for several, those that wait do not keep a core busy meanwhile.
+    # If a test needs several threads, waiting ones do not keep a core busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Hundreds of processes start: what may not be kept compiled would be compiled in each of them.
+# Hundreds of processes start: without bytecode files, each of them would compile its modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 TESTS = Path(__file__).parent
@@ -29,15 +29,15 @@ for folder in sorted(TESTS.rglob("*/")):
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: many tests wait for processes that they have stopped."""
+    """One more than the number of cores, because many tests wait for processes."""
     return (os.cpu_count() or 1) + 1
 
 
-# First of all, so that what selects by marks (-m) finds these.
+# Runs before pytest selects tests by marks (-m).
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run Snakemake get their mark. They come first, then files with slow tests: the last
-    one to begin would otherwise run alone, for minutes."""
+    """Marks the tests that run Snakemake and lets them come first, then files with slow tests: a slow
+    test that starts last would run alone for minutes."""
     for item in items:
         if (TESTS / "workflow") in item.path.parents:
             item.add_marker(pytest.mark.workflow)
@@ -49,9 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests for GPUs skip where there are too few."""
+    """Skips tests for GPUs if there are too few."""
     if mark := item.get_closest_marker("gpu"):
-        import torch  # which other tests may do without
+        import torch  # not at the top: some tests need no torch
 
         count = mark.args[0] if mark.args else 1
         if torch.cuda.device_count() < count:
@@ -59,14 +59,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_read() -> None:
-    """A process remembers the digests of what it has read: those of another test's are forgotten."""
+def no_digests() -> None:
+    """Forgets the digests of files that other tests have read in this process."""
     forget_all()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_server_for_scripts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All scripts that a room observes are forked from one process: hundreds would import torch."""
+    """Forks all scripts that the tests of a file observe from one process that has imported torch."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.parent.name in ("tune", "audit"):
             patch.setenv(warm_start.WARM_STARTS, warm_start.offer_warm_starts())
@@ -75,14 +75,13 @@ def one_server_for_scripts(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def the_same_log() -> None:
-    """Every test finds the project's logger as it is at first: a job that another test or a fixture
-    called may have sent it to a file."""
+    """Resets the project's logger, which jobs in another test or a fixture may redirect to a file."""
     log = logging.getLogger("transformer_core")
     for handler in list(log.handlers):
         handler.close()
         log.removeHandler(handler)
     log.setLevel(logging.NOTSET)
     log.propagate = True
-    # logging.config disables loggers that are there already; Snakemake and torch call it.
+    # Snakemake and torch call logging.config, which disables existing loggers.
     log.disabled = False
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Running a function in several processes that are joined by a process group."""
+"""Runs a function in several processes with a process group."""
 
 import pickle
 import tempfile
@@ -17,11 +17,11 @@ def run_ranks(
 ) -> list[Any]:
     """The results of ``function(*args)`` in each of ``world_size`` processes, in order of rank.
 
-    The function is a module-level one and finds the process group made. An exception in one rank
-    ends the others and is raised here, with its traceback, as ProcessRaisedException.
+    The function must be a module-level one; the process group exists when it starts. An exception
+    in one rank ends the others and is raised here, with its traceback, as ProcessRaisedException.
     """
-    # A server that has imported everything forks the processes: they start in no time, and
-    # without the threads of this one.
+    # A server that has imported everything forks the processes, so they start at once and without
+    # the threads of this process.
     mp.get_context("forkserver").set_forkserver_preload(
         ["pandas", "pyarrow.compute", "torch._dynamo", "transformer_core.training.loop"]
     )

@@ -1,4 +1,4 @@
-"""The command of a job, as a rule gives it."""
+"""Orders and commands of jobs, as rules write them."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from transformer_core.study.kinds import JOBS, parse
 
 
 def order_text(kind: str, **fields: Any) -> str:
-    """An order as JSON, as the rules write it."""
+    """An order as JSON."""
 
     def plain(value: Any) -> Any:
         return value.model_dump(mode="json") if isinstance(value, Schema) else str(value)
@@ -21,12 +21,12 @@ def order_text(kind: str, **fields: Any) -> str:
 
 @program
 def run_order(text: str) -> int:
-    """Run an order in this process: its exit code. Refusals go to standard error."""
+    """Runs an order in this process: its exit code. Refusals go to standard error."""
     return parse(text, JOBS, "--order").run(None) or 0
 
 
 def run_job(kind: str, **fields: Any) -> int:
-    """The same with the fields of the order."""
+    """Runs the order with these fields in this process: its exit code."""
     return run_order(order_text(kind, **fields))
 
 

@@ -1,4 +1,4 @@
-"""Records and files that tests of several folders write."""
+"""Records and files for tests of several folders."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
 def record(schema: type[AnySchema], **fields: Any) -> AnySchema:
-    """One whose other fields are null or, where they may not be, empty lists and tables."""
+    """A record whose other fields are null or, if they must not be null, empty lists and tables."""
     usual: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
         if field.is_required() and type(None) in get_args(field.annotation):
@@ -49,7 +49,7 @@ def topology(world_size: int = 1, **fields: Any) -> Topology:
 
 
 def collective_run(command: str = "") -> CollectiveRun:
-    """Of two ranks on a CPU."""
+    """A measurement of collective operations by two ranks on a CPU."""
     return CollectiveRun(
         status="ok",
         reason=None,
@@ -62,7 +62,7 @@ def collective_run(command: str = "") -> CollectiveRun:
 
 
 def provenance(**fields: Any) -> Provenance:
-    """Where a number comes from: a small host, and no commit."""
+    """A provenance: a small host, and no commit."""
     hardware = Hardware(
         platform="Linux", cpu="cpu", cores=1, logical_cpus=1, memory_bytes=1, cpu_features=[],
         gpus=[], gpu_note="none", allocator="glibc", cuda_allocator=None, affinity="cores 0-1",
@@ -80,7 +80,7 @@ def provenance(**fields: Any) -> Provenance:
 
 
 def prediction(training_bytes: int, kept_bytes: int = 0, **fields: Any) -> Prediction:
-    """One rank that takes so much memory, and keeps so much of it as weights."""
+    """The prediction for one rank with so much memory, of which so much holds weights."""
     parts = Parts.model_validate(
         dict.fromkeys(Parts.model_fields, 0) | {"weights_bytes": kept_bytes}
     )
@@ -138,7 +138,7 @@ def refinement(*unsettled: Unsettled) -> Refinement:
 
 
 def write_tree(folder: Path, files: Mapping[str, str]) -> Path:
-    """Writes these texts below ``folder``, by path; the folder."""
+    """Writes these texts, by path, below ``folder``, and returns the folder."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The documents show the code as it is."""
+"""The documents agree with the code."""
 
 import re
 import tomllib
@@ -22,12 +22,12 @@ DIFFS = [
 ]
 
 
-def test_there_are_diffs():
+def test_diffs_are_found():
     assert {file for _, file, _ in DIFFS} >= {"schemas/config/training.py", "config/variants.yaml"}
 
 
 @pytest.mark.parametrize(("page", "file", "body"), DIFFS, ids=[file for _, file, _ in DIFFS])
-def test_added_lines_are_there_and_removed_lines_are_not(page, file, body):
+def test_diffs_show_the_present_code(page, file, body):
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     for line in body.splitlines():
         mark, text = line[:1], line[1:]
@@ -36,14 +36,14 @@ def test_added_lines_are_there_and_removed_lines_are_not(page, file, body):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_links_lead_somewhere(page):
+def test_linked_files_exist(page):
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing, f"{page.name}: {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_modules_that_are_named_exist(page):
+def test_named_modules_exist(page):
     names = re.findall(
         r"\b(?:transformer_core|schemas)(?:\.\w+)+", page.read_text(encoding="utf-8")
     )
@@ -54,7 +54,7 @@ def test_modules_that_are_named_exist(page):
     assert not missing, f"{page.name} names {', '.join(map(str, missing))}"
 
 
-def test_the_citation_is_of_this_project():
+def test_the_citation_agrees_with_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     for said, key in (("title", "name"), ("abstract", "description")):

@@ -1,4 +1,4 @@
-"""The import direction: a room imports only from rooms to its left, from itself and ``schemas``."""
+"""The import direction: a package imports only from packages before it, itself and ``schemas``."""
 
 import ast
 import gc
@@ -28,7 +28,7 @@ ROOMS = (
     "audit",
     "report",
 )
-# Modules beside the rooms, which every room may use: so they may use none.
+# Modules outside the packages: every package may import them, so they may import none.
 OUTSIDE = -1
 
 
@@ -37,14 +37,14 @@ def python_files(root: Path) -> list[Path]:
 
 
 def position(module: list[str]) -> int:
-    """Place of a module of transformer_core in the direction; ValueError for an unknown room."""
+    """The place of a module of transformer_core in :data:`ROOMS`."""
     if len(module) > 1 and module[1] in ROOMS:
         return ROOMS.index(module[1])
     return OUTSIDE
 
 
 def imported(tree: ast.Module, package: list[str]) -> list[tuple[int, list[str]]]:
-    """Line and dotted parts of every imported module, also inside functions."""
+    """The line and dotted parts of every imported module, also inside functions."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -52,7 +52,7 @@ def imported(tree: ast.Module, package: list[str]) -> list[tuple[int, list[str]]
         elif isinstance(node, ast.ImportFrom):
             stem = package[: len(package) - node.level + 1] if node.level else []
             stem = stem + (node.module.split(".") if node.module else [])
-            # "from transformer_core import train" names a room only in what it imports.
+            # In "from transformer_core import data", only the imported name is a package.
             found += [(node.lineno, [*stem, alias.name]) for alias in node.names]
     return found
 
@@ -73,7 +73,7 @@ def offenders(root: Path) -> list[str]:
                 if module[0] in ("torch", "transformer_core") and not technique:
                     found.append(f"{name}:{line}: schemas may not import {target}")
             elif module[0] == "transformer_core" and position(module) > position(parts):
-                room = parts[1] if position(parts) != OUTSIDE else "a module beside the rooms"
+                room = parts[1] if position(parts) != OUTSIDE else "a module outside the packages"
                 found.append(f"{name}:{line}: {room} may not import {target}")
     return found
 
@@ -126,19 +126,19 @@ PLANTED = [
     (
         "transformer_core/shared.py",
         "import transformer_core.data",
-        "2: a module beside the rooms, transformer_core.data",
+        "2: a module outside the packages, transformer_core.data",
     ),
 ]
-"""A module, an import in it, and line, room and import of the complaint, if there is one."""
+"""A module, an import in it, and line, package and import of the complaint, if any."""
 
 
 @pytest.mark.parametrize(("module", "code", "complaint"), PLANTED)
-def test_a_planted_import_is_judged(tmp_path, module, code, complaint):
+def test_a_planted_import_is_reported_if_it_is_wrong(tmp_path, module, code, complaint):
     write_tree(tmp_path, {module: f'"""Planted."""\n{code}\n'})
     expected = [f"{module}:{complaint.replace(',', ' may not import')}"] if complaint else []
     assert offenders(tmp_path) == expected
 
 
-def test_a_missing_docstring_is_seen(tmp_path):
+def test_a_missing_docstring_is_reported(tmp_path):
     write_tree(tmp_path, {MODEL: "x = 1\n"})
     assert offenders(tmp_path) == [f"{MODEL}: has no docstring"]

@@ -1,7 +1,7 @@
-"""Damage the results of a study in a copy: do their readers notice?
+"""Damages the results of a study in a copy: do their readers notice?
 
-Each case damages one file, with its time stamps kept, and lets the job read it that does so in a
-study. It must say which file is wrong and what to do, or come to the same to the last bit.
+Each case damages one file, keeps its time stamps, and runs the job that reads the file in a study.
+The job must name the file and the remedy, or give the same result to the last bit.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ def _cut(content: bytearray, chance: random.Random) -> bytearray:
 
 
 def _zeros(content: bytearray, chance: random.Random) -> bytearray:
-    """A block of the file system that was never written."""
+    """Zeros, like a block of the file system that was never written."""
     start = chance.randrange(max(1, len(content))) // 512 * 512
     size = min(chance.choice((512, 4096, len(content))), len(content) - start)
     content[start : start + size] = bytes(size)
@@ -82,7 +82,7 @@ def _grow(content: bytearray, chance: random.Random) -> bytearray:
 
 
 def _digit(content: bytearray, chance: random.Random) -> bytearray:
-    """Another number, as an editor would leave it."""
+    """Changes a digit, as an edit of the file would."""
     digits = [place for place, byte in enumerate(content) if 48 <= byte <= 57]
     if digits:
         place = chance.choice(digits)
@@ -96,7 +96,7 @@ def _swap(path: Path, others: Sequence[Path], chance: random.Random) -> None:
 
 
 def _swap_with_digests(path: Path, others: Sequence[Path], chance: random.Random) -> None:
-    """A copy of another run's whole folder."""
+    """Copies the file and the digests of another run."""
     others = [other for other in others if other.parent != path.parent]
     if others:
         other = chance.choice(others)
@@ -154,7 +154,7 @@ def _weights(results: Path, file: Path) -> list[bytes]:
 
 
 def _certify(results: Path, file: Path) -> str:
-    """The certificate of the first variant that the short run is compared for."""
+    """The certificate of the first variant whose comparison uses this short run."""
     found = [
         record
         for path in sorted((results / "equivalence").glob("*.json"))
@@ -173,8 +173,8 @@ def _certify(results: Path, file: Path) -> str:
 
 
 def _combine(results: Path, file: Path) -> str:
-    relative = file.relative_to(results).parts
-    return _ran(results, "combine", **combining(results, results / relative[0] / relative[1]))
+    variant = file.relative_to(results).parts[1]
+    return _ran(results, "combine", **combining(results, results / "runs" / variant))
 
 
 def _compare(results: Path, file: Path) -> str:
@@ -182,7 +182,7 @@ def _compare(results: Path, file: Path) -> str:
 
 
 def combining(results: Path, folder: Path) -> dict[str, Any]:
-    """The order that combines the repeats of a variant, whose ``folder`` this is."""
+    """The order that combines the repeats of the variant in ``folder``."""
     (manifest,) = results.glob("data/*/shards/train/manifest.json")
     return {
         "variant": folder.name,
@@ -204,7 +204,7 @@ def comparing(results: Path) -> dict[str, Any]:
 
 
 def _ran(results: Path, kind: str, **fields: Any) -> str:
-    """The output of a job; RefusedError if it says what is wrong instead."""
+    """The output of a job; RefusedError if it ended with an error."""
     output = results / OUTPUT
     output.unlink(missing_ok=True)
     if run_job(kind, **fields, output=output):
@@ -213,23 +213,11 @@ def _ran(results: Path, kind: str, **fields: Any) -> str:
 
 
 class RefusedError(Exception):
-    """A job has ended with an error, which it has printed."""
+    """A job printed an error and ended."""
 
 
 def _attribute(name: str) -> Reader:
     return lambda results, file: getattr(StudyResults(results), name)
-
-
-def _losses(results: Path, file: Path) -> str:
-    return str(recorded(file).to_csv())
-
-
-def _picture(results: Path, file: Path) -> str:
-    return str(svg.read(file).markup)
-
-
-def _table(results: Path, file: Path) -> dict[str, Any]:
-    return dict(read_table(file).to_pydict())
 
 
 def _collectives(results: Path, file: Path) -> list[Any]:
@@ -247,7 +235,7 @@ READERS: dict[str, Reader] = {
     "equivalence/trajectories/*/final.safetensors": _certify,
     "equivalence/*.json": _compare,
     "runs/*/repeat-*/model.safetensors": _weights,
-    "runs/*/repeat-*/steps.parquet": _losses,
+    "runs/*/repeat-*/steps.parquet": lambda _, file: recorded(file).to_csv(),
     "runs/*/repeat-*/metrics.json": _combine,
     "runs/*/evaluation.json": _combine,
     "runs/*/spec.json": _combine,
@@ -265,8 +253,8 @@ READERS: dict[str, Reader] = {
     "machine/collectives.parquet": _collectives,
     "memory/*.json": _attribute("memory"),
     "profiles/*/breakdown.json": _attribute("breakdowns"),
-    "profiles/*/events.parquet": _table,
-    "figures/*.svg": _picture,
+    "profiles/*/events.parquet": lambda _, file: read_table(file).to_pydict(),
+    "figures/*.svg": lambda _, file: svg.read(file).markup,
 }
 """Readers of files, by pattern below results/."""
 
@@ -276,7 +264,7 @@ def digest_of(read: Any) -> str:
 
 
 _LARGEST = 20_000_000
-"""Bytes of a file that is damaged: larger ones only take longer."""
+"""Most bytes of a file that is damaged; larger files only take longer."""
 
 
 def run(count: int, seed: int, results: Path) -> Tally:
@@ -305,12 +293,12 @@ def run(count: int, seed: int, results: Path) -> Tally:
 
 
 def copy_results(results: Path, to: Path) -> None:
-    """Without what no attack needs."""
+    """Copies the results, except folders that no attack needs."""
     shutil.copytree(results, to, ignore=shutil.ignore_patterns("faults", "logs", "downloads"))
 
 
 def judge(reader: Reader, results: Path, file: Path, right: str) -> tuple[Verdict, str]:
-    """How a reader takes a damaged file, of which it should have got ``right``."""
+    """How a reader reacts to a damaged file, from which it should read ``right``."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
@@ -321,18 +309,18 @@ def judge(reader: Reader, results: Path, file: Path, right: str) -> tuple[Verdic
         return _clear(printed.getvalue(), file)
     except Exception:
         return "traceback", traceback.format_exc()
-    return ("same", "") if found == right else ("silent", "another result, and nothing said")
+    return ("same", "") if found == right else ("silent", "another result without an error")
 
 
 def _clear(said: str, file: Path) -> tuple[Verdict, str]:
-    """An error must name the file, or its manifest or record, and a remedy."""
+    """Whether an error names the file, or its manifest or record, and a remedy."""
     named = str(file) in said or str(file.parent) in said
     return ("refused" if named and "remedy" in said else "unclear"), said
 
 
 @contextlib.contextmanager
 def _restored(file: Path):
-    """Puts a file and the digests beside it back as they were."""
+    """Restores a file and the digests of its folder after the block."""
     files = [path for path in (file, file.with_name(NAME)) if path.exists()]
     kept = {path: (path.read_bytes(), path.stat()) for path in files}
     forget_all()

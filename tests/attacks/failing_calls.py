@@ -1,9 +1,9 @@
-"""Let calls of the system fail inside jobs, one after the other.
+"""Makes system calls fail inside jobs, one after the other.
 
-Jobs that make data and records run in this process on a copy of a study's results. At each of their
-calls (opening, writing, renaming, mapping and making folders, replaced where Python calls the
-system) one run fails with each error. The job must say which file, why, and what to do, and leave
-no result or the right one; without the fault the same job must then make the right one.
+Jobs that make data and records run in this process on a copy of a study's results. Stand-ins for
+Python's functions that open, write, rename, map and make files and folders let each of the jobs'
+calls fail with each error, one per run. The job must name the file, the cause and the remedy, and
+leave no result or the right one; without the fault the same job must then make the right one.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES)
 
 
 class Calls:
-    """Counts calls on files below ``folder``, and lets the one with the number ``fails`` fail."""
+    """Counts calls on files below ``folder``, and makes call number ``fails`` fail."""
 
     def __init__(self, folder: Path, fails: int = -1, number: int = errno.EIO) -> None:
         self.folder = str(folder)
@@ -44,7 +44,7 @@ class Calls:
         self.count = 0
 
     def call(self, path: Any) -> None:
-        """One more call on ``path``; OSError if it is the one that fails."""
+        """Counts a call on ``path``; OSError if this call must fail."""
         if isinstance(path, int) or not str(path).startswith(self.folder):
             return
         self.count += 1
@@ -53,7 +53,7 @@ class Calls:
 
 
 class _Written:
-    """A file whose every write is a call."""
+    """A file each of whose writes counts as a call."""
 
     def __init__(self, file: Any, path: Any, calls: Calls) -> None:
         self._file, self._path, self._calls = file, path, calls
@@ -77,7 +77,7 @@ class _Written:
 
 @contextmanager
 def failing(calls: Calls) -> Iterator[None]:
-    """Let ``calls`` see what happens below its folder."""
+    """Lets ``calls`` count, and perhaps fail, the calls within the block."""
     real_open = io.open
 
     def opened(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
@@ -113,15 +113,12 @@ class Job:
 
     name: str
     main: Callable[[Any], int]
-    options: str | list[str]
-    """Its order, or its command line."""
-    output: Path
-    """What it makes, last of all."""
-    varying: tuple[str, ...] = ()
-    """Fields of the output that depend on the clock."""
+    options: str | list[str]  # its order, or its command line
+    output: Path  # the file that it writes last
+    varying: tuple[str, ...] = ()  # fields of the output that depend on the clock
 
     def made(self) -> str | None:
-        """What it has made; None if there is nothing."""
+        """The output; None if there is none."""
         if not self.output.exists():
             return None
         text = self.output.read_text()
@@ -138,7 +135,7 @@ def jobs(results: Path, output: Path) -> list[Job]:
     settings, pairs = read_record(spec, RunSpec), data / "pairs/test.arrow"
 
     def job(kind: str, made: str = "", **fields: Any) -> Job:
-        """A job that makes ``made``, or else the file of its name and nothing that varies."""
+        """A job that makes ``made``, or else a file of its own name without varying fields."""
         order = {"output": output / f"{kind}.json"} | fields
         varying = ("seconds",) if made else ()
         last = output / (made or f"{kind}.json")
@@ -193,7 +190,7 @@ def run(most: int, seed: int, results: Path) -> Tally:
 
 
 def judge(job: Job, calls: Calls, right: str | None) -> tuple[Verdict, str]:
-    """How a job takes it that a call fails."""
+    """How a job reacts if a call fails."""
     try:
         with failing(calls):
             code, said = _started(job)
@@ -212,7 +209,7 @@ def judge(job: Job, calls: Calls, right: str | None) -> tuple[Verdict, str]:
 
 
 def _started(job: Job) -> tuple[int, str]:
-    """Run a job: its exit code, and what it said."""
+    """Runs a job: its exit code and its messages."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         try:

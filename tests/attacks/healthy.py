@@ -1,4 +1,4 @@
-"""Certificates of healthy variants under other seeds, shapes and numbers of threads: none may fail.
+"""Certificates of healthy variants with other seeds, shapes and numbers of threads: none may fail.
 
 python -m tests.attacks.healthy --output healthy.json
 """
@@ -101,8 +101,7 @@ HEALTHY = [
     *itertools.product(NEWER, SHAPES, SEEDS[:2]),
     *itertools.product(OF_TEXTS, TEXT_SHAPES, SEEDS[:2]),
 ]
-"""340 of them: what is varied, the study, and its seed."""
-
+"""340 of them: the change and class of the variant, the study, and its seed."""
 
 ON_RANKS: list[tuple[dict[str, Any], str]] = [
     (DDP, "tolerance"),
@@ -115,11 +114,11 @@ ON_RANKS: list[tuple[dict[str, Any], str]] = [
     (FSDP_BF16, "statistical"),
     (merge(DDP, merge(TWO, FILLED)), "tolerance"),
 ]
-"""Variants of two ranks."""
+"""Variants with two ranks."""
 
 
 def recorded_on_ranks() -> list[Recorded]:
-    """What this rank records of :data:`ON_RANKS`, one after the other, with dropout."""
+    """This rank's records of :data:`ON_RANKS`, one after the other, with dropout."""
     return [
         recorded(spec_of(change, WIDE), FEW_SEEDS if kind == "statistical" else 1, 0.1)
         for change, kind in ON_RANKS
@@ -141,7 +140,7 @@ def certified_healthy(number: int) -> Certificate:
     (_, kind), _, _ = HEALTHY[number]
     if kind == "tolerance":
         return _certified(number, Tolerance(kind="tolerance"), 1)
-    # As a short run does it: where some seeds decide nothing, as many again.
+    # As in a short run: if some seeds decide nothing, as many more.
     usual = Statistical(kind="statistical")
     first = _certified(number, usual, usual.seeds)
     if first.status != "inconclusive":
@@ -167,7 +166,7 @@ def _certified(number: int, equivalence: Tolerance | Statistical, seeds: int) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="the report to write, JSON")
-    parser.add_argument("--every", type=int, default=1, help="only each n-th of them")
+    parser.add_argument("--every", type=int, default=1, help="certify only every n-th of them")
     options = parser.parse_args()
     rows = []
     for number in range(0, len(HEALTHY), options.every):

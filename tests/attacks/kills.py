@@ -1,9 +1,9 @@
-"""Kill a small study at many moments, and see whether the same command ends in the same results.
+"""Kills a small study at many moments, and checks that the same command ends in the same results.
 
-Snakemake is killed by SIGKILL after a random time, alone or with what it started, and the same
-command is given again, until the study is complete; then the next one begins. What does not depend
-on the clock (pairs, tokenizer, shards, weights, losses, translations) must be that of a study which
-nobody disturbed, to the last bit.
+Kills Snakemake by SIGKILL after a random time, alone or with its processes, and repeats the same
+command until the study is complete; then the next study begins. All results that do not depend on
+the clock (pairs, tokenizer, shards, weights, losses, translations) must equal those of an
+undisturbed study to the last bit.
 """
 
 import contextlib
@@ -30,23 +30,23 @@ STUDY = Path(__file__).with_name("killed_study.yaml")
 ROOT = Path(__file__).parents[2]
 
 Way = Literal["snakemake", "group", "all"]
-"""What is killed: Snakemake alone, so that its jobs have nobody any more; its process group; or
+"""Which processes are killed: Snakemake alone, so that its jobs are orphaned; its process group; or
 all that it started, as when a control group runs out of memory."""
 WAYS: tuple[Way, ...] = get_args(Way)
 
 _MARK = "KILLED_STUDY"
-"""Environment variable of all that a command starts: the folder of its study."""
+"""Environment variable of all processes that a command starts: the folder of its study."""
 
 _WHILE_STARTING = 2.0
-"""Kills after fewer seconds come while Snakemake plans."""
+"""A kill after fewer seconds hits Snakemake while it plans."""
 _LONGEST_START = 600.0
 
 
 def go(
     folder: Path, targets: Sequence[str], seconds: float, way: Way = "all"
 ) -> tuple[int | None, str]:
-    """Give the command: its exit code and what it said; None if it was killed, so many ``seconds``
-    after its first job began."""
+    """Runs the command: its exit code and messages. The code is None if it was killed, so many
+    ``seconds`` after its first job began."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
     command += ["--directory", str(folder), "--configfile", str(STUDY), "--nocolor"]
@@ -70,8 +70,8 @@ def go(
 
 
 def wait_for_a_job(child: subprocess.Popen[bytes], said: Path, seconds: float) -> None:
-    """Until a job has begun, or the command has ended: a busy host takes long to plan. Of the
-    shortest times some are over before."""
+    """Waits until a job has begun, since a busy host takes long to plan, or the command has ended.
+    The shortest times may be over before a job begins."""
     end = time.monotonic() + (seconds if seconds < _WHILE_STARTING else _LONGEST_START)
     while child.poll() is None and time.monotonic() < end:
         if _BEGUN.search(said.read_text(encoding="utf-8", errors="replace")):
@@ -80,7 +80,7 @@ def wait_for_a_job(child: subprocess.Popen[bytes], said: Path, seconds: float) -
 
 
 def end_all(folder: Path) -> None:
-    """Kill what commands have left behind, and wait until it is gone."""
+    """Kills the processes that commands have left behind, and waits for their end."""
     left = _started_for(folder)
     for process in left:
         with contextlib.suppress(psutil.Error):
@@ -89,7 +89,7 @@ def end_all(folder: Path) -> None:
 
 
 def wait_until_quiet(folder: Path, seconds: float = 60.0) -> None:
-    """Until jobs that lost their Snakemake have ended, so that the results can be compared."""
+    """Waits for the end of orphaned jobs, so that the results can be compared."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and _started_for(folder):
         time.sleep(0.2)
@@ -105,7 +105,7 @@ def _kill(pid: int, way: Way, folder: Path) -> None:
 
 
 def _started_for(folder: Path) -> list[psutil.Process]:
-    """All that commands for this folder have started, and that is still there."""
+    """All running processes that commands for this folder have started."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -119,7 +119,7 @@ _ENDED = re.compile(r"^Finished jobid: (\d+)", re.M)
 
 
 def at_work(said: str) -> str:
-    """Which jobs were at work when a command said no more."""
+    """The jobs that were running when the output of a command ended."""
     ended = set(_ENDED.findall(said))
     jobs = {job for number, job in _BEGUN.findall(said) if number not in ended}
     return " and ".join(sorted(jobs)) or ("between jobs" if ended else "starting")
@@ -132,17 +132,17 @@ _SAME = (
     "runs/*/repeat-*/model.safetensors",
     "equivalence/trajectories/*/final.safetensors",
 )
-"""Files that are the same to the last bit."""
+"""Files that must be equal to the last bit."""
 _SAME_FIELDS = {
     "runs/*/repeat-*/metrics.json": ("status", "validations"),
     "runs/*/evaluation.json": ("bleu", "samples"),
     "equivalence/*.json": ("status", "deviations"),
 }
-"""Records of which these fields are."""
+"""Records in which these fields must be equal."""
 
 
 def what_must_be_the_same(results: Path) -> dict[str, str]:
-    """Digests of what does not depend on the clock, by file."""
+    """Digests of all results that do not depend on the clock, by file."""
     found = {
         str(path.relative_to(results)): hashlib.sha256(path.read_bytes()).hexdigest()
         for pattern in _SAME
@@ -170,7 +170,7 @@ TARGETS = (
 _LONGEST = 1_800.0
 """Seconds after which a study hangs."""
 _MOST = 12
-"""Kills of one study. After so many it may end, and another begins."""
+"""Most kills of one study. After these it may end, and another begins."""
 
 
 def run(
@@ -182,7 +182,7 @@ def run(
     try:
         code, said = go(undisturbed, targets, _LONGEST)
         if code != 0:
-            raise OSError(f"the study does not end well without a kill either:\n{said}")
+            raise OSError(f"the study fails even without a kill:\n{said}")
         right = what_must_be_the_same(undisturbed / "results")
         while (killed := tally.total.total()) < moments:
             kills, code, said = _killed(study, targets, seed, range(killed, moments), longest)
@@ -199,7 +199,7 @@ def run(
 def _killed(
     study: Path, targets: Sequence[str], seed: int, moments: range, longest: float
 ) -> tuple[dict[int, str], int | None, str]:
-    """Kill a study some times and let it end: the jobs at work at each kill, and its end."""
+    """Kills a study some times and lets it end: the running jobs at each kill, and its end."""
     kills: dict[int, str] = {}
     for number in moments[:_MOST]:
         chance = random.Random(f"{seed}/{number}")
@@ -224,5 +224,5 @@ def _judged(
         return "unclear", said[-2_000:]
     other = [name for name in right if found.get(name) != right[name]]
     if other:
-        return "silent", f"others than without a kill: {', '.join(other)}"
+        return "silent", f"not the same as without a kill: {', '.join(other)}"
     return "same", ""

@@ -1,4 +1,4 @@
-"""Do certificates show planted faults? The report on all of them.
+"""Do certificates show planted faults? Reports on all of them.
 
 python -m tests.attacks.planted_faults --output planted.json --table planted.md
 """
@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +28,39 @@ CLASSES = {
 }
 
 
+def seeds_of(fault: Fault) -> int:
+    return FEW_SEEDS if fault.kind == "statistical" else 1
+
+
 def run(fault: Fault, healthy: bool = False) -> Recorded:
-    """The trainings of a variant with its fault, or without, on this rank."""
-    seeds = FEW_SEEDS if fault.kind == "statistical" else 1
+    """The trainings of a variant with its fault, or without it, on this rank."""
     spec = spec_of(fault.change, fault.base)
-    if healthy:
-        return recorded(spec, seeds, fault.dropout, late=fault.late)
-    with fault.patch():
-        return recorded(spec, seeds, fault.dropout, late=fault.late)
+    with nullcontext() if healthy else fault.patch():
+        return recorded(spec, seeds_of(fault), fault.dropout, late=fault.late)
 
 
 def certified(fault: Fault, found: Recorded) -> Certificate:
-    """The certificate of what :func:`run` gives."""
-    seeds = FEW_SEEDS if fault.kind == "statistical" else 1
-    against = reference(json.dumps(fault.base, sort_keys=True), seeds, fault.dropout)
+    """The certificate of the result of :func:`run`."""
+    base = json.dumps(fault.base, sort_keys=True)
+    against = reference(base, seeds_of(fault), fault.dropout)
     return certificate(CLASSES[fault.kind], found, against)
 
 
 def certified_in_both(fault: Fault) -> Certificate | None:
-    """The certificate where the reference has the fault too, as it has a mistake in the source;
-    None if that does not train at all."""
-    seeds = FEW_SEEDS if fault.kind == "statistical" else 1
+    """The certificate if the reference has the fault, too, like a mistake in shared source; None if
+    the reference does not train at all."""
     with fault.patch():
         found = run(fault, healthy=True)
         base = json.dumps(fault.base, sort_keys=True)
         try:
-            against = reference.__wrapped__(base, seeds, fault.dropout)
+            against = reference.__wrapped__(base, seeds_of(fault), fault.dropout)
         except RuntimeError:
             return None
     return certificate(CLASSES[fault.kind], found, against)
 
 
 def on_ranks(names: Sequence[str], healthy: bool = False) -> list[Recorded]:
-    """What this rank records of the faults of these names, one after the other."""
+    """This rank's records of the faults with these names, one after the other."""
     by_name = {fault.name: fault for fault in FAULTS}
     return [run(by_name[name], healthy) for name in names]
 
@@ -79,7 +80,7 @@ def certified_all(faults: Iterable[Fault]) -> dict[str, Certificate]:
 
 
 def entry(fault: Fault, certificate: Certificate | None) -> dict[str, Any]:
-    """A row of the report; without a certificate, that of a reference that does not train."""
+    """A row of the report; without a certificate, the reference does not train."""
     deviations = certificate.deviations if certificate else []
     worst = max(deviations, key=_times_the_bound, default=None)
     return {
@@ -121,7 +122,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="the report to write, JSON")
     parser.add_argument("--table", type=Path, help="the same as a table in Markdown")
     parser.add_argument(
-        "--in-both", action="store_true", help="faults of one process, which the reference has too"
+        "--in-both",
+        action="store_true",
+        help="give the reference the same fault (faults of one process)",
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

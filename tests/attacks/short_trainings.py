@@ -34,7 +34,7 @@ Recorded = tuple[RunSpec, list[SeedTrajectory], Weights]
 
 
 def spec_of(change: dict[str, Any], base: dict[str, Any] | None = None) -> RunSpec:
-    """The tiny study with ``base`` and ``change`` laid over it."""
+    """The tiny study with the changes ``base`` and ``change``."""
     return small_spec(**merge(merge(TINY, base or {}), change))
 
 
@@ -45,7 +45,7 @@ def recorded(
     checked: bool = True,
     late: dict[str, Any] | None = None,
 ) -> Recorded:
-    """The trainings of ``spec`` by this process or rank, with its weights at both ends."""
+    """The trainings of ``spec`` in this process or rank, with the initial and final weights."""
     joined = dist.is_initialized()
     rank, size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
     process = Process(rank, size, rank, size, torch.device("cpu"))

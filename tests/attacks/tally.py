@@ -1,4 +1,4 @@
-"""Count how the cases of a campaign end."""
+"""Counts how the cases of a campaign end."""
 
 import json
 import time
@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 Verdict = Literal["refused", "same", "silent", "traceback", "unclear", "hung"]
 """refused: a clear error with file, field, value and remedy, or a status with its reason. same: the
-result is right. The others are faults of the project: another result without a word (silent), an
-exception that nobody caught (traceback), an error that does not say what to do (unclear), no end
-(hung)."""
+result is right. The others are faults of the project: another result without an error (silent), an
+uncaught exception (traceback), an error without a remedy (unclear), no end (hung)."""
 FAULTS: tuple[Verdict, ...] = ("silent", "traceback", "unclear", "hung")
 
 _KEPT = 100
@@ -23,10 +22,9 @@ class Tally:
 
     campaign: str
     seed: int
-    counts: dict[str, Counter[Verdict]] = field(default_factory=dict)
-    """Verdicts by what was done."""
+    counts: dict[str, Counter[Verdict]] = field(default_factory=dict)  # by kind of case
     failures: list[dict[str, Any]] = field(default_factory=list)
-    """The first cases that ended as a fault. Seed and number make a case again."""
+    """The first cases that ended as a fault. Seed and number reproduce a case."""
     began: float = field(default_factory=time.monotonic)
 
     def add(self, kind: str, number: int, verdict: Verdict, said: str) -> None:
@@ -45,7 +43,7 @@ class Tally:
         return sum(self.total[verdict] for verdict in FAULTS)
 
     def to_json(self) -> str:
-        """All of it, with the seconds it took."""
+        """The whole tally, with the seconds since its beginning."""
         record = {
             "campaign": self.campaign,
             "seed": self.seed,

@@ -1,4 +1,4 @@
-"""The campaigns of attacks in small, and faults that they must find."""
+"""Small campaigns of attacks, and faults that they must find."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ CONFIG = kills.ROOT / "config"
 
 
 @pytest.mark.slow
-def test_every_bad_file_is_refused_clearly_or_taken_as_it_is():
+def test_every_bad_file_is_refused_clearly_or_read_correctly():
     tally = bad_studies.run(240, 7, CONFIG)
     assert tally.failures == []
     assert tally.total.total() == 240
@@ -32,8 +32,7 @@ def test_every_bad_file_is_refused_clearly_or_taken_as_it_is():
     assert tally.total["same"] > 10
 
 
-def test_faults_are_found(monkeypatch):
-    """The campaign must see what it looks for."""
+def test_a_campaign_finds_faults(monkeypatch):
 
     def found() -> set[str]:
         return {case["verdict"] for case in bad_studies.run(36, 1, CONFIG).failures}
@@ -74,7 +73,7 @@ def results(tmp_path_factory):
     return folder
 
 
-def test_every_damage_is_noticed_and_done_to_a_copy(results):
+def test_every_damage_is_noticed_and_only_a_copy_is_damaged(results):
     before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
     tally = run(90, 7, results)
     assert set(tally.counts) == set(KINDS)
@@ -103,7 +102,7 @@ def shards(tmp_path_factory):
     return harness.Job("shards", run_order, order, folder / "shards/manifest.json", ("seconds",))
 
 
-def test_every_failing_call_is_told(shards):
+def test_every_failing_call_is_reported(shards):
     folder = shards.output.parents[1]
     calls = Calls(folder)
     with failing(calls):
@@ -116,7 +115,7 @@ def test_every_failing_call_is_told(shards):
         assert verdict in ("refused", "same"), f"call {place}: {verdict}, {said}"
 
 
-def test_a_job_that_lets_an_exception_through_is_found(tmp_path):
+def test_a_job_that_does_not_catch_an_error_is_found(tmp_path):
     def careless(options: list[str]) -> int:
         (tmp_path / "result.json").write_text("{}")
         return 0
@@ -145,10 +144,10 @@ Finished jobid: 3 (Rule: shards)
         ([0, None, None, 1, None, 0], 2.5, {"same": 1, "unclear": 2}),
         ([0, None, None, None, None], 2.5, {"hung": 3}),
     ],
-    ids=["the same", "another number", "the command does not go on", "no end"],
+    ids=["the same", "another number", "the command fails", "no end"],
 )
-def test_a_study_is_judged_by_how_it_goes_on(tmp_path, monkeypatch, ends, last_loss, verdicts):
-    """Commands end so, one after the other, where they were not killed."""
+def test_a_study_is_judged_by_its_end_and_results(tmp_path, monkeypatch, ends, last_loss, verdicts):
+    """``ends`` are the exit codes of the commands; None is a kill."""
     left, ways = list(ends), []
 
     def go(folder, targets, seconds, way="all"):
@@ -167,7 +166,7 @@ def test_a_study_is_judged_by_how_it_goes_on(tmp_path, monkeypatch, ends, last_l
     assert ways[:3] == ["snakemake", "group", "all"]
 
 
-def test_the_jobs_at_work_are_found():
+def test_running_jobs_are_found():
     assert at_work(SAID) == "Train single, repeat 1"
     assert at_work(SAID + "Finished jobid: 2 (Rule: train)\n") == "between jobs"
     assert at_work("Building DAG of jobs...\n") == "starting"
@@ -183,4 +182,4 @@ def test_times_count_from_the_first_job(tmp_path):
     child.kill()
     child.wait()
     said.write_text("")
-    wait_for_a_job(child, said, 30.0)  # it has ended
+    wait_for_a_job(child, said, 30.0)  # returns, because the command has ended

@@ -1,6 +1,6 @@
 """Planted faults cost a variant its certificate, and healthy variants keep theirs.
 
-Here is one fault of each family; ``python -m tests.attacks.planted_faults`` plants all of them.
+These tests plant one fault of each family; ``python -m tests.attacks.planted_faults`` plants all.
 """
 
 import pytest
@@ -30,7 +30,7 @@ ONE_WITNESS = {
     "smoothing has no gradient for the output map under bf16, small",
     "a step that overflows is applied with finite numbers",
 }
-"""Faults that one comparison alone shows, or that alone fail a comparison."""
+"""Faults that only one comparison shows, or that alone make a comparison fail."""
 BY_SEEDS = {
     "keys of the cache are off by one under bf16",
     "label smoothing off by a third under bf16",
@@ -61,7 +61,7 @@ def judged(fault: Fault, found: Certificate) -> None:
 
 
 def keeps(kind: str, found: Certificate) -> None:
-    """Few seeds may leave a reduced format undecided, which is no accusation."""
+    """Few seeds may leave a reduced format undecided, which is no false alarm."""
     allowed = {"equivalent", "inconclusive"} if kind == "statistical" else {"equivalent"}
     assert found.status in allowed, found.reason
 
@@ -76,17 +76,17 @@ def compared_with_dropout(found: Certificate) -> bool:
     return any(text.endswith(", with dropout") for text in where)
 
 
-def test_there_are_many_faults_with_names_of_their_own():
+def test_there_are_many_faults_with_different_names():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 261
     assert {fault.name for fault in ALONE} > ONE_WITNESS | BY_SEEDS
 
 
 @pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
-def test_planted_fault(fault):
+def test_a_planted_fault_is_caught_unless_it_is_known_to_be_missed(fault):
     judged(fault, certified(fault, run(fault)))
 
 
-def test_planted_faults_of_several_ranks():
+def test_planted_faults_of_several_ranks_are_caught():
     found = certified_all(TOGETHER)
     for fault in TOGETHER:
         judged(fault, found[fault.name])
@@ -108,7 +108,7 @@ def test_healthy_variants_of_several_ranks_keep_their_certificates():
             assert compared_with_dropout(found), change
 
 
-def test_the_report_names_what_is_missed_and_by_what_others_show():
+def test_the_report_names_missed_faults_and_the_comparison_that_shows_others():
     fault = named("every third update skipped")
     rows = [entry(fault, certified(fault, run(fault)))]
     rows.append(rows[0] | {"fault": "another", "caught": False, "missed_because": "too small"})

@@ -1,4 +1,4 @@
-"""What tests of the workflow share."""
+"""A folder that all processes share that run tests of the workflow."""
 
 import os
 
@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_folder(tmp_path_factory):
-    """Workers of pytest-xdist have folders of their own beside each other."""
+    """The base folders of pytest-xdist's workers are in one folder."""
     own = tmp_path_factory.getbasetemp()
     project.SHARED = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

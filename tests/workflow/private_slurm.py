@@ -1,4 +1,4 @@
-"""A Slurm of two hosts with a GPU each that is none, all of it on this machine."""
+"""A Slurm of two hosts with one simulated GPU each, all on this machine."""
 
 import contextlib
 import os
@@ -12,14 +12,14 @@ import psutil
 
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "squeue", "scancel")
 CONFIGURATION = Path("/etc/slurm")
-"""Where the executor looks for it: it takes SLURM_CONF out of the environment of jobs."""
+"""The executor looks for it here, because it removes SLURM_CONF from the environment of jobs."""
 
 FILES = ("slurm.conf", "gres.conf")
 HOSTS = ("n1", "n2")
 
 
 def impossible() -> str | None:
-    """Why there can be no private Slurm here; null where there can."""
+    """Why this machine cannot run a private Slurm; None if it can."""
     missing = [command for command in COMMANDS if shutil.which(command, path=_path()) is None]
     if missing:
         return f"{missing[0]} is not installed (packages slurm-wlm, munge)"
@@ -33,7 +33,7 @@ def impossible() -> str | None:
 
 
 class PrivateSlurm:
-    """Daemons of Slurm that keep everything below ``folder``; a context."""
+    """Runs the daemons of Slurm within a ``with`` block; all their files are below ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class PrivateSlurm:
     def __enter__(self) -> "PrivateSlurm":
         for name in ("controller", *HOSTS):
             (self.run / name).mkdir(parents=True)
-        # munged wants its socket reachable and its key to itself.
+        # munged refuses a socket that others cannot reach, and a key that others can read.
         for path in (self.folder, self.run):
             path.chmod(0o755)
         key = self.run / "munge.key"
@@ -56,9 +56,9 @@ class PrivateSlurm:
         try:
             for name in FILES:
                 link = CONFIGURATION / name
-                link.unlink(missing_ok=True)  # a dead link of a test that was killed
+                link.unlink(missing_ok=True)  # the dead link of a killed test
                 link.symlink_to(self.folder / name)
-            self._start(
+            _output(
                 "munged",
                 "--force",
                 f"--key-file={key}",
@@ -67,9 +67,9 @@ class PrivateSlurm:
                 f"--log-file={self.run / 'munged.log'}",
                 f"--seed-file={self.run / 'munged.seed'}",
             )
-            self._start("slurmctld")
+            _output("slurmctld")
             for host in HOSTS:
-                self._start("slurmd", "-N", host)
+                _output("slurmd", "-N", host)
             self._wait_for_hosts()
         except BaseException:
             self.__exit__()
@@ -83,7 +83,7 @@ class PrivateSlurm:
         for file in self.run.glob("*.pid"):
             with contextlib.suppress(ValueError, psutil.Error, FileNotFoundError):
                 daemon = psutil.Process(int(file.read_text()))
-                # Jobs that are still there are children of their host's daemon.
+                # Jobs that still run are children of their host's daemon.
                 for process in [*daemon.children(recursive=True), daemon]:
                     process.terminate()
                 daemon.wait(20)
@@ -93,24 +93,21 @@ class PrivateSlurm:
                 link.unlink()
 
     def jobs(self, state: str = "running") -> dict[str, str]:
-        """Numbers of jobs that are in ``state`` now, each with Snakemake's name of the job."""
+        """The numbers of the jobs in ``state``, each with Snakemake's name of the job."""
         lines = _output("squeue", "--noheader", f"--states={state}", "--format=%A %k").splitlines()
         return dict(line.split(maxsplit=1) for line in lines)
 
     def describe(self, job: str) -> str:
-        """All that Slurm knows of a job."""
+        """Everything that Slurm knows about a job."""
         return _output("scontrol", "--oneliner", "show", "job", job)
 
     def cancel(self, job: str) -> None:
-        """Cancel a job, as its owner or a scheduler with more urgent ones would."""
+        """Cancels a job, as its owner would."""
         _output("scancel", job)
 
     def requeue(self, job: str) -> None:
-        """Put a running job back into the queue, as preemption does."""
+        """Puts a running job back into the queue, as preemption does."""
         _output("scontrol", "requeue", job)
-
-    def _start(self, command: str, *arguments: str) -> None:
-        _output(command, *arguments)
 
     def _wait_for_hosts(self, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds

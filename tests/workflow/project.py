@@ -1,4 +1,4 @@
-"""A copy of the project with a tiny study, for tests that run the DAG or change its files."""
+"""A copy of the project with a tiny study, for tests that run Snakemake or change its files."""
 
 import compileall
 import contextlib
@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ import warm_snakemake
 import yaml
 
 from schemas.config.data import SPLITS
+from schemas.results import Repeat
 from transformer_core.common.sources import CACHE, Sources
 from transformer_core.run import warm_start as places
 from transformer_core.study import staleness
@@ -44,7 +46,7 @@ TINY: dict[str, Any] = {
         "log_every": 1,
         "validate_every": 6,
     },
-    # Other tests run beside this one: threads that wait for each other would take minutes.
+    # Other tests run at the same time: threads that wait for each other would take minutes.
     "machine": {"device": "cpu", "devices_per_node": 2, "threads": 1},
     "measurement": {"warmup_steps": 2, "window_steps": 2},
     "repeats": 1,
@@ -63,11 +65,16 @@ TINY: dict[str, Any] = {
 }
 
 
-class Project:
-    """The project's files in a folder of their own, and Snakemake on them."""
+def long_training(steps: int, **changed: Any) -> dict[str, Any]:
+    """The training of :data:`TINY` with more steps, so that a test can disturb it."""
+    usual = {"steps": steps, "log_every": 100, "validate_every": 0}
+    return TINY["training"] | usual | {"schedule": {"kind": "constant", "peak": 1e-3}} | changed
 
-    program = "snakemake"
-    """The module that is started as Snakemake."""
+
+class Project:
+    """A folder with the project's files, and Snakemake in it."""
+
+    program = "snakemake"  # the module that is started as Snakemake
 
     def __init__(self, folder: Path, study: dict[str, Any]) -> None:
         self.folder = folder
@@ -77,7 +84,7 @@ class Project:
 
     @classmethod
     def with_data(cls, folder: Path, study: dict[str, Any]) -> "Project":
-        """One that has the shards of :data:`TINY` already, and what Snakemake knows of them."""
+        """A project that has the shards of :data:`TINY`, and Snakemake's metadata of them."""
         made = cls(folder, study)
         for name in ("results/data", ".snakemake/metadata"):
             data = _made_once("data", _make_data)
@@ -85,25 +92,25 @@ class Project:
         return made
 
     def copy(self, folder: Path) -> "Project":
-        """The project with its results at another place."""
+        """Copies the project with its results to another folder."""
         made = copy.copy(self)
         made.folder, made.study = folder, folder / self.study.name
         shutil.copytree(self.folder, folder, symlinks=True)
         return made
 
     def write_study(self, study: dict[str, Any]) -> None:
-        """Put this study in place of the one before."""
+        """Replaces the study."""
         self.study.write_text(yaml.safe_dump(study))
 
     @contextlib.contextmanager
     def asked_for(self, study: dict[str, Any]) -> Iterator[None]:
-        """Within the block, this study is in place of the one before."""
+        """Replaces the study within the block."""
         with put_back(self.study):
             self.write_study(study)
             yield
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start ``snakemake --cores 2`` with the study, in a process group of its own."""
+        """Starts ``snakemake --cores 2`` with the study, in its own process group."""
         return subprocess.Popen(
             [sys.executable, "-m", self.program, *self._options(arguments)],
             cwd=self.folder,
@@ -115,7 +122,7 @@ class Project:
         )
 
     def snakemake(self, *arguments: str) -> tuple[int, str]:
-        """Run it to the end: exit code and output."""
+        """Runs Snakemake to the end: exit code and output."""
         output = self.folder / ".snakemake/output.txt"
         # One fork server for all calls in a project, instead of one for each call.
         options, environment = self._options(arguments), self._environment()
@@ -124,7 +131,7 @@ class Project:
         return code, output.read_text()
 
     def make(self, *arguments: str) -> str:
-        """Run it to the end, which must succeed: its output."""
+        """The output of Snakemake, which must succeed."""
         code, output = self.snakemake(*arguments)
         assert code == 0, output
         return output
@@ -133,24 +140,24 @@ class Project:
         return ["--cores", "2", *arguments, "--configfile", "study.yaml", "--nocolor"]
 
     def _environment(self) -> dict[str, str]:
-        """This one's, with the project's own packages, which are compiled once."""
+        """The environment of this process, with the project's own packages, which are compiled."""
         environment = os.environ | {"PYTHONPATH": str(self.folder)}
         # It would give each test fork servers of its own.
         environment.pop("PYTEST_CURRENT_TEST", None)
         return environment
 
     def refused(self, *arguments: str) -> str:
-        """Run it to the end, which must not succeed: its output."""
+        """The output of Snakemake, which must fail."""
         code, output = self.snakemake(*arguments)
         assert code != 0, output
         return output
 
     def planned(self, *arguments: str) -> dict[str, int]:
-        """Jobs by rule that a dry run announces."""
+        """The number of jobs of each rule that a dry run announces."""
         return self.dry_run(*arguments)[0]
 
     def dry_run(self, *arguments: str) -> tuple[dict[str, int], str]:
-        """Jobs by rule that a dry run announces, and all that it says."""
+        """The number of jobs of each rule that a dry run announces, and its output."""
         output = self.make("-n", *arguments)
         lines = output.split("Job stats:")[-1].splitlines() if "Job stats:" in output else []
         counts = [line.split() for line in lines]
@@ -161,14 +168,28 @@ class Project:
         }
         return found, output
 
+    def repeat(self, folder: str) -> Repeat:
+        """The record of a run in this folder."""
+        return Repeat.model_validate_json((self.folder / folder / "metrics.json").read_text())
+
+    def at_a_checkpoint(
+        self, running: subprocess.Popen[str], folder: str, act: Callable[[], None]
+    ) -> None:
+        """Waits until the run in this folder has a checkpoint, and acts, unless Snakemake ended."""
+        while running.poll() is None:
+            if any((self.folder / folder / "checkpoint").glob("step-*")):
+                act()
+                return
+            time.sleep(0.02)
+
 
 SHARED = Path()
-"""A folder of all processes that run these tests at the same time; the fixture of conftest.py sets it."""
+"""A folder that all processes share that run these tests; a fixture of conftest.py sets it."""
 
 
 @cache
 def _made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """What ``make`` writes to a folder, written by the first process that asks for it."""
+    """The folder that ``make`` fills; the first process that needs it calls ``make``."""
     folder = SHARED / name
     with (SHARED / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -180,8 +201,8 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _copy_sources(folder: Path) -> None:
-    """The project's files, compiled. Copies have the times of the originals, so that what was
-    compiled of these holds for them."""
+    """Copies the project's files and compiles them. Copies of these keep their time stamps, so that
+    the compiled files remain valid."""
     for name in ("workflow", "profiles", "config", "schemas", "transformer_core"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "Snakefile", folder)
@@ -191,13 +212,13 @@ def _copy_sources(folder: Path) -> None:
 
 
 def _make_data(folder: Path) -> None:
-    """A project with all shards of :data:`TINY`."""
+    """Makes a project with all shards of :data:`TINY`."""
     shards = "results/data/grammar/shards/{}/manifest.json"
     Project(folder, TINY).make(*(shards.format(split) for split in SPLITS))
 
 
 def know_sources(folder: Path) -> None:
-    """Let Snakemake in ``folder`` know all sources: what was read of them holds for copies, too."""
+    """Gives ``folder`` the cache of parsed sources, which is valid for copies, too."""
     staleness.fingerprints(Sources(ROOT, ROOT / CACHE))
     (folder / CACHE).parent.mkdir(exist_ok=True)
     shutil.copy(ROOT / CACHE, folder / CACHE)
@@ -205,7 +226,7 @@ def know_sources(folder: Path) -> None:
 
 @contextlib.contextmanager
 def put_back(*files: Path) -> Iterator[None]:
-    """What the block does to these files is undone after it."""
+    """Restores these files after the block."""
     before = {file: file.read_bytes() for file in files}
     try:
         yield
@@ -215,7 +236,7 @@ def put_back(*files: Path) -> Iterator[None]:
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:
-    """Kill -9 for a process and all that it started."""
+    """Kills a process and its process group by SIGKILL."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

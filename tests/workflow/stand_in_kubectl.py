@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Stands in for kubectl: the pods of Jobs are processes on this machine.
 
-Understands the calls of workflow/profiles/kubernetes and no others. What it knows of its Jobs lies
-in the folder STAND_IN_KUBECTL: <name>.json, the manifest; <name>.pid; <name>.code, once it ended.
+Understands only the calls of workflow/profiles/kubernetes. It keeps its Jobs in the folder
+STAND_IN_KUBECTL: <name>.json, the manifest; <name>.pid; and <name>.code, once the Job has ended.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER = Path(os.environ.get("STAND_IN_KUBECTL", "."))
 QUERY = '--output=jsonpath={range .status.conditions[?(@.status=="True")]}{.type} {end}'
 IMAGE = ("PATH", "HOME", "PYTHONPATH", "LANG")
-"""What a pod has of the environment: nothing but what its image brings."""
+"""The environment of a pod: only the variables that its image sets."""
 
 
 def create() -> None:
@@ -44,12 +44,12 @@ def get(name: str) -> None:
         sys.exit(f'Error from server (NotFound): jobs.batch "{name}" not found')
     code = FOLDER / f"{name}.code"
     if code.exists() and (text := code.read_text()):
-        # A cluster says first that it will fail, and then that it has.
+        # A cluster first says how the Job will end, and then that it has ended.
         print("SuccessCriteriaMet Complete " if int(text) == 0 else "FailureTarget Failed ", end="")
 
 
 def evict(name: str) -> None:
-    """End a pod as a cluster does that needs its host."""
+    """Ends a pod, as a cluster does if it needs the pod's host."""
     os.killpg(int((FOLDER / f"{name}.pid").read_text()), signal.SIGKILL)
     (FOLDER / f"{name}.code").write_text("137")
 

@@ -1,11 +1,11 @@
-"""Braces in titles and paths are text; Snakemake takes them for wildcards elsewhere."""
+"""Braces in titles and paths are text, although Snakemake treats braces as wildcards."""
 
 import os
 
 from project import TINY, Project
 
 
-def test_a_study_with_braces_plans_and_reads_its_corpus_and_again_where_it_was_edited(tmp_path):
+def test_a_study_with_braces_reads_its_corpus_and_reads_it_again_after_an_edit(tmp_path):
     pairs = {}
     for split in ("train", "validation", "test"):
         pairs[split] = f"{{{split}}} {{corpus}}.tsv"
@@ -18,7 +18,7 @@ def test_a_study_with_braces_plans_and_reads_its_corpus_and_again_where_it_was_e
     project.make("results/data/braces/pairs/train.json", "results/study.json")
     assert '"title":"{variant} {"' in (project.folder / "results/study.json").read_text()
     assert project.planned("results/data/braces/pairs/train.json") == {}
-    # Edited, with its time kept.
+    # An edit that keeps the time stamp.
     train = project.folder / pairs["train"]
     before = train.stat()
     train.write_text(train.read_text() + "A cat sleeps .\tEine Katze schläft .\n")

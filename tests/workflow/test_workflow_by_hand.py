@@ -1,4 +1,4 @@
-"""Two hosts without a cluster: the line of docs/clusters.md, started once on each of them."""
+"""Two hosts without a cluster: each runs the line of docs/clusters.md."""
 
 import contextlib
 import json
@@ -14,9 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT, TINY, Project, kill_group
-
-from schemas.results import Repeat
+from project import ROOT, TINY, Project, kill_group, long_training
 
 HOSTS = ("first", "second")
 RUN = "results/runs/ddp/repeat-1"
@@ -24,19 +22,13 @@ TIMEOUT = 5.0
 
 STUDY = TINY | {
     "machine": TINY["machine"] | {"nodes": 2, "devices_per_node": 1, "timeout": TIMEOUT},
-    "training": TINY["training"]
-    | {
-        "steps": 200,
-        "log_every": 50,
-        "validate_every": 0,
-        "schedule": {"kind": "constant", "peak": 1e-3},
-    },
+    "training": long_training(200, log_every=50),
 }
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A study over two hosts, with all that a run needs."""
+    """A study over two hosts, with everything that a run needs."""
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
     shards = "results/data/grammar/shards/{}/manifest.json"
     splits = [shards.format(split) for split in ("train", "validation")]
@@ -45,8 +37,8 @@ def project(tmp_path_factory):
 
 
 def documented_line(**changed: str) -> str:
-    """The line that docs/clusters.md tells to type on the second host, with other fields of its
-    order where they are given."""
+    """The line that docs/clusters.md gives for the second host, with the changed fields of its
+    order."""
     text = (ROOT / "docs/clusters.md").read_text().replace("\\\n", " ")
     (order,) = re.findall(r"^ORDER='(.*)'$", text, re.M)
     (line,) = re.findall(r"^(NODE_RANK=1 .*transformer_core\.run\.job.*)$", text, re.M)
@@ -57,7 +49,7 @@ def documented_line(**changed: str) -> str:
 def start(
     project: Project, node: int, port: int, *more: str, **changed: str
 ) -> subprocess.Popen[str]:
-    """Start the documented line as host ``node``, in a process group of its own."""
+    """Starts the documented line as host ``node``, in its own process group."""
     words = shlex.split(documented_line(**changed))
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     command = [word for word in words if not re.match(r"[A-Z_]+=", word)]
@@ -82,17 +74,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def result(project: Project, folder: str = RUN) -> Repeat:
-    return Repeat.model_validate_json((project.folder / folder / "metrics.json").read_text())
-
-
 @pytest.mark.slow
 def test_the_same_line_on_every_host_makes_one_run(project):
     port = free_port()
     hosts = [start(project, node, port) for node in (0, 1)]
     said = [host.communicate(timeout=200)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], said
-    repeat = result(project)
+    repeat = project.repeat(RUN)
     assert repeat.status == "ok", repeat.reason
     assert repeat.topology is not None
     found = repeat.topology
@@ -100,20 +88,20 @@ def test_the_same_line_on_every_host_makes_one_run(project):
     places = [(place.rank, place.node_rank, place.host) for place in found.ranks]
     assert places == [(0, 0, "first"), (1, 1, "second")]
     planned = project.planned(f"{RUN}/metrics.json")
-    assert planned == {}, "Snakemake does not take the run as done"
+    assert planned == {}, "Snakemake does not accept the run as done"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="takes parent-death signals")
-def test_a_host_that_is_gone_is_named(project):
-    """All processes of the second host stand still, in the middle of the training."""
+def test_a_host_that_stops_is_named(project):
+    """All processes of the second host are stopped in the middle of the training."""
     output = "results/stopped"
     port = free_port()
     long = project.folder / "long.json"
     spec = (project.folder / "results/runs/ddp/spec.json").read_text()
     long.write_text(spec.replace('"steps":200', '"steps":1000000'))
     assert '"steps":1000000' in long.read_text()
-    # The last of two equal options counts.
+    # Of two equal options the last one counts.
     options = ("--log-file", f"{output}.log")
     changed = {"spec": str(long), "output": output}
     hosts = [start(project, node, port, *options, **changed) for node in (0, 1)]
@@ -130,13 +118,13 @@ def test_a_host_that_is_gone_is_named(project):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
     assert hosts[0].returncode == 0, said
-    repeat = result(project, output)
+    repeat = project.repeat(output)
     assert repeat.status == "failed"
     assert repeat.reason == "rank 1 on host second does not answer"
 
 
 def processes_of(host: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All that was started on a host, the last ones first; torchrun's have groups of their own."""
+    """All processes of a host, the last ones first; those of torchrun have their own groups."""
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(host.pid)
         return [*first.children(recursive=True)[::-1], first]
@@ -144,7 +132,7 @@ def processes_of(host: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def wait_for_training(log: Path, host: subprocess.Popen[str]) -> None:
-    """Until the log tells of a training that has begun."""
+    """Waits until the log says that the training has begun."""
     while host.poll() is None:
         if log.exists() and "starts, step" in log.read_text():
             time.sleep(0.5)

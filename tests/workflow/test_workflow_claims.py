@@ -1,4 +1,4 @@
-"""Claims and families in the DAG: what they ask for is made, and mistakes in them are refused."""
+"""Claims and families in the DAG: Snakemake makes their results, and mistakes are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -42,23 +42,23 @@ UNKNOWN = {
 }
 
 
-def test_what_a_claim_compares_is_timed_and_a_number_of_no_job_asks_for_nothing(project, claims):
+def test_the_comparisons_of_a_claim_are_timed_and_unknown_files_are_ignored(project, claims):
     pairs = [("ddp", "single"), ("ddp", "central"), ("tf32", "single")]
     write(claims, *(compared(*pair) for pair in pairs), UNKNOWN)
     planned, said = project.dry_run(CLAIMS)
-    # Those of the study, of which the first is one, and of the second.
+    # The two groups of the study, which include the first pair, and one for the second pair.
     assert planned["turns"] == 3
     assert "Time central/1 in turns" in said
     assert "roofline" not in planned
 
 
-def test_a_number_of_a_job_asks_for_the_job(project, claims):
+def test_a_claim_on_a_number_plans_the_job_that_measures_it(project, claims):
     number = UNKNOWN["number"] | {"file": "results/machine/roofline.json"}
     write(claims, UNKNOWN | {"number": number})
     assert project.planned(CLAIMS)["roofline"] == 1
 
 
-def test_mistyped_names_are_refused_with_near_ones(project, claims):
+def test_mistyped_names_are_refused_with_the_nearest_ones(project, claims):
     trend = {"kind": "trend", "family": "bucket_sise", "direction": "rises"}
     write(claims, compared("dpp", "single"), trend)
     output = project.refused("-n", CLAIMS)

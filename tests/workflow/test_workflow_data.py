@@ -1,4 +1,4 @@
-"""Data of a study: parts that several jobs tokenize, and the check of all shards."""
+"""Data of a study: several jobs tokenize parts, and a check reads all shards."""
 
 from pathlib import Path
 
@@ -21,13 +21,13 @@ def project(tmp_path_factory):
 
 
 def ids(project: Project) -> list[bytes]:
-    """Of every sentence, the sources first."""
+    """The ids of every sentence, the sources first."""
     store = open_shards(project.folder / MANIFEST)
     rows = np.arange(len(store))
     return [row.tobytes() for row in store.source_rows(rows) + store.target_rows(rows)]
 
 
-def test_parts_give_what_one_job_gives(project):
+def test_several_jobs_make_the_shards_of_one(project):
     whole = ids(project)
     assert project.planned(MANIFEST, *SCATTER) == {"shards_part": 3, "gather_shards": 1}
     project.make(VERIFY, *SCATTER)

@@ -1,4 +1,4 @@
-"""The main job on a tiny study: to the report, then nothing to do, then only what changed."""
+"""A tiny study from start to report; then nothing is left to do; then only changed parts run."""
 
 import json
 import re
@@ -26,7 +26,7 @@ from transformer_core.common.digests import NAME
 REPORT = "results/report.html"
 LIMIT = 800 * 2**20
 STUDY = TINY | {
-    # With dropout, replicas would draw other numbers than one rank.
+    # With dropout, replicas would draw other masks than a single rank.
     "model": TINY["model"] | {"dropout": 0.0},
     "search": {"budget": 4, "candidates": 2},
     "memory": {"largest_batch": {"variants": ["single"], "limit": LIMIT, "resolution": 0.5}},
@@ -65,7 +65,7 @@ def test_both_variants_are_measured_evaluated_and_shown(project):
         assert "--configfile=study.yaml" in repeat.provenance.command
 
 
-def test_limits_of_the_machine_and_profiles_are_made_beside_the_runs(project):
+def test_limits_of_the_machine_and_profiles_are_made_with_the_report(project):
     folder = project.folder / "results"
     limits = Roofline.model_validate_json((folder / "machine/roofline.json").read_text())
     assert (limits.status, limits.kind) == ("ok", "cpu")
@@ -103,7 +103,7 @@ def test_every_variant_is_measured_and_predicted(project):
     assert [rank.rank for rank in measured(project, "ddp").ranks] == [0, 1]
 
 
-def test_the_largest_batch_has_a_target_and_a_limit(project):
+def test_the_largest_batch_is_found_within_its_limit(project):
     result = LargestBatchResult.model_validate_json((project.folder / LARGEST).read_text())
     assert (result.status, result.limit_bytes) == ("ok", LIMIT)
     last = [trial for trial in result.trials if trial.purpose == "confirmation"][-1]
@@ -134,12 +134,11 @@ def test_timed_runs_do_not_overlap(project):
         start = datetime.fromisoformat(repeat.provenance.started)
         times.append((start, start + timedelta(seconds=repeat.total_seconds)))
     (_, first_end), (second_start, _) = sorted(times)
-    # The worker's clock starts a little before it notes the time.
+    # The worker's clock starts a little before it records the time.
     assert first_end - second_start < timedelta(seconds=2.5)
 
 
-def test_a_second_call_with_comments_and_copies_on_hosts_has_nothing_to_do(project):
-    """A profile may ask for copies of the shards, also once there are results."""
+def test_comments_and_local_copies_of_shards_leave_nothing_to_do(project):
     for file in (project.study, project.folder / "config/variants.yaml"):
         file.write_text("# a comment\n" + file.read_text())
     assert project.planned(REPORT, "--config", "local_shards=/scratch") == {}
@@ -165,11 +164,10 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project):
     assert "Train single" not in said
 
 
-def test_editing_a_source_reruns_what_it_changes(project):
-    """Of every file, tests/study has the rules."""
+def test_editing_a_source_reruns_the_jobs_that_it_changes(project):
+    """tests/study checks the rules of every file."""
     file = project.folder / "transformer_core/models/sublayers.py"
-    # A statement without an effect, but a statement: every function that returns something says
-    # something else.
+    # A statement without effect before every return is still a change of code.
     other = re.sub(r"^( +)return ", r"\1del ()\n\1return ", file.read_text(), flags=re.M)
     with put_back(file):
         file.write_text(other)
@@ -193,16 +191,16 @@ def test_sides_take_turns_in_two_sessions(project):
     assert first != second, "a ratio depends on batches: each session has its own"
     work = project.folder / "results/turns/single/1.sessions"
     left = {path.name for path in work.glob("[!.]*")}
-    assert left == {"session-1.json", "session-2.json"}, "more time goes on from these"
+    assert left == {"session-1.json", "session-2.json"}, "a longer time continues from these"
     assert run.provenance["ddp"].command.startswith("snakemake --cores all results/turns/single/1")
 
 
-def test_another_margin_judges_anew_and_times_nothing(project):
+def test_another_margin_repeats_the_verdicts_but_no_timing(project):
     with project.asked_for(STUDY | {"comparison": TINY["comparison"] | {"margin": 0.1}}):
         assert project.planned("results/comparisons.json") == {"compare": 1}
 
 
-def test_a_study_may_leave_it_out(project):
+def test_a_study_may_turn_off_memory(project):
     with project.asked_for(STUDY | {"memory": None}):
         planned = project.planned(RUN, "--forceall")
         assert "train" in planned
@@ -210,7 +208,7 @@ def test_a_study_may_leave_it_out(project):
         assert "is not known" in project.refused("-n", PREDICTED)
 
 
-def test_another_prediction_is_no_reason_to_train_again(project):
+def test_another_prediction_repeats_no_training(project):
     (project.folder / PREDICTED).touch()
     assert project.planned(RUN) == {}
     kept = (project.folder / PREDICTED).rename(project.folder / "kept.json")
@@ -218,7 +216,7 @@ def test_another_prediction_is_no_reason_to_train_again(project):
     kept.rename(project.folder / PREDICTED)
 
 
-def test_one_variant_alone(project):
+def test_one_variant_can_be_made_alone(project):
     target = "results/runs/single/metrics.json"
     with put_back(project.folder / target):
         (project.folder / target).unlink()
@@ -227,7 +225,7 @@ def test_one_variant_alone(project):
     assert "ddp" not in output.split("Job stats:")[1]
 
 
-def test_another_study_does_not_overwrite_silently(project):
+def test_another_study_does_not_silently_overwrite_results(project):
     with project.asked_for(STUDY | {"name": "other"}):
         output = project.refused(REPORT)
         project.make("-n", REPORT, "--config", "replace_results=true")
@@ -236,7 +234,7 @@ def test_another_study_does_not_overwrite_silently(project):
 
 
 def test_a_run_warns_that_it_cannot_fit_and_names_a_truncated_shard_with_its_repair(project):
-    """The prediction in the file is made a thousand times larger."""
+    """The predicted memory is far more than any machine has."""
     path = project.folder / PREDICTED
     larger = json.loads(path.read_text())
     for prediction in larger["predictions"]:
@@ -246,7 +244,7 @@ def test_a_run_warns_that_it_cannot_fit_and_names_a_truncated_shard_with_its_rep
     whole = shard.read_bytes()
     with put_back(path, digests, shard, project.folder / RUN):
         path.write_text(json.dumps(larger))
-        digests.unlink()  # with its digest, it would be refused
+        digests.unlink()  # its digest would not match
         shard.write_bytes(whole[: len(whole) // 2])
         output = project.make(RUN, "--forcerun", "train")
         repeat = json.loads((project.folder / RUN).read_text())

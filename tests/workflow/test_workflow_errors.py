@@ -1,4 +1,4 @@
-"""Mistakes are refused before any work starts, with the field, the value and what to do."""
+"""Mistakes are refused before any work starts, with field, value and remedy."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def project(tmp_path_factory):
         ({"memory": {"largest_batch": {"variants": ["dpp"]}}}, ["memory", "did you mean ddp"]),
     ],
 )
-def test_a_wrong_study(project, change, words):
+def test_a_wrong_study_is_refused(project, change, words):
     with project.asked_for(TINY | change):
         output = project.refused("results/report.html")
     for word in ["study.yaml", "remedy:", *words]:
@@ -35,13 +35,13 @@ def test_a_wrong_study(project, change, words):
     assert not (project.folder / "results/runs").exists()
 
 
-def test_a_wrong_value_on_the_command_line(project):
+def test_a_wrong_value_on_the_command_line_is_refused(project):
     output = project.refused("-n", "--config", 'training={"steps": "many"}')
     assert "training.steps" in output
     assert "'many'" in output
 
 
-def test_a_mistyped_target_is_refused_with_near_names(project):
+def test_a_mistyped_target_is_refused_with_the_nearest_names(project):
     asked = ["results/runs/singel/metrics.json", "results/turns/ddp/1"]
     asked += ["results/memory/largest_batch/ddp.json"]
     near = ["results/runs/single/metrics.json", "results/turns/single/1"]
@@ -52,19 +52,19 @@ def test_a_mistyped_target_is_refused_with_near_names(project):
         assert f"did you mean {name}" in output
 
 
-def test_the_known_targets_are_what_the_rules_make(project):
+def test_the_rules_make_all_known_targets(project):
     study = Study.model_validate(TINY)
     project.make("-n", *known_targets(study, (), FIGURES, TABLES))
 
 
-# Of every study, tests/schemas resolves the variants.
+# tests/schemas resolves the variants of every study.
 @pytest.mark.parametrize("name", ["multi30k", "gpt2_small", "own_training"])
-def test_a_study_of_each_task_plans(project, name):
+def test_a_study_of_each_task_can_be_planned(project, name):
     project.make("-n", "--configfile", f"config/studies/{name}.yaml")
 
 
-def test_another_workflow_takes_this_one_as_a_module(tmp_path):
-    """As ``snakedeploy deploy-workflow`` writes it."""
+def test_another_workflow_can_include_this_one_as_a_module(tmp_path):
+    """The Snakefile is like that of ``snakedeploy deploy-workflow``."""
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(TINY))
     know_sources(tmp_path)
     (tmp_path / "Snakefile").write_text(

@@ -1,6 +1,6 @@
 """A run that is killed in the middle resumes and ends with the same result.
 
-`python -m tests.attacks kills --cases 100` has a hundred kills at moments from a seed.
+`python -m tests.attacks kills --cases 100` kills at a hundred random moments.
 """
 
 import os
@@ -10,25 +10,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from project import TINY, Project, kill_group
+from project import TINY, Project, kill_group, long_training
 
-from schemas.results import Repeat
 from tests.attacks.kills import what_must_be_the_same
 
-TARGET = "results/runs/{}/repeat-1/metrics.json"
-STUDY = TINY | {
-    "training": TINY["training"]
-    | {
-        "steps": 120,
-        "checkpoint_every": 5,
-        "validate_every": 60,
-        "schedule": {"kind": "constant", "peak": 1e-3},
-    }
-}
+RUN = "results/runs/ddp/repeat-1"
+STUDY = TINY | {"training": long_training(120, log_every=1, checkpoint_every=5, validate_every=60)}
 
 
 def wait_for(folder: Path, pattern: str, seconds: float = 120.0) -> None:
-    """Until a file of that pattern lies in ``folder``."""
+    """Waits until ``folder`` has a file of that pattern."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if any(folder.glob(pattern)):
@@ -42,26 +33,22 @@ def project(tmp_path_factory):
     return Project.with_data(tmp_path_factory.mktemp("killed"), STUDY)
 
 
-def test_kill_9_and_again(project):
-    variant = "ddp"
-    folder = project.folder / f"results/runs/{variant}/repeat-1"
-    target = TARGET.format(variant)
-
+def test_the_same_command_resumes_a_killed_run(project):
+    folder, target = project.folder / RUN, f"{RUN}/metrics.json"
     running = project.start(target)
     wait_for(folder, "checkpoint/step-*")
     kill_group(running)
     assert not (project.folder / target).exists(), "killed too late to show anything"
 
-    # The same command, and nothing else.
     project.make(target)
-    resumed = Repeat.model_validate_json((project.folder / target).read_text())
+    resumed = project.repeat(RUN)
     assert resumed.status == "ok", resumed.reason
     assert resumed.resumed_at
     steps = pd.read_parquet(folder / "steps.parquet")
     assert not (folder / "checkpoint").exists()
 
     project.make(target, "--forcerun", "train")
-    whole = Repeat.model_validate_json((project.folder / target).read_text())
+    whole = project.repeat(RUN)
     assert not whole.resumed_at
     same = steps.columns.drop("input_wait_seconds").tolist()
     uninterrupted = pd.read_parquet(folder / "steps.parquet")
@@ -69,8 +56,8 @@ def test_kill_9_and_again(project):
     assert whole.validations == resumed.validations
 
 
-def test_data_whose_snakemake_is_killed_alone(project, tmp_path):
-    """Its job has nobody any more, and the same command starts it again beside it."""
+def test_data_is_right_after_a_kill_of_snakemake_alone(project, tmp_path):
+    """Its job still runs, and the same command starts the job again at the same time."""
     killed = Project(tmp_path / "project", STUDY)
     target = "results/data/grammar/shards/test/manifest.json"
     running = killed.start(target)

@@ -1,4 +1,4 @@
-"""The profile for Kubernetes: a dry run as it is written, and jobs with a stand-in for kubectl."""
+"""The profile for Kubernetes: a dry run, and jobs with a stand-in for kubectl."""
 
 import importlib.util
 import json
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from argparse import Namespace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -15,9 +14,7 @@ from typing import Any
 
 import pytest
 import stand_in_kubectl
-from project import ROOT, TINY, Project, kill_group
-
-from schemas.results import Repeat
+from project import ROOT, TINY, Project, kill_group, long_training
 
 PROFILE = "workflow/profiles/kubernetes"
 RUN = "results/runs/single/repeat-1"
@@ -52,7 +49,7 @@ def container(job: dict[str, Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_pod_has_what_the_job_needs():
+def test_a_pod_requests_the_resources_of_its_job():
     job = manifest(mem_mb=5000, runtime=30, gpu=2)
     resources = container(job)["resources"]
     assert resources["requests"] == {"cpu": "4", "memory": "5000M", "nvidia.com/gpu": "2"}
@@ -68,7 +65,7 @@ def test_without_a_gpu_a_pod_asks_for_none():
         assert "nvidia.com/gpu" not in needs["requests"] | needs["limits"]
 
 
-def test_what_is_timed_has_its_host_to_itself():
+def test_a_timed_job_has_its_host_to_itself():
     timed, untimed = manifest(timed=1), manifest("evaluate")
     (apart,) = timed["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -80,7 +77,7 @@ def test_what_is_timed_has_its_host_to_itself():
 
 
 @pytest.mark.parametrize("rule", ["train", "self_test_sessions", "x" * 80])
-def test_a_job_has_a_name_that_kubernetes_takes(rule):
+def test_a_job_has_a_name_that_kubernetes_accepts(rule):
     name = manifest(rule)["metadata"]["generateName"] + "abcde"
     assert len(name) <= 63
     assert name.replace("-", "").isalnum()
@@ -127,7 +124,7 @@ def test_a_dry_run_plans_the_report(tmp_path, monkeypatch):
 
 @needs_plugin
 @pytest.mark.slow
-def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(tmp_path, monkeypatch):
+def test_jobs_run_in_pods_and_an_evicted_one_resumes(tmp_path, monkeypatch):
     programs, jobs = tmp_path / "bin", tmp_path / "jobs"
     programs.mkdir()
     jobs.mkdir()
@@ -135,14 +132,18 @@ def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(tmp_path, monkeypatch)
     Path(stand_in_kubectl.__file__).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN_KUBECTL", str(jobs))
-    training = {"steps": 400, "checkpoint_every": 10, "validate_every": 0, "log_every": 100}
-    constant = {"schedule": {"kind": "constant", "peak": 1e-3}}
-    study = TINY | {"training": TINY["training"] | training | constant}
+    study = TINY | {"training": long_training(400, checkpoint_every=10)}
     project = Project.with_data(tmp_path / "project", study)
     running = project.start(
         f"{RUN}/metrics.json", f"--workflow-profile={PROFILE}", "--seconds-between-status-checks=1"
     )
-    evicting = threading.Thread(target=evict_training, args=(project.folder, jobs, running))
+
+    def evict() -> None:
+        (file,) = jobs.glob("train-*.json")
+        monkeypatch.setattr(stand_in_kubectl, "FOLDER", jobs)
+        stand_in_kubectl.evict(file.stem)
+
+    evicting = threading.Thread(target=project.at_a_checkpoint, args=(running, RUN, evict))
     evicting.start()
     try:
         output, _ = running.communicate(timeout=600)
@@ -150,22 +151,11 @@ def test_jobs_run_in_pods_and_one_that_is_evicted_goes_on(tmp_path, monkeypatch)
         kill_group(running)
         evicting.join()
     assert running.returncode == 0, output[-6000:]
-    repeat = Repeat.model_validate_json((project.folder / RUN / "metrics.json").read_text())
+    repeat = project.repeat(RUN)
     assert repeat.status == "ok", repeat.reason
-    assert repeat.resumed_at, "it began anew"
+    assert repeat.resumed_at, "it started from the beginning"
     made = [json.loads(file.read_text()) for file in sorted(jobs.glob("train-*.json"))]
     assert len(made) == 2
     assert {job["metadata"]["labels"]["timed"] for job in made} == {"true"}
     memory = [container(job)["resources"]["requests"]["memory"] for job in made]
     assert len(set(memory)) == 2, "the second attempt has more"
-
-
-def evict_training(folder: Path, jobs: Path, running: subprocess.Popen[str]) -> None:
-    """Evict the pod that trains, as soon as there is a checkpoint."""
-    while running.poll() is None:
-        if any((folder / RUN / "checkpoint").glob("step-*")):
-            (file,) = jobs.glob("train-*.json")
-            stand_in_kubectl.FOLDER = jobs
-            stand_in_kubectl.evict(file.stem)
-            return
-        time.sleep(0.02)

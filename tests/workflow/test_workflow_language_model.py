@@ -31,7 +31,7 @@ STUDY = {name: TINY[name] for name in TINY if name not in ("corpus", "filter", "
     "projection": None,
     "variants": ["single", "memory_together"],
 }
-# Messages of the second are in bfloat16, weights of normalizations too.
+# The second gathers all weights in bfloat16, those of normalizations too.
 TRIED = ["amp_bf16", "fsdp_bf16", "accum4_no_sync"]
 
 
@@ -68,7 +68,7 @@ def test_a_variant_is_measured_judged_and_certified(folder):
     assert certificate.status == "equivalent", certificate.reason
 
 
-def test_the_report_has_no_word_of_translations(folder):
+def test_the_report_does_not_mention_translations(folder):
     page = (folder / "report.html").read_text()
     assert "Continuations" in page
     assert "Bits per byte" in page
@@ -79,7 +79,7 @@ def test_the_report_has_no_word_of_translations(folder):
     assert by_name["single"]["bits_per_byte"]
 
 
-def test_what_has_no_meaning_is_unsupported_with_the_reason_and_the_study_goes_on(folder):
+def test_an_inapplicable_variant_is_unsupported_and_the_study_continues(folder):
     for kind, file in (
         (VariantResult, "runs/memory_together/metrics.json"),
         (Certificate, "equivalence/memory_together.json"),

@@ -1,4 +1,4 @@
-"""A training of the user's own, from a study to the report."""
+"""A user's own training, from the study to the report."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ STUDY = {
         "factory": "docs.examples.my_training:build",
         "options": {"width": 24},
         "head": "head",
-        # None that is faster: comparisons would take all the time there is.
+        # None is faster, because comparisons would use up all the time.
         "techniques": ["accumulation_2", "tf32"],
         "steps": 3,
         "verify": False,
@@ -33,7 +33,7 @@ def project(tmp_path_factory):
     return made
 
 
-def test_a_dry_run_runs_nothing_of_the_users(project):
+def test_a_dry_run_runs_no_code_of_the_user(project):
     (project.folder / "mine_alone.py").write_text("raise SystemExit('this module was run')\n")
     task = json.dumps(STUDY["task"] | {"factory": "mine_alone:build"})
     output = project.make("-n", "--config", f"task={task}")
@@ -41,7 +41,7 @@ def test_a_dry_run_runs_nothing_of_the_users(project):
     assert "ask for results/report.html" in project.refused("results/comparisons.json", "-n")
 
 
-def test_a_function_that_fails_ends_with_file_and_line(project):
+def test_an_error_in_the_function_names_file_and_line(project):
     (project.folder / "broken.py").write_text("def build(**_):\n    return 1 / 0\n")
     task = json.dumps({"kind": "import", "factory": "broken:build"})
     output = project.refused("--config", f"task={task}")
@@ -69,7 +69,7 @@ def test_a_function_is_certified_timed_and_reported(project):
     page = (project.folder / "results/report.html").read_text()
     for words in ("<code>accumulation_2</code>", "TensorFloat-32 needs a GPU", 'id="profiles"'):
         assert words in page, words
-    # All of it is there; and the script that is read is a part of what it comes from.
+    # Everything is made. A change of the script makes it stale.
     output = project.make("-n")
     assert "Nothing to be done" in output
     script = project.folder / "docs/examples/byte_gpt.py"

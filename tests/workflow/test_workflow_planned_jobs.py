@@ -1,4 +1,4 @@
-"""What the DAG plans for certificates and for what variants need of the machine, in dry runs."""
+"""Dry runs plan the jobs that certificates and variants need."""
 
 import json
 import shlex
@@ -21,7 +21,7 @@ def project(tmp_path_factory):
 def test_a_short_run_for_each_variant_that_can_have_a_certificate(project):
     planned = project.planned(REPORT)
     assert planned["certify"] == planned["train"] == 4
-    # The reference, and all variants but the one that is different by design.
+    # The reference, and all variants except sgd, which is different by design.
     assert planned["short_run"] == planned["short_spec"] == 4
     # For the projection to several ranks.
     assert planned["collectives"] == 1
@@ -29,7 +29,7 @@ def test_a_short_run_for_each_variant_that_can_have_a_certificate(project):
 
 def test_one_certificate_alone_needs_one_timed_run(project):
     planned = project.planned("results/equivalence/log_every_1.json")
-    assert planned["short_run"] == 2, "its own, and that of the variant it must equal"
+    assert planned["short_run"] == 2, "its own, and that of the variant that it must equal"
     assert planned["train"] == 1, "its own, whose kernels must be those of the short run"
 
 
@@ -37,18 +37,18 @@ def test_seeds_come_from_the_class_of_the_variant(project):
     output = project.make("-n", "-p", "results/equivalence/amp_bf16.json")
     commands = [line for line in output.splitlines() if '"kind": "short_run"' in line]
     assert len(commands) == 2
-    # Three seeds, and where their losses do not decide, as many more.
+    # Three seeds, and three more if their losses do not decide.
     assert all('"seeds": 6' in command for command in commands)
     assert sum('"first_look": 3,' in command for command in commands) == 1
 
 
 @pytest.mark.parametrize(("variants", "times"), [(["single"], 0), (["single", "ddp"], 1)])
-def test_collective_operations_where_several_ranks_use_them(project, variants, times):
+def test_collective_operations_are_measured_if_several_ranks_use_them(project, variants, times):
     with project.asked_for(STUDY | {"projection": None, "variants": variants}):
         assert project.planned(REPORT).get("collectives", 0) == times
 
 
-def test_every_order_of_a_rule_is_one_that_its_job_takes(project):
+def test_jobs_accept_the_orders_of_their_rules(project):
     study = TINY | {
         "time": "1h",
         "quality": {},
@@ -70,5 +70,5 @@ def test_every_order_of_a_rule_is_one_that_its_job_takes(project):
             text = words[words.index("--order") + 1]
             read_job(text)  # refuses an order with other fields
             kinds.add(json.loads(text)["kind"])
-    # Those of the GPU check ask for the variants of its own study, those of scripts for a script.
+    # The others need the variants of the GPU check's own study, or a script.
     assert {*JOBS} - kinds <= {"gpu_checks", "gpu_check_page", "tune", "tune_page"}

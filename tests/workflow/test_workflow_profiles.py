@@ -1,4 +1,4 @@
-"""The profiles for clusters: what they say of rules, and that nobody is forgotten."""
+"""The profiles for clusters cover every rule that needs settings."""
 
 import re
 
@@ -39,13 +39,13 @@ def test_every_timed_rule_has_its_hosts_to_itself_on_slurm():
 
 
 @pytest.mark.parametrize("name", ["slurm", "kubernetes"])
-def test_a_job_that_ended_early_is_tried_again(name):
+def test_a_job_that_ended_early_is_retried(name):
     profile = yaml.safe_load((PROFILES / name / "config.yaml").read_text())
     assert profile["retries"] > 0
     assert profile["rerun-incomplete"]
 
 
-def test_every_profile_names_the_command_that_takes_it():
+def test_every_profile_states_the_option_that_selects_it():
     for file in PROFILES.glob("*/config.yaml"):
         command = f"--workflow-profile {file.parent.relative_to(ROOT)}"
         assert command in file.read_text(), file

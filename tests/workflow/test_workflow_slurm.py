@@ -1,43 +1,35 @@
-"""The profile for Slurm on a private one: runs of one host and of two, past jobs cut short."""
+"""The profile for Slurm, on a private Slurm: runs on one host and on two, and interrupted jobs."""
 
 import importlib.util
 import shutil
-import subprocess
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
 import yaml
 from private_slurm import PrivateSlurm, impossible
-from project import TINY, Project, kill_group
+from project import TINY, Project, kill_group, long_training
 
-from schemas.results import Repeat, Topology
+from schemas.results import Topology
 
 PROFILE = "workflow/profiles/slurm"
+RUN = "results/runs/{}/repeat-1"
 TARGETS = ["results/runs/single/repeat-1/metrics.json", "results/runs/ddp/evaluation.json"]
 REQUEUED, CANCELLED = "single", "ddp"
 
 STUDY = TINY | {
     "machine": TINY["machine"] | {"nodes": 2, "devices_per_node": 1},
     # Long enough to be cancelled between two checkpoints.
-    "training": TINY["training"]
-    | {
-        "steps": 300,
-        "log_every": 100,
-        "validate_every": 0,
-        "checkpoint_every": 20,
-        "schedule": {"kind": "constant", "peak": 1e-3},
-    },
+    "training": long_training(300, checkpoint_every=20),
     "comparison": {"budget": 0, "pairs": 5, "sessions_least": 1, "sessions_most": 1},
-    # Jobs of their own, which other tests run.
+    # Other tests run the jobs of these.
     "search": None,
     "projection": None,
     "memory": None,
 }
 
-# The longer no job ends, the less often the executor looks. A test has no time for that.
+# The executor looks less and less often while no job ends. That would take too long in a test.
 LOOKS_OFTEN = """
 from snakemake.cli import main
 from snakemake_executor_plugin_slurm import Executor
@@ -63,14 +55,14 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, slurm):
-    """The runs of the study, both of which are cut short once on the way. The other jobs reach
-    their hosts by the same profile; each would take as long again."""
+    """The runs of the study, each interrupted once. The other jobs of a study use the same profile;
+    each would take as long again."""
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
-    # Of the jobs that make data, one is enough of a queue.
+    # One of the jobs that make data is enough.
     shutil.rmtree(made.folder / "results/data/grammar/shards/test")
     file = made.folder / PROFILE / "config.yaml"
     profile = yaml.safe_load(file.read_text())
-    # What a user would put in, and GPUs, which the hosts only pretend to have.
+    # Settings that a user would add, and GPUs, which the hosts only simulate.
     profile["default-resources"] |= {"cpus_per_task": 1, "slurm_partition": "gpu"}
     profile["set-resources"]["evaluate"] = {"gpu": 1}
     profile["set-resources"]["train"]["gres"] = "'gpu:1'"
@@ -80,8 +72,11 @@ def project(tmp_path_factory, slurm):
     made.program = "looks_often"
     running = made.start(*TARGETS, "--workflow-profile", PROFILE)
     threads = [
-        threading.Thread(target=cut_short, args=(slurm, made.folder, running, variant, cut))
-        for variant, cut in [(REQUEUED, slurm.requeue), (CANCELLED, slurm.cancel)]
+        threading.Thread(
+            target=made.at_a_checkpoint,
+            args=(running, RUN.format(variant), partial(interrupt, slurm, variant, way)),
+        )
+        for variant, way in [(REQUEUED, slurm.requeue), (CANCELLED, slurm.cancel)]
     ]
     for thread in threads:
         thread.start()
@@ -96,34 +91,18 @@ def project(tmp_path_factory, slurm):
     return made
 
 
-def cut_short(
-    slurm: PrivateSlurm,
-    folder: Path,
-    running: subprocess.Popen[str],
-    variant: str,
-    cut: Callable[[str], None],
-) -> None:
-    """End the job that trains the variant, as soon as it has a checkpoint."""
-    checkpoints = folder / f"results/runs/{variant}/repeat-1/checkpoint"
-    while running.poll() is None:
-        if any(checkpoints.glob("step-*")):
-            (job,) = [
-                number
-                for number, name in slurm.jobs().items()
-                if name.startswith("rule_train") and variant in name
-            ]
-            cut(job)
-            return
-        time.sleep(0.02)
-
-
-def repeat(project: Project, variant: str) -> Repeat:
-    file = project.folder / f"results/runs/{variant}/repeat-1/metrics.json"
-    return Repeat.model_validate_json(file.read_text())
+def interrupt(slurm: PrivateSlurm, variant: str, way: Callable[[str], None]) -> None:
+    """Interrupts the job that trains the variant."""
+    (job,) = [
+        number
+        for number, name in slurm.jobs().items()
+        if name.startswith("rule_train") and variant in name
+    ]
+    way(job)
 
 
 def topology(project: Project, variant: str) -> Topology:
-    found = repeat(project, variant)
+    found = project.repeat(RUN.format(variant))
     assert found.topology is not None, found.reason
     return found.topology
 
@@ -136,21 +115,21 @@ def test_a_single_run_takes_one_host_and_ddp_two(project):
     assert places == [(0, 0, "n1"), (1, 1, "n2")]
 
 
-def test_jobs_have_the_hosts_and_gpus_that_they_ask_for(project, slurm):
+def test_jobs_get_the_hosts_and_gpus_that_they_request(project, slurm):
     jobs = {name: slurm.describe(job) for job, name in slurm.jobs("all").items()}
     train = {name: jobs[f"rule_train_wildcards_{name}_1"] for name in ("single", "ddp")}
     assert "NumNodes=1 " in train["single"]
     assert "NumNodes=2 " in train["ddp"]
     for job in train.values():
         assert "TresPerNode=gres:gpu:1" in job
-        assert "OverSubscribe=NO" in job, "another job may disturb what is timed"
+        assert "OverSubscribe=NO" in job, "another job may disturb a timed one"
     assert "TresPerJob=gres:gpu:1" in jobs["rule_evaluate_wildcards_ddp"]
 
 
 @pytest.mark.parametrize("variant", [REQUEUED, CANCELLED])
-def test_what_was_cut_short_went_on(project, variant):
-    found = repeat(project, variant)
+def test_an_interrupted_job_resumed(project, variant):
+    found = project.repeat(RUN.format(variant))
     assert found.status == "ok", found.reason
-    assert found.resumed_at, "it began anew"
+    assert found.resumed_at, "it started from the beginning"
     assert found.steps == STUDY["training"]["steps"]
     assert "Trying to restart job" in (project.folder / "output.txt").read_text()

@@ -1,5 +1,5 @@
-"""What makes results stale, as Snakemake sees it: finished results of a small study, which are
-empty files that it takes for finished, and changes of the sources and of the user's files."""
+"""Which changes of sources and of the user's files make results stale for Snakemake. The results of
+a small study are empty files that Snakemake considers finished."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from project import TINY, Project, put_back
 from transformer_core.common.sources import Sources
 from transformer_core.study.staleness import fingerprints, rules_of_files
 
-# As slow as Snakemake's start, seven times.
+# Snakemake starts seven times.
 pytestmark = pytest.mark.slow
 
 STUDY = TINY | {
@@ -37,14 +37,14 @@ def finished(tmp_path_factory):
         (project.folder / f"{split}.tsv").write_text("a dog\tein Hund\n")
     own = project.folder / "own"
     own.mkdir()
-    # To import the package would leave a file behind.
+    # Importing the package would leave a file behind.
     (own / "__init__.py").write_text("open('imported', 'w').close()\n")
     (own / "model.py").write_text('"""Own."""\nfrom own import parts\ndef build(): parts.part()\n')
     (own / "parts.py").write_text("def part():\n    return 1\n")
     output = project.make("--summary", *TARGETS)
     lines = [line.split("\t") for line in output.splitlines()]
     rules = {name: rule for name, _, rule, *_ in (x for x in lines if x[0].startswith("results/"))}
-    # What says which study results are of is made: in an empty file it would be refused.
+    # Files that name the study of the results are really made: empty ones would be refused.
     made = [name for name, rule in rules.items() if rule in ("describe_study", "resolve_spec")]
     project.make(*made)
     for name, rule in rules.items():
@@ -62,7 +62,7 @@ def finished(tmp_path_factory):
 
 
 def stale(project: Project) -> dict[str, set[str]]:
-    """Rules by the reason for which a dry run announces them."""
+    """The rules that a dry run announces, by reason."""
     output = project.make("-n", *TARGETS)
     text = output.split("Reasons:")[-1] if "Reasons:" in output else ""
     found = re.findall(r"^    (\S[^\n]*):\n        (\S[^\n]*)$", text, re.MULTILINE)
@@ -70,7 +70,7 @@ def stale(project: Project) -> dict[str, set[str]]:
 
 
 def by_itself(reasons: dict[str, set[str]]) -> set[str]:
-    """Rules that run again for themselves, not for another's new output."""
+    """Rules that run again for their own reasons, not because of another's new output."""
     own = [rules for reason, rules in reasons.items() if "updated by another job" not in reason]
     return set().union(*own)
 
@@ -82,7 +82,7 @@ def edit(project: Project, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_what_changes_no_result_makes_nothing_stale_in_a_clone_of_the_project(finished):
+def test_comments_and_time_stamps_make_nothing_stale_in_a_clone(finished):
     clone = finished.copy(finished.folder.with_name("clone"))
     for package in ("transformer_core", "schemas"):
         for path in (clone.folder / package).rglob("*.py"):
@@ -96,7 +96,7 @@ def test_what_changes_no_result_makes_nothing_stale_in_a_clone_of_the_project(fi
     shutil.rmtree(clone.folder)
 
 
-# A change of what stands in one file, and rules of which it can change the results, or cannot.
+# A change of one file, and rules whose results it can and cannot change.
 CHANGES = {
     "allocator": (
         ("transformer_core/run/launcher.py", "1 << 30", "1 << 29"),
@@ -110,7 +110,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_table_says_what_runs_again(finished, name, tmp_path):
+def test_the_table_lists_the_rules_that_run_again(finished, name, tmp_path):
     (file, old, new), (some, others) = CHANGES[name]
     text = (finished.folder / file).read_text()
     cache = tmp_path / "sources.json"
@@ -123,26 +123,26 @@ def test_the_table_says_what_runs_again(finished, name, tmp_path):
         changed = {rule for rule, mark in after.items() if marks[rule] != mark}
     finally:
         (finished.folder / file).write_text(text)
-    # Not every rule is one of this study's.
+    # The study does not use every rule.
     assert found <= changed == set(table[file])
     assert found >= some
     assert not changed & others
 
 
-# Before the user's files and the study are changed.
-def test_a_time_makes_comparisons_go_on_and_nothing_is_trained(finished):
+# Runs before the user's files and the study change.
+def test_with_a_time_comparisons_continue_and_nothing_is_trained(finished):
     planned = finished.planned("results/report.html", "--config", "time=1h")
     concluded = {"compare", "families", "claims", "page"}
-    # This study has no search to speak of; of rules without input a touched file knows nothing.
+    # This study hardly searches; a touched file says nothing about rules without input.
     others = {"search", "describe_study", "audit"}
     assert planned.keys() - others == {"refine"} | concluded
     assert planned["refine"] == 1
 
 
-def test_files_of_the_user(finished):
+def test_changed_files_of_the_user_make_their_jobs_stale(finished):
     with put_back(finished.folder / "own/parts.py"):
         edit(finished, "own/parts.py", "return 1", "return 2")
-        # Of others, Snakemake only says that they come after these.
+        # All other rules run only because these do.
         assert by_itself(stale(finished)) == {
             *("train", "turns", "short_run", "profile", "compute_times", "self_test_sessions"),
             "audit",
@@ -152,7 +152,7 @@ def test_files_of_the_user(finished):
     assert by_itself(stale(finished)) == {"read_corpus"}
 
 
-def test_sides_that_take_turns_in_other_groups(finished):
+def test_other_groups_repeat_only_the_turns(finished):
     finished.write_study(STUDY | {"comparison": STUDY["comparison"] | {"together": 2}})
     found = by_itself(stale(finished))
     assert "turns" in found

@@ -1,4 +1,4 @@
-"""Traces that a user brings are targets like those of the study."""
+"""A user's traces are targets like those of the study."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The profile for a workstation: jobs at the same time see different GPUs, timed ones are alone."""
+"""The profile for a workstation: simultaneous jobs see different GPUs, timed ones run alone."""
 
 import json
 
@@ -8,7 +8,7 @@ from project import TINY, Project
 PROFILE = "--workflow-profile=workflow/profiles/workstation"
 GPUS = ["GPU-11111111-a", "GPU-22222222-b"]
 
-# Every Python of a job writes down what it runs, what it may see, and from when to when.
+# Every Python process of a job records its module, its visible GPUs, and its beginning and end.
 WATCH = """
 import atexit, json, os, sys, time
 began = time.time()
@@ -31,7 +31,7 @@ def note():
 def note_and_leave(code):
     note()
     leave(code)
-# quick_start ends its process without what waits for the end.
+# quick_start ends its process without exit handlers.
 os._exit = note_and_leave
 atexit.register(note)
 """
@@ -40,7 +40,7 @@ Line = tuple[str, str | None, float, float]
 
 
 def watched(project: Project, *arguments: str) -> list[Line]:
-    """Run Snakemake with the profile: module, visible GPUs, beginning and end of every process."""
+    """Runs Snakemake with the profile: module, visible GPUs, beginning and end of each process."""
     file = project.folder / "watched"
     file.unlink(missing_ok=True)
     project.make(*arguments, PROFILE)
@@ -52,18 +52,18 @@ def at_the_same_time(first: Line, second: Line) -> bool:
 
 
 @pytest.mark.slow
-def test_gpus_are_shared_out_and_timed_jobs_are_alone(tmp_path, monkeypatch):
+def test_each_job_has_its_own_gpu_and_timed_jobs_run_alone(tmp_path, monkeypatch):
     study = TINY | {"variants": ["single", "log_every_1"]}
     project = Project.with_data(tmp_path / "project", study)
     profile = project.folder / "workflow/profiles/workstation/config.yaml"
     profile.write_text(profile.read_text().replace("evaluate=4", "evaluate=1"))
     (project.folder / "sitecustomize.py").write_text(WATCH)
     monkeypatch.setenv("WATCHED", str(project.folder / "watched"))
-    # What the driver would say: the GPUs of this host.
+    # In place of the driver's list of GPUs.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(GPUS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
-    # A process that is forked runs no sitecustomize.
+    # A forked process does not run sitecustomize.
     monkeypatch.setenv("WARM_STARTS", "off")
 
     runs = [f"results/runs/{name}/repeat-1/metrics.json" for name in study["variants"]]

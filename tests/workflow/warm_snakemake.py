@@ -1,5 +1,5 @@
-"""Snakemake without its imports, which take longer than a dry run: every call is a fork of a
-process that has imported Snakemake, and nothing of the project."""
+"""Starts Snakemake without its imports, which take longer than a dry run: every call is a fork of a
+process that has imported Snakemake, but nothing of the project."""
 
 import importlib
 import json
@@ -19,8 +19,8 @@ USED += tuple(f"snakemake.{name}" for name in ("profiles", "report.html_reporter
 def call(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
 ) -> int:
-    """What ``python -m snakemake`` does in ``folder``, in a process group of its own; the exit
-    code. What it says is in the file ``output``."""
+    """Does the same as ``python -m snakemake`` in ``folder``, in its own process group; returns the
+    exit code and writes the messages to the file ``output``."""
     server = _server()
     assert server.stdin is not None
     asked = [list(arguments), str(folder), dict(environment), str(output)]
@@ -30,7 +30,7 @@ def call(
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """The process that is forked; it ends with this one."""
+    """Starts the process that is forked; it ends with this one."""
     return subprocess.Popen(
         [sys.executable, __file__],
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
@@ -62,8 +62,7 @@ def _become_a_new_process(folder: str, environment: Mapping[str, str], output: s
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
-    # Instead of the folder of this file.
-    sys.path[0] = folder
+    sys.path[0] = folder  # in place of the folder of this file
     with Path(output).open("w") as said, Path(os.devnull).open() as nothing:
         for place, file in enumerate((nothing, said, said)):
             os.dup2(file.fileno(), place)
