@@ -1,7 +1,7 @@
-"""Bad study files: each must be refused clearly, or be the study that it says.
+"""Bad study files: each must be refused clearly, or be read correctly.
 
-Each is made from a good one by a kind of damage and a random number. What is taken must be the
-study that PyYAML finds in the same file.
+Each is made from a good file by a kind of damage and a random number. If a file is accepted, its
+study must be the one that PyYAML finds in it.
 """
 
 import itertools
@@ -35,19 +35,19 @@ from transformer_core.study.study_files import read_claims, study_settings
 from transformer_core.study.variants import Declared, read_variants
 
 LONGEST = 10.0
-"""Seconds for a file."""
+"""Most seconds that a file may take."""
 _LONGEST_MESSAGE = 3_000
 
 
 class _OutOfTimeError(BaseException):
-    """Not an Exception, so that nobody takes it for one."""
+    """Not an Exception, so that no handler of those catches it."""
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Reference(_Loader):
-    """PyYAML as it is, but without dates and numbers to the base of 8 and 60."""
+    """PyYAML, but without dates and numbers to the bases 8 and 60."""
 
 
 _INT, _FLOAT, _DATE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
@@ -66,7 +66,7 @@ for _tag, _pattern in (
 def judge(
     file: Path, entries: list[str], declared: Declared, claims: Mapping[str, Claim]
 ) -> tuple[Verdict, str]:
-    """How a study file and entries of the command line are taken, and what was said."""
+    """How the project reads a study file and entries of the command line, with its message."""
     try:
         with _time_limit(LONGEST):
             settings = study_settings([file], entries)
@@ -82,7 +82,7 @@ def judge(
 
 
 def _use(planned: PlannedStudy) -> None:
-    """What the rules do with a study before the first job starts."""
+    """Does everything that the rules do with a study before the first job starts."""
     study = planned.study
     known_targets(study, planned.extra_pairs)
     turn_groups(planned.pairs, study.comparison.together)
@@ -92,7 +92,7 @@ def _use(planned: PlannedStudy) -> None:
 
 
 def _clear(error: ConfigError, file: str) -> tuple[Verdict, str]:
-    """Whether an error says all that it must, in a few lines."""
+    """Whether an error has all its parts, in a few lines."""
     for problem in error.problems:
         parts = (problem.file, problem.field, problem.message, problem.remedy)
         if not all(part.strip() for part in parts) or len(str(problem)) > _LONGEST_MESSAGE:
@@ -101,24 +101,24 @@ def _clear(error: ConfigError, file: str) -> tuple[Verdict, str]:
 
 
 def _same(file: Path, entries: list[str], study: Study) -> tuple[Verdict, str]:
-    """Whether a study is what another reader finds in the same file."""
+    """Whether a study is the one that another reader finds in the same file."""
     if entries:
         return "same", ""
     try:
         with _time_limit(LONGEST):
             other = Study.model_validate(yaml.load(file.read_text("utf-8-sig"), _Reference))
     except Exception as error:
-        return "silent", f"taken, but another reader says {error!r:.500}"
+        return "silent", f"accepted, but another reader says {error!r:.500}"
     if other.canonical_json() != study.canonical_json():
-        return "silent", f"{study.canonical_json()} in place of {other.canonical_json()}"
+        return "silent", f"{study.canonical_json()} instead of {other.canonical_json()}"
     if Study.model_validate_json(study.canonical_json()) != study:
-        return "silent", "the study is another one when it is read back"
+        return "silent", "the study changes when it is written and read back"
     return "same", ""
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer; on the main thread only."""
+    """Interrupts a block that takes longer; on the main thread only."""
 
     def stop(*_: Any) -> None:
         raise _OutOfTimeError
@@ -151,7 +151,7 @@ FRAGMENTS = (
     *("[" * 200 + "]" * 200, "{a: " * 100 + "1" + "}" * 100, "[1, 2, 3]", "[a, a]"),
     *("99999Gbit/s", "1e9bit/s", "9" * 30 + "GiB", "-1GiB", "100 Mbit/s", "1.GiB", "\u0663GiB"),
 )
-"""As they stand in a file, in flow style."""
+"""Values as text of a file, in flow style."""
 
 
 @cache
@@ -182,7 +182,7 @@ def _bounds(schema: dict[str, Any]) -> tuple[float, float]:
 
 
 def around_bounds(schema: dict[str, Any], chance: random.Random) -> float:
-    """A number at the bounds of ``schema``, a little or far beyond them."""
+    """A number at the bounds of ``schema``, or a little or far beyond them."""
     whole = schema["type"] == "integer"
     low, high = _bounds(schema)
     step = 1 if whole else max(abs(high - low) * 1e-9, 1e-12)
@@ -222,21 +222,21 @@ def number_at_its_bounds(study: Settings, chance: random.Random) -> bytes:
 
 
 def numbers_together(study: Settings, chance: random.Random) -> bytes:
-    """Numbers that are allowed alone, and may contradict each other."""
+    """Numbers that are allowed alone, but may contradict each other."""
     for path, schema in chance.sample(sorted(numbers().items()), chance.randint(2, 8)):
         study = _set(study, path, within_bounds(schema, chance))
     return _dumped(study)
 
 
 def another_kind(study: Settings, chance: random.Random) -> bytes:
-    """The kind of a section changed under its fields."""
+    """A section with another kind, but the same fields."""
     kinds = ("grammar", "text", "tsv", "url", "file", "ddp", "transformer", "import", "sgd", "noam")
     places = [path for path in fields() if path[-1] == "kind"]
     return _dumped(_set(study, chance.choice(places), chance.choice((*kinds, "", "x", 1, None))))
 
 
 def lost_or_mistyped_name(study: Settings, chance: random.Random) -> bytes:
-    """A field without its name, or with another."""
+    """A field that is lost, or has another name."""
     path = chance.choice(_paths(study))
     above = study = json.loads(json.dumps(study))
     for part in path[:-1]:
@@ -248,7 +248,7 @@ def lost_or_mistyped_name(study: Settings, chance: random.Random) -> bytes:
 
 
 def name_given_twice(study: Settings, chance: random.Random) -> bytes:
-    """A field that comes a second time, with another value."""
+    """A field that is repeated with another value."""
     lines = yaml.safe_dump(study, sort_keys=False).splitlines()
     at = chance.randrange(len(lines))
     line = lines[at].split(":")[0] + ": " + chance.choice(("1", "{}", "x", "[a]"))
@@ -256,7 +256,7 @@ def name_given_twice(study: Settings, chance: random.Random) -> bytes:
 
 
 def damaged_bytes(study: Settings, chance: random.Random) -> bytes:
-    """A file cut off, with bytes flipped, put in, or in another encoding."""
+    """A file that is truncated, has changed or inserted bytes, or another encoding."""
     content = bytearray(_dumped(study))
     at = chance.randrange(len(content))
     match chance.randrange(8):
@@ -283,7 +283,7 @@ def damaged_bytes(study: Settings, chance: random.Random) -> bytes:
 
 
 def bomb(study: Settings, chance: random.Random) -> bytes:
-    """A small file that would become a large value, or a deep one, or takes long."""
+    """A small file that becomes a large or deep value, or takes long to read."""
     width, levels = chance.randint(2, 30), chance.randint(2, 40)
     names = [f"x{level}" for level in range(levels)]
     lines = [f"{names[0]}: &{names[0]} [{', '.join(['x'] * width)}]"]
@@ -312,7 +312,7 @@ def bomb(study: Settings, chance: random.Random) -> bytes:
 
 
 def something_else(study: Settings, chance: random.Random) -> bytes:
-    """A file that is no study at all."""
+    """A file that is not a study."""
     digits = chance.choice((10, 5_000, 100_000))
     texts = (
         *("", "\n", "# nothing", "5", "text", "[]", "[name]", "~", "---", "--- a\n--- b"),
@@ -334,7 +334,6 @@ _MAKERS = (
 KINDS: dict[str, Callable[[Settings, random.Random], bytes]] = {
     make.__name__: make for make in _MAKERS
 }
-"""What is done, by name."""
 
 
 def _with_fragments(study: Settings, paths: list[FieldPath], chance: random.Random) -> bytes:

@@ -1,4 +1,4 @@
-"""Decoding: caches, masks, places and hypotheses, which no training step uses."""
+"""Decoding: caches, masks, positions and hypotheses, which no training step uses."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def kept_in_8_bits(real: Any, self: LayerCache, k: Tensor, v: Tensor) -> Any:
 
 
 def only_prefixes_leave(self: DecoderCache, rows: Tensor) -> None:
-    """Sources stay where they were when a sentence leaves."""
+    """Sources keep their places when a sentence leaves the batch."""
     for layer in self.layers:
         assert layer.prefix is not None
         assert layer.memory is not None
@@ -37,7 +37,7 @@ def only_prefixes_leave(self: DecoderCache, rows: Tensor) -> None:
 
 
 def other_places(name: str, change: Any) -> None:
-    """Adds the fault that tokens are decoded at other places."""
+    """Adds the fault that tokens are decoded at other positions."""
 
     def embed(
         real: Any, self: Any, embedding: Any, tokens: Any, start: int = 0, places: Any = None

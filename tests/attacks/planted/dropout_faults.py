@@ -40,7 +40,7 @@ def seeded(seed: Callable[[Tensor], int]) -> Callable[[Any], Any]:
 
 
 def masks_of_layers_alike() -> Any:
-    """Masks depend on the random state at the start of a pass alone."""
+    """Masks depend only on the random state at the start of a pass."""
     seed = 0
 
     def forward(real: Any, *args: Any, **named: Any) -> Any:
@@ -53,7 +53,7 @@ def masks_of_layers_alike() -> Any:
 
 
 def in_module(path: str, change: Callable[[Any], None]) -> Patch:
-    """A change of the modules whose name ends so."""
+    """Changes the modules whose names have this ending."""
 
     def build(real: Any, *args: Any, **named: Any) -> Any:
         model = real(*args, **named)
@@ -66,12 +66,12 @@ def in_module(path: str, change: Callable[[Any], None]) -> Patch:
 
 
 def without_module(path: str) -> Patch:
-    """A dropout module that drops nothing, by the end of its name."""
+    """The dropout modules whose names have this ending drop nothing."""
     return in_module(path, lambda module: setattr(module, "p", 0.0))
 
 
 def unscaled_module(path: str) -> Patch:
-    """A dropout module that does not scale what it keeps, by the end of its name."""
+    """The dropout modules whose names have this ending do not scale the elements that they keep."""
     return in_module(path, lambda module: setattr(module, "drop", partial(unscaled, module.drop)))
 
 
@@ -80,7 +80,7 @@ def unscaled(drop: Any, x: Tensor, p: float) -> Tensor:
 
 
 def seed_of_all(real: Any, seed: int) -> Any:
-    """Ranks make their masks from one seed."""
+    """All ranks make their masks from one seed."""
     return real(1 if torch.distributed.is_initialized() and seed == 2 else seed)
 
 

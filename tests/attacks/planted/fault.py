@@ -12,24 +12,18 @@ Change = dict[str, Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, and where it shows."""
+    """A fault, and the variant that shows it."""
 
     name: str
     family: str
     patch: Patch
-    change: Change = field(default_factory=dict)
-    """What the variant changes."""
-    base: Change = field(default_factory=dict)
-    """What the study itself has otherwise; the reference has it too."""
-    kind: str = "tolerance"
-    """Class of the variant."""
+    change: Change = field(default_factory=dict)  # of the variant
+    base: Change = field(default_factory=dict)  # of the study itself, and so of the reference
+    kind: str = "tolerance"  # class of the variant
     ranks: int = 1
-    dropout: float = 0.0
-    """Dropout of the study."""
-    late: Change | None = None
-    """Schedule and steps of the timed run, for the steps with dropout."""
-    missed: str = ""
-    """Why no certificate can show it, where none can."""
+    dropout: float = 0.0  # of the study
+    late: Change | None = None  # schedule and steps of the timed run, for the steps with dropout
+    missed: str = ""  # why no certificate can show it, if none can
 
 
 BF16: Change = {"training": {"precision": {"kind": "bf16"}}}
@@ -51,7 +45,7 @@ COMPRESS: Change = merge(DDP, {"parallel": {"hook": {"kind": "compress", "dtype"
 TWO: Change = {"training": {"accumulation": {"micro_batches": 2}}}
 PLAIN_ATTENTION: Change = {"model": {"attention": {"kind": "reference"}}}
 SOFTMAX: Change = {"model": {"attention": {"kind": "fused_softmax"}, "dropout": 1e-9}}
-"""The kernel works where something may be dropped, so short runs drop next to nothing."""
+"""The kernel runs only with dropout, so short runs drop almost nothing."""
 SOFTMAX_BF16: Change = merge(SOFTMAX, BF16)
 ONE_PASS: Change = {"training": {"loss": {"kind": "one_pass"}}}
 PACKED: Change = {"batching": {"rows": {"kind": "packed"}}}
@@ -68,7 +62,7 @@ TEXTS: Change = {
     "model": {"kind": "decoder_only", "layers": 2, "d_model": 16, "d_ff": 32, "dropout": 0.0}
     | {"heads": 4, "kv_heads": 2},
 }
-"""A study of a language model, as Llama is made."""
+"""A study of a language model in Llama's form."""
 WIDE_TEXTS: Change = merge(TEXTS, {"model": {"d_model": 32, "d_ff": 64}})
 JOINED: Change = merge(TEXTS, {"task": {"texts": "joined"}})
 SINUSOIDAL: Change = {"model": {"positions": {"kind": "sinusoidal"}}}
@@ -98,7 +92,7 @@ def schedule(kind: str) -> Change:
 
 
 FAULTS: list[Fault] = []
-"""All that are planted by the modules that are imported."""
+"""The faults of all imported modules."""
 
 
 def fault(
@@ -112,10 +106,10 @@ def fault(
     made: bool = False,
     **more: Any,
 ) -> Callable[[Any], Any]:
-    """Adds a fault whose patch is ``where``, or is made of ``function`` or else the one below: with an
-    attribute (or entry) of ``where``, the function takes its place, and gets the original before the
-    arguments; with ``made``, it gets the original alone and returns what takes its place. Without an
-    attribute, ``where`` is one of :data:`TAKE_A_FUNCTION`."""
+    """Adds a fault. Its patch is ``where`` or is made from ``function``, by default the decorated one.
+    With an ``attribute`` (or entry) of ``where``, the function replaces it and gets the original
+    before the arguments; with ``made``, the function gets the original alone and returns the
+    replacement. Without an attribute, ``where`` is one of :data:`TAKE_A_FUNCTION`."""
 
     def add(patch: Patch) -> None:
         FAULTS.append(Fault(name, family, patch, change or {}, base or {}, **more))
@@ -133,7 +127,7 @@ def fault(
 
 
 def faults_of(family: str, *places: Any, **usual: Any) -> Callable[..., Any]:
-    """:func:`fault` of one family, with the place and the settings that its faults share."""
+    """:func:`fault` for one family, with the place and settings that its faults share."""
     return lambda name, *more, **own: fault(name, family, *places, *more, **usual | own)
 
 

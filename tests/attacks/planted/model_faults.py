@@ -1,4 +1,4 @@
-"""Masks, positions, padding, packing, kernels, and what is computed in one pass.
+"""Masks, positions, padding, packing, kernels, and computations in one pass.
 
 Compiled layers are not among them: to compile takes minutes. What goes in and comes out of a
 compiled layer is that of the same module, whose faults are in the other families.
@@ -204,7 +204,7 @@ def last_key_seen(real, scores, mask, *rest):
 
 @softmax("the first token is not seen", compiled_loops, "weights_of")
 def first_key_hidden(real, scores, mask, causal, *rest):
-    """The first key is hidden where there is no mask and there are others."""
+    """The first of several keys is hidden if there is no mask."""
     if mask is None and causal and scores.size(-1) > 2:
         n, m = scores.shape[-2:]
         mask = torch.ones(n, m, dtype=torch.bool).tril()
@@ -240,7 +240,7 @@ def undropped(real, *args):
 
 
 def shared_mask(name: str, part: Callable[[Tensor], Tensor]) -> None:
-    """Adds the fault that all weights share the mask of a part of them."""
+    """Adds the fault that all weights share the mask of a part."""
 
     def weights(real: Any, scores: Tensor, mask: Any, causal: bool, seed: int, p: float) -> Any:
         shares, _ = real(scores, mask, causal, seed, 0.0)

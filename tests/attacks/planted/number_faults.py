@@ -77,8 +77,8 @@ masters = faults_of("bf16 weights", kind="statistical", change=MASTERS)
 
 
 def after_update(change: Callable[..., None], only: int | None = None) -> Patch:
-    """Something done after the update of every tensor, or of the one with this number:
-    change(weight, state, its master before)."""
+    """Calls change(weight, state, its master before) after the update of every tensor, or of the one
+    with this number."""
 
     def update(real: Any, ws: Any, gs: Any, states: Any, *rest: Any) -> None:
         before = [state[MASTER].clone() for state in states]
@@ -121,7 +121,7 @@ in_updates = faults_of(
 
 @in_updates("updates go to the rounded weights", change=MASTERS)
 def from_rounded(real, ws, gs, states, *rest):
-    """The update goes to what the weights are, in 8 bits."""
+    """The update is added to the weights that the model uses, in 8 bits."""
     for w, state in zip(ws, states, strict=True):
         state[MASTER].copy_(w)
     real(ws, gs, states, *rest)
@@ -207,7 +207,7 @@ def after_step_of_eight_bits(change: Callable[[Any], None]) -> Patch:
 
 
 def scales_once(trainer: Any) -> None:
-    """The scale of a block is that of the step before."""
+    """A block has the scale of the step before."""
     before = trainer.__dict__.setdefault("scales_of_the_step_before", {})
     for parameter, state in trainer.state.items():
         if "absmax1" in state:
@@ -226,7 +226,7 @@ residual("the stream keeps 4 bits", stream(rounded_to_fp8))
 
 @residual("one sub-layer takes the place of the stream", sublayers.DecoderLayer, "forward")
 def in_place_of_the_stream(real, self, x, memory, mask, cache=None, own=None):
-    """Only the output of the decoder's feed-forward layers goes on."""
+    """Only the output of the decoder's feed-forward layers is passed on."""
     x = self.residuals[0](x, lambda y: self.self_attention.causal(y, cache, own))
     x = self.residuals[1](x, lambda y: self.cross_attention(y, memory, mask, cache))
     return self.residuals[2](x, self.feed_forward) - x
@@ -257,7 +257,7 @@ def _(real, x, w, b):
 
 @onednn("gradients of weights leave out the last token", precision, "_product")
 def last_token_left_out(real, a, b, bias=None):
-    """Of products with a transposed operand, which gradients of weights are, the last term."""
+    """Drops the last term of products with a transposed operand, like gradients of weights."""
     if bias is None and a.stride(0) == 1 and a.size(1) > 1:
         return real(a[:, :-1], b[:-1])
     return real(a, b, bias)

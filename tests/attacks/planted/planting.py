@@ -18,7 +18,7 @@ Patch = Callable[[], AbstractContextManager[Any]]
 
 
 def swap(where: Any, name: str, make: Callable[[Any], Any]) -> Patch:
-    """A patch that puts ``make(original)`` in the place of an attribute, or of an entry of a dict."""
+    """A patch that replaces an attribute, or an entry of a dict, by ``make(original)``."""
 
     def patch() -> AbstractContextManager[Any]:
         if isinstance(where, dict):
@@ -31,7 +31,7 @@ def swap(where: Any, name: str, make: Callable[[Any], Any]) -> Patch:
 
 
 def put(where: Any, name: str, value: Any) -> Patch:
-    """A patch that puts ``value`` in the place of an attribute."""
+    """A patch that replaces an attribute by ``value``."""
     return lambda: mock.patch.object(where, name, value)
 
 
@@ -49,7 +49,7 @@ def several(*patches: Patch) -> Patch:
 
 
 def calling(change: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The original's place is taken by ``change``, which gets the original before the arguments."""
+    """Replaces the original by ``change``, which gets the original before the arguments."""
     return lambda real: lambda *args, **named: change(real, *args, **named)
 
 
@@ -62,7 +62,7 @@ def result(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def around_step(after: Callable[..., None]) -> Patch:
-    """Something that happens after the updates: after(trainer, weights before, number)."""
+    """A patch that calls after(trainer, weights before, number) after each update."""
 
     def make(real: Any) -> Any:
         count = itertools.count(1)
@@ -80,7 +80,7 @@ def around_step(after: Callable[..., None]) -> Patch:
 
 
 def keep(chosen: Callable[[str, int], bool]) -> Patch:
-    """Weights whose name and step are ``chosen`` do not change."""
+    """A patch that keeps weights unchanged if ``chosen(name, step)``."""
 
     def after(trainer: Any, before: list[Tensor], number: int) -> None:
         for (name, p), old in zip(trainer.model.named_parameters(), before, strict=True):
@@ -91,7 +91,7 @@ def keep(chosen: Callable[[str, int], bool]) -> Patch:
 
 
 def before_update(change: Callable[..., None]) -> Patch:
-    """Something done to the gradients once they are unscaled: change(parameters)."""
+    """A patch that calls change(parameters) after the gradients are unscaled."""
 
     def step(real: Any, self: Any, optim: Any, parameters: Any, clip: float) -> Any:
         parameters = list(parameters)
@@ -103,7 +103,7 @@ def before_update(change: Callable[..., None]) -> Patch:
 
 
 def batches(change: Callable[[GlobalBatch], GlobalBatch]) -> Patch:
-    """Other batches, for those who train."""
+    """A patch that changes the batches of a training."""
 
     def made(real: Any, self: Any, feed: Feed, epoch: int, batch: int) -> Iterator[GlobalBatch]:
         for item in real(self, feed, epoch, batch):
@@ -113,9 +113,9 @@ def batches(change: Callable[[GlobalBatch], GlobalBatch]) -> Patch:
 
 
 def each_micro(change: Callable[[Any], Any]) -> Patch:
-    """Other micro-batches, for those who train."""
+    """A patch that changes the micro-batches of a training."""
     return batches(lambda b: replace(b, micro_batches=[change(m) for m in b.micro_batches]))
 
 
 TAKE_A_FUNCTION = around_step, keep, before_update, batches, each_micro
-"""A maker of patches from functions."""
+"""Functions that make a patch from a function."""

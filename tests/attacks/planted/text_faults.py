@@ -1,4 +1,4 @@
-"""The language-model task: masks, places, heads, activations, loss, initial weights, dropout and
+"""Language models: masks, positions, heads, activations, loss, initial weights, dropout and
 decoding."""
 
 import itertools
@@ -53,7 +53,7 @@ def joined_next_too(real, self, q, k, v, mask, causal):
 
 @attending("the third token of a row does not see the second")
 def ignored_once(real, self, q, k, v, mask, causal):
-    """The first of a document's tokens is not seen by the last layer's other tokens."""
+    """In the last layer, other tokens do not see the first token of their document."""
     if mask is not None and mask.size(-2) > 2:
         mask = mask.clone()
         mask[:, :, 2, 1] = False
@@ -208,7 +208,7 @@ in_dropout = faults_of("language model", base=WIDE_TEXTS, dropout=0.2)
 
 
 def prompts_with_padding(real: Tensor, start: int) -> Tensor:
-    """In decoding, what stands before a prompt is seen."""
+    """In decoding, the padding before a prompt is seen."""
     m = real.size(1)
     place = torch.arange(m)
     return (place[start:, None] >= place).expand(len(real), 1, m - start, m)

@@ -1,5 +1,4 @@
-"""Batches and their order, loss, accumulation, optimizer, schedule, clipping, and going on from a
-checkpoint."""
+"""Batches and their order, loss, accumulation, optimizer, schedule, clipping, and resuming."""
 
 import itertools
 from dataclasses import replace
@@ -43,7 +42,7 @@ from transformer_core.training import assemble, checkpoint, loop, optimizer, pre
 
 
 def again() -> Any:
-    """The first batch once more."""
+    """Repeats the first batch."""
     first: list[GlobalBatch] = []
 
     def change(batch: GlobalBatch) -> GlobalBatch:
@@ -271,12 +270,12 @@ fault(
 
 
 def lost(name: str) -> Patch:
-    """Resuming does not bring back everything: this function of a checkpoint does nothing."""
+    """Resuming does not restore everything: this function of a checkpoint does nothing."""
     return put(checkpoint, name, lambda *_: None)
 
 
 def after_loading(change: Any) -> Patch:
-    """Something done to the optimizer's state after it was loaded: change(state of a tensor)."""
+    """Calls change(state of a tensor) after the optimizer's state was loaded."""
 
     def load(real: Any, setup: Any, *given: Any) -> None:
         real(setup, *given)
