@@ -23,7 +23,7 @@ from schemas.errors import ConfigError, Unsupported
 from schemas.results import Certificate
 from tests.attacks.healthy import NEWER, OF_TEXTS, VARIANTS
 from tests.attacks.planted.fault import GPT2, TEXTS
-from tests.attacks.short_trainings import certificate, recorded, reference, spec_of
+from tests.attacks.short_trainings import certificate, nearest, recorded, reference, spec_of
 from transformer_core.common.files import write_text
 from transformer_core.study.checks import violations
 
@@ -102,12 +102,10 @@ def main() -> int:
         except (Unsupported, RuntimeError) as error:
             print(f"does not run: {json.dumps(change)}: {error}", flush=True)
             continue
-        near = max(made.deviations, key=lambda d: d.measured / d.bound if d.bound else 0.0)
-        share = near.measured / near.bound if near.bound else 0.0
+        near, share = nearest(made)
         rows.append({"study": base, "change": change, "class": kind, "dropout": dropout})
-        rows[-1] |= {"status": made.status, "reason": made.reason}
-        rows[-1] |= {"nearest": near.quantity, "share": share}
-        print(len(rows), kind, made.status, near.quantity, f"{share:.2f}", flush=True)
+        rows[-1] |= {"status": made.status, "reason": made.reason, "nearest": near, "share": share}
+        print(len(rows), kind, made.status, near, f"{share:.2f}", flush=True)
     counts = Counter(str(row["status"]) for row in rows)
     write_text(given.output, json.dumps({"counts": counts, "variants": rows}, indent=1) + "\n")
     print(", ".join(f"{count} {status}" for status, count in counts.most_common()))

@@ -16,11 +16,12 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from errno import errorcode
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
@@ -52,29 +53,6 @@ class Calls:
             raise OSError(self.number, os.strerror(self.number), str(path))
 
 
-class _Written:
-    """A file each of whose writes counts as a call."""
-
-    def __init__(self, file: Any, path: Any, calls: Calls) -> None:
-        self._file, self._path, self._calls = file, path, calls
-
-    def write(self, content: Any) -> Any:
-        self._calls.call(self._path)
-        return self._file.write(content)
-
-    def __enter__(self) -> "_Written":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._file)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
 @contextmanager
 def failing(calls: Calls) -> Iterator[None]:
     """Lets ``calls`` count, and perhaps fail, the calls within the block."""
@@ -83,20 +61,22 @@ def failing(calls: Calls) -> Iterator[None]:
     def opened(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
         calls.call(path)
         file = real_open(path, mode, *rest, **options)
-        writes = isinstance(path, str | Path) and str(path).startswith(calls.folder)
-        return _Written(file, path, calls) if writes and set(mode) & set("wax+") else file
+        if set(mode) & set("wax+"):
+            write = file.write
 
-    places: list[tuple[Any, str, Callable[..., Any]]] = [(io, "open", opened)]
-    for owner, name in ((os, "replace"), (os, "mkdir"), (pa, "memory_map"), (pa, "OSFile")):
-        places.append((owner, name, _counted(getattr(owner, name), calls)))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    for owner, name, stand_in in places:
-        setattr(owner, name, stand_in)
-    try:
+            def counted(content: Any) -> Any:
+                calls.call(path)
+                return write(content)
+
+            file.write = counted
+        return file
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(io, "open", opened))
+        for owner, name in ((os, "replace"), (os, "mkdir"), (pa, "memory_map"), (pa, "OSFile")):
+            stand_in = _counted(getattr(owner, name), calls)
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
         yield
-    finally:
-        for owner, name, real in before:
-            setattr(owner, name, real)
 
 
 def _counted(real: Callable[..., Any], calls: Calls) -> Callable[..., Any]:

@@ -46,7 +46,14 @@ from tests.attacks.planted.fault import (
     WIDE,
 )
 from tests.attacks.planted_faults import CLASSES, FEW_SEEDS
-from tests.attacks.short_trainings import Recorded, certificate, recorded, reference, spec_of
+from tests.attacks.short_trainings import (
+    Recorded,
+    certificate,
+    nearest,
+    recorded,
+    reference,
+    spec_of,
+)
 from tests.distributed import run_ranks
 from transformer_core.common.files import write_text
 
@@ -171,16 +178,10 @@ def main() -> int:
     rows = []
     for number in range(0, len(HEALTHY), options.every):
         found = certified_healthy(number)
-        near = max(found.deviations, key=lambda d: d.measured / d.bound if d.bound else 0.0)
-        row = {
-            "variant": HEALTHY[number],
-            "status": found.status,
-            "reason": found.reason,
-            "nearest": near.quantity,
-            "share": near.measured / near.bound if near.bound else 0.0,
-        }
-        rows.append(row)
-        print(number, row["status"], row["nearest"], f"{row['share']:.2f}", flush=True)
+        near, share = nearest(found)
+        row = {"variant": HEALTHY[number], "status": found.status, "reason": found.reason}
+        rows.append(row | {"nearest": near, "share": share})
+        print(number, found.status, near, f"{share:.2f}", flush=True)
     counts = Counter(str(row["status"]) for row in rows)
     report = {"counts": counts, "certificates": rows}
     write_text(options.output, json.dumps(report, indent=1) + "\n")

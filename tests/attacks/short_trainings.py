@@ -82,6 +82,14 @@ def reference(base: str = "{}", seeds: int = 1, dropout: float = 0.0) -> Recorde
     return recorded(spec_of(plain, study), seeds, dropout, checked=False)
 
 
+def nearest(certificate: Certificate) -> tuple[str, float]:
+    """The quantity that is nearest to its bound, and its share of the bound."""
+    shares = [
+        (d.quantity, d.measured / d.bound if d.bound else 0.0) for d in certificate.deviations
+    ]
+    return max(shares, key=lambda each: each[1])
+
+
 def certificate(
     equivalence: Bitwise | Tolerance | Statistical, run: Recorded, against: Recorded
 ) -> Certificate:
