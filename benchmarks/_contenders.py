@@ -1,19 +1,26 @@
-"""The contenders of benchmarks/step.py: each is a training step, made from one description."""
+"""The contenders of benchmarks/step.py in translation: each is a training step, made from one
+description."""
 
 import argparse
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from schemas.config.data import FixedSize, TokenBudget
 from schemas.config.model import AnyModel, SizedModel
 from schemas.config.training import Training
 from transformer_core.data.batching.collate import Batch
+from transformer_core.data.batching.feeding import Feed
+from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.decide.utilisation import Lengths, training_flops
 from transformer_core.models.objective import Objective
 from transformer_core.models.registry import build_model
 from transformer_core.training.optimizer import build_optimizer
@@ -35,6 +42,7 @@ _X: dict[str, Any] = {"model": {"kind": "x_transformers"}, "peer": True, "weight
 _ONEDNN = {"precision": {"kind": "fp32_onednn"}}
 _MODEL: TypeAdapter[Any] = TypeAdapter(AnyModel)
 _LONGEST = 256  # tokens of a sentence, for models that need a limit
+SAME_IN_BF16 = 0.02  # largest relative difference of losses that should be equal
 
 
 def sizes_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -160,10 +168,43 @@ class PeerObjective(nn.Module):
         )
 
 
+REFERENCE, DROPOUT = PUBLISHED, 0.1
+
+
+def batches(options: argparse.Namespace) -> list[Batch]:
+    """The first batches of an epoch, the same for all contenders."""
+    batching = (
+        FixedSize(kind="fixed_size", pairs=options.size)
+        if options.batching == "fixed"
+        else TokenBudget(tokens=options.size)
+    )
+    store = open_shards(options.shards)
+    with closing(Feed(store, batching, 1, 0, 1, 1, CPU).batches()) as taken:
+        return [next(taken).micro_batches[0] for _ in range(options.batches)]
+
+
+def flops(options: argparse.Namespace, name: str, batch: Batch) -> float:
+    """FLOPs of a step for all tokens except padding."""
+    vocabulary = open_shards(options.shards).manifest.vocabulary
+    s, t = (np.asarray((x != PAD).sum(1)) for x in (batch.source, batch.target_output))
+    sums = (s, t, s * s, t * t, s * t)
+    lengths = Lengths(*(np.array([values.sum()]) for values in sums))
+    return float(training_flops(model_of(sizes_of(options), {}), vocabulary, lengths)[0])
+
+
+def same_as(name: str) -> tuple[str, float]:
+    """The contender whose loss ``name`` must have, and within which share; "" for none. The
+    published code smooths over two tokens fewer and normalizes by the deviation of a sample."""
+    contender = CONTENDERS[name]
+    return PUBLISHED if contender.weights else "", SAME_IN_BF16 if contender.low else 0.01
+
+
 def make(
-    contender: Contender, sizes: dict[str, Any], vocabulary: int
+    name: str, options: argparse.Namespace
 ) -> tuple[Callable[[Batch], float], Callable[[Batch], float]]:
     """A step of training, and the loss per token of a batch without dropout."""
+    contender, sizes = CONTENDERS[name], sizes_of(options)
+    vocabulary = open_shards(options.shards).manifest.vocabulary
     training = Training.model_validate(contender.training)
     torch.manual_seed(training.seed)
     network: nn.Module

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _contenders import CPU, steps_of
+from _contenders import CPU, SAME_IN_BF16, steps_of
 from _copied_weights import gpt2_weights, llama_weights
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from transformer_core.training.optimizer import build_optimizer
 from transformer_core.training.precision import build_precision
 
 GPT2, LLAMA = "GPT-2 of transformers", "Llama of transformers"
+REFERENCE, DROPOUT = GPT2, 0.0
 Batch = tuple[Tensor, Tensor]  # tokens and targets, each [b, n], without padding
 _GPT2_FORM: dict[str, Any] = {
     "positions": {"kind": "learned"},
@@ -43,10 +44,10 @@ class LanguageContender:
 
 
 _BF16, _WEIGHTS = {"kind": "bf16"}, {"kind": "bf16_weights"}
-LANGUAGE_CONTENDERS: dict[str, LanguageContender] = {}
+CONTENDERS: dict[str, LanguageContender] = {}
 for _like in (GPT2, LLAMA):
     _form = f"{_like.partition(' ')[0]}'s form"
-    LANGUAGE_CONTENDERS |= {
+    CONTENDERS |= {
         _like: LanguageContender(_like, library="transformers"),
         f"this project in {_form}": LanguageContender(_like),
         f"{_form}, one-pass loss": LanguageContender(_like, one_pass=True),
@@ -54,10 +55,10 @@ for _like in (GPT2, LLAMA):
         f"{_form}, one-pass loss in bf16": LanguageContender(_like, "", True, True, _BF16),
         f"{_form}, weights in bf16 too": LanguageContender(_like, precision=_WEIGHTS),
     }
-LANGUAGE_CONTENDERS["x-transformers"] = LanguageContender(LLAMA, "x_transformers", weights=False)
+CONTENDERS["x-transformers"] = LanguageContender(LLAMA, "x_transformers", weights=False)
 
 
-def language_batches(options: argparse.Namespace) -> list[Batch]:
+def batches(options: argparse.Namespace) -> list[Batch]:
     """Rows of random tokens, the same for all contenders: they do not change a step's time."""
     generator = torch.Generator().manual_seed(1)
     rows = max(1, options.size // options.context)
@@ -87,10 +88,10 @@ def _sizes(options: argparse.Namespace, like: str) -> dict[str, Any]:
     }
 
 
-def language_flops(options: argparse.Namespace, name: str, batch: Batch) -> float:
+def flops(options: argparse.Namespace, name: str, batch: Batch) -> float:
     """FLOPs of a step of a contender, as in PaLM (arXiv 2204.02311, appendix B): forward and
     backward of all matrix products, attention of all keys of a row."""
-    spec = own_spec(options, LANGUAGE_CONTENDERS[name].like)
+    spec = own_spec(options, CONTENDERS[name].like)
     with torch.device("meta"):
         layers = build_model(spec, options.vocabulary).layers
     weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
@@ -151,11 +152,18 @@ def _network(contender: LanguageContender, options: argparse.Namespace) -> nn.Mo
     return own
 
 
-def make_language(
+def same_as(name: str) -> tuple[str, float]:
+    """The contender whose loss ``name`` must have, and within which share; "" for none."""
+    contender = CONTENDERS[name]
+    coarse = contender.precision["kind"] != "fp32"
+    return contender.like if contender.weights else "", SAME_IN_BF16 if coarse else 1e-5
+
+
+def make(
     name: str, options: argparse.Namespace
 ) -> tuple[Callable[[Batch], float], Callable[[Batch], float]]:
     """A step of training, and the loss per token of a batch without dropout."""
-    contender = LANGUAGE_CONTENDERS[name]
+    contender = CONTENDERS[name]
     network: Any = _network(contender, options)
     training = Training.model_validate({"precision": contender.precision})
     precision = build_precision(training.precision, CPU)

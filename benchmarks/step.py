@@ -27,56 +27,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
 
+import _contenders
+import _language_contenders
 import numpy as np
 import torch
-from _contenders import CONTENDERS, PUBLISHED, make, model_of, sizes_of
-from _language_contenders import (
-    GPT2,
-    LANGUAGE_CONTENDERS,
-    language_batches,
-    language_flops,
-    make_language,
-)
+from _contenders import CONTENDERS
 from _rounds import Row, missing, show, write_csv
 from scipy import stats
 from tqdm import tqdm
 
-from schemas.config.data import FixedSize, TokenBudget
 from schemas.config.parallel import Allocator
 from schemas.config.training import Fp32, Fp32Onednn
-from transformer_core.data.batching.collate import Batch
-from transformer_core.data.batching.feeding import Feed
-from transformer_core.data.sharding.shard_store import open_shards
-from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.decide.utilisation import Lengths, training_flops
 from transformer_core.run.launcher import allocator_environment
 from transformer_core.training.precision import set_matmul
 
-_SAME = 0.01
-"""Largest relative difference of losses that should be the same; the published code smooths over
-two tokens fewer and normalizes by the deviation of a sample."""
-_SAME_IN_BF16 = 0.02
-
-
-def batches(options: argparse.Namespace) -> list[Batch]:
-    """The first batches of an epoch, the same for all contenders."""
-    batching = (
-        FixedSize(kind="fixed_size", pairs=options.size)
-        if options.batching == "fixed"
-        else TokenBudget(tokens=options.size)
-    )
-    feed = Feed(
-        open_shards(options.shards), batching, seed=1, rank=0, world_size=1, micro_batches=1,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    taken = feed.batches()
-    found = [next(taken).micro_batches[0] for _ in range(options.batches)]
-    taken.close()
-    return found
-
-
-def data_of(options: argparse.Namespace) -> list[Any]:
-    return language_batches(options) if options.task == "language_model" else batches(options)
+TASKS = {"translation": _contenders, "language_model": _language_contenders}
 
 
 def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
@@ -84,12 +49,8 @@ def work(name: str, options: argparse.Namespace, orders: Connection) -> None:
     batch."""
     torch.set_num_threads(options.threads)
     try:
-        data: list[Any] = data_of(options)
-        if options.task == "language_model":
-            step, plain = make_language(name, options)
-        else:
-            words = open_shards(options.shards).manifest.vocabulary
-            step, plain = make(CONTENDERS[name], sizes_of(options), words)
+        data: list[Any] = TASKS[options.task].batches(options)
+        step, plain = TASKS[options.task].make(name, options)
     except Exception as error:  # reported to the parent, which continues without this one
         orders.send(f"{type(error).__name__}: {error}")
         return
@@ -123,17 +84,6 @@ def matrix_rate(threads: int, form: torch.dtype = torch.float32) -> float:
     return 2 * 2048 * 1024 * 1024 / best
 
 
-def flops(options: argparse.Namespace, name: str, batch: Any) -> float:
-    """FLOPs of a step for all tokens except padding."""
-    if options.task == "language_model":
-        return language_flops(options, name, batch)
-    vocabulary = open_shards(options.shards).manifest.vocabulary
-    s, t = (np.asarray((x != PAD).sum(1)) for x in (batch.source, batch.target_output))
-    sums = (s, t, s * s, t * t, s * t)
-    lengths = Lengths(*(np.array([values.sum()]) for values in sums))
-    return float(training_flops(model_of(sizes_of(options), {}), vocabulary, lengths)[0])
-
-
 def interval(logs: Any) -> tuple[float, float, float]:
     """Ratio and its 95 % interval from the logarithms of the rounds' ratios."""
     middle, error = np.mean(logs), stats.sem(logs)
@@ -143,11 +93,12 @@ def interval(logs: Any) -> tuple[float, float, float]:
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Compares the losses, then times the rounds."""
+    task = TASKS[options.task]
     unit = options.batching if options.task == "translation" else f"rows of {options.context},"
     part = f"step, {unit} {options.size}, allocator {options.allocator}"
     context, workers, rows = mp.get_context("spawn"), {}, []
     starting = {}
-    for name in options.only or contenders(options):
+    for name in options.only or task.CONTENDERS:
         ours, theirs = context.Pipe()
         context.Process(target=work, args=(name, options, theirs), daemon=True).start()
         starting[name] = ours
@@ -159,7 +110,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
             rows.append(missing(part, name, reason))
     losses = {name: _ask(orders, "loss") for name, orders in workers.items()}
     for name, loss in losses.items():
-        like, most = same_as(options, name)
+        like, most = task.same_as(name)
         if like in losses and abs(loss - losses[like]) > most * losses[like]:
             raise SystemExit(f"{name}: loss {loss:.4f}, {like}: {losses[like]:.4f}; not the same")
     seconds: dict[str, list[float]] = {name: [] for name in workers}
@@ -176,11 +127,11 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 faults[name].append(missed)
     for orders in workers.values():
         orders.send(None)
-    data = data_of(options)
+    data = task.batches(options)
     turns = range(options.warmup, options.warmup + options.rounds)
     first = next(iter(seconds))
     for name, times in seconds.items():
-        work_of = [flops(options, name, batch) for batch in data]
+        work_of = [task.flops(options, name, batch) for batch in data]
         done = sum(work_of[turn % options.batches] for turn in turns)
         ratio, low, high = interval(np.log(seconds[first]) - np.log(times))
         used = done / sum(times) / rate
@@ -217,26 +168,11 @@ def _ask(orders: Connection, order: Any) -> Any:
     return orders.recv()
 
 
-def contenders(options: argparse.Namespace) -> list[str]:
-    return [*(LANGUAGE_CONTENDERS if options.task == "language_model" else CONTENDERS)]
-
-
-def same_as(options: argparse.Namespace, name: str) -> tuple[str, float]:
-    """The contender whose loss ``name`` must have, if both take part, and within which bound."""
-    if options.task == "translation":
-        contender = CONTENDERS[name]
-        most = _SAME_IN_BF16 if contender.low else _SAME
-        return (PUBLISHED if contender.weights else ""), most
-    text = LANGUAGE_CONTENDERS[name]
-    coarse = text.precision["kind"] != "fp32"
-    return (text.like if text.weights else ""), _SAME_IN_BF16 if coarse else 1e-5
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/step.py", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--task", choices=("translation", "language_model"), default="translation")
+    parser.add_argument("--task", choices=TASKS, default="translation")
     parser.add_argument("--shards", type=Path, metavar="MANIFEST", help="of a translation")
     parser.add_argument("--context", type=int, default=256, help="tokens of a row of text")
     parser.add_argument("--vocabulary", type=int, default=8192, help="of texts (default: 8192)")
@@ -260,14 +196,13 @@ def main() -> int:
         parser.error(f"--rounds {options.rounds}: an interval needs at least 2")
     if options.task == "translation" and options.shards is None:
         parser.error("--shards: a translation needs the manifest of its shards")
-    known = contenders(options)
-    if unknown := set(options.only or ()) - set(known):
-        parser.error(f"--only {' '.join(unknown)}: choose from {', '.join(known)}")
-    reference = GPT2 if options.task == "language_model" else PUBLISHED
-    if options.only and reference not in options.only:
-        options.only.insert(0, reference)
+    task = TASKS[options.task]
+    if unknown := set(options.only or ()) - set(task.CONTENDERS):
+        parser.error(f"--only {' '.join(unknown)}: choose from {', '.join(task.CONTENDERS)}")
+    if options.only and task.REFERENCE not in options.only:
+        options.only.insert(0, task.REFERENCE)
     if options.dropout is None:
-        options.dropout = 0.0 if options.task == "language_model" else 0.1
+        options.dropout = task.DROPOUT
     options.size = options.size or (64 if options.batching == "fixed" else 4096)
     # A process takes its allocator from the environment in which it starts.
     os.environ.update(allocator_environment(options.allocator))
