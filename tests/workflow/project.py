@@ -20,6 +20,7 @@ import yaml
 
 from schemas.config.data import SPLITS
 from schemas.results import Repeat
+from tests.records import AnySchema
 from transformer_core.common.sources import CACHE, Sources
 from transformer_core.run import warm_start as places
 from transformer_core.study import staleness
@@ -168,9 +169,13 @@ class Project:
         }
         return found, output
 
+    def read(self, file: str, schema: type[AnySchema]) -> AnySchema:
+        """A record of the results."""
+        return schema.model_validate_json((self.folder / file).read_text())
+
     def repeat(self, folder: str) -> Repeat:
         """The record of a run in this folder."""
-        return Repeat.model_validate_json((self.folder / folder / "metrics.json").read_text())
+        return self.read(f"{folder}/metrics.json", Repeat)
 
     def at_a_checkpoint(
         self, running: subprocess.Popen[str], folder: str, act: Callable[[], None]

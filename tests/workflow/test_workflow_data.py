@@ -40,7 +40,7 @@ def test_several_jobs_make_the_shards_of_one(project):
 
 
 def test_a_damaged_part_is_found_and_the_command_repairs_it(project):
-    record = DataCheck.model_validate_json(Path(project.folder, VERIFY).read_text())
+    record = project.read(VERIFY, DataCheck)
     assert [split.split for split in record.splits] == ["train", "validation", "test"]
     shard = project.folder / TRAIN / "part-2-of-3" / "shard-00000.arrow"
     whole = shard.read_bytes()

@@ -44,8 +44,7 @@ def project(tmp_path_factory):
 
 
 def results(project: Project, variant: str) -> VariantResult:
-    path = project.folder / f"results/runs/{variant}/metrics.json"
-    return VariantResult.model_validate_json(path.read_text())
+    return project.read(f"results/runs/{variant}/metrics.json", VariantResult)
 
 
 def test_both_variants_are_measured_evaluated_and_shown(project):
@@ -67,7 +66,7 @@ def test_both_variants_are_measured_evaluated_and_shown(project):
 
 def test_limits_of_the_machine_and_profiles_are_made_with_the_report(project):
     folder = project.folder / "results"
-    limits = Roofline.model_validate_json((folder / "machine/roofline.json").read_text())
+    limits = project.read("results/machine/roofline.json", Roofline)
     assert (limits.status, limits.kind) == ("ok", "cpu")
     assert pd.read_parquet(folder / "machine/collectives.parquet")["error"].max() == 0
     for record in json.loads((folder / "utilisation.json").read_text()):
@@ -75,23 +74,16 @@ def test_limits_of_the_machine_and_profiles_are_made_with_the_report(project):
         assert found.flops_per_second is not None
         assert 0 < found.of_ceiling.median < found.padded_of_ceiling.median
     for variant in TINY["variants"]:
-        text = (folder / f"profiles/{variant}/capture.json").read_text()
-        capture = Capture.model_validate_json(text)
+        capture = project.read(f"results/profiles/{variant}/capture.json", Capture)
         assert (capture.status, capture.profiler) == ("ok", "torch")
         assert len(capture.ranks) == results(project, variant).repeats[0].topology.world_size
 
 
-def measured(project: Project, variant: str) -> MemoryResult:
-    text = (project.folder / f"results/memory/{variant}.json").read_text()
-    return MemoryResult.model_validate_json(text)
-
-
 def test_every_variant_is_measured_and_predicted(project):
-    text = (project.folder / PREDICTED).read_text()
-    predictions = PredictedMemory.model_validate_json(text).predictions
+    predictions = project.read(PREDICTED, PredictedMemory).predictions
     assert [prediction.variant for prediction in predictions] == TINY["variants"]
     for prediction in predictions:
-        result = measured(project, prediction.variant)
+        result = project.read(f"results/memory/{prediction.variant}.json", MemoryResult)
         assert (result.status, prediction.status) == ("ok", "ok"), result.reason
         assert prediction.fits is True
         fullest = max(rank.peak_tensor_bytes for rank in result.ranks)
@@ -100,11 +92,11 @@ def test_every_variant_is_measured_and_predicted(project):
             assert rank.at_peak is not None
             parts = sum(getattr(rank.at_peak, part) for part in PARTS)
             assert parts + (rank.residual_bytes or 0) == rank.peak_tensor_bytes
-    assert [rank.rank for rank in measured(project, "ddp").ranks] == [0, 1]
+    assert [rank.rank for rank in result.ranks] == [0, 1]  # of ddp, the last variant
 
 
 def test_the_largest_batch_is_found_within_its_limit(project):
-    result = LargestBatchResult.model_validate_json((project.folder / LARGEST).read_text())
+    result = project.read(LARGEST, LargestBatchResult)
     assert (result.status, result.limit_bytes) == ("ok", LIMIT)
     last = [trial for trial in result.trials if trial.purpose == "confirmation"][-1]
     more = result.trials[-1]
@@ -177,8 +169,7 @@ def test_editing_a_source_reruns_the_jobs_that_it_changes(project):
 
 
 def test_sides_take_turns_in_two_sessions(project):
-    path = project.folder / "results/turns/single/1/ddp/single.json"
-    run = PairedRun.model_validate_json(path.read_text())
+    run = project.read("results/turns/single/1/ddp/single.json", PairedRun)
     assert (run.status, run.reason, len(run.sessions)) == ("ok", None, 2)
     for session in run.sessions:
         assert [side.topology.world_size for side in session.sides if side.topology] == [1, 2]

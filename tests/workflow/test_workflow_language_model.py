@@ -47,24 +47,21 @@ def folder(project):
     return project.folder / "results"
 
 
-def test_rows_are_full_and_every_byte_is_counted(folder):
-    manifest = ShardManifest.model_validate_json(
-        (folder / "data/grammar_documents/shards/test/manifest.json").read_text()
-    )
+def test_rows_are_full_and_every_byte_is_counted(project):
+    file = "results/data/grammar_documents/shards/test/manifest.json"
+    manifest = project.read(file, ShardManifest)
     assert manifest.texts.texts == 12
     assert manifest.source_tokens == 0
     assert manifest.pairs == -(-manifest.target_tokens // 32)
 
 
-def test_a_variant_is_measured_judged_and_certified(folder):
-    text = (folder / "runs/single/metrics.json").read_text()
-    result = VariantResult.model_validate_json(text)
+def test_a_variant_is_measured_judged_and_certified(project):
+    result = project.read("results/runs/single/metrics.json", VariantResult)
     assert result.status == "ok", result.reason
     quality = result.evaluation.texts
     assert quality.bits_per_byte > 0
     assert len(result.evaluation.continuations) == 2
-    found = (folder / "equivalence/single.json").read_text()
-    certificate = Certificate.model_validate_json(found)
+    certificate = project.read("results/equivalence/single.json", Certificate)
     assert certificate.status == "equivalent", certificate.reason
 
 
@@ -98,5 +95,5 @@ def test_other_techniques_have_certificates(project):
     output = project.make(*files)
     assert "Train single" not in output
     for file in files:
-        found = Certificate.model_validate_json((project.folder / file).read_text())
+        found = project.read(file, Certificate)
         assert found.status == "equivalent", f"{found.variant}: {found.reason}"
