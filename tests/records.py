@@ -39,26 +39,18 @@ def topology(world_size: int = 1, **fields: Any) -> Topology:
     """Ranks on the CPU of one host."""
     usual: dict[str, Any] = {
         "device": "cpu",
-        "backend": None,
         "world_size": world_size,
         "local_world_size": world_size,
         "nodes": 1,
         "threads_per_rank": 2,
     }
-    return Topology(**(usual | fields))
+    return record(Topology, **(usual | fields))
 
 
 def collective_run(command: str = "") -> CollectiveRun:
     """A measurement of collective operations by two ranks on a CPU."""
-    return CollectiveRun(
-        status="ok",
-        reason=None,
-        backend="gloo",
-        world_size=2,
-        nodes=1,
-        device="cpu",
-        command=command,
-    )
+    usual = {"status": "ok", "backend": "gloo", "world_size": 2, "nodes": 1, "device": "cpu"}
+    return record(CollectiveRun, **usual, command=command)
 
 
 def provenance(**fields: Any) -> Provenance:
@@ -95,16 +87,12 @@ def prediction(training_bytes: int, kept_bytes: int = 0, **fields: Any) -> Predi
     usual: dict[str, Any] = {
         "variant": "single",
         "status": "ok",
-        "reason": None,
         "device": "cpu",
         "parameters": 1,
         "ranks": [rank],
-        "context_bytes": None,
-        "capacity_bytes": None,
-        "notes": [],
         "seconds": 0.0,
     }
-    return Prediction.model_validate(usual | fields)
+    return record(Prediction, **(usual | fields))
 
 
 def manifest(**fields: Any) -> ShardManifest:
@@ -115,14 +103,12 @@ def manifest(**fields: Any) -> ShardManifest:
         "source_tokens": 0,
         "target_tokens": 0,
         "skipped_too_long": 0,
-        "examples": [],
         "id_type": "uint16",
         "tokenizer_sha256": SHA,
         "lengths": LengthHistogram(unit="tokens", source={}, target={}),
         "seconds": 1.0,
-        "shards": [],
     }
-    return ShardManifest(**(usual | fields))
+    return record(ShardManifest, **(usual | fields))
 
 
 def refinement(*unsettled: Unsettled) -> Refinement:
