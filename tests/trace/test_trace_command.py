@@ -176,7 +176,7 @@ def test_an_event_table_stands_for_its_traces(trace, tmp_path):
     same = {"viewer_files": [], "name": ""}
     assert again.model_copy(update=same) == first.model_copy(update=same)
     assert main(["diff", str(trace), str(table)]) == 0
-    with pytest.raises(TraceError, match="is a table of Parquet: give an event table alone"):
+    with pytest.raises(TraceError, match="is a Parquet table: give a single event table"):
         read_files([trace, table])
 
 

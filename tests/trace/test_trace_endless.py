@@ -124,10 +124,10 @@ REFUSED = {
     "sqlite and noise": (b"SQLite format 3\0" + b"\x07" * 5000, "damaged, or not a report"),
     "deep": (b'{"traceEvents": [' + b"[" * 100_000, "damaged or cut off"),
     "a zip archive": (b"PK\x03\x04" + WHOLE, "is a zip archive: unpack it first: unzip"),
-    "zstd": (b"\x28\xb5\x2f\xfd" + WHOLE, "is packed with zstd"),
-    "xz": (b"\xfd7zXZ\x00" + WHOLE, "is packed with xz"),
-    "bzip2": (b"BZh" + WHOLE, "is packed with bzip2"),
-    "text of UTF-16": (b"\xff\xfe" + WHOLE, "is text of UTF-16"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + WHOLE, "is compressed with zstd"),
+    "xz": (b"\xfd7zXZ\x00" + WHOLE, "is compressed with xz"),
+    "bzip2": (b"BZh" + WHOLE, "is compressed with bzip2"),
+    "text of UTF-16": (b"\xff\xfe" + WHOLE, "is UTF-16 text"),
     "spaces before the events": (b'{"traceEvents"' + SPACES + WHOLE[1:], "no traceEvents in"),
     "spaces within gzip": (gzip.compress(b'{"a":' + 10 * SPACES), "no traceEvents in its first"),
     "spaces within the key": (b'{"traceEvents":' + SPACES, "no traceEvents in its first"),
@@ -140,7 +140,7 @@ REFUSED = {
     "a tar archive": (packed("trace.json", WHOLE), "is a tar archive: unpack it first"),
     "a packed tar archive": (gzip.compress(packed("trace.json", WHOLE)), "is a tar archive"),
     "a 7z archive": (b"7z\xbc\xaf\x27\x1c", "is a 7z archive"),
-    "a table": (b"PAR1" + bytes(9), "is a table of Parquet"),
+    "a table": (b"PAR1" + bytes(9), "is a Parquet table"),
     "an accelerator that is not read": (
         f"[{OPERATOR}, {KERNEL.replace('kernel', 'mtia_ccp_events')}]".encode(),
         "comes from an accelerator whose events are not supported",
@@ -231,7 +231,7 @@ def test_other_files_in_a_folder_are_left_out(tmp_path):
         "config.json was left out: it is not a torch.profiler trace",
         "empty.json was left out: it is empty",
         "logs.gz was left out",
-        "2 files were left out whose names do not end in .json, .gz, .sqlite",
+        "2 files were left out, with names that do not end in .json, .gz, .sqlite",
         "nsys export --type=sqlite",
     ):
         assert words in told

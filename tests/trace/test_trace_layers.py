@@ -324,7 +324,7 @@ def test_functions_of_the_program_and_their_kernels(tmp_path, capsys):
     assert "model.py(9): forward" not in capsys.readouterr().out
 
 
-def test_stacks_of_older_traces_stand_beside_their_operators(tmp_path):
+def test_stacks_of_older_traces_belong_to_operators(tmp_path):
     stack = "torch/nn/functional.py(9): linear;a.py(7): forward;a.py(2): main"
     rows = [
         *launched("aten::mm", 0, 1, **{"Call stack": stack}),
@@ -334,7 +334,7 @@ def test_stacks_of_older_traces_stand_beside_their_operators(tmp_path):
     assert sources["source"].tolist() == ["a.py(7): forward"]
 
 
-def test_ceilings_beside_kernels(tmp_path, monkeypatch, capsys):
+def test_kernels_and_their_ceilings(tmp_path, monkeypatch, capsys):
     inputs = {"Input Dims": [[100, 100], [100, 100]], "Input type": ["float", "float"]}
     rows = [*launched("aten::mm", 0, 1, **inputs), on_device("kernel", "sgemm", 5, 4, 1)]
     path = kineto(tmp_path / "trace.json", rows)

@@ -297,7 +297,7 @@ def test_a_head_with_impossible_numbers(tmp_path, head):
     ("rows", "told"),
     [
         # Launches without kernels are no trace of a CPU.
-        (GOOD[:3], ("holds 1 launches of kernels, but no kernel", "ProfilerActivity.CUDA")),
+        (GOOD[:3], ("holds 1 launches of kernels, but no kernels", "ProfilerActivity.CUDA")),
         (
             [on_device("kernel", "gelu", 20, 2, 2) | {"ph": phase} for phase in "BE"],
             ("2 events were left out: they are separate begins and ends",),

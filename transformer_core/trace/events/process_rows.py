@@ -301,10 +301,10 @@ def host_rows(rows: ProcessRows) -> dict[str, Integers]:
         numbers = names[of_operators], names[of_collectives]
         return np.repeat(np.array(numbers, np.int64), [len(t0), count])
 
-    def beside(of_operators: Integers) -> Integers:
+    def for_operators(of_operators: Integers) -> Integers:
         return np.concatenate([of_operators, nulls(count)])
 
-    def of_talks(values: Integers) -> Integers:
+    def for_collectives(values: Integers) -> Integers:
         return np.concatenate([nulls(len(t0)), values])
 
     return {
@@ -315,22 +315,22 @@ def host_rows(rows: ProcessRows) -> dict[str, Integers]:
         "kind": both("operator", "operator"),
         "name": np.concatenate([name, talks["name"]]),
         "class": both(event_table.COMPUTE, event_table.COMMUNICATION),
-        "collective": of_talks(mapped(names, talks["name"], collective_named)),
-        "bytes": of_talks(sizes),
-        "group_size": of_talks(group_sizes),
-        "group": of_talks(groups),
+        "collective": for_collectives(mapped(names, talks["name"], collective_named)),
+        "bytes": for_collectives(sizes),
+        "group_size": for_collectives(group_sizes),
+        "group": for_collectives(groups),
         "thread": thread,
         "launch_ns": begin,
-        "operator": beside(name),
-        "shapes": beside(rows.shapes(operator)),
+        "operator": for_operators(name),
+        "shapes": for_operators(rows.shapes(operator)),
         "operator_class": np.concatenate(
             [rows.operator_classes(operator), np.full(count, names[operator_classes.COMMUNICATION])]
         ),
         "layer": rows.layers.at(thread, begin),
         "source": rows.sources.at(thread, begin),
         **rows.marks.placed(begin),
-        "flops": beside(flops),
-        "operator_bytes": beside(traffic),
+        "flops": for_operators(flops),
+        "operator_bytes": for_operators(traffic),
     }
 
 

@@ -18,13 +18,13 @@ _SQLITE = b"SQLite format 3\x00"
 _NSYS_REPORT = (b"NVIDIA Tegra Profiler Report", b"QDREP")
 _PACKED = {
     b"PK\x03\x04": ("is a zip archive", "unpack it first: unzip"),
-    b"\x28\xb5\x2f\xfd": ("is packed with zstd", "unpack it first: zstd -d"),
-    b"\xfd7zXZ\x00": ("is packed with xz", "unpack it first: unxz"),
-    b"BZh": ("is packed with bzip2", "unpack it first: bunzip2"),
+    b"\x28\xb5\x2f\xfd": ("is compressed with zstd", "decompress it first: zstd -d"),
+    b"\xfd7zXZ\x00": ("is compressed with xz", "decompress it first: unxz"),
+    b"BZh": ("is compressed with bzip2", "decompress it first: bunzip2"),
     b"7z\xbc\xaf": ("is a 7z archive", "unpack it first: 7z x"),
-    b"\x04\x22\x4d\x18": ("is packed with lz4", "unpack it first: lz4 -d"),
-    b"PAR1": ("is a table of Parquet", "give an event table alone, named .parquet:"),
-    b"\xff\xfe": ("is text of UTF-16", "write it as UTF-8: iconv -f UTF-16 -t UTF-8"),
+    b"\x04\x22\x4d\x18": ("is compressed with lz4", "decompress it first: lz4 -d"),
+    b"PAR1": ("is a Parquet table", "give a single event table, named .parquet:"),
+    b"\xff\xfe": ("is UTF-16 text", "convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 """First bytes of files that must be converted before they can be read, with the remedy."""
 _WORTH_PROCESSES = 64 << 20  # bytes of text that take longer to read than a process takes to start
@@ -174,7 +174,7 @@ def _others(paths: Sequence[Path]) -> list[str]:
     reports = any(name.endswith((".nsys-rep", ".qdrep")) for name in others)
     export = "; reports are read once exported: nsys export --type=sqlite" if reports else ""
     return [
-        f"{len(others)} {were} left out whose names do not end in {', '.join(_SUFFIXES)}: {told}"
+        f"{len(others)} {were} left out, with names that do not end in {', '.join(_SUFFIXES)}: {told}"
         + export
     ]
 

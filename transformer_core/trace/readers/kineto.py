@@ -99,7 +99,7 @@ class KinetoReader:
         if self.launched and not len(self.trace.device):
             raise unusable(
                 self.path,
-                f"holds {self.launched:,} launches of kernels, but no kernel{self.left_out.told}",
+                f"holds {self.launched:,} launches of kernels, but no kernels{self.left_out.told}",
                 "record with ProfilerActivity.CUDA, where CUPTI may be used and no other profiler "
                 "runs",
             )

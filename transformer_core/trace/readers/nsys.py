@@ -184,7 +184,7 @@ class _Report:
             told = f" ({'; '.join(notes)})" if notes else ""
             raise unusable(
                 self.path,
-                f"holds {launches:,} calls of CUDA, but no kernel{told}",
+                f"holds {launches:,} calls of CUDA, but no kernels{told}",
                 "record with --trace=cuda, as a user who may use the GPU's counters",
             )
         if self.launched and ordered:
