@@ -262,7 +262,7 @@ def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling():
         assert measured.bound == pytest.approx(bound)
         assert measured.floor == floor
         assert measured.holds == (error <= bound)
-    assert "beside a floor of 1.0e-09" in found.reason
+    assert "with a floor of 1.0e-09" in found.reason
 
 
 @pytest.mark.parametrize(("floor", "off", "holds"), [(9e-4, 1.5e-3, True), (2e-4, 1.5e-3, False)])

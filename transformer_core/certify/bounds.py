@@ -1,14 +1,15 @@
-"""Deviations of a variant from its reference in every quantity that its class compares, and their
-bounds.
+"""Deviations of a variant from its reference, with their bounds, for every quantity that its class
+of equivalence compares.
 
 A bound follows from a measured floor (:mod:`transformer_core.certify.floors`): how far rounding alone
-moves this tensor, at these weights and this batch, determined by a computation that shares no code
-with the variant. The bounds of the class are ceilings.
+moves this tensor, for these weights and this batch. A computation that shares no code with the
+variant measures the floor. The bounds that the class states are ceilings.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,9 +22,9 @@ from safetensors.numpy import load_file
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import Certificate, Deviation, SeedTrajectory
-from schemas.results.certificates import Checks, CourseFloor, TensorDistance
+from schemas.results.certificates import Checks, CourseFloor, DeviationOf, TensorDistance
 from schemas.results.runs import SpotCheck
-from transformer_core.certify.dropout_bounds import judge_dropout, judge_moments
+from transformer_core.certify.dropout_bounds import deviation, judge_dropout, judge_moments
 from transformer_core.certify.final_losses import compare_final_losses
 from transformer_core.certify.floors import (
     ADRIFT,
@@ -50,7 +51,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Weights:
-    """Final weights of two trainings, and initial weights of the reference."""
+    """The final weights of two trainings, and the initial weights of the reference."""
 
     run: Tensors
     reference: Tensors
@@ -86,22 +87,21 @@ WORDS = {
     "dropout_draws": "draws of dropout",
     "dropout_slope": "slope of the loss with dropout",
 }
-"""Quantities that deviations are measured in."""
+"""The compared quantities, in words."""
 Pairs = list[tuple[SeedTrajectory, SeedTrajectory]]
-"""Trainings of the variant and of the reference, by seed."""
+"""For each seed, the training of the variant and that of the reference."""
 
 
 @dataclass
 class Compared:
-    """The contents of a certificate."""
+    """Deviations, and how far they can be relied on."""
 
     deviations: list[Deviation]
-    """Every quantity that the class compares."""
     left_out: list[str]
     """Tensors not compared."""
     undecided: list[str]
-    """Reasons why it cannot decide; empty if it can."""
-    power: float | None
+    """Reasons why the comparison cannot decide; empty if it can."""
+    power: float | None = None
     """:attr:`schemas.results.Certificate.power`."""
 
 
@@ -110,30 +110,28 @@ def deviations_of(
 ) -> Compared:
     """Compare a variant's trainings with those of the reference."""
     mine, theirs = pairs[0]
-    found: list[Deviation] = []
-    left_out: list[str] = []
-    undecided: list[str] = []
-    power: float | None = None
+    compared = Compared([], [], [])
+    found, undecided = compared.deviations, compared.undecided
     match equivalence:
         case Statistical(loss=margin):
             runs, references = zip(*((m.losses, t.losses) for m, t in pairs), strict=True)
             outcome = compare_final_losses(runs, references, margin)
             where = f"interval over {len(pairs)} seeds: {outcome}"
-            found.append(_deviation("final_loss", outcome.farthest, margin, where))
+            found.append(deviation("final_loss", outcome.farthest, margin, where))
             undecided += outcome.undecided
-            power = outcome.power
+            compared.power = outcome.power
         case Bitwise():
             found += _step_by_step(mine, theirs, None, 0.0, 0.0)
             found.append(_of_weights(weights, None, 0.0))
         case Tolerance(loss=loss, grad_norm=grad_norm, weights=bound):
-            left_out = undetermined(theirs.floor)
+            compared.left_out = undetermined(theirs.floor)
             found += _step_by_step(mine, theirs, theirs.floor, loss, grad_norm)
             found.append(_of_weights(weights, theirs.floor, bound))
     spread = [m.replica_differences for m, _ in pairs if m.replica_differences is not None]
     if spread:
         largest = [max(of_ranks) for of_ranks in zip(*spread, strict=True)]
         step = int(np.argmax(largest))
-        found.append(_deviation("replicas", largest[step], 0.0, f"step {step + 1}"))
+        found.append(deviation("replicas", largest[step], 0.0, f"step {step + 1}"))
     if mine.dropout is not None:
         found += judge_dropout(mine.dropout, mine.dropout_probability)
     if mine.moments is not None and theirs.moments is not None:
@@ -141,41 +139,41 @@ def deviations_of(
         found += judge_moments(mine.moments, theirs.moments, reduced)
     if mine.checks is None:
         undecided.append("its gradients were not compared tensor by tensor")
-        return Compared(found, left_out, undecided, power)
+        return compared
     for checks, how in (
         (mine.checks, ""),
         (mine.as_timed, ", without deterministic algorithms"),
         (mine.replayed, ", with dropout"),
     ):
         if checks is not None:
-            findings = judge(equivalence, checks)
-            found += [d.model_copy(update={"where": d.where + how}) for d in findings.deviations]
-            left_out = sorted({*left_out, *findings.left_out})
-            undecided += findings.undecided
-    return Compared(found, left_out, undecided, power)
+            more = judge(equivalence, checks)
+            found += [d.model_copy(update={"where": d.where + how}) for d in more.deviations]
+            compared.left_out = sorted({*compared.left_out, *more.left_out})
+            undecided += more.undecided
+    return compared
 
 
 def spot_deviations(
     checks: Sequence[SpotCheck], equivalence: Bitwise | Tolerance | Statistical
 ) -> Iterable[Deviation]:
-    """The deviations of steps of the timed run that were checked in place: the worst of each."""
+    """For each quantity checked during the timed run, the largest deviation of any step."""
     update = equivalence.update if isinstance(equivalence, Tolerance) else UPDATE
-    of: dict[str, tuple[Callable[[SpotCheck], float], float]] = {
-        "timed_update": (lambda c: c.update, update),
-        "timed_rate": (lambda c: c.rate, RATE),
-        "timed_clipping": (lambda c: c.clipping, CLIPPED),
-        "timed_replicas": (lambda c: c.replicas, 0.0),
+    bounds: dict[DeviationOf, tuple[str, float]] = {
+        "timed_update": ("update", update),
+        "timed_rate": ("rate", RATE),
+        "timed_clipping": ("clipping", CLIPPED),
+        "timed_replicas": ("replicas", 0.0),
     }
     if checks:
-        for quantity, (measured, bound) in of.items():
-            worst = max(checks, key=measured)
+        for quantity, (field, bound) in bounds.items():
+            worst = max(checks, key=attrgetter(field))
             where = f"step {worst.step} of the timed run"
-            yield _deviation(quantity, measured(worst), bound, where)
+            yield deviation(quantity, getattr(worst, field), bound, where)
 
 
 def nearest(certificate: Certificate) -> Deviation | None:
-    """The deviation closest to its bound; None if the reason says what failed, or if no
-    deviation has a bound above 0."""
+    """The deviation closest to its bound; None unless the certificate holds and has a deviation
+    with a bound above 0."""
     found = [each for each in certificate.deviations if each.bound > 0]
     if certificate.status != "equivalent" or not found:
         return None
@@ -183,7 +181,7 @@ def nearest(certificate: Certificate) -> Deviation | None:
 
 
 def in_short(certificate: Certificate) -> str:
-    """The reason of a certificate in a line: if it holds, the quantity closest to its bound."""
+    """The reason of a certificate in one line; if it holds, the quantity closest to its bound."""
     found = nearest(certificate)
     if found is None:
         return certificate.reason
@@ -193,16 +191,14 @@ def in_short(certificate: Certificate) -> str:
     )
 
 
-def in_words(deviation: Deviation) -> str:
+def in_words(found: Deviation) -> str:
     """A deviation as a clause."""
-    what = WORDS[deviation.quantity]
-    if not deviation.measured:
+    what = WORDS[found.quantity]
+    if not found.measured:
         return f"{what} equal"
-    floor = f" beside a floor of {deviation.floor:.1e}" if deviation.floor else ""
-    return (
-        f"{what} off by {deviation.measured:.1e} ({deviation.where}), "
-        f"{deviation.bound:.1e} allowed{floor}"
-    )
+    floor = f" with a floor of {found.floor:.1e}" if found.floor else ""
+    allowed_here = f"{found.bound:.1e} allowed{floor}"
+    return f"{what} off by {found.measured:.1e} ({found.where}), {allowed_here}"
 
 
 def _step_by_step(
@@ -212,42 +208,43 @@ def _step_by_step(
     loss: float,
     grad_norm: float,
 ) -> list[Deviation]:
-    found = []
-    for quantity, ours, expected, own, ceiling in (
-        ("loss", mine.losses, theirs.losses, floor.loss if floor else 0.0, loss),
-        (
-            "grad_norm",
-            mine.grad_norms,
-            theirs.grad_norms,
-            floor.grad_norm if floor else 0.0,
-            grad_norm,
-        ),
-    ):
+    def worst(
+        quantity: DeviationOf,
+        ours: Sequence[float | None],
+        expected: Sequence[float | None],
+        own: float,
+        usual: float,
+        ceiling: float,
+    ) -> Deviation:
         apart = [_relative(a, b) for a, b in zip(ours, expected, strict=True)]
         step = int(np.argmax(apart))
-        usual = NORM if quantity == "grad_norm" else 0.0
         # A ceiling below the floor would refuse the reference itself.
         widest = max(ceiling, 2 * own)
         bound = allowed(own, usual, widest, COURSE_MARGIN) if floor else ceiling
-        found.append(_deviation(quantity, apart[step], bound, f"step {step + 1}", own))
-    return found
+        return deviation(quantity, apart[step], bound, f"step {step + 1}", own)
+
+    of_loss, of_norm = (floor.loss, floor.grad_norm) if floor else (0.0, 0.0)
+    return [
+        worst("loss", mine.losses, theirs.losses, of_loss, 0.0, loss),
+        worst("grad_norm", mine.grad_norms, theirs.grad_norms, of_norm, NORM, grad_norm),
+    ]
 
 
 def course_floor(one: SeedTrajectory, other: SeedTrajectory, weights: Weights) -> CourseFloor:
-    """How far two trainings of the reference differ, the second from disturbed weights."""
+    """How far two trainings of the reference differ; the second starts from disturbed weights."""
     loss, grad_norm = (d.measured for d in _step_by_step(other, one, None, 0.0, 0.0))
     return CourseFloor(loss=loss, grad_norm=grad_norm, weights=changes_apart(weights))
 
 
 def undetermined(floor: CourseFloor | None) -> list[str]:
-    """Tensors that rounding alone decides, such as biases of keys: they add the same number to all
-    scores of a query, which softmax cancels, and Adam turns the rounding of their gradient into
-    full-sized updates."""
+    """The tensors that rounding alone decides, such as biases of keys: they add the same number to
+    all scores of a query, softmax cancels it, and Adam turns the rounding error of their gradient
+    into full-sized updates."""
     return [] if floor is None else [n for n, apart in floor.weights.items() if apart > ADRIFT]
 
 
 def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> Deviation:
-    """The tensor of final weights that differs most for its bound."""
+    """The deviation of the tensor of final weights that differs most relative to its bound."""
     skipped, own = undetermined(floor), {} if floor is None else floor.weights
     changes = {n: a for n, a in changes_apart(weights).items() if n not in skipped}
     usual = median(own.values()) if own else 0.0
@@ -258,23 +255,14 @@ def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> 
         for name in changes
     }
     worst = max(changes, key=lambda n: changes[n] / bounds[n] if bounds[n] else changes[n])
-    return _deviation("weights", changes[worst], bounds[worst], worst, own.get(worst, 0.0))
+    return deviation("weights", changes[worst], bounds[worst], worst, own.get(worst, 0.0))
 
 
 def _relative(value: float | None, expected: float | None) -> float:
-    """Relative difference; 1 if only one of them is a number (a gradient that overflowed)."""
+    """Relative difference; 1 if only one side is a number (the other's gradient overflowed)."""
     if value is None or expected is None:
         return float(value is not expected)
     return abs(value - expected) / abs(expected) if expected else float(value != 0)
-
-
-def _deviation(
-    quantity: str, measured: float, bound: float, where: str, floor: float = 0.0
-) -> Deviation:
-    measured = measured if math.isfinite(measured) else 1e300
-    return Deviation.model_validate(
-        {"quantity": quantity, "measured": measured, "bound": bound, "where": where, "floor": floor}
-    )
 
 
 UPDATE = 0.001
@@ -285,21 +273,11 @@ CLIPPED = 0.005
 """Allowed error of the norm after clipping: 16-bit gradients are rounded."""
 
 
-@dataclass(frozen=True)
-class Findings:
-    """Results of a training's checks."""
-
-    deviations: list[Deviation]
-    left_out: list[str]
-    undecided: list[str]
-    """Reasons why the checks cannot decide; empty if they can."""
-
-
-def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Findings:
+def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Compared:
     """The deviations of ``checks`` against the bounds of the class."""
     reduced = not isinstance(equivalence, Tolerance)
     ceilings = equivalence if isinstance(equivalence, Tolerance) else Tolerance(kind="tolerance")
-    # Where few bits leave little of a gradient, no ceiling can help.
+    # With few bits little of a gradient may remain, so no ceiling would be right.
     widest = math.inf if reduced else ceilings.gradient
     least_loss = WIDEST_LOSS if reduced else ceilings.loss
     gradients = determined(checks.gradients)
@@ -314,30 +292,29 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Fin
         *_worst("update_ratio", checks.updates, lambda u: u.rounding, math.inf, RATIO_SHARE),
     ]
     lost = checks.not_resumed
-    found.append(_deviation("resumed", float(len(lost)), 0.0, ", ".join(lost)))
+    found.append(deviation("resumed", float(len(lost)), 0.0, ", ".join(lost)))
     if (decoded := checks.decoding) is not None:
-        bound = allowed(decoded.rounding, 0.0, WIDEST if reduced else ceilings.loss)
-        found.append(
-            _deviation("decoding", decoded.error, bound, "a token at a time", decoded.rounding)
-        )
+        floor = decoded.rounding
+        bound = allowed(floor, 0.0, WIDEST if reduced else ceilings.loss)
+        found.append(deviation("decoding", decoded.error, bound, "a token at a time", floor))
     still = checks.without_gradient
-    found.append(_deviation("no_gradient", float(len(still)), 0.0, ", ".join(still[:3])))
+    found.append(deviation("no_gradient", float(len(still)), 0.0, ", ".join(still[:3])))
     if checks.points:
-        # Of few steps one may be rounded luckily.
+        # With few steps, one of them may be rounded luckily.
         floor = max(point.rounding for point in checks.points)
         found += _validation(checks, floor, least_loss)
         apart = {p.step: abs(p.loss / p.expected_loss - 1) for p in checks.points}
-        found.append(_at_worst("point_loss", apart, lambda step: (floor, 0.0), least_loss))
+        floors = dict.fromkeys(apart, floor)
+        found.append(_at_worst("point_loss", apart, floors, 0.0, least_loss))
         # The norm used for clipping, against that of the whole gradient.
         usual = max(median(g.rounding for g in gradients) if gradients else 0.0, NORM)
         kinks = max((g.kinks for g in gradients), default=0.0)
-        # Where a ReLU falls on the other side, a step's whole gradient is off by more than usual.
-        own = {p.step: p.norm_rounding for p in checks.points}
+        # If a ReLU falls on the other side, a step's whole gradient is off by more than usual.
+        floors = {p.step: max(p.norm_rounding, usual) for p in checks.points}
         apart = {p.step: abs(p.norm / p.expected_norm - 1) for p in checks.points}
         ceiling = WIDEST if reduced else ceilings.grad_norm
-        floors = {step: (max(floor, usual), kinks) for step, floor in own.items()}
-        found.append(_at_worst("point_norm", apart, floors.__getitem__, ceiling))
-    return Findings(found, left_out, list(_blind(checks)))
+        found.append(_at_worst("point_norm", apart, floors, kinks, ceiling))
+    return Compared(found, left_out, list(_blind(checks)))
 
 
 def determined(gradients: Sequence[TensorDistance]) -> list[TensorDistance]:
@@ -353,7 +330,7 @@ def determined(gradients: Sequence[TensorDistance]) -> list[TensorDistance]:
 
 
 def _worst(
-    quantity: str,
+    quantity: DeviationOf,
     tensors: Sequence[TensorDistance],
     floor_of: Callable[[TensorDistance], float],
     ceiling: float,
@@ -365,7 +342,7 @@ def _worst(
         return
     usual = usual_floors((t.step, floor_of(t)) for t in tensors)
     ratio = quantity.endswith("_ratio")
-    # Few numbers leave rounding few directions: their length then changes by more than a share.
+    # In a small tensor rounding has few directions: its length may change by more than this share.
     lengths = of_lengths((t.tensor, t.along) for t in tensors) if ratio else {}
 
     def bound_of(t: TensorDistance) -> float:
@@ -381,34 +358,32 @@ def _worst(
     if quantity.startswith("gradient_mean"):
         where = f"{worst.tensor}, all steps"
     floor = max(floor_of(worst), usual[worst.step])
-    yield _deviation(quantity, measured(worst), bound_of(worst), where, floor)
+    yield deviation(quantity, measured(worst), bound_of(worst), where, floor)
 
 
 def _at_worst(
-    quantity: str,
+    quantity: DeviationOf,
     apart: Mapping[int, float],
-    floors: Callable[[int], tuple[float, float]],
+    floors: Mapping[int, float],
+    kinks: float,
     ceiling: float,
 ) -> Deviation:
-    """The step that is farthest off for its bound; ``floors`` gives its floor and its kinks."""
-
-    def bound_of(step: int) -> float:
-        floor, kinks = floors(step)
-        return allowed(floor, 0.0, ceiling) + kinks
-
-    step = max(apart, key=lambda step: apart[step] / bound_of(step))
-    return _deviation(quantity, apart[step], bound_of(step), f"step {step}", floors(step)[0])
+    """The deviation of the step that is farthest off relative to its bound."""
+    bounds = {step: allowed(floor, 0.0, ceiling) + kinks for step, floor in floors.items()}
+    step = max(apart, key=lambda step: apart[step] / bounds[step])
+    return deviation(quantity, apart[step], bounds[step], f"step {step}", floors[step])
 
 
 def _validation(checks: Checks, floor: float, ceiling: float) -> Iterable[Deviation]:
-    """The validation loss, and modules that a validation left in evaluation mode."""
+    """The deviation of the validation loss, and the modules that validation left in the wrong
+    mode."""
     if (seen := checks.validation) is None:
         return
     floor = max(seen.rounding, floor)
     apart, bound = abs(seen.loss / seen.expected_loss - 1), allowed(floor, 0.0, ceiling)
-    yield _deviation("validation", apart, bound, "after the last step", floor)
+    yield deviation("validation", apart, bound, "after the last step", floor)
     where = f"{seen.modes_changed} modules left in the wrong mode"
-    yield _deviation("validation", float(seen.modes_changed), 0.0, where)
+    yield deviation("validation", float(seen.modes_changed), 0.0, where)
 
 
 def _blind(checks: Checks) -> Iterable[str]:
@@ -417,15 +392,15 @@ def _blind(checks: Checks) -> Iterable[str]:
         yield "no step had a gradient to compare"
     blind = [u.tensor for u in checks.updates if u.size and MARGIN * u.rounding >= BLIND]
     if blind:
-        yield f"updates of {blind[0]} are too small beside the rounding of its weights to be seen"
+        yield f"updates of {blind[0]} are too small relative to the rounding of its weights"
 
 
 def changes_apart(weights: Weights) -> dict[str, float]:
-    """How far final weights are apart, by tensor: 2-norm of the difference over that of the
+    """How far final weights are apart, by tensor: the 2-norm of the difference over that of the
     reference's change during training.
 
-    A tensor that only one of the runs has, or that has a different shape, differs by 1; so does one
-    that the reference did not change, if it differs at all.
+    The result is 1 for a tensor that is missing from one run or has another shape, and for one that
+    the reference did not change, if it differs at all.
     """
     names = sorted(weights.run.keys() | weights.reference.keys())
     return {name: _change_apart(weights, name) for name in names}
@@ -443,7 +418,7 @@ def _change_apart(weights: Weights, name: str) -> float:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """The tensors of a safetensors file; ConfigError if it cannot be read."""
+    """The tensors in a safetensors file; ConfigError if it cannot be read."""
     check(path)
     try:
         return load_file(path)

@@ -1,9 +1,9 @@
 """The verdict on dropout: whether every place drops the requested share, and nothing else.
 
 Counts of dropped elements are binomial; a place fails if chance would explain its count only once
-in a million. The effect of dropout on loss and gradient is compared over draws: means by Welch's t
-test, spreads by an F test, each at a level at which correct variants fail once in a hundred
-thousand.
+in a million. The effects of dropout on loss and gradient are compared over draws: their means by
+Welch's t test and their spreads by an F test, each at a level at which a correct variant fails once
+in a hundred thousand times.
 """
 
 import math
@@ -25,7 +25,7 @@ FACTOR = 0.03
 
 
 def judge_dropout(places: Sequence[DropoutPlace], dropout: float) -> list[Deviation]:
-    """The most deviating place in each respect."""
+    """For each property of dropout, the place that deviates most."""
     respects = (_shares, _factors, _evaluations, _agreements)
     found = [max(of(places, dropout), key=_excess, default=None) for of in respects]
     return [deviation for deviation in found if deviation is not None]
@@ -34,56 +34,44 @@ def judge_dropout(places: Sequence[DropoutPlace], dropout: float) -> list[Deviat
 def _shares(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
     for p in places:
         if p.of == 0:
-            yield _deviation("dropout", 1.0, 0.0, f"{p.place}: nothing passed")
+            yield deviation("dropout", 1.0, 0.0, f"{p.place}: nothing passed")
             continue
         share = p.dropped / p.of
         bound = STANDARD_ERRORS * math.sqrt(dropout * (1 - dropout) / p.of) + GRAIN
-        yield _deviation("dropout", abs(share - dropout), bound, f"{p.place}: {share:.3f} dropped")
+        yield deviation("dropout", abs(share - dropout), bound, f"{p.place}: {share:.3f} dropped")
 
 
 def _factors(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
     for p in places:
         if p.factor is not None:
-            # An embedding is compared with what is dropped beside it, which has the same factor.
+            # An embedding is measured relative to an output with the same factor.
             expected = 1.0 if p.place.endswith("embedding") else 1 / (1 - dropout)
-            apart = abs(p.factor / expected - 1)
-            yield _deviation(
-                "dropout", apart, FACTOR, f"{p.place}: kept elements scaled by {p.factor:.3f}"
-            )
+            where = f"{p.place}: kept elements scaled by {p.factor:.3f}"
+            yield deviation("dropout", abs(p.factor / expected - 1), FACTOR, where)
 
 
 def _evaluations(places: Sequence[DropoutPlace], _: float) -> Iterable[Deviation]:
     for p in places:
-        count = p.dropped_in_evaluation
-        if count is None:
-            continue
-        yield _deviation("dropout", float(count), 0.0, f"{p.place}: {count} dropped in evaluation")
+        if (count := p.dropped_in_evaluation) is not None:
+            where = f"{p.place}: {count} dropped in evaluation"
+            yield deviation("dropout", float(count), 0.0, where)
 
 
 def _agreements(places: Sequence[DropoutPlace], dropout: float) -> Iterable[Deviation]:
     by_chance = dropout**2 + (1 - dropout) ** 2
     for p in places:
-        between: dict[str, Agreement | None] = {
-            "steps": p.steps,
-            "rows": p.rows,
-            "layers": p.layers,
-            "ranks": p.ranks,
-            "tokens": p.tokens,
-            "elements": p.elements,
-        }
-        for name, agreement in between.items():
+        for name in ("steps", "rows", "layers", "ranks", "tokens", "elements"):
+            agreement: Agreement | None = getattr(p, name)
             if agreement is not None and agreement.of:
-                # The fault makes masks identical everywhere; half of that is proof enough.
+                # A fault makes all masks identical; half of that excess is proof enough.
                 alike = agreement.same / agreement.of
-                excess = (alike - by_chance) / (1 - by_chance)
+                excess = max(0.0, (alike - by_chance) / (1 - by_chance))
                 noise = STANDARD_ERRORS / math.sqrt(agreement.of * (1 - by_chance))
-                yield _deviation(
-                    "dropout", max(0.0, excess), max(0.5, noise), f"{p.place}: masks of {name}"
-                )
+                yield deviation("dropout", excess, max(0.5, noise), f"{p.place}: masks of {name}")
 
 
-def _excess(deviation: Deviation) -> float:
-    return deviation.measured / deviation.bound if deviation.bound else deviation.measured * 1e6
+def _excess(found: Deviation) -> float:
+    return found.measured / found.bound if found.bound else found.measured * 1e6
 
 
 LEVEL = 1e-5
@@ -91,18 +79,18 @@ LEVEL = 1e-5
 ALLOWED = 0.002
 """Additional allowed relative difference of means: rounding to 8 significant bits."""
 EQUAL_DRAWS = 2
-"""Maximum number of losses that may equal another by chance, among a few dozen."""
+"""Number of losses, among a few dozen, that may equal another by chance."""
 SLOPE = 0.005
-"""Allowed error of the slope, from the loss's curvature over so long a step; it grows with the
-square of its length."""
+"""Allowed error of the slope: the loss is curved over a step of this length. The error grows with
+the square of the length."""
 SLOPE_ROUNDED = 0.1
-"""The same if losses have 8 significant bits, of which small differences keep few."""
+"""The same for losses with 8 significant bits, few of which remain in small differences."""
 
 
 def judge_moments(
     mine: DropoutMoments, theirs: DropoutMoments, reduced: bool
 ) -> Iterator[Deviation]:
-    """Deviations of a training's draws from those of its reference; ``reduced`` if it may
+    """Deviations of a training's draws from those of its reference. ``reduced``: the training may
     compute with fewer than 32 bits."""
     losses, expected = _finite(mine.losses), _finite(theirs.losses)
     yield _means("dropout_loss", losses, expected)
@@ -110,13 +98,12 @@ def judge_moments(
     if len(mine.grad_norms) > 1 and len(theirs.grad_norms) > 1:
         yield _means("dropout_gradient", mine.grad_norms, theirs.grad_norms)
     again = len(losses) - len(set(losses))
-    yield _deviation(
-        "dropout_draws", float(again), EQUAL_DRAWS, f"{again} of {len(losses)} draws repeated"
-    )
+    repeated = f"{again} of {len(losses)} draws repeated"
+    yield deviation("dropout_draws", float(again), EQUAL_DRAWS, repeated)
     if mine.slope is not None:
         bound = SLOPE_ROUNDED if reduced else SLOPE
         where = f"the loss changes {mine.slope:.3f} times as much as its gradient says"
-        yield _deviation("dropout_slope", abs(mine.slope - 1), bound, where)
+        yield deviation("dropout_slope", abs(mine.slope - 1), bound, where)
 
 
 def _means(quantity: DeviationOf, mine: Sequence[float], theirs: Sequence[float]) -> Deviation:
@@ -130,7 +117,7 @@ def _means(quantity: DeviationOf, mine: Sequence[float], theirs: Sequence[float]
             e**2 / (len(side) - 1) for e, side in zip(errors, (mine, theirs), strict=True)
         )
         allowed += float(stats.t.isf(LEVEL / 2, freedom)) * math.sqrt(total) / abs(center)
-    return _deviation(quantity, apart, allowed, f"mean of {len(mine)} draws")
+    return deviation(quantity, apart, allowed, f"mean of {len(mine)} draws")
 
 
 def _spreads(mine: Sequence[float], theirs: Sequence[float]) -> Deviation:
@@ -139,12 +126,16 @@ def _spreads(mine: Sequence[float], theirs: Sequence[float]) -> Deviation:
     low, high = sorted((ours, expected))
     factor = high / low if low else 1e9
     where = f"standard deviation {ours:.1e}, that of the reference {expected:.1e}"
-    return _deviation("dropout_spread", factor - 1, bound, where)
+    return deviation("dropout_spread", factor - 1, bound, where)
 
 
 def _finite(values: Sequence[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def _deviation(quantity: DeviationOf, measured: float, bound: float, where: str) -> Deviation:
-    return Deviation(quantity=quantity, measured=measured, bound=bound, where=where)
+def deviation(
+    quantity: DeviationOf, measured: float, bound: float, where: str, floor: float = 0.0
+) -> Deviation:
+    """A deviation, whose ``measured`` is 1e300 if it is not finite."""
+    measured = measured if math.isfinite(measured) else 1e300
+    return Deviation(quantity=quantity, measured=measured, bound=bound, where=where, floor=floor)

@@ -1,28 +1,30 @@
 """Whether a variant trains the same model: its certificate.
 
-Both trainings start from the same weights and see the same global batches. What is compared
-depends on the class of the variant:
+Both trainings start from the same weights and see the same global batches. The class of the variant
+decides which quantities are compared:
 
 - bitwise: every loss and gradient norm and the final weights, to the last bit;
 - tolerance: the same, within relative bounds;
 - statistical: the smoothed final losses over several seeds. The interval of their mean difference
-  must lie within a margin around 0, which is two one-sided t tests at 5 %, shared out among two
-  looks, on pairs that share a seed (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987, 657-680). A
-  wide interval decides nothing: too few seeds cannot pass for equality.
+  must lie within a margin around 0: two one-sided t tests on pairs that share a seed, at 5 % in
+  total over two looks (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987, 657-680). A wide interval
+  decides nothing, so too few seeds never pass for equality.
 
-In every class the gradients and updates of all tensors are compared as well, with what the run's
-own weights, batches and gradients should have given (:mod:`checked_tensors`), and where there are
-replicas, they must be equal after every step. With the record of the timed run, the kernels of both
-are compared: a certificate of other kernels is none of what was timed.
+Every class also compares the gradients and updates of all tensors with those expected from the
+run's own weights, batches and gradients (:mod:`transformer_core.certify.checker`), and requires
+replicas to be equal after every step. Given the record of the timed run, it compares the kernels of
+both: a certificate says nothing about a timed run that used other kernels.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from schemas.config.measurement import (
     AnyEquivalence,
     Bitwise,
-    ClassOfEquivalence,
     Different,
     Statistical,
     Tolerance,
@@ -37,16 +39,19 @@ from schemas.results import (
     Trajectory,
 )
 from transformer_core.certify.bounds import (
+    WORDS,
     Compared,
     Pairs,
     Weights,
     deviations_of,
     in_words,
+    nearest,
     read_tensors,
     spot_deviations,
 )
 from transformer_core.certify.kernels import as_timed, timed_otherwise
 from transformer_core.common.digests import write_result
+from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
@@ -59,15 +64,21 @@ def certify(
     weights: Weights,
     timed: Repeat | None = None,
 ) -> Certificate:
-    """The verdict on ``run``, and on whether it applies to ``timed``. Raises ConfigError if the
-    two do not have the required seeds."""
+    """The verdict on ``run``, and on whether it applies to ``timed``. Raises ConfigError if
+    ``run`` and ``reference`` do not have the required seeds in common."""
+    certificate = partial(
+        _certificate,
+        run.name,
+        equivalence,
+        reference=reference.name,
+        provenance=run.provenance,
+    )
     if run.status != "ok":
-        return _certificate(equivalence, run, reference, run.status, run.reason or "")
+        return certificate(run.status, run.reason or "")
     if reference.status != "ok":
         why = f"{reference.name}, with which it is compared, ended {reference.status}: "
-        return _certificate(equivalence, run, reference, "failed", why + (reference.reason or ""))
+        return certificate("failed", why + (reference.reason or ""))
     pairs = _pairs(equivalence, run, reference)
-    course, expected = pairs[0]
     compared, failed = _judged(equivalence, pairs, weights, reference.name)
     if timed is not None:
         spots = list(spot_deviations(timed.spot_checks, equivalence))
@@ -82,16 +93,13 @@ def certify(
         status = "not_equivalent"
     elif undecided:
         status = "inconclusive"
-    return _certificate(
-        equivalence,
-        run,
-        reference,
+    return certificate(
         status,
         "; ".join(failed or undecided or map(in_words, compared.deviations)),
         seeds=[mine.seed for mine, _ in pairs],
         deviations=compared.deviations,
         left_out=compared.left_out,
-        steps=_steps(course, expected),
+        steps=_steps(*pairs[0]),
         power=compared.power,
         timed_otherwise=otherwise,
         kernels=run.kernels,
@@ -105,14 +113,12 @@ def _judged(
     weights: Weights,
     reference: str,
 ) -> tuple[Compared, list[str]]:
-    """Compares the trainings, and describes any failures in words; empty if there are none."""
+    """The comparison of the trainings, and a clause for each failure."""
     course, expected = pairs[0]
     if any(mine.initial_sha256 != theirs.initial_sha256 for mine, theirs in pairs):
-        return Compared([], [], [], None), [f"it starts from different weights than {reference}"]
+        return Compared([], [], []), [f"it starts from different weights than {reference}"]
     if len(course.losses) != len(expected.losses):
-        return Compared([], [], [], None), [
-            f"it takes a different number of steps than {reference}"
-        ]
+        return Compared([], [], []), [f"it takes a different number of steps than {reference}"]
     compared = deviations_of(equivalence, pairs, weights)
     failed = [
         in_words(deviation)
@@ -122,27 +128,38 @@ def _judged(
     return compared, failed
 
 
-def different(variant: str, equivalence: Different) -> Certificate:
-    """The placeholder if no certificate is possible."""
-    return Certificate(
-        variant=variant,
-        equivalence=equivalence,
-        status="different",
-        reason=equivalence.reason,
-        reference=None,
-        seeds=[],
-        deviations=[],
-        left_out=[],
-        steps=[],
-        provenance=None,
+def certify_files(
+    equivalence: Bitwise | Tolerance | Statistical,
+    run: Path,
+    reference: Path,
+    timed: Repeat | None = None,
+) -> Certificate:
+    """:func:`certify` for two short runs, given their trajectory.json."""
+    return certify(
+        equivalence,
+        read_record(run, Trajectory),
+        read_record(reference, Trajectory),
+        Weights(
+            run=read_tensors(run.with_name("final.safetensors")),
+            reference=read_tensors(reference.with_name("final.safetensors")),
+            initial=read_tensors(reference.with_name("initial.safetensors")),
+        ),
+        timed,
     )
 
 
-def _pairs(equivalence: ClassOfEquivalence, run: Trajectory, reference: Trajectory) -> Pairs:
+def different(variant: str, equivalence: Different) -> Certificate:
+    """The placeholder for a variant that trains another model by design."""
+    return _certificate(variant, equivalence, "different", equivalence.reason)
+
+
+def _pairs(
+    equivalence: Bitwise | Tolerance | Statistical, run: Trajectory, reference: Trajectory
+) -> Pairs:
     count = equivalence.seeds if isinstance(equivalence, Statistical) else 1
     pairs = list(zip(run.seeds, reference.seeds, strict=False))
     if not isinstance(equivalence, Statistical):
-        pairs = pairs[:count]  # of more, only the losses were kept
+        pairs = pairs[:count]  # the records of further seeds hold only losses
     seeds = [(mine.seed, theirs.seed) for mine, theirs in pairs]
     if len(pairs) < count or any(mine != theirs for mine, theirs in seeds):
         where = f"trajectories of {run.name} and {reference.name}"
@@ -153,27 +170,21 @@ def _pairs(equivalence: ClassOfEquivalence, run: Trajectory, reference: Trajecto
 
 
 def _certificate(
-    equivalence: ClassOfEquivalence,
-    run: Trajectory,
-    reference: Trajectory,
+    variant: str,
+    equivalence: AnyEquivalence,
     status: CertificateStatus,
     reason: str,
-    **measured: Any,
+    **known: Any,
 ) -> Certificate:
-    nothing: dict[str, Any] = {"seeds": [], "deviations": [], "left_out": [], "steps": []}
-    return Certificate(
-        variant=run.name,
-        equivalence=equivalence,
-        status=status,
-        reason=reason,
-        reference=reference.name,
-        provenance=run.provenance,
-        **nothing | measured,
-    )
+    """A certificate whose fields are empty except those given."""
+    empty: dict[str, Any] = {"reference": None, "provenance": None}
+    empty |= {"seeds": [], "deviations": [], "left_out": [], "steps": []}
+    fields = {"variant": variant, "equivalence": equivalence, "status": status, "reason": reason}
+    return Certificate(**empty | fields | known)
 
 
 def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep]:
-    """The steps present in both."""
+    """The steps that both trainings took."""
     columns = (mine.losses, theirs.losses, mine.grad_norms, theirs.grad_norms)
     return [
         CertificateStep(
@@ -190,40 +201,61 @@ def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep
 
 
 class CertifyJob(Job):
-    """Says whether a variant trains the same model as its reference."""
+    """Decides whether a variant trains the same model as its reference."""
 
     kind = "certify"
 
     variant: str
     equivalence: AnyEquivalence
-    """Its class of equivalence, with bounds."""
+    """The class of equivalence of the variant, with bounds."""
     short_run: Path | None = None
-    """trajectory.json of its short run; null if it is different."""
+    """trajectory.json of the variant's short run; null for the class ``different``."""
     reference: Path | None = None
     """trajectory.json of the short run to compare with."""
     timed: Path | None = None
-    """metrics.json of its timed run."""
+    """metrics.json of the variant's timed run."""
     output: Path
 
     def run(self, log_file: Path | None) -> None:
         if isinstance(self.equivalence, Different):
             found = different(self.variant, self.equivalence)
         elif self.short_run is None or self.reference is None:
-            message = f"is missing, and needed for {self.equivalence.kind}"
+            message = f"is missing; the class {self.equivalence.kind} needs it"
             field = "short_run" if self.short_run is None else "reference"
             problem = ConfigProblem("--order", field, None, message, "give a trajectory.json")
             raise ConfigError([problem])
         else:
-            found = certify(
-                self.equivalence,
-                read_record(self.short_run, Trajectory),
-                read_record(self.reference, Trajectory),
-                Weights(
-                    run=read_tensors(self.short_run.with_name("final.safetensors")),
-                    reference=read_tensors(self.reference.with_name("final.safetensors")),
-                    initial=read_tensors(self.reference.with_name("initial.safetensors")),
-                ),
-                read_record(self.timed, Repeat) if self.timed else None,
-            )
+            timed = read_record(self.timed, Repeat) if self.timed else None
+            found = certify_files(self.equivalence, self.short_run, self.reference, timed)
         log.info("%s: %s: %s", self.variant, found.status, found.reason)
         write_result(self.output, found.model_dump_json(indent=1) + "\n")
+
+
+def table(certificates: Sequence[Certificate]) -> str:
+    """Certificates in Markdown: counts by status, and a row for each certificate with the quantity
+    closest to its bound, or the reason."""
+    count = Counter(each.status for each in certificates)
+    lines = [", ".join(f"{number} {status}" for status, number in count.most_common()) + ".", ""]
+    lines += ["| variant | class | status | nearest to its bound, or why |", "|---|---|---|---|"]
+    for each in certificates:
+        words = each.reason
+        if (found := nearest(each)) is not None:
+            words = f"{WORDS[found.quantity]}, {found.measured / found.bound:.0%} ({found.where})"
+        words = " ".join(words.split()).replace("|", "\\|")
+        lines.append(f"| {each.variant} | {each.equivalence.kind} | {each.status} | {words} |")
+    return "\n".join(lines) + "\n"
+
+
+class CertificatesJob(Job):
+    """Lists all certificates of a study in one Markdown table."""
+
+    kind = "certificates"
+
+    certificates: list[Path]
+    """results/equivalence/*.json"""
+    output: Path
+
+    def run(self, log_file: Path | None) -> None:
+        text = table([read_record(file, Certificate) for file in self.certificates])
+        write_text(self.output, text)
+        log.info("%s", text.partition("\n")[0])

@@ -21,14 +21,12 @@ from schemas.results import (
     Pair,
     Round,
     Session,
-    Trajectory,
 )
 from schemas.results.answer import Stage
 from schemas.results.common import BASELINE, BEST
-from transformer_core.certify.bounds import Weights, read_tensors
-from transformer_core.certify.judge import certify
+from transformer_core.certify.judge import certify_files
 from transformer_core.certify.kernels import sessions_otherwise, uncertified
-from transformer_core.certify.short_run import LateSteps, ShortRun
+from transformer_core.certify.short_run import RECORD, LateSteps, ShortRun
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log as progress_log
 from transformer_core.common.records import read_record
@@ -315,16 +313,7 @@ def _certificate(bench: Bench, trial: Trial) -> Certificate:
         output=folder,
     )
     subprocess.run(command_of(asked), check=True)
-    return certify(
-        equivalence,
-        read_record(folder / "trajectory.json", Trajectory),
-        read_record(bench.reference / "trajectory.json", Trajectory),
-        Weights(
-            run=read_tensors(folder / "final.safetensors"),
-            reference=read_tensors(bench.reference / "final.safetensors"),
-            initial=read_tensors(bench.reference / "initial.safetensors"),
-        ),
-    )
+    return certify_files(equivalence, folder / RECORD, bench.reference / RECORD)
 
 
 def command_of(job: Job) -> list[str]:

@@ -92,7 +92,6 @@ JOBS = (
     "transformer_core.observe.breakdown",
     "transformer_core.trace.__main__",
     "transformer_core.certify.judge",
-    "transformer_core.certify.certificate_table",
     "transformer_core.decide.combine",
 )
 """Imported by the server for jobs. None of them imports torch, and none is measured."""

@@ -21,7 +21,7 @@ JOBS = MappingProxyType(
         "attention_truth": "transformer_core.measure.gpu_check.attention_truth.AttentionTruthJob",
         "audit": "transformer_core.audit.job.AuditJob",
         "breakdown": "transformer_core.observe.breakdown.BreakdownJob",
-        "certificates": "transformer_core.certify.certificate_table.CertificatesJob",
+        "certificates": "transformer_core.certify.judge.CertificatesJob",
         "certify": "transformer_core.certify.judge.CertifyJob",
         "claims": "transformer_core.decide.claims.ClaimsJob",
         "collectives": "transformer_core.measure.collectives.Collectives",
