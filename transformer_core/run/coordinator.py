@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -231,6 +231,13 @@ class Coordinator:
         except (EOFError, OSError):
             raise SideEndedError(side, "ended before its turn was over") from None
         return [answers[rank] for rank in sorted(answers)]
+
+    def unread(self, side: str) -> Iterator[Any]:
+        """Messages from a side that have arrived and that nobody has read."""
+        for connection in self._members[side].values():
+            with suppress(EOFError, OSError):
+                while connection.poll():
+                    yield json.loads(connection.recv_bytes())
 
     def dismiss(self, side: str | None = None) -> None:
         """Dismisses the processes of one side, or of all: waiting processes then end."""

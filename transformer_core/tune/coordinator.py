@@ -272,8 +272,10 @@ class Session:
         try:
             return self._coordinator.ask(side, task, check, math.inf)
         except _LastWordsError as error:
-            (said,) = error.args
-            raise self._ended(side, said["ended"], said) from None
+            # The first failure: ranks that communicate with a failed one fail, too.
+            unread = [words for words in self._coordinator.unread(side) if "ended" in words]
+            first = min([*error.args, *unread], key=lambda words: words["at"])
+            raise self._ended(side, first["ended"], first) from None
         except SideEndedError:
             raise self._ended(side, self._how(side), {}) from None
 

@@ -114,6 +114,7 @@ class Side:
             send(
                 self.line,
                 ended=reason,
+                at=time.monotonic(),
                 trace=trace,
                 place=place,
                 step=self.step,
