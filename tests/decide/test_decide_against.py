@@ -79,5 +79,5 @@ def test_a_throughput_of_another_device_has_no_verdict(folder, other):
 
 
 def test_a_folder_without_results_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="is no folder of results"):
+    with pytest.raises(ConfigError, match="is not a folder of results"):
         read_side(tmp_path)

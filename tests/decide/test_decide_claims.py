@@ -189,7 +189,7 @@ def test_parts_that_cannot_be_tested_are_left_out_and_counted(study):
 def test_no_run_at_all(tmp_path):
     study = write_study(tmp_path, [ended("single", "failed", "x"), ended("fast", "oom", "y")])
     found = verdict(study, FASTER)
-    assert (found.verdict, found.reason) == ("NOT_TESTABLE", "no run of the study ended well")
+    assert (found.verdict, found.reason) == ("NOT_TESTABLE", "no run of the study succeeded")
 
 
 @pytest.mark.parametrize(

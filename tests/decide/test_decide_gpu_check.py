@@ -63,7 +63,7 @@ def attention(*cases: AttentionTruth, **changes: Any) -> Any:
     ("changes", "outcome", "reason"),
     [
         ({}, "held", None),
-        ({"dropped": 0.125}, "not_held", "dropped 0.1250 of the weights where 0.1 was asked for"),
+        ({"dropped": 0.125}, "not_held", "dropped 0.1250 of the weights instead of 0.1"),
         ({"error": 0.3, "dropout": 0.0, "dropped": None}, "not_held", "an error of 0.3"),
         ({"finite": False}, "not_held", "numbers that are not finite"),
     ],

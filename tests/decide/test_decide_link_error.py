@@ -40,7 +40,7 @@ def test_a_smaller_throughput_is_a_longer_step():
 def test_two_emulated_links_and_trials_that_ended_are_no_check():
     found = judge("ddp", BANDWIDTH, trial(1.0, kind="emulated"))
     assert found.status == "unsupported"
-    assert "cannot be made" in str(found.reason)
+    assert "cannot create a limited link" in str(found.reason)
     assert (found.real_seconds, found.emulated_seconds, found.error) == (None, None, None)
     found = judge("ddp", BANDWIDTH, ended("oom", "too large", EMULATED, REAL))
     assert (found.status, found.reason, found.error) == ("oom", "too large", None)

@@ -1,9 +1,9 @@
-"""These results against earlier ones, or against those of another machine.
+"""Compares these results with earlier ones, or with those of another machine.
 
-Both were measured at another time, perhaps on another machine, so a throughput is compared with a
-throughput only on the same kind of device, and with the ends of both intervals combined to the
-widest: nothing cancels. A speed-up does better: each was measured side by side with its baseline,
-and is compared as a number of its own.
+The two sets were measured at different times, perhaps on different machines. Throughputs are
+therefore compared only on the same kind of device, and the ends of both intervals are combined to
+the widest: nothing cancels. Speed-ups compare better, because each was measured side by side with
+its own baseline.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,24 +25,24 @@ MEMORY_RESOLUTION = 0.05  # peak memory of single runs that differs by less is c
 
 
 class Side(StudyResults):
-    """One of the two sets of results, of which variants may be missing."""
+    """One of the two sets of results; variants may be missing."""
 
     @cached_property
     def study(self) -> Study:  # type: ignore[override]
-        """The study with the variants that are there."""
+        """The study with only the variants that have results."""
         study = read_record(self.folder / "study.json", Study)
         there = [n for n in study.variants if (self.folder / f"runs/{n}/spec.json").is_file()]
         return study.model_copy(update={"variants": there})
 
     @cached_property
     def verdicts(self) -> dict[str, str]:
-        """On claims, if there are any."""
+        """The verdicts on claims; empty if there are no claims."""
         there = (self.folder / "claims.json").is_file()
         return {claim.claim: claim.verdict for claim in self.claims} if there else {}
 
     @cached_property
     def rates(self) -> dict[str, Interval]:
-        """Throughputs from all sessions of the baseline; empty if they are not all there."""
+        """Throughputs from all sessions of the baseline; empty if any record is missing."""
         there = self.comparisons
         records = [there[name].record for name in self.study.variants if name in there]
         if not all(record and (self.folder / record).is_file() for record in records):
@@ -87,7 +87,7 @@ class Side(StudyResults):
 def read_side(folder: Path) -> Side:
     """The results in ``folder``; ConfigError if there are none."""
     if not (folder / "study.json").is_file():
-        message = "is no folder of results: it has no study.json"
+        message = "is not a folder of results: it has no study.json"
         remedy = "name one with --config against=FOLDER, for instance a folder of docs/records/"
         raise ConfigError([ConfigProblem("command line", "against", str(folder), message, remedy)])
     return Side(folder)
@@ -133,7 +133,7 @@ def _changes(here: Side, there: Side, name: str, same_device: bool) -> Iterator[
     peaks = [side.variants[name].peak_memory_bytes for side in (here, there)]
     ours, theirs = (exact(peak) if peak else None for peak in peaks)
     change = _change(name, "peak_memory", ours, theirs, max(margin, MEMORY_RESOLUTION))
-    coarse = f"peaks of single runs: what differs by less than {MEMORY_RESOLUTION:.0%} is the same"
+    coarse = f"peaks of single runs: differences below {MEMORY_RESOLUTION:.0%} count as the same"
     reason = coarse if change.ratio else change.reason
     yield change.model_copy(update={"reason": reason})
 
@@ -170,8 +170,8 @@ class AgainstJob(Job):
 
     kind = "against"
 
-    here: Path = Path("results")  # these results
-    there: Path  # the others: a folder like it
+    here: Path = Path("results")  # folder of these results
+    there: Path  # folder of the other results
     output: Path
 
     def run(self, log_file: Path | None) -> None:

@@ -28,7 +28,7 @@ class Formula:
 
 
 def formula(spec: RunSpec) -> Formula:
-    """The memory that a variant needs by the formulas; FSDP shards are equal parts."""
+    """The memory that a variant needs by the formulas, which assume equal FSDP shards."""
     shards = spec.world_size if spec.parallel.sharded else 1
     state = spec.training.optimizer.state
     kept = spec.training.precision.numbers

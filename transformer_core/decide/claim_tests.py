@@ -70,7 +70,7 @@ def judge(test: ClaimTest, needs: Sequence[Needs], results: StudyResults) -> Evi
     else:
         judgement = _judge(test, results)
     if obstacle := obstacle_to(test, needs, results):
-        # The number stays where the claim is only about another kind of machine.
+        # Keep the number: the claim may only be about another kind of machine.
         judgement = Judgement("not_testable", obstacle, judgement.number)
     named = list(dict.fromkeys(variants_of(test).values()))
     if isinstance(test, TrendTest):
@@ -152,7 +152,7 @@ def _against(
 ) -> Judgement:
     if direction is None or than is None:
         within, outside = (f"lies {where} the claimed range" for where in ("within", "outside"))
-        across = "lies across an end of the claimed range"
+        across = "spans an end of the claimed range"
         return _sized(found, test, within, ("contradicted", outside), across)
     above = direction in ("more", "not_less")
     # A value exactly at the limit is neither more nor less.
@@ -163,9 +163,10 @@ def _against(
         holds = found.low >= than if above else found.high <= than
         fails = found.high < than if above else found.low > than
     if fails:
-        return Judgement("contradicted", f"is not {WORDS[direction]} than {than:g}", found)
+        denied = {"not_more": "more", "not_less": "less"}.get(direction, f"not {direction}")
+        return Judgement("contradicted", f"is {denied} than {than:g}", found)
     if not holds:
-        return Judgement("undecided", f"lies across {than:g}", found)
+        return Judgement("undecided", f"spans {than:g}", found)
     return _with_size(found, test, f"is {WORDS[direction]} than {than:g}")
 
 
@@ -173,15 +174,15 @@ def _with_size(found: Interval, test: Expected, reason: str) -> Judgement:
     """The judgement of a test whose direction holds."""
     if test.at_least is None and test.at_most is None:
         return Judgement("holds", reason, found)
-    within = f"{reason}, and the size lies within the claim's"
-    across = f"{reason}; the interval lies across an end of the claimed size"
+    within = f"{reason}, and the size lies within the claimed range"
+    across = f"{reason}; the interval spans an end of the claimed size"
     return _sized(found, test, within, ("size_differs", f"{reason}, but the size differs"), across)
 
 
 def _sized(
     found: Interval, test: Expected, within: str, outside: tuple[Outcome, str], across: str
 ) -> Judgement:
-    """The judgement by the bounds of a test, with what to say of each case."""
+    """Judges by the bounds of a test; the other arguments give the reason for each case."""
     low = float("-inf") if test.at_least is None else test.at_least
     high = float("inf") if test.at_most is None else test.at_most
     if low <= found.low and found.high <= high:
@@ -202,7 +203,7 @@ def _trend(test: TrendTest, results: StudyResults) -> Judgement:
     if len(values) < FEWEST_MEMBERS:
         few = f"only {len(values)} of {len(curve.points)} values have this quantity"
         return Judgement("not_testable", few if curve.points else curve.note)
-    # Of what is counted any difference is one.
+    # Counts are exact: any difference is real.
     margin = 0.0 if test.quantity == "all_reduces" else results.study.comparison.margin
     try:
         return _follow(test, values, margin)
@@ -252,7 +253,7 @@ def read_number(number: Number, folder: Path) -> Interval:
     """The number in the results below ``folder``; Unmeasured if there is none.
 
     A single number is exact, a list of numbers gives their median and range, and an interval is
-    used as it is; each with the uncertainty stated in the claim.
+    used unchanged; the uncertainty stated in the claim is added to each.
     """
     content = _read(number.target, folder)
     try:
@@ -399,7 +400,7 @@ def _unmet(needs: Needs, repeats: Iterable[Repeat]) -> str | None:
     if max(fitting, default=0) >= needs.devices:
         return None
     if not topologies:
-        return "no run of the study ended well"
+        return "no run of the study succeeded"
     noun = {"cuda": "GPU", "cpu": "CPU device", None: "device"}[needs.device]
     wanted = f"needs {needs.devices} {noun}s" if needs.devices > 1 else f"needs a {noun}"
     if not fitting:

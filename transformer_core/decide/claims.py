@@ -1,9 +1,9 @@
-"""The verdicts of a study on claims.
+"""Judges claims by the results of a study.
 
-The tests of a claim are judged one by one, and make one verdict: REFUTED if any contradicts it;
-else UNDECIDED if any settles nothing; else PARTLY if the direction holds everywhere and a size does
-not; else REPRODUCED. Tests that this machine or this study cannot make are left out and named; a
-claim of which no test can be made is NOT_TESTABLE.
+Each test of a claim is judged on its own; together they give one verdict: REFUTED if any test
+contradicts the claim; else UNDECIDED if any test is undecided; else PARTLY if every direction holds
+but a size does not; else REPRODUCED. Tests that are impossible on this machine or in this study are
+left out and named; a claim without any possible test is NOT_TESTABLE.
 """
 
 import json
@@ -22,7 +22,7 @@ REASONS: dict[ClaimVerdict, str] = {
     "REPRODUCED": "Every test that could be made agrees",
     "PARTLY": "The direction is as claimed, the size is not",
     "REFUTED": "A test contradicts it",
-    "UNDECIDED": "No test contradicts it, and not every one is settled",
+    "UNDECIDED": "No test contradicts it, but not all of them are settled",
     "NOT_TESTABLE": "No test could be made here",
 }
 
@@ -56,14 +56,14 @@ def _reason(verdict: ClaimVerdict, evidence: Sequence[Evidence]) -> str:
     missing = [item for item in evidence if item.outcome == "not_testable"]
     if verdict == "NOT_TESTABLE":
         first, *others = dict.fromkeys(item.reason for item in missing)
-        return f"{first}; more beside the tests" if others else first
+        return f"{first}; further reasons next to the tests" if others else first
     made = len(evidence) - len(missing)
     left_out = f" ({made} of {len(evidence)})" if missing else ""
     return f"{REASONS[verdict]}{left_out}"
 
 
 class ClaimsJob(Job):
-    """Tests claims on the results of a study: reproduced, refuted, partly, undecided or not
+    """Tests claims against the results of a study: reproduced, refuted, partly, undecided or not
     testable here, each with its numbers."""
 
     kind = "claims"

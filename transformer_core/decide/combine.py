@@ -1,4 +1,4 @@
-"""The repeats and the evaluation of a variant in one record."""
+"""Combines the repeats and the evaluation of a variant into one record."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -93,7 +93,7 @@ def check(
             str(file),
             "provenance.spec_sha256",
             repeat.provenance.spec_sha256,
-            f"is not the hash of {spec_file} ({digest}): the run is of another run spec",
+            f"is not the hash of {spec_file} ({digest}): the run used another run spec",
             f"run it again: snakemake --cores all --force {file}",
         )
         for file, repeat in zip(repeat_files, repeats, strict=True)

@@ -1,8 +1,7 @@
-"""All comparisons of a study: ratios, verdicts, and what a reader must know beside them.
+"""All comparisons of a study: ratios, verdicts, and notes that help to read them.
 
-Throughput and memory come from the paired runs. Memory from there too, because the largest peak of
-a process is another one in each process, and they have several of each side. Traffic is counted in
-the run of a variant.
+Throughput and memory come from the paired runs. Peak memory varies from process to process, and
+paired runs have several processes of each side. Traffic is counted in each variant's own run.
 """
 
 import json
@@ -65,7 +64,7 @@ def compare(
     comparisons = []
     for run in runs:
         ended = f"{run.ended_by} ended {run.status}"
-        unknown = ended if run.status != "ok" else "the peak of memory of a side is not known"
+        unknown = ended if run.status != "ok" else "the peak memory of one side is unknown"
         traffic = _traffic(results[run.variant], results[run.reference])
         sides = (run.reference, run.variant)
         said = {name: _about_certificate(run, name, certificates[name]) for name in sides}

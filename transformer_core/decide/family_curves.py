@@ -103,7 +103,10 @@ def _note(
     if not points:
         missing = ", ".join(m.variant for m in family.members if m not in members)
         runs = f"only {members[0].variant}" if members else "none"
-        return f"The study runs {runs} of this family, with what it is compared with; add {missing}"
+        return (
+            f"The study runs {runs} of this family together with its reference; "
+            f"a curve needs two variants: add {missing}"
+        )
     counted = [point for point in points if point.counts]
     if best is None or len(counted) < FEWEST_MEMBERS:
         return f"Only {len(counted)} of {len(points)} values could be compared"

@@ -1,8 +1,8 @@
 """GPU checks, one line each.
 
-A line states the expectation, the finding, and why it does not hold. It is based on the results of
-an ordinary study's jobs, and on the GPU tests and attention kernels that only the GPU check runs.
-If the jobs report that this machine lacks support, so does the line.
+Each line states what is expected, what was found, and why an expectation does not hold. It is based
+on the results of an ordinary study's jobs, and on the GPU tests and attention kernels that only the
+GPU check runs. If the jobs report that this machine lacks support, so does the line.
 """
 
 import math
@@ -52,13 +52,13 @@ LEAST_STEPS, LEAST_SECONDS = 20, 0.8
 
 
 def lines(results: Path) -> Iterator[Check]:
-    """All lines, in the order of the page, cheap facts first. What has no result yet says so."""
+    """All lines, in the order of the page, cheap facts first; checks without results say so."""
     for name, section in sections(results):
         try:
             yield from list(section())
         except ConfigError as error:
             reason = str(error).split("\n")[0]
-            yield line(name, "Its job has left a result.", "not_run", "", reason)
+            yield line(name, "Its job has written a result.", "not_run", "", reason)
 
 
 def sections(results: Path) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
@@ -123,8 +123,8 @@ def roofline(found: Roofline) -> Check:
 
 
 def attention(found: AttentionTruths) -> Iterator[Check]:
-    """Each backend drops the requested share, and is as exact as its format."""
-    expected = "Attention by {}: the share asked for is dropped, and values are those of 64 bits."
+    """Each backend drops the requested share, and is as exact as its format allows."""
+    expected = "Attention by {} drops the requested share, and its values match those in 64 bits."
     file = "gpu_check/attention.json"
     if found.status != "ok":
         outcome = outcome_of(found.status)
@@ -134,7 +134,7 @@ def attention(found: AttentionTruths) -> Iterator[Check]:
         cases = [case for case in found.cases if case.backend == backend]
         ran = [case for case in cases if case.status == "ok"]
         wrong = [
-            f"dropped {case.dropped:.4f} of the weights where {case.dropout:g} was asked for"
+            f"dropped {case.dropped:.4f} of the weights instead of {case.dropout:g}"
             for case in ran
             if case.dropped is not None and abs(case.dropped - case.dropout) > DROPPED_BY_CHANCE
         ]
@@ -159,7 +159,7 @@ def trained(name: str, run: Repeat) -> Check:
         loss = run.validations[-1].loss  # null if it is not finite
         text = f"validation loss {loss} after {run.steps} steps"
         outcome = judged(loss is not None)
-    expected = f"{name} trains to its end on CUDA."
+    expected = f"{name} trains to the end on CUDA."
     if run.topology is not None and run.topology.device != "cuda":
         outcome = "not_held"
         text += f", on {run.topology.device}"
@@ -174,7 +174,9 @@ def windows(pairs: dict[str, PairedRun]) -> Check:
         for session in run.sessions
         for window in session.windows(REFERENCE)
     ]
-    expected = f"Windows of comparisons have {LEAST_STEPS} steps and about a second at least."
+    expected = (
+        f"Comparison windows have at least {LEAST_STEPS} steps and last at least about a second."
+    )
     if not found:
         reasons = sorted({run.reason for run in pairs.values() if run.reason})
         statuses: set[Status] = {run.status for run in pairs.values()}
@@ -200,7 +202,7 @@ COMPARISONS: tuple[tuple[str, str, str, Expected], ...] = (
     (
         "qkv_streams_as_published",
         "qkv_streams",
-        "Streams that are made anew and wait for the device are slower than those with events.",
+        "Recreated streams that wait for the device are slower than streams with events.",
         lambda r: r < 1,
     ),
     (
@@ -264,8 +266,8 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
     """Tensor memory matches the prediction, and NVML's number once the context is included."""
     files = ["memory/predicted.json", f"runs/{name}/repeat-1/metrics.json"]
     expected = (
-        f"The memory of {name} is predicted to {TOLERANCE:.0%} of what torch hands out, and NVML "
-        "counts that, what is cached and the context of the process."
+        f"The predicted memory of {name} is within {TOLERANCE:.0%} of what torch allocates, and "
+        "NVML also counts cached memory and the context of the process."
     )
     memory = run.memory[0] if run.memory else None
     outcome: Outcome = "unsupported" if run.status == "unsupported" else "failed"
@@ -275,7 +277,7 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
         outcome = "unsupported"
     elif memory is not None and memory.allocated_bytes and predicted.peak_bytes:
         ratio = predicted.peak_bytes / memory.allocated_bytes
-        found += f", {memory.allocated_bytes / GIB:.2f} GiB handed out ({ratio:.2f} times)"
+        found += f", {memory.allocated_bytes / GIB:.2f} GiB allocated ({ratio:.2f} times)"
         found += f", {(memory.reserved_bytes or 0) / GIB:.2f} GiB reserved"
         outcome = judged(abs(ratio - 1) <= TOLERANCE)
         if memory.nvml_bytes is not None:
@@ -289,7 +291,7 @@ def _predicted(prediction: Prediction) -> str:
     if prediction.peak_bytes is None:
         return "nothing predicted"
     context = prediction.context_bytes
-    beside = "" if context is None else f" beside a context of {context / GIB:.2f} GiB"
+    beside = "" if context is None else f" plus a context of {context / GIB:.2f} GiB"
     return f"{prediction.peak_bytes / GIB:.2f} GiB predicted{beside}"
 
 
@@ -330,7 +332,7 @@ LOG_CHARACTERS = 2000  # characters of a log shown in the report: its end, where
 
 
 def device(found: DeviceFacts) -> Iterator[Check]:
-    """Environment features other than the device itself work."""
+    """Checks that the environment around the device works."""
     for one in found.facts:
         outcome = judged(bool(one.holds)) if one.status == "ok" else outcome_of(one.status)
         file = "gpu_check/device.json"

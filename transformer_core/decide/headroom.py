@@ -1,9 +1,9 @@
-"""Headroom: the time of a step against the time that its arithmetic and memory traffic need.
+"""Compares the time of a step with the time that its arithmetic and memory traffic need.
 
 The timed step is divided among operator classes in the proportions of the profile. Each class is
-compared with its products at the measured rate of matrix products, and with its bytes, read and
-written by one operator after another, at the measured bandwidth; the longer of the two is the time
-of a perfect kernel for the same operators (Williams, Waterman and Patterson, Roofline, 2009).
+compared with the time for its products at the measured rate of matrix products, and with the time
+for its bytes, read and written by one operator after another, at the measured bandwidth; the longer
+of the two is what perfect kernels for the same operators would take (Williams, Waterman and Patterson, Roofline, 2009).
 """
 
 from collections.abc import Sequence

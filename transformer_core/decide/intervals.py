@@ -2,30 +2,29 @@
 
 Each session of a comparison gives the logarithm of a ratio, and its standard error from the windows
 (:mod:`transformer_core.measure.session_ratio`). The ratio of a comparison is the mean of its
-sessions, each weighted by the inverse of its variance: a session in a noisy minute says less (for
-what it costs that these weights are estimates: Meier, Variance of a weighted mean, 1953, for the
-part of a moderated error that is the session's own). Its variance has two parts:
+sessions, each weighted by the inverse of its variance: a session in a noisy minute counts less. These
+weights are estimates, which adds to the variance (Meier, Variance of a weighted mean, 1953, applied
+to the part of a moderated error that is the session's own). The variance has two parts:
 
-- Within sessions: they have few windows, a study has many sessions. So the errors of all sessions
-  of a study moderate one another (Smyth, Linear models and empirical Bayes methods for assessing
+- Within sessions: a session has few windows, but a study has many sessions. So the errors of all
+  sessions of a study moderate one another (Smyth, Linear models and empirical Bayes methods for assessing
   differential expression, 2004).
 - Between sessions: processes differ by more than their windows show (Georges, Buytaert and
   Eeckhout, Statistically rigorous Java performance evaluation, 2007; Kalibera and Jones, Rigorous
   benchmarking in reasonable time, 2013). This part is estimated from all comparisons with the same
-  reference (Paule and Mandel, Consensus values and weighting factors, 1982), and for each reference
-  by itself: several processes that send messages differ more from session to session than one.
+  reference (Paule and Mandel, Consensus values and weighting factors, 1982), separately for each
+  reference: several processes that send messages differ more from session to session than one.
 
-Comparisons that share the sessions of their reference share its deviations, too. Where this runs in
-n processes, their ratios are correlated by about 1 / (n + 1) and their scatters by the square of it,
-r, so k comparisons of s sessions have (s - 1) k / (1 + (k - 1) r) degrees of freedom and not
-(s - 1) k. The interval takes
-Student's t with these, or with those of the moderated errors if they are fewer, at a level at which
+Comparisons that share the sessions of their reference share its deviations, too. If the
+reference runs in n processes, their ratios are correlated by about 1 / (n + 1) and their scatters by
+its square r, so k comparisons of s sessions have (s - 1) k / (1 + (k - 1) r) degrees of freedom
+rather than (s - 1) k. The interval takes Student's t with these, or with those of the moderated errors if they are fewer, at a level at which
 *all* intervals of the study hold together with 95 % (Sidak, Rectangular confidence regions, 1967).
 ``tests/decide/test_decide_statistics.py`` simulates it.
 
 Re-measuring undecided comparisons adds a chance of a false positive at each look. So a comparison
-that was looked at j times has the j-th part 1 / (j (j + 1)) of its share of the 5 %: these parts add
-up to 1, so that all intervals of all looks hold together, whenever one stops and for whatever reason
+at its j-th look spends the fraction 1 / (j (j + 1)) of its share of the 5 %. These fractions add up
+to 1, so all intervals of all looks hold together, whenever and for whatever reason measuring stops
 (a union bound over looks, as alpha is spent in group sequential tests: Lan and DeMets, Discrete
 sequential boundaries for clinical trials, 1983).
 """
@@ -159,8 +158,8 @@ def between_sessions(
 
 
 def _between(measured: Sequence[tuple[Values, Values]], processes: int) -> Between:
-    """The same for one reference in so many processes, given the estimates and squared errors of
-    each comparison's sessions."""
+    """The variation for a reference that runs in ``processes`` processes, given the estimates and
+    squared errors of each comparison's sessions."""
     repeated = sum(len(values) - 1 for values, _ in measured)
 
     def excess(variance: float) -> float:
@@ -177,7 +176,7 @@ def _between(measured: Sequence[tuple[Values, Values]], processes: int) -> Betwe
     # Slightly above the bound without errors, as rounding decides on which side that lies.
     spread = sum(float(np.var(values)) * len(values) for values, _ in measured)
     most = spread / max(1, repeated) * (1 + 1e-9)
-    least = most * 1e-9  # not 0, where an error of 0 would divide by it
+    least = most * 1e-9  # not 0: an error of 0 would then divide by 0
     if most < ROUNDED or excess(least) <= 0:
         return Between(0.0, freedom)
     return Between(float(optimize.brentq(excess, least, most)), freedom)

@@ -1,4 +1,4 @@
-"""How far the emulated link is from the real one, over runs that took turns on both."""
+"""Measures how far the emulated link is from the real one, in runs that alternate between them."""
 
 from collections.abc import Sequence
 from math import exp
@@ -23,7 +23,7 @@ REAL, EMULATED = "real_link", "emulated_link"  # names of the two sides of a tri
 
 
 def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
-    """One configuration; ``name`` is that of the change, ``bandwidth`` in bits per second."""
+    """Judges one configuration; ``name`` names the change, ``bandwidth`` is in bits per second."""
     links = [
         side.topology.link
         for session in run.sessions
@@ -32,7 +32,7 @@ def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
     ]
     status, reason = run.status, run.reason
     if links and any(link is None or link.kind != "namespaces" for link in links):
-        status, reason = "unsupported", "a limited link cannot be made on this machine"
+        status, reason = "unsupported", "this machine cannot create a limited link"
     known: dict[str, Any] = {"name": name, "bandwidth": bandwidth, "status": status}
     if status != "ok":
         unknown: dict[str, Any] = dict.fromkeys(("real_seconds", "emulated_seconds", "error"))
@@ -64,7 +64,7 @@ class LinkErrorJob(Job):
     kind = "link_error"
 
     trials: list[tuple[str, float, Path]] = Field(min_length=1)
-    """Of each trial the change, the bits per second, and the record of its runs over both links."""
+    """For each trial: the change, the bits per second, and the record of its runs on both links."""
     output: Path
 
     def run(self, log_file: Path | None) -> None:

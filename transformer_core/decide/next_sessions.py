@@ -1,7 +1,7 @@
 """Chooses which comparisons to measure next.
 
-Among those that can be decided in the remaining time, it takes the most important one per second of
-expected time; if there are none, the most important. Other comparisons with the same reference that
+Among those that can be decided in the remaining time, it takes the one with the highest importance
+per second of expected time; if there are none, the most important. Other comparisons with the same reference that
 also need these sessions take turns with it: the reference is started and timed once for all.
 """
 
@@ -62,8 +62,7 @@ class Standing:
 
 
 WORTH_JOINING = 0.5
-"""Minimum fraction of the first one's sessions that another comparison must need in order to
-join."""
+"""Minimum fraction of the leading comparison's sessions that another must need in order to join."""
 LONGEST = 8  # maximum rounds of a session, as a multiple of the minimum
 
 
@@ -97,7 +96,7 @@ class Limits:
         return max(1, ceil((SPARE / error**2 - 1 / standing.variance) * of_session))
 
     def seconds(self, standing: Standing) -> float:
-        """Approximate duration of these, with the reference as the only other side."""
+        """Approximate duration of these sessions, with the reference as the only other side."""
         return self.sessions(standing) * standing.costs.session(2, self.rounds(standing))
 
 

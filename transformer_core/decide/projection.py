@@ -1,4 +1,4 @@
-"""Step times of more devices than there are, held against every run of several processes."""
+"""Projects step times to more devices, and checks the projection against multi-process runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -231,15 +231,15 @@ def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, dict[str, Any]] | st
     parallel, accumulation = spec.parallel, spec.training.accumulation
     if isinstance(parallel, Fsdp):
         if parallel.bf16:
-            return "the model knows FSDP in 32 bits only"
+            return "the model covers FSDP in 32 bits only"
         return "fsdp", {"reshard": parallel.reshard_after_forward}
     if isinstance(parallel, Central):
         return "central", {"local_loss": parallel.local_loss}
     if not isinstance(parallel, Ddp):
-        return f"the model does not know {parallel.kind}"
+        return f"the model does not cover {parallel.kind}"
     payload = parallel.hook.payload if parallel.hook else 1.0
     if payload is None:
-        return f"the model does not know what the hook {parallel.hook.kind} computes"  # type: ignore[union-attr]
+        return f"the model does not cover the hook {parallel.hook.kind}"  # type: ignore[union-attr]
     manner = {
         "bucket_mb": parallel.bucket_mb,
         "payload": payload,

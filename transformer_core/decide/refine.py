@@ -126,7 +126,7 @@ def comparisons(
     claimed: Sequence[tuple[str, str]],
     baseline: str,
 ) -> list[SoFar]:
-    """The comparisons with their importance, and why one cannot continue."""
+    """The comparisons with their importance, and the reason if one cannot continue."""
     certified = {one.variant: one.status == "equivalent" for one in certificates}
     matters = weights(runs, claimed, baseline, certified)
     pairs = [SoFar(run, matters[run.pair]) for run in runs]
@@ -162,7 +162,7 @@ def refine(
     limits = Limits(comparing.margin, comparing.pairs, comparing.together)
     kept.read_into(pairs)
     began = spent()
-    log.info("%.0f s of %.0f s are spent, %.0f s are kept for the report", began, asked, rest)
+    log.info("%.0f s of %.0f s spent; %.0f s reserved for the report", began, asked, rest)
     stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent(), spent)
     return Refinement(
         asked_seconds=asked,
@@ -260,14 +260,14 @@ def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
 FOLLOWING = ("compare", "families", "claims", "search", "tables", "figures", "page")
 """Rules that run after the comparisons."""
 LIGHT = ("combine", "certify", "breakdown", "utilisation")
-"""Rules that read results and compute little, like most of those that follow."""
+"""Rules that read results and compute little, like most of the following ones."""
 HEAVIER = {"figures": 5.0, "tables": 2.0, "page": 2.0}
-"""Rules that take longer than the others, and roughly how much, until one has been timed."""
+"""Rules that take longer than the others, with a rough factor used until they have been timed."""
 
 
 def kept_for_the_rest(study: Study, jobs: Mapping[str, JobTimes]) -> float:
     """Seconds reserved for everything after the comparisons: as long as it took before on this
-    machine, otherwise as estimated from earlier jobs."""
+    machine, or as long as earlier jobs suggest."""
     light = max((jobs[rule].mean for rule in LIGHT if rule in jobs), default=1.0)
     total = 0.0
     for rule in FOLLOWING:

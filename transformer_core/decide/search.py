@@ -1,11 +1,12 @@
 """The fastest combination of techniques on this machine that trains the same model.
 
-Single effects do not multiply: a technique may pay only beside another, or not at all once another
-has taken what there was to gain. So combinations themselves are measured, from all techniques at
-once as well as from none (:mod:`transformer_core.decide.search_moves`). The best one whose
-certificate holds is compared with the baseline anew, stage by stage, beside the fastest certified
-variants of the study: the sessions that it won are no evidence, because it won them. The result is
-the fastest of these, and says how much faster any other combination could still be.
+Single effects do not multiply: a technique may pay off only with another, or not at all once
+another has removed the same cost. So the search measures combinations themselves, starting from all
+techniques at once as well as from none (:mod:`transformer_core.decide.search_moves`). It then
+compares the best one whose certificate holds with the baseline in new sessions, stage by stage,
+together with the fastest certified variants of the study: the sessions that selected it favour it,
+so they are no evidence. The result is the fastest of these, and says how much faster any other
+combination could still be.
 """
 
 import time
@@ -128,7 +129,7 @@ def search(
 
     asked = study.search
     if asked is None or not asked.budget:
-        return ended("not_searched", reason="the study gives no time for it (search.budget)")
+        return ended("not_searched", reason="the study sets no search.budget")
     if certificates[study.baseline].status != "equivalent":
         reason = f"the baseline {study.baseline} has no certificate"
         return ended("not_searched", reason=reason)
@@ -180,12 +181,12 @@ def search(
 
 
 def _inherited(rows: Sequence[Parts], parts: Sequence[str]) -> list[str]:
-    """The techniques that only bundles of the study have."""
+    """The techniques that occur only in bundles of the study."""
     return sorted({part for row in rows for part in row} - {*parts})
 
 
 def _measured(rows: Sequence[Row], space: Space) -> dict[Parts, float]:
-    """What the study's own turns showed of combinations, fastest first: nobody measures it again."""
+    """Speeds of combinations that the study's own turns already measured, fastest first."""
     return {
         row.trial.parts: row.speed
         for row in rows
@@ -196,8 +197,8 @@ def _measured(rows: Sequence[Row], space: Space) -> dict[Parts, float]:
 
 
 def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:
-    """Each technique's effect beside the winner, and how much faster anything else could still be;
-    nothing if the winner is no sum of techniques."""
+    """Each technique's effect together with the winner, and how much faster anything else could
+    still be; empty if the winner is not a sum of techniques."""
     if winner.bundle or not winner.parts <= {*exploration.space.parts}:
         return {}
     ratios = final.ratios()
@@ -220,7 +221,7 @@ def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> 
 
 def pads(spec: RunSpec) -> bool:
     """Whether much of the work of ``spec`` is padding: it batches pairs of any lengths together,
-    each in its own row, and computes whole rows."""
+    one per row, and computes whole rows."""
     fixed = isinstance(spec.batching, FixedSize) and isinstance(spec.batching.rows, PaddedRows)
     return fixed and not isinstance(getattr(spec.model, "tokens", None), UnpaddedTokens)
 
@@ -250,7 +251,7 @@ def recommended_yaml(result: SearchResult) -> str:
     if pads(result.spec):
         lines += [
             "# Its batches are those of the study: a fixed number of pairs of any lengths, padded",
-            "# to the longest. Where they need not be, batching: {kind: token_budget} pads little.",
+            "# to the longest. If you may change that, batching: {kind: token_budget} pads little.",
         ]
     body = yaml.safe_dump(result.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return "\n".join(lines) + "\n" + body

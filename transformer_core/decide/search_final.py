@@ -1,4 +1,4 @@
-"""The final comparison of a search, measured afresh, and certificates of its recommendations."""
+"""The final comparison of a search in new sessions, and certificates of its recommendations."""
 
 import json
 import subprocess
@@ -73,8 +73,8 @@ class FinalComparison:
         return ratios_of(self.sessions, self.sides)
 
     def fastest(self, bench: Bench, best: Trial) -> Trial:
-        """The trial with the highest ratio among those that train the same model, which ``best``
-        does."""
+        """The trial with the highest ratio among those that train the same model, as ``best`` is
+        known to do."""
 
         def ratio(side: str) -> float:
             found = self.effects[side].ratio
@@ -123,7 +123,7 @@ class FinalComparison:
 
 @dataclass(frozen=True)
 class Row:
-    """A certified variant of the study, as its turns with the baseline showed it."""
+    """A certified variant of the study, with its effect from its turns with the baseline."""
 
     trial: Trial
     effect: Effect
@@ -149,7 +149,7 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
     )
     measured = {row.trial.key: row.effect for row in rows}
     rivals = [row.trial for row in rows if row.may_beat(best.estimate, rows)]
-    # A stage that is a variant of the study has been measured beside the baseline already.
+    # A stage that is a variant of the study has already been measured against the baseline.
     staged = [t for t in (*steps.values(), *without.values()) if t.key not in measured]
     waiting = [*rivals, *staged[: max(0, bench.affordable() - 1 - len(rivals))]]
     sides, sessions = {BEST: best}, list[Session]()
@@ -200,8 +200,8 @@ def _effects(
 
 
 def rows_of(bench: Bench, comparisons: Sequence[Comparison]) -> list[Row]:
-    """The certified variants of a study compared with its baseline, fastest first, bundles as sums
-    of techniques where they are."""
+    """The certified variants of a study compared with its baseline, fastest first; a bundle that
+    equals a sum of techniques is given as that sum."""
     study, variants = bench.study, bench.variants
     known = eligible(study, bench.certificates)
     found = []
@@ -241,8 +241,8 @@ def _sessions(bench: Bench, specs: Mapping[str, Trial]) -> list[Session]:
 
 
 def _paying(least: int) -> Enough:
-    """At least so many rounds, and as much time for them as the session took to begin: beside few
-    sides rounds are short, and more of them resolve more than further sessions would."""
+    """At least ``least`` rounds, and as much time for rounds as the session took to start: with few
+    sides rounds are short, and more rounds resolve more than further sessions would."""
     began = list[float]()
 
     def judge(rounds: Sequence[Round], seconds: float) -> bool:
@@ -298,7 +298,7 @@ def timed_otherwise(
 
 def _certificate(bench: Bench, trial: Trial) -> Certificate:
     """The certificate of a combination, from its own short run."""
-    # A part's own class says how close it is to its parent, and not to the baseline.
+    # A part's own class compares it with its parent, not with the baseline.
     equivalence = equivalence_of(bench.variants, [bench.study.baseline, *sorted(trial.parts)])
     assert not isinstance(equivalence, Different), "only certified variants are combined"
     folder = bench.folder / "certificate" / "+".join(sorted(trial.parts))
@@ -317,7 +317,7 @@ def _certificate(bench: Bench, trial: Trial) -> Certificate:
 
 
 def command_of(job: Job) -> list[str]:
-    """The command that runs a job in its own processes, with a quick start as rules have."""
+    """The command that runs a job in its own processes, with the quick start that rules use."""
     order = json.dumps({"kind": job.kind, **job.model_dump(mode="json")})
     return [sys.executable, "-m", QUICK_START, "transformer_core.run.job", "--order", order]
 

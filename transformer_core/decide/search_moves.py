@@ -37,8 +37,8 @@ NAME = "recommended"
 LEAST_GAIN = 0.003  # minimum gain, as a logarithm, for a step: smaller ones would be noise
 SIMPLER = 0.001
 """Minimum gain, as a logarithm, for a technique to stay: among equals the simpler one is better."""
-UNTRIED = 0.05  # standard deviation of the effect beside others of a technique measured only alone
-FREEDOM = 5  # degrees of freedom of the variance between sessions of a search, about
+UNTRIED = 0.05  # standard deviation of a technique's effect among others if only measured alone
+FREEDOM = 5  # approximate degrees of freedom of the variance between sessions of a search
 ROUNDING = 1e-6  # smallest standard deviation of a logarithm of a ratio
 DRAWS = 4_000
 MOST_COUNTED = 16
@@ -78,19 +78,19 @@ def own_effects(
 
 
 def error_of(ratio: Interval) -> float:
-    """About the standard error of a ratio's logarithm: ends of simultaneous intervals are about
-    three of them away."""
+    """The approximate standard error of a ratio's logarithm: the ends of simultaneous intervals
+    are about three of them away."""
     return log(ratio.high / ratio.low) / 6
 
 
 def parts_of(
     study: Study, variants: Mapping[str, Variant], name: str, known: Sequence[str]
 ) -> Parts | None:
-    """The techniques that make variant ``name`` of the baseline, those of ``known`` rather than
-    others; None if no techniques do.
+    """The techniques that turn the baseline into variant ``name``, preferring those of ``known``;
+    None if no techniques do.
 
-    A variant that descends from another one than the baseline is a bundle: it differs from the
-    baseline by all that its ancestors do. Each of these changes may have a variant of its own.
+    A variant that does not descend from the baseline is a bundle: it differs from the baseline by
+    the changes of all its ancestors. Each of these changes may also be a separate variant.
     """
     goal = resolve(study, name, variants).model_copy(update={"variant": NAME})
     line = lineage(name, variants)
@@ -112,7 +112,7 @@ def parts_of(
         for part in waiting:
             now = _apart(combine(study, variants, [*found, part], NAME), wanted)
             if now is not None and have is not None and len(now) < len(have):
-                # Of those not in the study the smallest change: a technique and no bundle.
+                # Outside the study prefer the smallest change: a technique, not a bundle.
                 helps.append((part not in known, len(have) - len(now), part))
         if not helps:
             return None
@@ -121,7 +121,7 @@ def parts_of(
 
 
 def _apart(spec: RunSpec | None, wanted: Mapping[Any, Any]) -> set[Any] | None:
-    """The settings in which a run spec is not as ``wanted``; None without a run spec."""
+    """The settings in which a run spec differs from ``wanted``; None without a run spec."""
     if spec is None:
         return None
     have = _settings(spec)
@@ -182,7 +182,7 @@ def space_of(
     effects: Mapping[str, float],
 ) -> Space:
     """The combinations of ``parts`` with the baseline of a study."""
-    assert study.search is not None, "somebody asked for a search"
+    assert study.search is not None, "the study asks for a search"
     baseline = combine(study, variants, (), NAME)
     # A technique that matches the baseline would be in every combination.
     useful = [part for part in parts if combine(study, variants, (part,), NAME) != baseline]
@@ -215,8 +215,8 @@ def starts(
     space: Space, effects: Mapping[str, float], bundles: Sequence[Parts], count: int
 ) -> list[Parts]:
     """Starting points of the search: all techniques at once, those that help alone, the
-    ``bundles`` of the study as they are and with all that helps alone, and what helps without one
-    of it each; ``count`` in all, but not fewer than two."""
+    ``bundles`` of the study with and without those that help alone, and those that help alone
+    except one; ``count`` in all, but at least two."""
     everything = space.filled(space.parts)
     helpful = [part for part in space.parts if effects.get(part, 0.0) > 0]
     paying = space.filled(helpful)
@@ -255,14 +255,14 @@ class Exploration:
         return [s[parts] - s[over] for s in sessions if parts in s and over in s]
 
     def expected(self, part: str, over: Parts) -> tuple[float, float]:
-        """Gain of the step with ``part`` from a combination as its effect alone suggests, and the
-        standard deviation of what others beside it change."""
+        """Gain of the step with ``part`` from a combination, as its effect alone suggests, and the
+        standard deviation of this estimate, including how much other techniques may change it."""
         effect, error = self.alone.get(part, (0.0, UNTRIED))
         return -effect if part in over else effect, float(np.hypot(error, UNTRIED))
 
     def run(self, first: Sequence[Parts]) -> None:
-        """Measure those of the ``first`` combinations that nobody has, and climb from each of
-        them, fastest first, while time remains."""
+        """Measure those of the ``first`` combinations that have no measurement yet, and climb from
+        each of them, fastest first, while time remains."""
         new = [parts for parts in first if self.speed(parts) == -np.inf]
         for start in range(0, len(new), self.room):
             if not start or self.more():
@@ -278,7 +278,7 @@ class Exploration:
             steps = self.space.steps(standing)
             gains = {part: self._gain(step, standing) for part, step in steps.items()}
             better = sorted((p for p in steps if gains[p] > LEAST_GAIN), key=lambda p: -gains[p])
-            # All better steps at once, as far as they fit together; the best; those not yet tried.
+            # All better steps that fit together, at once; the best step; steps not yet tried.
             together = self.space.filled(
                 (part for part in better if part not in standing), standing - {*better}
             )

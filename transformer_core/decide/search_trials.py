@@ -34,7 +34,7 @@ class Trial:
     predicted: float
     """Ratio of its throughput to the baseline's if the effects of its parts multiplied."""
     bundle: bool = False
-    """Whether its only part is a variant with all that it inherits, and not its own change."""
+    """Whether its only part is a variant with everything it inherits, not just its own change."""
     rounds: list[float] = field(default_factory=list)  # the same ratio, measured in each session
     status: str = "ok"
     reason: str | None = None
@@ -49,12 +49,12 @@ class Trial:
 
     @property
     def estimate(self) -> float:
-        """The ratio, as far as it is known."""
+        """The best estimate of the ratio: measured if possible, else predicted."""
         return fmean(self.rounds) if self.rounds else self.predicted
 
     @property
     def record(self) -> Contender:
-        """It as the result of a search names it."""
+        """The trial as recorded in the result of a search."""
         return Contender(
             parts=sorted(self.parts),
             predicted=self.predicted,
@@ -83,7 +83,7 @@ class Bench:
     reference: Path  # folder of the short run of the reference
     trials: dict[Parts, Trial] = field(default_factory=dict)  # trials measured so far
     spent: float = 0.0  # seconds of the longest session
-    per_side: float = 0.0  # seconds of a session for each of its sides, at most
+    per_side: float = 0.0  # most seconds per side that a session has taken
 
     def trial(self, parts: Parts) -> Trial:
         """The trial of a combination that is a valid run spec."""
@@ -94,8 +94,10 @@ class Bench:
         return self.trials[parts]
 
     def measure(self, combinations: Sequence[Parts]) -> dict[Parts, float]:
-        """Run one session of these combinations and the baseline, without those that cannot run:
-        logarithms of their throughputs over that of the baseline."""
+        """Run one session of the baseline and of those combinations that can run.
+
+        Returns the logarithms of their throughputs over that of the baseline.
+        """
         trials = {f"trial_{n}": self.trial(parts) for n, parts in enumerate(combinations)}
         comparing, began = self.study.comparison, time.monotonic()
         name = f"session-{sum(len(trial.turns) for trial in self.trials.values())}"
@@ -150,7 +152,7 @@ class Bench:
     @property
     def room(self) -> int:
         """Combinations that may take turns at once, besides the baseline."""
-        assert self.study.search is not None, "somebody asked for a search"
+        assert self.study.search is not None, "the study asks for a search"
         return self.study.search.together - 1
 
     def affordable(self) -> int:
@@ -165,6 +167,6 @@ class Bench:
 
     def more(self) -> bool:
         """Whether another session leaves the final comparison its share of the budget."""
-        assert self.study.search is not None, "somebody asked for a search"
+        assert self.study.search is not None, "the study asks for a search"
         left = self.left() - FINAL_SHARE * self.study.search.budget
         return left >= 1.2 * self.spent

@@ -1,4 +1,4 @@
-"""Results of the comparison protocol when the truth is known.
+"""Checks the comparison protocol against a known truth.
 
 The sessions are divided into comparisons, and these into studies with as many comparisons as the
 actual study: intervals are computed for each of these studies separately, as for a real one.
@@ -50,7 +50,7 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
     failed = [kind.required for kind in kinds if not kind.holds]
     return SelfTestReport(
         holds=not failed,
-        reason=f"not shown: {'; '.join(failed)}" if failed else "everything that is required holds",
+        reason=f"not shown: {'; '.join(failed)}" if failed else "all requirements hold",
         kinds=kinds,
         comparisons_together=size * len(names),
         error_within=median(ratio.error for sessions in everything for ratio in sessions),
@@ -116,7 +116,7 @@ class SelfTestReportJob(Job):
     kind = "self_test_report"
 
     sessions: Path  # sessions.json of the self-test
-    together: int  # comparisons of a study, which are corrected for
+    together: int  # comparisons of a study, for which intervals are corrected
     margin: float  # ratios up to 1 + margin are the same
     output: Path
 

@@ -1,8 +1,8 @@
-"""How long a step takes on many devices: compute as it was measured, messages as a link has them.
+"""Models a step on many devices, from measured compute times and a model of the link.
 
-The device computes one thing after the other, and the link carries one message after the other; a
-message begins when what it carries is there and the link is free. What a device must wait for is
-exposed communication. Messages take the time of the alpha-beta model (:class:`LinkModel`):
+A device computes one thing at a time, and the link carries one message at a time; a message starts
+as soon as its content is ready and the link is free. Communication that a device must wait for is
+exposed. The time of a message follows the alpha-beta model (:class:`LinkModel`):
 Hockney, The Communication Challenge for MPP, Parallel Computing 20, 1994; Thakur et al., 2005.
 
 Every device does the work that was measured on one, so more devices train on larger global batches
@@ -73,7 +73,7 @@ class Compute:
 
     @property
     def alone(self) -> float:
-        """A step of a single device."""
+        """Seconds of a step on a single device."""
         return self.micro_batches * (self.forward + self.backward) + self.update + self.other
 
 
@@ -225,7 +225,7 @@ REPORTED_SHARE = 0.79
 Nsight Systems."""
 
 LAYERS, D_MODEL, D_FF, VOCABULARY = 6, 512, 2048, 30_000
-PAIRS_PER_DEVICE = 512  # Maximum: with more, the first GPU ran out of memory
+PAIRS_PER_DEVICE = 512  # maximum: with more, the first GPU ran out of memory
 TOKENS_PER_PAIR = (20, 100)  # source and target together: not given, from short to long sentences
 
 PEAK_FLOPS_PER_SECOND = 35.58e12

@@ -79,7 +79,7 @@ class StudyResults:
     specs = _each("runs/{}/spec.json", RunSpec)
     variants = _each("runs/{}/metrics.json", VariantResult)
     certificates = _each("equivalence/{}.json", Certificate)
-    all_comparisons = _list("comparisons.json", Comparison)  # with whatever reference
+    all_comparisons = _list("comparisons.json", Comparison)  # with any reference
     claims = _list("claims.json", ClaimResult)
     curves = _list("families.json", FamilyCurve)  # families of variants that differ in one number
     search = _record("search.json", SearchResult)

@@ -1,8 +1,8 @@
 """Throughputs derived from the turns, so that variants differ only by their ratios.
 
-Consecutive runs see a drifting machine: their throughputs may contradict the ratios, which come
-from adjacent windows. So the reference's throughput is taken over all its sessions, and every other
-is its ratio times that.
+The machine drifts between consecutive runs, so their throughputs may contradict the ratios, which
+come from adjacent windows. Therefore the throughput of the reference is taken over all its sessions,
+and that of any other variant is its ratio times this.
 """
 
 from statistics import median

@@ -1,7 +1,7 @@
 """Device utilisation of every variant.
 
-Model FLOPs per second over what the devices reach in matrix products of the same format, and over
-the vendor's peak. The FLOPs are exact: the batches of the timed steps follow from the lengths of
+Model FLOPs per second, relative to the rate that the devices reach in matrix products of the same
+format, and to the vendor's peak. The FLOPs are exact: the batches of the timed steps follow from the lengths of
 the corpus, and their counts must match those recorded by the run.
 """
 
@@ -54,7 +54,7 @@ def non_padding(rows: WindowRows) -> Lengths:
 
 
 def padded(rows: WindowRows) -> Lengths:
-    """The same of the rows that are computed: each as long as the longest of its part."""
+    """The same for the rows as computed: each is as long as the longest of its part."""
     b, s, t = rows.shapes.T
     parts = len(rows.shapes) // (len(rows.batch_starts) - 1)
     return Lengths(
@@ -96,7 +96,7 @@ def forward_flops(model: AnyTrained, vocabulary: int, lengths: Lengths) -> NDArr
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of the steps of a run, by optimizer step from 1 on; [steps + 1], nothing at 0."""
+    """FLOPs of the steps of a run, by optimizer step from 1 on; [steps + 1], NaN at 0."""
 
     model: NDArray[np.float64]  # FLOPs on non-padding tokens
     with_padding: NDArray[np.float64]  # FLOPs on all tokens

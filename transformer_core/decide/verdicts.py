@@ -1,4 +1,4 @@
-"""From an interval to a word: FASTER, SLOWER, LESS, MORE, SAME or UNDECIDED."""
+"""Turns an interval into a verdict: FASTER, SLOWER, LESS, MORE, SAME or UNDECIDED."""
 
 from schemas.results import Effect, Interval, Quantity, Verdict
 
@@ -28,7 +28,7 @@ def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> 
         verdict = "UNDECIDED"
         reason = ONE_SESSION
     elif verdict == "UNDECIDED":
-        reason = f"the interval holds 1 and reaches beyond the margin of {margin:.1%}"
+        reason = f"the interval contains 1 and reaches beyond the margin of {margin:.1%}"
     return Effect(quantity=quantity, ratio=ratio, verdict=verdict, reason=reason)
 
 

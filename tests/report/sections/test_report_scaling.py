@@ -123,7 +123,7 @@ def test_bucket_sizes_are_drawn_for_each_number_of_devices(drawing):
 
 def test_checks_show_why_there_is_no_prediction(copied):
     projection = context(StudyResults(copied))["projection"]
-    note = f"the model does not know {EVIL}"
+    note = f"the model does not cover {EVIL}"
     checks = [
         check.model_copy(update={"predicted_seconds": None, "error": None, "note": note})
         for check in projection.checks
@@ -133,7 +133,7 @@ def test_checks_show_why_there_is_no_prediction(copied):
     (copied / "projection/projection.json").write_text(changed.model_dump_json())
     results = StudyResults(copied)
     html = section("scaling", results)
-    assert "the model does not know" in html
+    assert "the model does not cover" in html
     assert "<script>" not in html
     assert texts(draw("projection_check", results)) == ["No variant to show"]
     assert "Not checked against any run" in draw("scaling", results)
