@@ -89,7 +89,7 @@ def result(variant: str, *rates: list[float], **changes: Any) -> VariantResult:
 
 
 def certificate(variant: str, status: Any = "equivalent") -> Certificate:
-    """A certificate that says nothing but its verdict."""
+    """A certificate with nothing but a verdict."""
     return record(
         Certificate, variant=variant, equivalence=Tolerance(kind="tolerance"), status=status,
         reason="", reference="reference", seeds=[1],
@@ -99,7 +99,7 @@ def certificate(variant: str, status: Any = "equivalent") -> Certificate:
 def seed_trajectory(
     number: int = 1, losses: Sequence[float] = (1.0,), **changes: Any
 ) -> SeedTrajectory:
-    """A seed of a short run with these losses, of which nothing was checked."""
+    """A seed of a short run with these losses and no checks."""
     values: dict[str, Any] = {
         "seed": number,
         "initial_sha256": SHA,
@@ -110,6 +110,6 @@ def seed_trajectory(
 
 
 def trajectory(name: str, seeds: Sequence[SeedTrajectory], **changes: Any) -> Trajectory:
-    """A short run that ended well."""
+    """A successful short run."""
     values = {"name": name, "status": "ok", "seeds": seeds, "provenance": provenance()}
     return record(Trajectory, **(values | changes))

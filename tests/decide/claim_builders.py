@@ -1,4 +1,4 @@
-"""Results of a small study on disk, with effects that are known exactly, and claims on them."""
+"""Results of a small study on disk with exactly known effects, and claims about them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def write_study(
     certificates: Mapping[str, CertificateStatus] | None = None,
     files: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The results of a study with these runs; certificates are equivalent but for those given."""
+    """The results of a study with these runs; certificates are equivalent unless given."""
     names = [item.variant for item in runs]
     study = Study(name="small", variants=names, baseline=names[0])
     written: dict[str, Any] = {"study.json": study.model_dump(mode="json")}
@@ -114,7 +114,7 @@ def curves(folder: Path, families: Mapping[str, Family]) -> dict[str, FamilyCurv
 def judge(
     folder: Path, claims: Mapping[str, Claim], families: Mapping[str, Family] | None = None
 ) -> dict[str, ClaimResult]:
-    """What the jobs say of the claims."""
+    """The jobs' judgement of the claims."""
     curves(folder, families or {})
     output = folder / "claims.json"
     assert run_job("claims", claims=dict(claims), results=folder, output=output) == 0

@@ -1,4 +1,4 @@
-"""Comparisons with sides whose true ratios are known, on a clock that the sides move."""
+"""Comparisons of sides with known true ratios, on a clock that only the sides advance."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from transformer_core.decide.next_sessions import Limits, Plan, SoFar
 from transformer_core.decide.refine import KeptStints
 
 START, ROUND = 1.0, 0.05
-"""Seconds of a side, to start and for a round."""
+"""Seconds that a side takes to start, and for a round."""
 ROUNDS = 8
 LIMITS = Limits(margin=0.02, rounds_least=ROUNDS, together=4)
 
 
 class FakeTurns:
-    """Sides that take turns, and a clock that only they move."""
+    """Sides that take turns, and a clock that only they advance."""
 
     def __init__(
         self, truths: Mapping[str, float], seed: int = 0, noise: float = 0.03, between: float = 0.01

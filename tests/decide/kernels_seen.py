@@ -1,4 +1,4 @@
-"""What computed a step that never was."""
+"""Kernels of a made-up step."""
 
 from schemas.results.runs import StepKernels
 

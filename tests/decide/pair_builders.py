@@ -10,7 +10,7 @@ from tests.records import provenance, record, topology
 from transformer_core.measure.session_ratio import session_ratios
 
 NOISE = (0.0, 0.01, -0.01, 0.004, -0.004, 0.02, -0.02, 0.001)
-"""What the ratios of a session's rounds differ from it by: nothing in the middle."""
+"""Offsets of the rounds' ratios from that of their session: none in the middle."""
 
 
 def window(side: str, rate: float, began: float = 0.0, wait: float = 0.0) -> TurnWindow:
@@ -119,7 +119,7 @@ def compared(
     sides: Sequence[Any], comparing: Comparing, data: Path, folder: Path
 ) -> dict[str, PairedRun]:
     """All sessions of the sides, each compared with the first; by name of the side."""
-    # Here, because sides of tests start without it.
+    # Imported here so that the sides of tests start without it.
     from transformer_core.measure.comparison import compare_pairs
 
     reference, *variants = (side.name for side in sides)

@@ -11,7 +11,7 @@ FORWARD, BACKWARD, UPDATE = 1.0, 2.0, 0.5
 
 
 def compute_times(micro_batches: int = 1, variant: str = "ddp", **changes: Any) -> ComputeTimes:
-    """Four layers of 1 MiB, whose gradients are there every half second of backward."""
+    """Four layers of 1 MiB; backward completes the gradients of one every half second."""
     values: dict[str, Any] = {
         "variant": variant,
         "status": "ok",

@@ -1,4 +1,4 @@
-"""These results against others: the same ones, and changed ones."""
+"""Comparing results with equal and with changed ones."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def other(folder, tmp_path):
-    """A copy of the same results, to be changed."""
+    """A copy of the same results for the test to change."""
     return Path(shutil.copytree(folder, tmp_path / "results"))
 
 
@@ -51,7 +51,7 @@ def test_a_regression_is_named_on_the_page(folder, other):
     assert page.index('class="answer"') < page.index("<table")
 
 
-def test_both_recommendations_stand_beside_each_other(folder, other):
+def test_both_recommendations_are_shown_side_by_side(folder, other):
     (other / "search.json").unlink()
     found = against(read_side(folder), read_side(other))
     assert found.here.recommended == ["amp_bf16"]
@@ -70,7 +70,7 @@ def test_without_comparisons_throughputs_are_those_of_single_runs(folder, other)
     assert "drift of the machine affects these numbers" in render(found)
 
 
-def test_a_throughput_of_another_device_has_no_verdict(folder, other):
+def test_a_throughput_from_another_device_has_no_verdict(folder, other):
     file = other / "machine/hardware.json"
     file.write_text(file.read_text().replace("Example GPU", "Another GPU"))
     found = against(read_side(folder), read_side(other))

@@ -18,7 +18,7 @@ LESS_TRAFFIC = FASTER | {"direction": "less", "quantity": "traffic"}
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """One variant that is faster, one slower, one alike, one unsettled, one that cannot run."""
+    """A study with a faster, a slower, an equal, an undecided and a failing variant."""
     files = {
         "memory/fast.json": {
             "status": "ok",
@@ -79,7 +79,7 @@ def test_evidence_has_the_number_and_its_files(study):
     assert evidence.outcome == "size_differs"
 
 
-def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path):
+def test_a_reference_without_traffic_gives_a_direction_but_no_size(tmp_path):
     counted = comparison("fast", "single", 1.5, 1.7)
     none = Effect(quantity="traffic", ratio=None, verdict="MORE", reason="the reference has none")
     counted = counted.model_copy(update={"effects": [*counted.effects[:2], none]})
@@ -93,7 +93,7 @@ def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path):
 @pytest.mark.parametrize(
     ("tests", "expected"),
     [
-        # A slow-down is not faster, whatever is claimed beside it.
+        # A slow-down is not faster, whatever else is claimed.
         ([SLOW], "REFUTED"),
         ([FASTER, SLOW], "REFUTED"),
         ([FASTER | {"direction": "less"}], "REFUTED"),
@@ -105,7 +105,7 @@ def test_what_the_reference_has_none_of_has_a_direction_and_no_size(tmp_path):
         ([FASTER | {"at_least": 2}], "PARTLY"),
         ([FASTER | {"at_most": 1.4}], "PARTLY"),
         ([FASTER | {"at_least": 2}, SLOW], "REFUTED"),
-        # A direction or size that is not settled
+        # An undecided direction or size
         ([NOISY], "UNDECIDED"),
         ([NOISY, FASTER], "UNDECIDED"),
         ([NOISY, FASTER | {"at_least": 2}], "UNDECIDED"),
@@ -162,13 +162,13 @@ def test_every_direction_of_a_comparison(study, variant, holding):
         ),
     ],
 )
-def test_what_cannot_be_tested_says_why(study, test, reason):
+def test_an_impossible_test_says_why(study, test, reason):
     if test["kind"] == "measurement":
         test = test | {"at_most": 1}
     found = verdict(study, test)
     assert found.verdict == "NOT_TESTABLE"
     assert reason in found.reason
-    # What was seen on a machine that the claim is not about is shown, and decides nothing.
+    # A number from a machine that the claim is not about is shown but decides nothing.
     assert (found.evidence[0].number is not None) == reason.startswith("needs")
 
 
@@ -179,7 +179,7 @@ def test_needs_of_the_claim_hold_for_all_its_tests(study):
         assert verdict(study, FASTER, needs=needs).verdict == "REPRODUCED"
 
 
-def test_parts_that_cannot_be_tested_are_left_out_and_counted(study):
+def test_impossible_parts_are_left_out_and_counted(study):
     found = verdict(study, FASTER, LOST)
     assert found.verdict == "REPRODUCED"
     assert found.reason.endswith("(1 of 2)")
@@ -256,7 +256,7 @@ def test_a_ratio_of_two_numbers(study):
     ],
 )
 def test_certificates(tmp_path, status, of_certificate, of_throughput):
-    """What trains another model than it should is no evidence for a speed-up."""
+    """A variant that trains another model is no evidence for a speed-up."""
     pairs = [comparison("fast", "single", 1.5, 1.7)]
     study = write_study(tmp_path, [run("single"), run("fast")], pairs, {"fast": status})
     assert verdict(study, {"kind": "certificate", "variant": "fast"}).verdict == of_certificate
@@ -314,7 +314,7 @@ def test_a_trend_over_one_variant_says_what_to_add(study):
     assert "add huge" in found.reason
 
 
-def test_the_job_refuses_what_it_cannot_read(tmp_path, capsys):
+def test_the_job_refuses_unreadable_input(tmp_path, capsys):
     study = write_study(tmp_path, [run("single")])
     output = study / "out.json"
     asked = {"C1": claim(RISES)}

@@ -1,4 +1,4 @@
-"""One record of the repeats of a variant."""
+"""Combining the repeats of a variant into one record."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_shares_weigh_windows_by_their_size():
     assert result.input_wait_share == pytest.approx(0.6 / 4)
 
 
-def test_first_status_that_is_not_ok_wins_and_takes_the_numbers():
+def test_the_first_status_that_is_not_ok_wins_and_removes_the_numbers():
     result = combined(
         repeat(1, [100.0]),
         repeat(3, [], status="failed", reason="third"),
@@ -72,7 +72,7 @@ def test_peak_memory_is_reserved_on_cuda_and_resident_on_cpu():
 
 
 def options(folder: Path, *repeats: Any, variant: str = "single") -> dict[str, Any]:
-    """Write the inputs of the job and give its order."""
+    """Write the inputs of the job and return its order."""
     inputs = {"evaluation": evaluation(), "manifest": manifest()}
     inputs |= {str(number): item for number, item in enumerate(repeats)}
     files = {name: folder / f"{name}.json" for name in ("spec", *inputs)}
@@ -117,7 +117,7 @@ def test_job_refuses_records_that_do_not_belong_together(tmp_path, capsys, repea
     assert not (tmp_path / "out").exists()
 
 
-def test_job_names_a_file_that_is_missing_or_broken(tmp_path, capsys):
+def test_job_names_a_missing_or_broken_file(tmp_path, capsys):
     command = options(tmp_path, repeat(1, [1.0]))
     (tmp_path / "manifest.json").unlink()
     assert run_job("combine", **command) == 1

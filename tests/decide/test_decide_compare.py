@@ -1,4 +1,4 @@
-"""Comparisons of paired runs: verdicts, what they may not be, and notes beside them."""
+"""Comparisons of paired runs: verdicts, when they do not count, and notes on them."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from transformer_core.decide import compare as module
 
 
 def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **statuses: Any) -> Any:
-    """The comparisons of paired runs whose variants are equivalent, but for ``statuses``."""
+    """The comparisons of paired runs whose variants are equivalent, except for ``statuses``."""
     names = {name for run in runs for name in (run.reference, run.variant)}
     known = {name: result(name, [100.0]) for name in names}
     known |= {item.variant: item for item in results or []}
@@ -27,7 +27,7 @@ def compare(*runs: PairedRun, results: list[VariantResult] | None = None, **stat
     return module.compare(runs, known, certificates, margin=0.02)
 
 
-def test_two_sessions_that_agree_are_a_verdict():
+def test_two_sessions_that_agree_give_a_verdict():
     fast, slow, same = compare(
         paired(1.499, 1.501, variant="fast"),
         paired(0.799, 0.801, variant="slow"),
@@ -41,7 +41,7 @@ def test_two_sessions_that_agree_are_a_verdict():
 
 
 @pytest.mark.parametrize("threads", [2, 1])
-def test_turns_of_other_kernels_than_the_certified_ones_are_no_speed_up(threads):
+def test_turns_with_uncertified_kernels_are_no_speed_up(threads):
     run = paired(1.5, 1.5)
     timed = side("fast").model_copy(
         update={"kernels": KERNELS.model_copy(update={"threads": threads})}
@@ -81,7 +81,7 @@ def test_a_side_that_ended_has_a_reason_and_no_number():
         assert comparison.effect("peak_memory").ratio is None
 
 
-def test_memory_is_that_of_the_sessions():
+def test_memory_comes_from_the_sessions():
     less = {"sides": [side("single", 1000), side("lean", 600)]}
     (lean,) = compare(paired(1.0, 1.0, variant="lean", **less))
     effect = lean.effect("peak_memory")
@@ -94,7 +94,7 @@ def test_memory_is_that_of_the_sessions():
 
 
 def trained(variant: str, sent: int | None, steps: int = 100, **changes: Any) -> VariantResult:
-    """A variant whose two ranks sent so many bytes each; None for one that counts none."""
+    """A variant whose two ranks sent ``sent`` bytes each; None if it does not count them."""
     traffic = None
     if sent is not None:
         operation = {"calls": 1, "sent_bytes": [sent, sent], "received_bytes": [sent, sent]}
@@ -112,7 +112,7 @@ def test_traffic_is_counted_by_step():
     assert compare(run, results=equal)[0].effect("traffic").verdict == "SAME"
 
 
-def test_traffic_of_one_process_is_none_at_all():
+def test_a_single_process_has_no_traffic():
     run = paired(1.0, 1.0, variant="ddp")
     effect = compare(run, results=[trained("single", None), trained("ddp", 5)])[0].effect("traffic")
     assert (effect.ratio, effect.verdict) == (None, "MORE")

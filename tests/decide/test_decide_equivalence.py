@@ -46,7 +46,7 @@ STATISTICAL = Statistical(kind="statistical")
 
 
 def tensor(name: str = "layer.weight", step: int = 1, **changes: Any) -> TensorDistance:
-    """A tensor that is as it should be, but for ``changes``."""
+    """A correct tensor, except for ``changes``."""
     right = dict.fromkeys(("error", "rounding"), 0.0) | dict.fromkeys(
         ("ratio", "cosine", "size"), 1.0
     )
@@ -96,7 +96,7 @@ def failed(certificate: Certificate) -> list[str]:
 
 
 @pytest.mark.parametrize("equivalence", [BITWISE, TOLERANCE, STATISTICAL])
-def test_the_same_numbers_are_equivalent_in_every_class(equivalence):
+def test_equal_numbers_are_equivalent_in_every_class(equivalence):
     certificate = verdict(equivalence, seed())
     assert certificate.status == "equivalent"
     assert {d.measured for d in certificate.deviations} == {0.0}
@@ -266,7 +266,7 @@ def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling():
 
 
 @pytest.mark.parametrize(("floor", "off", "holds"), [(9e-4, 1.5e-3, True), (2e-4, 1.5e-3, False)])
-def test_a_course_may_be_off_as_far_as_the_reference_is_from_itself(floor, off, holds):
+def test_a_course_may_deviate_as_far_as_the_reference_does_from_itself(floor, off, holds):
     """Whatever the ceiling of its norms, 0.001."""
     unstable = FLOOR.model_copy(update={"grad_norm": floor})
     seeds = [seed(number, floor=unstable) for number in (1, 2, 3)]
@@ -282,7 +282,7 @@ def test_a_tensor_that_rounding_alone_decides_is_left_out():
 
 
 @pytest.mark.parametrize("changes", [{"error": 0.02}, {"ratio": 1.02}])
-def test_planted_fault_an_error_that_does_not_cancel_over_the_steps(changes):
+def test_planted_fault_an_error_that_accumulates_over_the_steps(changes):
     rounded = [tensor(error=0.02, ratio=1.004, rounding=0.01)]
     mean = tensor(rounding=0.004, along=0.001, **changes)
     assert verdict(STATISTICAL, seed(checks=checks(gradients=rounded))).status == "equivalent"
@@ -325,7 +325,7 @@ def test_planted_fault_dropout(changes, words):
     assert words in certificate.reason
 
 
-def test_an_overflow_of_both_sides_is_no_difference():
+def test_an_overflow_on_both_sides_is_no_difference():
     overflow = seed(grad_norms=[None, *NORMS[1:]])
     both = trajectory("reference", [overflow])
     assert verdict(TOLERANCE, overflow, both).status == "equivalent"
@@ -354,7 +354,7 @@ def test_seeds_that_do_not_match_are_an_error():
         final_loss_interval([[1.0]], [[1.0]])
 
 
-def test_a_different_model_has_none():
+def test_a_different_model_has_no_certificate():
     certificate = different("sgd", Different(kind="different", reason="Another rule."))
     assert (certificate.status, certificate.reason) == ("different", "Another rule.")
     assert certificate.reference is None
@@ -399,7 +399,7 @@ def test_job(tmp_path, capsys):
     assert not output.exists()
 
 
-def test_a_table_names_every_variant_with_what_came_nearest_or_why(tmp_path):
+def test_a_table_names_every_variant_with_its_nearest_bound_or_the_reason(tmp_path):
     near = {"loss": (2e-5, 1e-4, "step 3"), "update": (9e-4, 1e-3, "output.weight, step 2")}
     deviations = [
         Deviation(quantity=quantity, measured=measured, bound=bound, where=where)

@@ -16,7 +16,7 @@ Ends = tuple[float, float]
 def curve(
     tmp_path: Path, ratios: list[Ends], certificates: dict[str, CertificateStatus] | None = None
 ) -> FamilyCurve:
-    """The curve over four values, of which the first is the reference."""
+    """The curve over four values; the first is the reference."""
     pairs = [
         comparison(name, "s1", *ends, peak_memory=(1.1, 1.1), traffic=(0.5, 0.5))
         for name, ends in zip(list(SIZES.values())[1:], ratios, strict=True)
@@ -54,7 +54,7 @@ def test_the_knee(tmp_path, ratios, best, knee, note):
     assert found.note.startswith(note)
 
 
-def test_what_trains_another_model_is_no_part_of_the_knee(tmp_path):
+def test_a_variant_that_trains_another_model_does_not_count_for_the_knee(tmp_path):
     ratios = [(1.2, 1.3), (1.4, 1.6), (2.0, 2.1)]
     assert curve(tmp_path, ratios).best == 8
     found = curve(tmp_path, ratios, {"s8": "not_equivalent"})
@@ -63,7 +63,7 @@ def test_what_trains_another_model_is_no_part_of_the_knee(tmp_path):
     assert curve(tmp_path, ratios, {"s8": "different"}).best == 8
 
 
-def test_a_single_session_settles_nothing(tmp_path):
+def test_a_single_session_decides_nothing(tmp_path):
     found = comparison("s2", "s1", 1.5, 1.6)
     once = found.effects[0].model_copy(update={"verdict": "UNDECIDED", "reason": ONE_SESSION})
     found = found.model_copy(update={"effects": [once, *found.effects[1:]]})
@@ -74,7 +74,7 @@ def test_a_single_session_settles_nothing(tmp_path):
     assert (seen.best, seen.knee) == (1, None)
 
 
-def test_members_with_references_of_their_own(tmp_path):
+def test_members_with_their_own_references(tmp_path):
     names = ["sync2", "no_sync2", "sync4", "no_sync4"]
     pairs = [
         comparison("no_sync2", "sync2", 1.1, 1.2),
@@ -88,7 +88,7 @@ def test_members_with_references_of_their_own(tmp_path):
     assert [p.throughput and p.throughput.high for p in found.points] == [1.2, 1.4]
 
 
-def test_a_study_with_less_than_two_members_has_no_curve(tmp_path):
+def test_a_study_with_fewer_than_two_members_has_no_curve(tmp_path):
     study = write_study(tmp_path, [run("s1"), run("other")])
     found = curves(study, {"sizes": family("s1", SIZES), "rest": family("s1", {1: "x", 2: "y"})})
     assert found["sizes"].points == []

@@ -1,4 +1,4 @@
-"""The lines of a check of a GPU: held, not held, unsupported, failed, each with its reason."""
+"""Lines of the GPU check: held, not held, unsupported or failed, each with its reason."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_kernels_of_attention(changes, outcome, reason):
     assert "flash_fwd_kernel" in line.found
 
 
-def test_a_kernel_that_is_not_there_is_unsupported_and_one_that_breaks_has_failed():
+def test_a_missing_kernel_is_unsupported_and_a_broken_one_has_failed():
     nothing = {"dropped": None, "finite": None, "seconds": None, "kernels": []}
     missing = truth(status="unsupported", reason="no kernel", **nothing)
     broken = truth(status="failed", reason="x", **nothing)
@@ -86,7 +86,7 @@ def test_a_kernel_that_is_not_there_is_unsupported_and_one_that_breaks_has_faile
 
 
 def pair(variant: str, speed: float, steps: int = 20, seconds: float = 1.0) -> PairedRun:
-    """``variant`` takes ``speed`` times as many tokens in a second as the reference."""
+    """``variant`` trains ``speed`` times as many tokens per second as the reference."""
     windows = [
         window(side, rate).model_copy(
             update={"steps": steps, "seconds": seconds, "tokens": round(rate * seconds)}
@@ -141,7 +141,7 @@ def memory_of(allocated: float, nvml: float) -> Any:
     return against_nvml("single", found, run)
 
 
-def test_memory_is_held_against_the_allocated_memory():
+def test_predicted_memory_is_compared_with_allocated_memory():
     assert memory_of(10.5, 12.1).outcome == "held"
     assert memory_of(14, 16).outcome == "not_held"
     line = memory_of(10.5, 5)
@@ -174,7 +174,7 @@ def test_the_largest_batch():
         ("oom", None, "failed"),
     ],
 )
-def test_what_is_beside_the_device(status, holds, outcome):
+def test_the_environment_of_the_device(status, holds, outcome):
     fact = DeviceFact(
         name="NCCL, one rank", expected="It adds.", status=status, holds=holds, found="1",
         reason=None if status == "ok" else "because",
@@ -197,7 +197,7 @@ def test_the_ends_of_all_logs_are_kept(tmp_path):
 ADDS = DeviceFact(name="NCCL", expected="", status="ok", holds=True, found="adds", reason=None)
 
 
-def test_the_page_has_all_that_is_needed_to_mend_it_from_afar():
+def test_the_page_has_everything_needed_to_fix_faults_remotely():
     tests = gpu_tests(1, GpuTest(name="a.b", text="assert 1 == 2"))
     truths = AttentionTruths(status="ok", reason=None, dtype="bfloat16", shape=[1], cases=[truth()])
     device = DeviceFacts(facts=[ADDS], versions={"package nvidia-cudnn": "9.1", "torch build": "b"})
@@ -214,7 +214,7 @@ def test_the_page_has_all_that_is_needed_to_mend_it_from_afar():
         assert words in page, words
 
 
-def test_a_page_is_made_of_whatever_is_there(tmp_path):
+def test_a_page_is_made_from_partial_results(tmp_path):
     output = tmp_path / "gpu_check/so_far.html"
     run_job("gpu_check_page", results=tmp_path, output=output)
     page = output.read_text()

@@ -1,4 +1,4 @@
-"""Where the limit is, with times, rates and profiles that can be worked out by hand."""
+"""Headroom, with times, rates and profiles that can be worked out by hand."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +38,7 @@ def roofline(threads: int = 1) -> Any:
 TOPOLOGY: Any = side("baseline").topology
 
 
-def test_every_class_is_held_against_the_longer_of_its_two_limits():
+def test_every_class_is_compared_with_the_longer_of_its_two_limits():
     traced = profile(
         use("element_wise", 2_000, 10_000_000, 60_000_000),
         use("contraction", 6_000, 160_000_000, 40_000_000),

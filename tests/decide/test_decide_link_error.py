@@ -1,5 +1,5 @@
-"""A link from the times of its all-reduces, and the error of the emulated one, from runs that took
-turns on both."""
+"""A link fitted to the times of its all-reduces, and the error of the emulated link, from runs that
+alternated between both."""
 
 import json
 from typing import Any
@@ -46,7 +46,7 @@ def test_two_emulated_links_and_trials_that_ended_are_no_check():
     assert (found.status, found.reason, found.error) == ("oom", "too large", None)
 
 
-def test_errors_are_summarised_without_their_sign():
+def test_errors_are_summarised_without_sign():
     ratios = {"a": 1.1, "b": 0.98, "c": 1.0}
     trials = [judge(name, BANDWIDTH, trial(ratio)) for name, ratio in ratios.items()]
     trials.append(judge("d", BANDWIDTH, ended("oom", "too large", EMULATED, REAL)))
@@ -77,13 +77,13 @@ LINK = LinkModel(bandwidth=4e9, latency=30e-6)
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_times_of_a_ring_give_its_link_back(devices):
+def test_times_of_a_ring_recover_its_link(devices):
     times = [all_reduce_seconds(LINK, size, devices) for size in SIZES]
     found = fit_link(SIZES, times, devices)
     assert (found.bandwidth, found.latency) == (pytest.approx(4e9), pytest.approx(30e-6))
     assert found.worst_residual < 1e-6
     assert (found.world_size, found.sizes) == (devices, len(SIZES))
-    # The worst residual is that of the size that fits least.
+    # The worst residual is that of the size with the poorest fit.
     times[2] *= 1.5
     assert 0.2 < fit_link(SIZES, times, devices).worst_residual < 0.4
 
@@ -105,5 +105,5 @@ def test_neither_is_negative():
         ([1e3, 1e5, 1e7], [3e-2, 2e-2, 1e-2], 2),  # times that fall give no bandwidth
     ],
 )
-def test_too_little_gives_no_link(sizes, seconds, devices):
+def test_too_few_data_give_no_link(sizes, seconds, devices):
     assert fit_link(sizes, seconds, devices) is None

@@ -26,7 +26,7 @@ from transformer_core.measure.collectives import write_table
 from transformer_core.parallel.link_times import PAYLOAD_SHARE, all_reduce_seconds
 
 SLOW = LinkModel(bandwidth=8 * MIB)
-"""On which an all-reduce of a MiB between two devices takes a second."""
+"""A link on which an all-reduce of 1 MiB between two devices takes a second."""
 
 MEASURED = MeasuredLink(
     bandwidth=SLOW.bandwidth, latency=0.0, world_size=2, sizes=5, worst_residual=0.1
@@ -79,7 +79,7 @@ def test_the_knee_is_where_communication_is_more_than_half():
     assert fast.knee is None
 
 
-def test_the_best_bucket_is_the_smallest_of_those_that_are_equally_good():
+def test_the_best_bucket_is_the_smallest_of_equally_good_ones():
     (best,) = best_buckets(compute(), {"slow": SLOW}, 2)
     # Up to a layer, all are full when a layer is done.
     assert best.bucket_mb == 0.25
@@ -112,7 +112,7 @@ LIMITED = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
         ({"parallel": {"kind": "ddp", "hook": EMULATED}}, "emulated", 1e6, 8),
     ],
 )
-def test_a_run_over_a_link_of_its_own_needs_no_measured_one(sections, kind, bandwidth, devices):
+def test_a_run_with_its_own_link_needs_no_measured_one(sections, kind, bandwidth, devices):
     check = check_of(spec(**sections), link=None)
     seconds = step_seconds("ddp", compute(), LinkModel(bandwidth=bandwidth), devices)
     assert (check.link, check.predicted_seconds) == (kind, pytest.approx(seconds))
@@ -172,14 +172,14 @@ def test_a_run_without_a_model_says_why(sections, link, times, note):
     assert check.measured_seconds == pytest.approx(0.2)
 
 
-def test_runs_that_did_not_run_and_single_ones_are_not_checked():
+def test_failed_and_single_process_runs_are_not_checked():
     ended = result("ddp", [100.0]).model_copy(update={"status": "oom"})
     assert not list(checks({"ddp": spec()}, {"ddp": ended}, [compute_times()], MEASURED))
     alone = spec(parallel={"kind": "single"})
     assert not list(checks({"ddp": alone}, {"ddp": result("ddp", [100.0])}, [], MEASURED))
 
 
-def test_errors_are_summarised_without_their_sign():
+def test_errors_are_summarised_without_sign():
     specs = {"ddp": spec(), "late": spec("late", parallel={"kind": "ddp", "overlap": False})}
     slow = repeat(1, [], "late", windows=[window(100.0).model_copy(update={"seconds": 1000.0})])
     results = {"ddp": result("ddp", [100.0]), "late": result("late", [100.0])}
@@ -200,7 +200,7 @@ def test_errors_are_summarised_without_their_sign():
         ([compute_times(status="oom", reason="too large")], "oom, too large"),
     ],
 )
-def test_without_a_measured_device_there_is_the_reason(times, reason):
+def test_without_a_measured_device_the_reason_is_given(times, reason):
     results = {"ddp": result("ddp", [100.0])}
     projection = project(ComputeRecord(times=times), {"ddp": spec()}, results, None, Projecting())
     assert reason in str(projection.reason)

@@ -25,8 +25,8 @@ def run(
 ) -> SelfTestRun:
     """Sessions whose windows scatter by ``noise``, and whose sides by ``between``.
 
-    The machine shows the share ``found`` of what is planted, and of equal sides besides how much
-    slower they are without that.
+    The machine shows the share ``found`` of a planted slow-down; equal sides are slower by
+    ``unequal``.
     """
     random = np.random.default_rng(3)
     sessions = []
@@ -53,7 +53,7 @@ def run(
 
 
 def reported(sessions: SelfTestRun) -> tuple[SelfTestReport, dict[float, SelfTestKind]]:
-    """The report, and its kinds by the share that was planted."""
+    """The report, and its kinds by planted share."""
     report = self_test_report.report(sessions, together=13, margin=0.02)
     return report, {kind.planted: kind for kind in report.kinds}
 
@@ -73,7 +73,7 @@ def test_a_quiet_machine_passes():
     assert report.error_within == pytest.approx(0.008 * np.sqrt(2 / 8), rel=0.5)
 
 
-def test_a_noisy_machine_is_undecided_and_not_wrong():
+def test_a_noisy_machine_is_undecided_not_wrong():
     report, kinds = reported(run(noise=0.3))
     assert not report.holds
     assert "at least 90% of 5% called SLOWER" in report.reason
@@ -81,17 +81,17 @@ def test_a_noisy_machine_is_undecided_and_not_wrong():
     assert sum(kind.wrong for kind in report.kinds) <= 2
 
 
-def test_what_differs_between_processes_is_seen():
+def test_differences_between_processes_are_seen():
     report, kinds = reported(run(noise=0.01, between=0.03))
     assert report.deviation_between == pytest.approx(0.03, rel=0.3)
     assert kinds[0.0].called_different.count <= 2
 
 
-def test_a_slow_down_that_is_not_found_fails():
+def test_a_missed_slow_down_fails():
     report, kinds = reported(run(noise=0.005, found=0.0))
     assert not report.holds
     assert kinds[0.0].holds
-    # What is planted but not there is called the same: that is wrong beyond the margin.
+    # A planted slow-down that has no effect is called SAME: wrong if it exceeds the margin.
     assert kinds[0.1].wrong == kinds[0.1].verdicts["SAME"] > 30
 
 

@@ -28,7 +28,7 @@ def study(
     values_csp = truth + between * random.normal(size=(*shape, 1))
     rounds_csp = random.standard_t(4, size=(*shape, pairs)) / np.sqrt(2)
     values_csp = np.sort(values_csp + np.array(noise)[:, None, None] * rounds_csp)
-    # As session_ratio has it for one session, for all at once.
+    # Like session_ratio for one session, but for all at once.
     cut = int(TRIM * pairs)
     lowest, highest = values_csp[..., cut, None], values_csp[..., pairs - cut - 1, None]
     centers_cs = values_csp[..., cut : pairs - cut].mean(axis=2)
@@ -46,7 +46,7 @@ def study(
 ALIKE = [0.03] * 13
 STUDIES = 200
 MOST_FAILED = stats.binom.ppf(0.99, STUDIES, 1 - CONFIDENCE)
-"""Studies that may have an interval that misses: 5 % of all, and what chance adds."""
+"""Allowed number of studies with an interval that misses: 5 % of all, plus chance."""
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_all_intervals_of_a_study_hold_at_once(noise, between, sessions, pairs):
     assert failed <= MOST_FAILED
 
 
-def test_many_short_sessions_tell_more_than_few_long_ones():
+def test_many_short_sessions_resolve_more_than_few_long_ones():
     random = np.random.default_rng(9)
 
     def width(sessions: int, pairs: int) -> float:
@@ -133,12 +133,13 @@ APART = {name: (0.03 if name == "c" else 0.01, 1) for name in "abcdef"}
         (APART, 0.9, 2, 1),
     ],
 )
-def test_intervals_hold_where_comparisons_share_sessions_and_references_differ(
+def test_intervals_hold_if_comparisons_share_sessions_and_references_differ(
     groups, share, sessions, processes
 ):
-    """``groups`` has of each reference the standard deviation of its ratios between sessions, of
-    whose variance it makes a ``share`` itself if it runs in one of ``processes``, and how many
-    variants take turns with it. True ratios are 1 and 1 / 1.05."""
+    """``groups`` maps each reference to the standard deviation of its ratios between sessions and
+    the number of variants that take turns with it. A reference in one process causes ``share``
+    of this variance itself, one in several ``processes`` that much divided by their number. True
+    ratios are 1 and 1 / 1.05."""
     random, failed = np.random.default_rng(11), 0
     for _ in range(STUDIES):
         comparisons, truths = [], []
@@ -157,7 +158,7 @@ def test_intervals_hold_where_comparisons_share_sessions_and_references_differ(
 
 
 def exact(*values: float) -> list[LogRatio]:
-    """Sessions with these logarithms of a ratio, which were counted."""
+    """Sessions with these logarithms of a counted ratio."""
     return [LogRatio("variant", "reference", value, 0.0, 0, 1) for value in values]
 
 
@@ -182,7 +183,7 @@ def test_without_an_error_rounding_does_not_matter():
 
 def test_the_level_is_corrected_for_the_number_of_comparisons():
     def width(count: int) -> float:
-        # As many sessions in all, so that only the level differs.
+        # The same total number of sessions, so that only the level differs.
         known = LogRatio("variant", "reference", 0.0, 0.01, 10_000, 8)
         others = [[known] * 2] * (count - 1)
         interval = simultaneous_ratios([*others, [known] * (2 + 10_000 - count)])[0]

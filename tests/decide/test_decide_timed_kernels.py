@@ -1,4 +1,4 @@
-"""What was timed must be what was certified."""
+"""A timed step must have the kernels that were certified."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def certified(kernels: StepKernels | None = KERNELS, as_timed: Checks | None = N
 )
 def test_other_kernels_are_named(changes, said):
     assert timed_otherwise(timed(**changes), certified()) == said
-    # Kernels are not always known: a run that went on from a checkpoint records none.
+    # Kernels are not always known: a run resumed from a checkpoint records none.
     assert timed_otherwise(timed(**changes), certified(kernels=None)) == []
     assert timed_otherwise(repeat(1, [1.0]), certified()) == []
 

@@ -18,11 +18,11 @@ from transformer_core.parallel.link_times import broadcast_seconds, scatter_seco
 
 ALONE = FORWARD + BACKWARD + UPDATE
 PAIR = 2
-"""Devices. Each sends as many bytes as it all-reduces."""
+"""Number of devices, each of which sends as many bytes as it all-reduces."""
 
 
 def link(seconds_per_mib: float) -> LinkModel:
-    """On which an all-reduce of a MiB between two devices takes so long."""
+    """A link on which an all-reduce of 1 MiB between two devices takes this long."""
     return LinkModel(bandwidth=8 * MIB / seconds_per_mib)
 
 
@@ -43,7 +43,7 @@ def test_a_bucket_is_full_when_its_size_is_reached():
     "strategy",
     ["ddp", "ddp_no_overlap", "accumulation_sync", "accumulation_no_sync", "fsdp", "central"],
 )
-def test_a_device_alone_talks_to_nobody(strategy):
+def test_a_single_device_sends_nothing(strategy):
     assert step_seconds(strategy, compute(), SLOW, 1) == ALONE
 
 
@@ -52,7 +52,7 @@ def test_a_device_alone_talks_to_nobody(strategy):
     [
         # A fast link leaves only the last bucket exposed.
         ("ddp", FAST, {"bucket_mb": 1}, ALONE + 0.125),
-        # On a slow one the first is there after half a second; then the link is never idle.
+        # On a slow link the first is ready after half a second; then the link is never idle.
         ("ddp", SLOW, {"bucket_mb": 1}, FORWARD + 0.5 + ALL_SLOW + UPDATE),
         # One large bucket overlaps with nothing, and half its bytes take half the time.
         ("ddp", SLOW, {"bucket_mb": 25}, ALONE + ALL_SLOW),
@@ -67,7 +67,7 @@ def test_a_device_alone_talks_to_nobody(strategy):
         ("fsdp", FAST, {}, ALONE + 2 * 0.0625 + 0.0625),
         # gloo's reduce-scatter is an all-reduce: twice that.
         ("fsdp", FAST, {"backend": "gloo"}, ALONE + 2 * 0.0625 + 2 * 0.0625),
-        # What keeps its layers gathers them once.
+        # Without resharding, layers are gathered once.
         ("fsdp", FAST, {"reshard": False}, ALONE + 0.0625 + 0.0625),
     ],
 )
@@ -92,7 +92,7 @@ def test_accumulation_reduces_in_every_micro_batch_or_in_the_last(strategy, opti
     assert found == pytest.approx(seconds)
 
 
-def test_fsdp_on_a_slow_link_is_as_long_as_its_messages():
+def test_fsdp_on_a_slow_link_takes_as_long_as_its_messages():
     very_slow = link(8.0)
     # 4 MiB gathered twice and scattered once, half an all-reduce each; little is hidden.
     messages = 3 * LAYERS * 4.0
@@ -109,7 +109,7 @@ def test_central_sends_everything_through_one_device():
     model = broadcast_seconds(SLOW, times.gradient_bytes, 2)
     seconds = step_seconds("central", times, SLOW, 2)
     assert seconds == pytest.approx(ALONE + 2 * logits + batch + 2 * model)
-    # Its first device has the logits of all others to take in, one after the other.
+    # Its first device receives the logits of all others, one after the other.
     more = step_seconds("central", times, SLOW, 64) - ALONE
     assert more > 31 * (2 * logits + batch)
     # With a local loss it gathers none.
@@ -128,7 +128,7 @@ def test_parameters_are_those_of_the_annotated_transformer():
     assert parameters() == 44_040_192 + 3 * 30_000 * 512
 
 
-def test_shares_are_between_the_ends_of_what_is_not_known():
+def test_shares_span_the_range_of_the_unknowns():
     example = worked_example()
     assert len(example.cases) == 8
     for case in example.cases:
@@ -140,7 +140,7 @@ def test_shares_are_between_the_ends_of_what_is_not_known():
     least = min(example.cases, key=lambda case: case.share)
     ends = (least.link_bytes_per_second, least.utilisation, least.tokens_per_pair)
     assert ends == (25e9, 0.2, 100)
-    # One all-reduce does not explain all that was seen: the report says so.
+    # One all-reduce does not explain the reported share: the report says so.
     assert most.share < REPORTED_SHARE
 
 

@@ -1,4 +1,4 @@
-"""Utilisation: the arithmetic of the very steps that were timed, over the right ceiling."""
+"""Utilisation: the arithmetic of exactly the timed steps, over the right ceiling."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +22,8 @@ STEPS = 9
 
 
 def counted(spec: RunSpec, readers: int = 1) -> tuple[pd.DataFrame, list[float], list[float]]:
-    """steps.parquet, and the FLOPs of every step without and with padding, batch by batch; of
-    ``readers``, the ranks that read batches."""
+    """steps.parquet, and the FLOPs of every step without and with padding, batch by batch;
+    ``readers`` is the number of ranks that read batches."""
     feeds = [
         Feed(
             small_store(),
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_steps_are_those_that_the_feed_gave(name):
+def test_the_steps_match_those_of_the_feed(name):
     """Over more than an epoch: 40 pairs in batches of 8."""
     sections, readers = CASES[name]
     spec = small_spec(**sections)
@@ -89,7 +89,7 @@ def test_the_steps_are_those_that_the_feed_gave(name):
     assert all(padded >= useful for padded, useful in zip(whole, model, strict=True))
 
 
-def test_other_batches_than_those_of_the_run_are_refused():
+def test_batches_that_differ_from_the_run_are_refused():
     spec = small_spec()
     steps, _, _ = counted(spec)
     steps.loc[3, "tokens"] += 1
@@ -142,7 +142,7 @@ def test_ranks_on_a_cpu_share_one_ceiling():
     assert "3 threads" in str(reason)
 
 
-def test_gpus_add_up_and_the_vendor_is_never_another():
+def test_ceilings_of_gpus_add_up():
     spec = small_spec(
         parallel={"kind": "ddp"},
         training={"precision": {"kind": "bf16"}},
@@ -170,5 +170,5 @@ def test_gpus_add_up_and_the_vendor_is_never_another():
         ({"parallel": {"kind": "fsdp", "bf16": True}}, "bf16"),
     ],
 )
-def test_the_format_picks_the_ceiling(sections, expected):
+def test_the_format_determines_the_ceiling(sections, expected):
     assert small_spec(**sections).numbers.products == expected

@@ -1,4 +1,4 @@
-"""From intervals and counts to words."""
+"""Verdicts from intervals and counts."""
 
 import pytest
 from claim_builders import interval

@@ -1,4 +1,4 @@
-"""How far trained weights have come apart."""
+"""How far trained weights have diverged."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ STILL = {"a": INITIAL["a"], "b": TRAINED["b"]}
         ({"a": TRAINED["a"]}, TRAINED, 1.0, "b"),
         (TRAINED | {"c": np.zeros(1)}, TRAINED, 1.0, "c"),
         (TRAINED | {"b": np.full(4, 3.0)}, TRAINED, 1.0, "b"),
-        # What the reference did not change must be equal.
+        # Weights that the reference did not change must be equal.
         (STILL, STILL, 0.0, "a"),
         (STILL | {"a": INITIAL["a"] + 1e-6}, STILL, 1.0, "a"),
     ],

@@ -1,4 +1,4 @@
-"""How much of a study's time is kept for what follows its comparisons."""
+"""Time that a study reserves for the jobs after its comparisons."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def times(seconds: float) -> JobTimes:
     return JobTimes(count=1, seconds=seconds, share=1.0)
 
 
-def test_trainings_to_a_quality_follow_too():
+def test_quality_trainings_are_reserved_for_too():
     least = kept_for_the_rest(WITHOUT_QUALITY, {})
     assert kept_for_the_rest(STUDY, {}) == pytest.approx(least + STUDY.quality.budget / 2)
     timed = {"quality": times(40.0)}

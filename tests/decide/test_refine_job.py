@@ -55,11 +55,11 @@ def results(monkeypatch, tmp_path):
 def refine(
     monkeypatch: pytest.MonkeyPatch, results: Path, asked: str, spent: float
 ) -> tuple[Refinement, dict[str, PairedRun]]:
-    """Run the job with this time; what it wrote."""
+    """Run the job with this time; returns its output."""
     study = Study(
         name="timed", variants=["single", *VARIANTS], time=asked, comparison=COMPARING, search=None
     )
-    forget_all()  # a job is a process of its own
+    forget_all()  # a real job has its own process
     write_result(results / "study.json", study.canonical_json())
     clock = Clock(began=time.time() - spent, seen=time.time(), running=True)
     (results / ".clock.json").write_text(clock.model_dump_json())
@@ -85,7 +85,7 @@ def refine(
     }
 
 
-def test_more_time_adds_sessions_and_keeps_those_there_are(monkeypatch, results):
+def test_more_time_adds_sessions_and_keeps_earlier_ones(monkeypatch, results):
     monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
     none, first = refine(monkeypatch, results, "1000 s", spent=999.5)
     assert none.stints == []

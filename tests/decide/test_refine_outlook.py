@@ -37,7 +37,7 @@ def test_distance_is_to_the_nearest_verdict():
     assert worst >= log(1.02) / 2, "nothing takes for ever"
 
 
-def test_sessions_that_are_still_needed():
+def test_number_of_sessions_still_needed():
     near, far = (LIMITS.sessions(standing(ratio=ratio, reach=0.5)) for ratio in (1.03, 1.06))
     assert near / far == pytest.approx(4, rel=0.1), "half the distance takes four times as much"
     known = LIMITS.sessions(standing(ratio=1.03, reach=0.06))
@@ -53,14 +53,14 @@ def test_rounds_of_a_session_balance_both_variances():
     assert LIMITS.rounds(standing(of_a_round=0.02, between=1e-3)) == 20
 
 
-def test_nothing_is_begun_that_does_not_fit():
+def test_no_session_starts_that_does_not_fit():
     assert next_plan([standing()], 2.5, LIMITS) is None
     plan = next_plan([standing()], 3.0, LIMITS)
     assert plan.sessions == 1
     assert 2.8 <= plan.session_seconds <= 3.0
 
 
-def test_those_that_can_be_decided_come_before_those_that_cannot():
+def test_decidable_comparisons_come_before_others():
     hopeless = standing(1.01, 0.5, pair=Pair("hopeless", "single"), weight=10.0)
     soon = standing(1.1, 0.12, pair=Pair("soon", "single"))
     plan = next_plan([hopeless, soon], 60.0, Limits(MARGIN, 8, 2))

@@ -1,4 +1,4 @@
-"""Where the time of a study goes: a fake clock, and sides whose truth is known."""
+"""How refinement spends a study's time, on a fake clock with sides of known speed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ def go_on(
     folder: Path,
     measure: Callable[[Plan, int], Session] | None = None,
 ) -> float:
-    """Spend so many seconds more; what was left of them."""
+    """Spend this many more seconds; returns the unused rest."""
     end = turns.seconds + time
     kept, measure = kept_in(folder, pairs), measure or turns.measure
     spend(pairs, LIMITS, kept, measure, lambda: end - turns.now(), turns.now)
@@ -52,7 +52,7 @@ def test_the_time_is_kept(tmp_path):
     assert 0 <= left < 2 * (START + ROUNDS * ROUND), "less is left than a session takes"
 
 
-def test_what_matters_comes_first(tmp_path):
+def test_important_comparisons_come_first(tmp_path):
     turns = FakeTurns({"a": 1.0, "b": 1.0, "c": 1.0}, noise=0.1)
     pairs = turns.pairs()
     pairs[1].weight = 100.0
@@ -60,16 +60,16 @@ def test_what_matters_comes_first(tmp_path):
     assert turns.made[0][0] == "b"
 
 
-def test_they_share_their_reference(tmp_path):
+def test_comparisons_share_their_reference(tmp_path):
     turns = FakeTurns({f"v{n}": 1.0 for n in range(6)}, noise=0.1)
     pairs = turns.pairs()
     go_on(turns, pairs, 60.0, tmp_path)
     most = max(len(names) for names in turns.made)
-    assert most == LIMITS.together - 1, "as many as may be alive beside the reference"
+    assert most == LIMITS.together - 1, "as many as may run together with the reference"
     assert set(pairs[0].record().others) <= {f"v{n}" for n in range(1, 6)}
 
 
-def test_more_time_goes_on_from_what_there_is(tmp_path):
+def test_more_time_builds_on_earlier_sessions(tmp_path):
     truths = {"a": 1.0, "b": 1.01, "c": 0.99}
     turns = FakeTurns(truths, noise=0.2)
     pairs = turns.pairs()
@@ -87,7 +87,7 @@ def test_more_time_goes_on_from_what_there_is(tmp_path):
     assert turns.made
 
 
-def test_damaged_sessions_and_those_of_something_else_do_not_count(tmp_path):
+def test_damaged_and_foreign_sessions_do_not_count(tmp_path):
     turns = FakeTurns({"a": 1.0}, noise=0.2)
     pairs = turns.pairs()
     go_on(turns, pairs, 30.0, tmp_path)
@@ -121,7 +121,7 @@ def test_a_side_that_ends_is_left_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_more_time_would_settle_is_about_right(tmp_path):
+def test_the_time_needed_to_decide_is_about_right(tmp_path):
     factors = []
     for seed in range(5):
         turns = FakeTurns({"slightly": 1.05, "equal": 1.0, "more": 1.06}, seed, noise=0.1)
@@ -139,9 +139,9 @@ FALSE_ALARM_STUDIES = 30
 
 @pytest.mark.slow
 @pytest.mark.parametrize("honest", [True, False])
-def test_looking_again_and_again_raises_no_false_alarm(monkeypatch, honest):
-    """In 5 % of studies at most is any of equal sides called different. Were intervals as wide as
-    if nobody had looked, it would be more: the test sees what it is for."""
+def test_repeated_looks_raise_no_false_alarm(monkeypatch, honest):
+    """At most 5 % of studies call any equal side different. With intervals that ignore the looks
+    it would be more, which shows that the test can fail."""
 
     class NotKept:
         last = last_stint = 0

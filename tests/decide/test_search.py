@@ -1,4 +1,4 @@
-"""The search, with sessions whose truth is known."""
+"""The search, on sessions with known true speeds."""
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -74,13 +74,13 @@ def parts_in(spec: RunSpec) -> set[str]:
 
 
 def speed(parts: set[str]) -> float:
-    """The truth: bfloat16 pays, and pays double beside two devices, which alone do not pay."""
+    """True speeds: bfloat16 helps, and more so with two devices, which do not help alone."""
     alone = {"bf16": 1.3, "ddp": 0.9, "rare": 0.97, "view": 1.0}
     return prod(alone[part] for part in parts) * (1.6 if {"bf16", "ddp"} <= parts else 1.0)
 
 
 class Bench:
-    """Stands for the sessions: what they were asked for, and who cannot run."""
+    """Stands in for the sessions; records their requests, and which variants cannot run."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -88,9 +88,9 @@ class Bench:
         self.broken: set[str] = set()
         self.speed = self.final_speed = speed
         self.odd: Callable[[str, set[str]], bool] = lambda side, parts: False
-        """Whether a side takes turns with another allocator than the certified one."""
+        """Whether a side is timed with another allocator than the certified one."""
         self.verdicts: dict[frozenset[str], str] = {}
-        """Certificates of combinations, where they are not equivalent."""
+        """Certificate statuses of combinations, if not equivalent."""
 
         def certify(bench: Any, trial: Any) -> Certificate:
             status = self.verdicts.get(trial.parts, "equivalent")
@@ -102,7 +102,7 @@ class Bench:
         patch.setattr(search_trials, "Sessions", partial(Turns, self))
 
     def run(self, study: Study = STUDY, wide: float = 1.0, **certified: str) -> SearchResult:
-        """A search; variants are equivalent but for those given, and their intervals ``wide``."""
+        """A search; variants are equivalent unless given, and their intervals are ``wide``."""
         certificates = {
             name: certificate_of(
                 resolve(study, name, VARIANTS), name, certified.get(name, "equivalent")
@@ -115,7 +115,7 @@ class Bench:
 
 
 class Turns:
-    """Sessions of a search, of sides whose speeds are known."""
+    """Sessions of a search, whose sides have known speeds."""
 
     def __init__(self, bench: Bench, sides: Any, comparing: Any, data: Path, folder: Path, *_: Any):
         self.bench, self.sides = bench, sides
@@ -140,14 +140,14 @@ def measured_here() -> Provenance:
 
 
 def kernels(spec: RunSpec, allocator: str = "usual") -> StepKernels:
-    """Those that compute a run spec."""
+    """The kernels that compute a run spec."""
     operators = [f"mm {spec.training.precision.kind}"]
     operators += ["all_reduce"] * ("ddp" in parts_in(spec))
     return KERNELS.model_copy(update={"operators": operators, "allocator": allocator})
 
 
 def certificate_of(spec: RunSpec, name: str, status: str) -> Certificate:
-    """One that says what it was computed by."""
+    """A certificate that names its kernels."""
     origin = {"kernels": kernels(spec), "provenance": measured_here()}
     return certificate(name, status).model_copy(update=origin)
 
@@ -159,7 +159,7 @@ def bench(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hurried(bench, monkeypatch):
-    """The sessions of a search that has time for its first combination alone."""
+    """The sessions of a search with time for its first combination only."""
     monkeypatch.setattr(search_trials.Bench, "more", lambda self: False)
     monkeypatch.setattr(search_job, "starts", lambda *_: [frozenset({"ddp", "bf16"})])
     return bench
@@ -167,7 +167,7 @@ def hurried(bench, monkeypatch):
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory):
-    """A search where all is as it should be, and what its sessions were asked for."""
+    """A search without faults, and the requests of its sessions."""
     with pytest.MonkeyPatch.context() as patch:
         made = Bench(tmp_path_factory.mktemp("usual"), patch)
         return made.run(), made.asked
@@ -189,7 +189,7 @@ def comparisons(certified: Mapping[str, str], wide: float) -> list[Comparison]:
     return found
 
 
-def test_it_finds_what_pays_only_together(usual):
+def test_it_finds_techniques_that_pay_only_together(usual):
     found, asked = usual
     assert (found.status, {*found.parts} - {"view"}) == ("found", {"bf16", "ddp"})
     assert found.spec.training.precision.kind == "bf16"
@@ -199,14 +199,14 @@ def test_it_finds_what_pays_only_together(usual):
     assert final.verdict == "FASTER"
     without = {stage.changes[0]: stage.effect.ratio for stage in found.left_out}
     assert without["bf16"].median == pytest.approx(0.9)
-    # It starts from all at once, and from what pays alone.
+    # It starts from all techniques at once, and from those that pay alone.
     tried = [set(item.parts) for item in found.contenders]
     assert {"bf16"} in tried
     assert 3 in map(len, tried)
     assert all(names[0] == BASELINE for names in asked)
 
 
-def test_the_recommended_spec_can_be_read_and_says_what_anything_else_could_gain(usual):
+def test_the_recommended_spec_is_readable_and_states_the_possible_further_gain(usual):
     found, _ = usual
     assert 1.0 <= found.regret.low <= found.regret.median <= found.regret.high
     assert found.regret.high < 1.01, "every step was tried, none of which gains, without noise"
@@ -217,9 +217,9 @@ def test_the_recommended_spec_can_be_read_and_says_what_anything_else_could_gain
 
 
 @pytest.mark.parametrize("fastest", ["bf16", "ddp", "view", "rare"])
-def test_no_certified_variant_is_faster_than_what_is_recommended(hurried, fastest):
-    """Where turns left open which variant is the fastest, the last comparison holds each of them as
-    a whole."""
+def test_no_certified_variant_is_faster_than_the_recommendation(hurried, fastest):
+    """If the turns left open which variant is the fastest, the final comparison includes each of
+    them as a whole."""
     truth = resolve(STUDY, fastest, VARIANTS).model_copy(update={"variant": "recommended"})
     hurried.speed = lambda parts: 1.1
     hurried.final_speed = lambda parts: 1.6 if parts == parts_in(truth) else 1.0
@@ -249,14 +249,14 @@ def test_a_winner_without_certificate_is_passed_over(bench, usual):
 @pytest.mark.parametrize(
     ("alone", "candidates", "truth", "parts"),
     [
-        # All promise much alone, and hinder one another: two are taken out.
+        # All promise much alone but hinder one another: two are removed.
         (
             dict.fromkeys(VARIANTS, (0.2, 0.01)),
             2,
             lambda parts: (1.5 if "bf16" in parts else 1.0) * 0.9 ** len(parts & {"ddp", "rare"}),
             {"bf16"},
         ),
-        # A single effect below 1, whose interval reaches above it, pays beside another.
+        # A single effect below 1, whose interval reaches above 1, pays together with another.
         (
             {"bf16": (0.3, 0.01), "ddp": (-0.5, 0.01), "rare": (-0.05, 0.05)},
             1,
@@ -266,7 +266,7 @@ def test_a_winner_without_certificate_is_passed_over(bench, usual):
     ],
     ids=["left out", "added"],
 )
-def test_effects_beside_others_count_more_than_those_alone(
+def test_effects_with_others_count_more_than_those_alone(
     bench, monkeypatch, alone, candidates, truth, parts
 ):
     monkeypatch.setattr(search_job, "own_effects", lambda *_: alone)
@@ -279,8 +279,8 @@ def test_effects_beside_others_count_more_than_those_alone(
     assert {"bf16", "ddp", "rare"} in tried, "all at once"
 
 
-def test_what_is_recommended_is_the_fastest_stage_that_is_shown(bench):
-    """The search chose a bucket view as well, which the final comparison finds to cost."""
+def test_the_recommendation_is_the_fastest_stage_shown(bench):
+    """The search also chose a bucket view, which the final comparison finds to be slower."""
     bench.speed = lambda parts: speed(parts) * (1.05 if "view" in parts else 1.0)
     bench.final_speed = lambda parts: speed(parts) * (0.95 if "view" in parts else 1.0)
     found = bench.run()
@@ -295,7 +295,7 @@ def test_what_is_recommended_is_the_fastest_stage_that_is_shown(bench):
     assert unlike.beyond == []
 
 
-def test_turns_of_other_kernels_than_certified_win_nothing(bench):
+def test_turns_with_uncertified_kernels_win_nothing(bench):
     bench.odd = lambda side, parts: "ddp" in parts and "view" not in parts
     found = bench.run()
     passed = [c for c in found.contenders if c.certificate == "inconclusive"]
@@ -305,7 +305,7 @@ def test_turns_of_other_kernels_than_certified_win_nothing(bench):
 
 
 @pytest.mark.parametrize("name", ["best", BASELINE])
-def test_a_final_comparison_of_other_kernels_than_certified_shows_nothing(bench, name):
+def test_a_final_comparison_with_uncertified_kernels_shows_nothing(bench, name):
     bench.odd = lambda side, parts: side == name
     found = bench.run()
     assert (found.status, found.parts) == ("baseline", [])
@@ -313,7 +313,7 @@ def test_a_final_comparison_of_other_kernels_than_certified_shows_nothing(bench,
     assert found.reason.startswith(said)
 
 
-def test_a_stage_names_what_no_certificate_does(bench, monkeypatch):
+def test_a_stage_names_its_uncertified_kernels(bench, monkeypatch):
     bench.speed = bench.final_speed = lambda parts: speed(parts) * (1.05 if "view" in parts else 1)
     found = bench.run()
     assert all(not stage.uncertified for stage in (*found.waterfall, *found.left_out))
@@ -333,7 +333,7 @@ def test_variants_without_certificate_take_no_part(bench):
     assert found.spec.training.precision.kind == "fp32"
 
 
-def test_who_cannot_run_loses_with_its_status(bench):
+def test_a_combination_that_cannot_run_loses_with_its_status(bench):
     bench.broken = {"ddp"}
     found = bench.run()
     assert found.parts == ["bf16"]
@@ -342,7 +342,7 @@ def test_who_cannot_run_loses_with_its_status(bench):
 
 
 def test_as_many_trainings_at_once_as_allowed_and_the_winner_among_them(bench):
-    """Whether or not its stages find room in the final comparison."""
+    """Whether or not the final comparison has room for its stages."""
     found = bench.run(searching(together=3, candidates=2, largest=5))
     assert max(map(len, bench.asked)) == 3
     assert found.status == "found"
@@ -353,14 +353,14 @@ def test_a_variant_without_parent_changes_the_study_not_the_baseline():
     slow = variant({"training": {"optimizer": {"kind": "adam"}}})
     adam, names = {**VARIANTS, "slow": slow}, ["slow", "single", "ddp", "bf16"]
     study = STUDY.model_copy(update={"baseline": "slow", "variants": names})
-    # Twice as fast as the baseline is the study itself, and no faster are two devices.
+    # The study itself is twice as fast as the baseline; two devices are no faster than it.
     ratios = {"single": 2.0, "ddp": 1.8, "bf16": 2.2}
     measured = [comparison(name, "slow", ratio, ratio) for name, ratio in ratios.items()]
     effects = {name: effect for name, (effect, _) in own_effects(study, adam, measured).items()}
     assert effects["ddp"] == pytest.approx(log(0.9))
     assert effects["bf16"] == pytest.approx(log(1.1))
     space = space_of(study, adam, ["single", "ddp", "bf16"], effects)
-    # What only says that there is one process stands in no combination.
+    # A technique that only sets a single process is in no combination.
     assert space.parts == ("bf16", "ddp")
     assert considered(space) == 3
 
@@ -384,7 +384,7 @@ UNPADDED = {"kind": "transformer", "tokens": {"kind": "unpadded"}}
     ],
 )
 def test_a_recommendation_says_where_it_computes_much_padding(usual, change, padded):
-    """Batches are part of what the study trains: they stay, and the file tells what they cost."""
+    """Batches belong to the study and stay unchanged; the file says that padding costs time."""
     spec = RunSpec.model_validate({"variant": "recommended"} | change)
     text = recommended_yaml(usual[0].model_copy(update={"spec": spec}))
     assert ("kind: token_budget} pads little" in text) == padded

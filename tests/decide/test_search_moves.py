@@ -1,4 +1,4 @@
-"""The search among combinations whose true speeds are known."""
+"""The search among combinations with known true speeds."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -27,7 +27,7 @@ def space(order: Sequence[str] = TECHNIQUES, needs: dict[str, str] | None = None
 
 
 class Study:
-    """Techniques with effects of their own, and of a third of all pairs together."""
+    """Techniques with own effects, and joint effects of a third of all pairs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random = np.random.default_rng(seed)
@@ -50,7 +50,7 @@ class Study:
         return {one: self.truth(one) - baseline + self.random.normal(0, noise) for one in asked}
 
     def best(self) -> float:
-        """The truth of the best of all combinations."""
+        """The true speed of the best combination."""
         every = (
             frozenset(parts)
             for count in range(len(TECHNIQUES) + 1)
@@ -59,7 +59,7 @@ class Study:
         return max(self.truth(p) for p in every if all(EXCLUDED[part].isdisjoint(p) for part in p))
 
     def search(self, sessions: int = 8) -> tuple[float, Interval]:
-        """How much slower the result is than the best, and what the search says of that."""
+        """How much slower the result is than the best, and the search's own interval for it."""
         seen = {name: (self.alone[name] + self.random.normal(0, BETWEEN)) for name in TECHNIQUES}
         order = sorted(TECHNIQUES, key=lambda name: -seen[name])
         bundle = space(order).filled(map(str, self.random.permutation(TECHNIQUES)[:4]))
@@ -81,11 +81,11 @@ class Study:
 
 @pytest.fixture(scope="module")
 def searches():
-    """How much each of 40 searches loses, and what it says of that."""
+    """How much each of 40 searches loses, and its own interval for that."""
     return [Study(seed).search() for seed in range(40)]
 
 
-def test_it_finds_what_is_at_most_three_percent_slower_than_the_best(searches):
+def test_its_result_is_at_most_three_percent_slower_than_the_best(searches):
     assert max(lost for lost, _ in searches[:10]) <= np.log(1.03)
 
 
@@ -96,7 +96,7 @@ def test_its_interval_holds_how_much_is_lost(searches):
     assert np.median(hurried) > np.median(patient) + 0.05, "what was not tried may be better"
 
 
-def test_a_step_exchanges_techniques_that_exclude_each_other():
+def test_a_step_swaps_mutually_exclusive_techniques():
     steps = space().steps(frozenset("adf"))
     expected = {"b": "bdf", "c": "acf", "f": "ad", "g": "adfg"}
     assert {name: steps[name] for name in expected} == {
@@ -104,14 +104,14 @@ def test_a_step_exchanges_techniques_that_exclude_each_other():
     }
 
 
-def test_what_needs_another_comes_and_goes_with_it():
+def test_dependent_techniques_are_added_and_removed_together():
     needing = space(needs={"g": "f"})
     assert needing.steps(frozenset())["g"] == frozenset("fg")
     assert needing.steps(frozenset("fgh"))["f"] == frozenset("h")
     assert needing.filled("gf") == frozenset("fg")
 
 
-def test_it_starts_from_all_at_once_from_what_pays_alone_and_from_bundles():
+def test_it_starts_from_all_techniques_from_those_that_pay_alone_and_from_bundles():
     effects, bundle = {"a": 0.1, "h": 0.2, "d": -0.1}, frozenset("bdf")
     everything, paying, *others = starts(space(), effects, [bundle], 4)
     assert everything == frozenset("acfghij")
@@ -119,7 +119,7 @@ def test_it_starts_from_all_at_once_from_what_pays_alone_and_from_bundles():
     assert others == [frozenset("bdfh"), bundle], "with all that pays and fits, and as it is"
 
 
-def test_what_turns_measured_is_not_measured_again():
+def test_combinations_measured_in_turns_are_not_measured_again():
     study = Study(0)
     turns = {frozenset(name): effect for name, effect in study.alone.items()}
     made = Exploration(space(), study.measure, 8, lambda: False, seen=[turns])
@@ -128,7 +128,7 @@ def test_what_turns_measured_is_not_measured_again():
     assert made.gains(frozenset("a"), frozenset()) == [study.alone["a"]]
 
 
-def test_what_cannot_run_is_left_alone():
+def test_combinations_that_cannot_run_are_left_out():
     truth = {"a": 0.1, "f": 0.2, "g": -0.1}
     asked: list[Parts] = []
 
