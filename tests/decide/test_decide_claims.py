@@ -216,7 +216,7 @@ def test_a_number_against_a_number(study, value, direction, than, expected):
     assert verdict(study, measured(value, direction=direction, than=than)).verdict == expected
 
 
-def test_a_list_is_a_range_and_one_number_as_uncertain_as_the_claim_says(study):
+def test_a_list_gives_a_range_and_one_number_has_the_uncertainty_of_the_claim(study):
     (evidence,) = verdict(study, measured("share", at_least=0.75, at_most=0.9)).evidence
     assert evidence.outcome == "undecided"
     assert (evidence.number.low, evidence.number.high, evidence.number.samples) == (0.7, 0.8, 2)

@@ -160,7 +160,7 @@ LUCKY = [
         ("decoding", "", [STATISTICAL, TOLERANCE], {"decoding": LOST_PREFIX}),
         ("validation", "", [TOLERANCE], {"validation": validation(loss=8.002)}),
         ("validation", "", [TOLERANCE], {"validation": validation(modes_changed=1)}),
-        # The error of the format is allowed where the class allows the format.
+        # The error of the format is allowed if the class allows the format.
         ("gradient gradient_ratio", "", [TOLERANCE], {"gradients": ROUNDED}),
         ("gradient", "", [STATISTICAL], {"gradients": TURNED}),
         ("gradient gradient_ratio", "", [TOLERANCE], {"gradients": GONE}),
@@ -190,7 +190,7 @@ def test_planted_fault(failing, words, classes, found):
         (STATISTICAL, {"decoding": DecodedTokens(error=0.018, rounding=0.005)}, "equivalent", ""),
         (STATISTICAL, {"validation": validation()}, "equivalent", ""),
         (STATISTICAL, {"gradients": ROUNDED}, "equivalent", ""),
-        # A tensor of lucky rounding is given the usual one.
+        # A tensor with lucky rounding gets the usual one.
         (STATISTICAL, {"gradients": LUCKY}, "equivalent", ""),
         # A unit opens on the other side of 0.
         (TOLERANCE, {"gradients": [tensor(error=0.02, kinks=0.025)]}, "equivalent", ""),
@@ -234,7 +234,7 @@ def test_final_losses_of_all_seeds(seeds, reference, margin, status, words):
     assert set(failed(found)) <= {"final_loss"}
 
 
-def test_a_statistical_certificate_says_what_it_would_have_found():
+def test_a_statistical_certificate_states_its_power():
     reference = [[8.0, 6.0, 6.0], [8.0, 6.0, 6.0], [8.0, 6.0, 6.0]]
     noisy = [[8.0, 6.0 * f, 6.0 * f] for f in (0.999, 1.0, 1.001)]
     outcome = compare_final_losses(noisy, reference, 0.005)
@@ -267,7 +267,7 @@ def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling():
 
 @pytest.mark.parametrize(("floor", "off", "holds"), [(9e-4, 1.5e-3, True), (2e-4, 1.5e-3, False)])
 def test_a_course_may_deviate_as_far_as_the_reference_does_from_itself(floor, off, holds):
-    """Whatever the ceiling of its norms, 0.001."""
+    """Regardless of the ceiling of its norms, 0.001."""
     unstable = FLOOR.model_copy(update={"grad_norm": floor})
     seeds = [seed(number, floor=unstable) for number in (1, 2, 3)]
     run = seed(grad_norms=[NORMS[0] * (1 + off), *NORMS[1:]])
@@ -291,7 +291,7 @@ def test_planted_fault_an_error_that_accumulates_over_the_steps(changes):
 
 
 def place(**changes: Any) -> DropoutPlace:
-    """A dropout of the right share, whose masks agree by chance alone."""
+    """A dropout of the right share, whose masks agree only by chance."""
     chance = dict.fromkeys(("steps", "rows", "layers"), Agreement(same=680, of=1000))
     right = {"place": "decoder.0.feed_forward", "dropped": 404, "of": 2000, "factor": 1.25}
     return record(DropoutPlace, **right | chance | {"dropped_in_evaluation": 0} | changes)

@@ -60,7 +60,7 @@ def test_every_class_is_compared_with_the_longer_of_its_two_limits():
     assert sum(part.seconds for part in found.parts) + found.idle == pytest.approx(0.2)
 
 
-def test_without_a_measured_rate_or_events_there_are_no_limits():
+def test_without_a_measured_rate_or_events_there_is_no_headroom():
     one = use("contraction", 1, 1, 1)
     assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one), roofline(7)) is None
     assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(), roofline()) is None

@@ -46,7 +46,7 @@ def check_of(found: RunSpec, link: MeasuredLink | None = MEASURED, **times: Any)
     return check
 
 
-def test_curves_are_of_all_strategies_bucket_sizes_and_links():
+def test_curves_cover_all_strategies_bucket_sizes_and_links():
     links = {"slow": SLOW, "fast": LinkModel(bandwidth=1e12)}
     found = list(curves([compute_times(), compute_times(4)], links, 1024))
     keys = [(curve.strategy, curve.link, curve.bucket_mb) for curve in found]
@@ -81,7 +81,7 @@ def test_the_knee_is_where_communication_is_more_than_half():
 
 def test_the_best_bucket_is_the_smallest_of_equally_good_ones():
     (best,) = best_buckets(compute(), {"slow": SLOW}, 2)
-    # Up to a layer, all are full when a layer is done.
+    # Buckets up to the size of a layer are all full when the layer is done.
     assert best.bucket_mb == 0.25
     assert best.step_seconds == pytest.approx(step_seconds("ddp", compute(), SLOW, 2, 0.25))
     assert best.default_step_seconds == pytest.approx(step_seconds("ddp", compute(), SLOW, 2, 25))
@@ -134,7 +134,7 @@ def test_a_run_with_its_own_link_needs_no_measured_one(sections, kind, bandwidth
         ({"kind": "central", "local_loss": True}, None, "central", {"local_loss": True}),
         ({"kind": "fsdp"}, None, "fsdp", {}),
         ({"kind": "fsdp", "reshard_after_forward": False}, None, "fsdp", {"reshard": False}),
-        # Over gloo it is predicted as gloo does it.
+        # Over gloo the prediction follows gloo's algorithm.
         ({"kind": "fsdp"}, topology(2), "fsdp", {"backend": "gloo"}),
     ],
 )

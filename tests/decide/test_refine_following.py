@@ -27,7 +27,7 @@ def test_quality_trainings_are_reserved_for_too():
     assert kept_for_the_rest(WITHOUT_QUALITY, timed) == pytest.approx(least)
 
 
-def test_times_count_instead_of_guesses():
+def test_measured_times_replace_guesses():
     timed = {"search": times(7.0), "page": times(1.0), "figures": times(2.0)}
     guessed, budget = kept_for_the_rest(WITHOUT_QUALITY, {}), STUDY.search.budget
     assert guessed > budget

@@ -1,4 +1,4 @@
-"""The job from its command line: files of a study in, records and refinement.json out."""
+"""The refine job from its command line: files of a study in, records and refinement.json out."""
 
 import os
 import shutil

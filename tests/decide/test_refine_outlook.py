@@ -1,4 +1,4 @@
-"""How much more a comparison must be measured."""
+"""How much more measuring a comparison needs."""
 
 from dataclasses import replace
 from math import exp, log

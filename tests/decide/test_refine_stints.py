@@ -46,7 +46,7 @@ def test_decided_comparisons_get_no_time(tmp_path):
     assert left > 0, "nothing is undecided any more, so the rest of the time is not spent"
 
 
-def test_the_time_is_kept(tmp_path):
+def test_the_time_limit_is_kept(tmp_path):
     turns = FakeTurns({f"v{n}": 1.0 + 0.01 * n for n in range(5)}, noise=0.2, between=0.03)
     left = go_on(turns, turns.pairs(), 60.0, tmp_path)
     assert 0 <= left < 2 * (START + ROUNDS * ROUND), "less is left than a session takes"

@@ -341,7 +341,7 @@ def test_a_combination_that_cannot_run_loses_with_its_status(bench):
     assert {(item.status, item.reason) for item in ended} == {("oom", "no memory")}
 
 
-def test_as_many_trainings_at_once_as_allowed_and_the_winner_among_them(bench):
+def test_no_more_trainings_at_once_than_allowed_including_the_winner(bench):
     """Whether or not the final comparison has room for its stages."""
     found = bench.run(searching(together=3, candidates=2, largest=5))
     assert max(map(len, bench.asked)) == 3
@@ -383,7 +383,7 @@ UNPADDED = {"kind": "transformer", "tokens": {"kind": "unpadded"}}
         ({}, False),
     ],
 )
-def test_a_recommendation_says_where_it_computes_much_padding(usual, change, padded):
+def test_a_recommendation_warns_of_much_padding(usual, change, padded):
     """Batches belong to the study and stay unchanged; the file says that padding costs time."""
     spec = RunSpec.model_validate({"variant": "recommended"} | change)
     text = recommended_yaml(usual[0].model_copy(update={"spec": spec}))

@@ -62,7 +62,7 @@ def lines(results: Path) -> Iterator[Check]:
 
 
 def sections(results: Path) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
-    """The parts that need results of their own, by name."""
+    """The parts that need their own results, by name."""
 
     def read(file: str, kind: type[Record]) -> Record:
         return read_record(results / file, kind)

@@ -3,7 +3,8 @@
 The timed step is divided among operator classes in the proportions of the profile. Each class is
 compared with the time for its products at the measured rate of matrix products, and with the time
 for its bytes, read and written by one operator after another, at the measured bandwidth; the longer
-of the two is what perfect kernels for the same operators would take (Williams, Waterman and Patterson, Roofline, 2009).
+of the two is what perfect kernels for the same operators would take (Williams, Waterman and
+Patterson, Roofline, 2009).
 """
 
 from collections.abc import Sequence

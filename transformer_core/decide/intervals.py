@@ -2,25 +2,25 @@
 
 Each session of a comparison gives the logarithm of a ratio, and its standard error from the windows
 (:mod:`transformer_core.measure.session_ratio`). The ratio of a comparison is the mean of its
-sessions, each weighted by the inverse of its variance: a session in a noisy minute counts less. These
-weights are estimates, which adds to the variance (Meier, Variance of a weighted mean, 1953, applied
-to the part of a moderated error that is the session's own). The variance has two parts:
+sessions, each weighted by the inverse of its variance: a session in a noisy minute counts less.
+These weights are estimates, which adds to the variance (Meier, Variance of a weighted mean, 1953,
+applied to the part of a moderated error that is the session's own). The variance has two parts:
 
 - Within sessions: a session has few windows, but a study has many sessions. So the errors of all
-  sessions of a study moderate one another (Smyth, Linear models and empirical Bayes methods for assessing
-  differential expression, 2004).
+  sessions of a study moderate one another (Smyth, Linear models and empirical Bayes
+  methods for assessing differential expression, 2004).
 - Between sessions: processes differ by more than their windows show (Georges, Buytaert and
   Eeckhout, Statistically rigorous Java performance evaluation, 2007; Kalibera and Jones, Rigorous
   benchmarking in reasonable time, 2013). This part is estimated from all comparisons with the same
   reference (Paule and Mandel, Consensus values and weighting factors, 1982), separately for each
   reference: several processes that send messages differ more from session to session than one.
 
-Comparisons that share the sessions of their reference share its deviations, too. If the
-reference runs in n processes, their ratios are correlated by about 1 / (n + 1) and their scatters by
-its square r, so k comparisons of s sessions have (s - 1) k / (1 + (k - 1) r) degrees of freedom
-rather than (s - 1) k. The interval takes Student's t with these, or with those of the moderated errors if they are fewer, at a level at which
-*all* intervals of the study hold together with 95 % (Sidak, Rectangular confidence regions, 1967).
-``tests/decide/test_decide_statistics.py`` simulates it.
+Comparisons that share the sessions of their reference share its deviations, too. If the reference
+runs in n processes, their ratios are correlated by about 1 / (n + 1) and their scatters by its
+square r, so k comparisons of s sessions have (s - 1) k / (1 + (k - 1) r) degrees of freedom rather
+than (s - 1) k. The interval takes Student's t with these, or with those of the moderated errors if
+they are fewer, at a level at which *all* intervals of the study hold together with 95 % (Sidak,
+Rectangular confidence regions, 1967). ``tests/decide/test_decide_statistics.py`` simulates it.
 
 Re-measuring undecided comparisons adds a chance of a false positive at each look. So a comparison
 at its j-th look spends the fraction 1 / (j (j + 1)) of its share of the 5 %. These fractions add up

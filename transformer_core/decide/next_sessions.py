@@ -1,8 +1,9 @@
 """Chooses which comparisons to measure next.
 
 Among those that can be decided in the remaining time, it takes the one with the highest importance
-per second of expected time; if there are none, the most important. Other comparisons with the same reference that
-also need these sessions take turns with it: the reference is started and timed once for all.
+per second of expected time; if there are none, the most important. Other comparisons with the same
+reference that also need these sessions take turns with it: the reference is started and timed once
+for all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

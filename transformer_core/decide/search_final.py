@@ -93,7 +93,7 @@ class FinalComparison:
         beyond = [stage for stage in steps if stage not in way]
         if not way or set(way[-1].parts) != winner.parts:
             way.append(self._stage(winner, sorted(winner.parts)))
-        # Stages that were not measured leave gaps: what follows a gap has several new changes.
+        # Stages that were not measured leave gaps: a stage after a gap has several new changes.
         before = [[], *(stage.parts for stage in way)]
         way = [
             stage.model_copy(update={"changes": sorted({*stage.parts} - {*have})})

@@ -2,7 +2,7 @@
 could be.
 
 The search starts from all techniques at once as well as from none: a technique that helps alone may
-cost time beside others, and one without effect alone may help beside them. From the current
+cost time among others, and one without effect alone may help among them. From the current
 combination it tries removing each technique present and adding each one missing, in turns with the
 combination itself, moves to anything faster, and ends when no step helps (stepwise regression in
 both directions; Efroymson, Multiple Regression Analysis, 1960). Mutually exclusive techniques
@@ -37,7 +37,7 @@ NAME = "recommended"
 LEAST_GAIN = 0.003  # minimum gain, as a logarithm, for a step: smaller ones would be noise
 SIMPLER = 0.001
 """Minimum gain, as a logarithm, for a technique to stay: among equals the simpler one is better."""
-UNTRIED = 0.05  # standard deviation of a technique's effect among others if only measured alone
+UNTRIED = 0.05  # standard deviation of an effect among others that was measured only alone
 FREEDOM = 5  # approximate degrees of freedom of the variance between sessions of a search
 ROUNDING = 1e-6  # smallest standard deviation of a logarithm of a ratio
 DRAWS = 4_000

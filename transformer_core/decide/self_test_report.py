@@ -111,7 +111,7 @@ def _share(found: Sequence[bool]) -> Share:
 
 
 class SelfTestReportJob(Job):
-    """Reports what the comparison protocol finds when the truth is known."""
+    """Reports how the comparison protocol judges planted, known differences."""
 
     kind = "self_test_report"
 

@@ -1,8 +1,8 @@
 """Throughputs derived from the turns, so that variants differ only by their ratios.
 
 The machine drifts between consecutive runs, so their throughputs may contradict the ratios, which
-come from adjacent windows. Therefore the throughput of the reference is taken over all its sessions,
-and that of any other variant is its ratio times this.
+come from adjacent windows. Therefore the throughput of the reference is taken over all its
+sessions, and that of any other variant is its ratio times this.
 """
 
 from statistics import median

@@ -1,8 +1,8 @@
 """Device utilisation of every variant.
 
 Model FLOPs per second, relative to the rate that the devices reach in matrix products of the same
-format, and to the vendor's peak. The FLOPs are exact: the batches of the timed steps follow from the lengths of
-the corpus, and their counts must match those recorded by the run.
+format, and to the vendor's peak. The FLOPs are exact: the batches of the timed steps follow from
+the lengths of the corpus, and their counts must match those recorded by the run.
 """
 
 from collections.abc import Sequence
