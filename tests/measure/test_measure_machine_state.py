@@ -79,7 +79,7 @@ def test_named_processes_are_not_foreign_whoever_started_them():
         os.kill(orphan, signal.SIGKILL)
     assert unnamed is not None
     assert named is not None
-    assert named.own - unnamed.own >= 0.3
+    assert named.own - unnamed.own > 0.2  # Sums of ticks are rounded.
 
 
 def test_foreign_time_is_the_rest_and_never_negative():
