@@ -86,7 +86,7 @@ def small_setup(spec: RunSpec, process: Process | None = None) -> Setup:
 
 
 class Watcher(Observer):
-    """Records what it is told; ends a run after step ``stop_at``."""
+    """Records all events of a training; ends the run after step ``stop_at``."""
 
     def __init__(self, stop_at: int = 0) -> None:
         self.stop_at = stop_at

@@ -52,7 +52,7 @@ def give_memory_back(setup: Setup) -> None:
 
 
 def work(order: TurnsOrder, program: Program) -> None:
-    """Trains whenever it is this side's turn, until it is told to leave."""
+    """Trains whenever it is this side's turn, until the coordinator dismisses it."""
     take_turns(order, program, endless(order.spec))
 
 
