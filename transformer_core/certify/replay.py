@@ -117,7 +117,6 @@ class MaskReader:
         self.micros: list[_Micro] = []
         self._micro: _Micro | None = None
         self._calls: dict[str, int] = {}
-        self._lists = self.texts = False
         model: Any = setup.model
         self.texts = isinstance(self.spec.model, DecoderOnly)
         self._lists = bool(getattr(model, "blocks", 0))
@@ -162,33 +161,21 @@ class MaskReader:
 
     def _watch_elements(self, name: str, module: Dropout) -> None:
         """Reads ``module`` wherever it is called: alone, after a ReLU or before a sum."""
-        reads: list[tuple[str, Callable[[Any, Tensor], Tensor]]] = [
-            ("forward", lambda real, x: real(torch.ones_like(x))),
-            ("of_relu", lambda real, x: real(torch.ones_like(x))),
-        ]
-        for method, read in reads:
+        for method in ("forward", "of_relu", "added"):
             real = getattr(module, method)
+            setattr(module, method, partial(self._elements, name, module, real))
 
-            def watched(x: Tensor, real: Any = real, read: Any = read) -> Tensor:
-                with self._reading(module) as micro:
-                    if micro is not None:
-                        self._keep(micro, self._place(name), read(real, x) != 0)
-                with self._pausing():
-                    result: Tensor = real(x)
-                return result
-
-            setattr(module, method, watched)
-        real_added = module.added
-
-        def added(residual: Tensor, x: Tensor) -> Tensor:
-            with self._reading(module) as micro:
-                if micro is not None:
-                    kept = real_added(torch.zeros_like(residual), torch.ones_like(x)) != 0
-                    self._keep(micro, self._place(name), kept)
-            with self._pausing():
-                return real_added(residual, x)
-
-        module.added = added  # type: ignore[method-assign]
+    def _elements(
+        self, name: str, module: Dropout, real: Callable[..., Tensor], *given: Tensor
+    ) -> Tensor:
+        """Calls ``real``, a method of ``module``, and keeps the mask of its last argument."""
+        *residual, x = given
+        with self._reading(module) as micro:
+            if micro is not None:
+                ones = real(*map(torch.zeros_like, residual), torch.ones_like(x))
+                self._keep(micro, self._place(name), ones != 0)
+        with self._pausing():
+            return real(*given)
 
     def _watch_attention(self, name: str, module: Attention) -> None:
         real, attention = module.attend, module.attention
