@@ -221,12 +221,11 @@ class MaskReader:
         if micro is None:
             yield None
             return
-        state = self._random()
         self._micro = None
-        with torch.no_grad():
+        gpus = [self.setup.device] if self.setup.device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), torch.no_grad():
             yield micro
         self._micro = micro
-        self._random(state)
 
     @contextmanager
     def _pausing(self) -> Iterator[None]:
@@ -234,16 +233,6 @@ class MaskReader:
         micro, self._micro = self._micro, None
         yield
         self._micro = micro
-
-    def _random(self, state: Any = None) -> Any:
-        cuda = self.setup.device.type == "cuda"
-        if state is None:
-            own = torch.cuda.get_rng_state(self.setup.device) if cuda else None
-            return torch.get_rng_state(), own
-        torch.set_rng_state(state[0])
-        if cuda:
-            torch.cuda.set_rng_state(state[1], self.setup.device)
-        return None
 
     def _place(self, name: str) -> str:
         """The plain model's name of the next call of a module."""
