@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from schemas.base import merge
-from tests.attacks.planted.fault import CHECKPOINT, PACKED, TEXTS, TWO, UNPADDED, WIDE
+from schemas.results import SeedTrajectory
+from tests.attacks.planted.fault import CHECKPOINT, DDP, PACKED, TEXTS, TWO, UNPADDED, WIDE
 from tests.attacks.short_trainings import recorded, spec_of
+from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_store
 from transformer_core.certify.replay import (
     NotReplayed,
     OtherSentences,
     Replay,
     Step,
-    _flat,
-    _structured,
     obstacle,
     places_of,
 )
@@ -37,9 +37,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "study"), VARIANTS.values(), ids=list(VARIANTS))
-def test_gradients_agree_with_dropout_on(change: dict[str, Any], study: dict[str, Any]) -> None:
-    _, (found,), _ = recorded(spec_of(change, study), dropout=0.2)
+def trained(*cases: tuple[dict[str, Any], dict[str, Any]]) -> list[SeedTrajectory]:
+    """The short run of each variant with dropout, in this process or rank."""
+    return [recorded(spec_of(*case), dropout=0.2)[1][0] for case in cases]
+
+
+def assert_replayed(found: SeedTrajectory) -> None:
     assert found.not_replayed is None
     assert found.replayed is not None
     assert len(found.replayed.points) == 2
@@ -47,6 +50,18 @@ def test_gradients_agree_with_dropout_on(change: dict[str, Any], study: dict[str
     assert max(g.error for g in compared) < 1e-4
     assert all(abs(p.loss / p.expected_loss - 1) < 1e-5 for p in found.replayed.points)
     assert not found.replayed.not_resumed
+
+
+@pytest.mark.parametrize(("change", "study"), VARIANTS.values(), ids=list(VARIANTS))
+def test_gradients_agree_with_dropout_on(change: dict[str, Any], study: dict[str, Any]) -> None:
+    assert_replayed(*trained((change, study)))
+
+
+@pytest.mark.slow
+def test_gradients_of_two_ranks_agree_with_dropout_on() -> None:
+    main_rank, _ = run_ranks(trained, 2, (DDP, WIDE), (DDP, TEXTS))
+    for found in main_rank:
+        assert_replayed(found)
 
 
 def test_without_a_replay_as_much_is_compared_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +81,12 @@ def test_a_model_that_is_not_ours_says_why_it_cannot_be_read() -> None:
     assert obstacle(spec, torch.device("cpu")) == "the model is not the project's own"
 
 
+Drawn = tuple[Any, Step]
+"""A batch that was trained on, and its masks."""
+
+
 @pytest.fixture(scope="module")
-def drawn() -> tuple[Any, Step]:
-    """A batch that was trained on, and its masks."""
+def drawn() -> Drawn:
     setup = small_setup(spec_of({"model": {"dropout": 0.2}}, WIDE))
     replay = Replay(setup, Path("nowhere"))
     batch = next(setup.feed.batches())
@@ -78,7 +96,7 @@ def drawn() -> tuple[Any, Step]:
     return batch.micro_batches[0], step
 
 
-def test_all_places_are_read_and_share_out_as_asked(drawn: tuple[Any, Step]) -> None:
+def test_all_places_are_read_and_share_out_as_asked(drawn: Drawn) -> None:
     micro, step = drawn
     drops = step.imposed(micro.source, micro.target_input)
     assert set(drops.masks) == set(places_of(spec_of({}, WIDE).model))
@@ -88,19 +106,16 @@ def test_all_places_are_read_and_share_out_as_asked(drawn: tuple[Any, Step]) -> 
     assert factor.unique().tolist() == [0.0, pytest.approx(1.25)]
 
 
-def test_masks_follow_their_sentences_in_any_order_and_through_a_file(
-    drawn: tuple[Any, Step],
-) -> None:
+def test_masks_follow_their_sentences_in_any_order(drawn: Drawn) -> None:
     micro, step = drawn
     order = torch.randperm(len(micro.source))
-    again = Step(step.p, [_structured(_flat(step.ranks[0]))])
     one = step.imposed(micro.source, micro.target_input)
-    other = again.imposed(micro.source[order], micro.target_input[order])
+    other = step.imposed(micro.source[order], micro.target_input[order])
     for place, mask in one.masks.items():
         assert torch.equal(mask[order], other.masks[place]), place
 
 
-def test_other_sentences_are_refused(drawn: tuple[Any, Step]) -> None:
+def test_other_sentences_are_refused(drawn: Drawn) -> None:
     micro, step = drawn
     changed = micro.target_input.clone()
     changed[0, 1] += 1

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from schemas.config.model import DecoderOnly, SdpaAttention, Transformer
@@ -32,7 +31,7 @@ from transformer_core.models.unpadded import Blocks, Sentences, source_sentences
 from transformer_core.techniques.residual_norm import ResidualNorm
 from transformer_core.training.assemble import Setup
 
-Key = tuple[bytes, bytes]
+Key = tuple[tuple[int, ...], tuple[int, ...]]
 """Source and target tokens of a sentence."""
 Sentence = dict[str, Tensor]
 """The masks of a sentence by place."""
@@ -206,8 +205,8 @@ class MaskReader:
             result: Tensor = attention(q, k, v, mask, causal)
             if micro is not None and self._micro is micro and found:
                 micro.masks[name] = self._of_attention(micro, name, list(found), blocks[0])
-                drawn = found[0].to(torch.int8).masked_fill(~seen[0], -1)
-                micro.draws[name] = drawn.flatten()[:FIRST].cpu()
+                drawn, known = (each[0].flatten()[:FIRST] for each in (found, seen))
+                micro.draws[name] = drawn.to(torch.int8).masked_fill(~known, -1).cpu()
             return result
 
         module.attend = attend
@@ -333,14 +332,14 @@ class Replay:
         mine = [(_sentences(micro), micro.draws) for micro in self.reader.take()]
         if world == 1:
             return Step(self.p, [mine])
-        files = [self.folder / f"masks-{step}-{number}.safetensors" for number in range(world)]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        files = [self.folder / f"masks-{step}-{number}.pt" for number in range(world)]
         with atomic_path(files[rank]) as temporary:
-            save_file(_flat(mine), temporary)
+            # In the order of their names, which decides which layers are compared with each other.
+            torch.save([(found, dict(sorted(draws.items()))) for found, draws in mine], temporary)
         self.setup.strategy.synchronise()
         found = None
         if self.setup.process.is_main:
-            found = Step(self.p, [_structured(load_file(file)) for file in files])
+            found = Step(self.p, [torch.load(file, weights_only=True) for file in files])
         self.setup.strategy.synchronise()
         files[rank].unlink()
         return found
@@ -354,47 +353,12 @@ def _sentences(micro: _Micro) -> list[tuple[Key, Sentence]]:
     return found
 
 
-def _key(tokens: Tensor) -> bytes:
-    return tokens.to(torch.int64).numpy().tobytes()
+def _key(tokens: Tensor) -> tuple[int, ...]:
+    return tuple(tokens.tolist())
 
 
 Micros = list[tuple[list[tuple[Key, Sentence]], Sentence]]
 """The sentences of each micro-batch, and the first elements of each mask as they were drawn."""
-
-
-def _flat(micros: Micros) -> dict[str, Tensor]:
-    """As named tensors, which a file can hold."""
-    found: dict[str, Tensor] = {}
-    for m, (sentences, draws) in enumerate(micros):
-        found |= {f"{m}/draws/{place}": drawn for place, drawn in draws.items()}
-        for i, ((source, target), masks) in enumerate(sentences):
-            for name, key in (("source", source), ("target", target)):
-                found[f"{m}/{i}/{name}"] = torch.frombuffer(
-                    bytearray(key + b"."), dtype=torch.uint8
-                )
-            for place, mask in masks.items():
-                found[f"{m}/{i}/mask/{place}"] = mask.to(torch.uint8).contiguous()
-    return found
-
-
-def _structured(tensors: Mapping[str, Tensor]) -> Micros:
-    """The micro-batches that :func:`_flat` named."""
-    draws: dict[int, Sentence] = {}
-    keys: dict[tuple[int, int], dict[str, bytes]] = {}
-    masks: dict[tuple[int, int], Sentence] = {}
-    for name, tensor in tensors.items():
-        m, i, what = name.split("/", 2)
-        if i == "draws":
-            draws.setdefault(int(m), {})[what] = tensor
-        elif what.startswith("mask/"):
-            place = what.removeprefix("mask/")
-            masks.setdefault((int(m), int(i)), {})[place] = tensor.bool()
-        else:
-            keys.setdefault((int(m), int(i)), {})[what] = tensor.numpy().tobytes()[:-1]
-    found: Micros = [([], draws[m]) for m in sorted(draws)]
-    for at in sorted(keys):
-        found[at[0]][0].append(((keys[at]["source"], keys[at]["target"]), masks[at]))
-    return found
 
 
 @dataclass
@@ -480,17 +444,16 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
     return found
 
 
-def _visible(mask: Tensor, target: bytes, causal: bool) -> Tensor:
+def _visible(mask: Tensor, target: Sequence[int], causal: bool) -> Tensor:
     """[n, d] as it is; of attention weights [h, n, m], those of visible keys as [weights, h]."""
     if mask.dim() == 2:
         return mask
-    return mask[:, _seen(mask, target)].T if causal else mask.flatten(1).T
+    return mask[:, _seen(target)].T if causal else mask.flatten(1).T
 
 
-def _seen(mask: Tensor, target: bytes) -> Tensor:
+def _seen(target: Sequence[int]) -> Tensor:
     """[n, n] which keys a query sees, given the target's tokens, of those that precede it."""
-    tokens = torch.frombuffer(bytearray(target), dtype=torch.int64)
-    text = (tokens == BOS).cumsum(0)
+    text = (torch.tensor(target) == BOS).cumsum(0)
     return (text[:, None] == text[None, :]).tril()
 
 
@@ -516,7 +479,7 @@ def _between_queries(step: Step, place: str, causal: bool) -> Agreement:
             mask = masks[place]
             agree = mask[:, 1:] == mask[:, :-1]
             if causal:
-                seen = _seen(mask, key[1])
+                seen = _seen(key[1])
                 agree = agree[:, seen[1:] & seen[:-1]]
             same += int(agree.count_nonzero())
             of += agree.numel()
