@@ -404,9 +404,12 @@ def between(mask: Tensor, dimension: int) -> Agreement | None:
 
 
 def agreement(one: Tensor, other: Tensor) -> Agreement:
-    """Number of elements in which two masks agree, among those observed in both."""
+    """Number of elements in which two masks agree, among those observed in both; rows that only the
+    longer mask has are ignored."""
+    count = min(len(one), len(other))
+    one, other = one[:count], other[:count]
     seen = (one >= 0) & (other >= 0)
-    return Agreement(same=int((one == other)[seen].sum()), of=int(seen.sum()))
+    return Agreement(same=int(((one == other) & seen).sum()), of=int(seen.sum()))
 
 
 PAIRS = 2

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from schemas.config.model import DecoderOnly, SdpaAttention, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import Agreement, DropoutPlace
+from transformer_core.certify.dropout import agreement
 from transformer_core.common.files import atomic_path
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.dropout import Dropout
@@ -335,7 +336,7 @@ class Replay:
         files = [self.folder / f"masks-{step}-{number}.pt" for number in range(world)]
         with atomic_path(files[rank]) as temporary:
             # In the order of their names, which decides which layers are compared with each other.
-            torch.save([(found, dict(sorted(draws.items()))) for found, draws in mine], temporary)
+            torch.save([(masks, dict(sorted(draws.items()))) for masks, draws in mine], temporary)
         self.setup.strategy.synchronise()
         found = None
         if self.setup.process.is_main:
@@ -390,16 +391,11 @@ class Step:
 
 def _padded(place: str, rows: Sequence[Sentence], lengths: Mapping[str, int]) -> Tensor:
     first, n = rows[0][place], lengths[_side(place)]
-    if first.dim() == 2:
-        whole = torch.ones(len(rows), n, first.size(1), dtype=torch.bool)
-        for row, masks in zip(whole, rows, strict=True):
-            row[: len(masks[place])] = masks[place]
-        return whole
     m = lengths["source" if "cross" in place else _side(place)]
-    whole = torch.ones(len(rows), first.size(0), n, m, dtype=torch.bool)
+    shape = (n, first.size(1)) if first.dim() == 2 else (first.size(0), n, m)
+    whole = torch.ones(len(rows), *shape, dtype=torch.bool)
     for row, masks in zip(whole, rows, strict=True):
-        mask = masks[place]
-        row[:, : mask.size(1), : mask.size(2)] = mask
+        row[tuple(map(slice, masks[place].shape))] = masks[place]
     return whole
 
 
@@ -422,7 +418,7 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
         again = [draws[place] for step in steps for _, draws in step.ranks[0]][1:]
         others = [micros[0][1][place] for micros in steps[0].ranks[1:]]
         width = some.size(1)
-        neighbours = [_alike(some[1:], some[:-1])]
+        neighbours = [agreement(some[1:], some[:-1])]
         if steps[0].ranks[0][0][0][0][1][place].dim() == 3:
             neighbours.append(_between_queries(steps[0], place, causal(place)))
         found.append(
@@ -432,10 +428,10 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
                 of=whole.numel(),
                 factor=None,
                 dropped_in_evaluation=None,
-                steps=max((_alike(first, other) for other in again), key=_share),
-                rows=_alike(*(torch.cat(side) for side in zip(*near, strict=True))),
-                layers=_alike(first, before[width]) if width in before else None,
-                ranks=max((_alike(first, other) for other in others), key=_share, default=None),
+                steps=max((agreement(first, other) for other in again), key=_share),
+                rows=agreement(*(torch.cat(side) for side in zip(*near, strict=True))),
+                layers=agreement(first, before[width]) if width in before else None,
+                ranks=max((agreement(first, other) for other in others), key=_share, default=None),
                 tokens=max(neighbours, key=_share),
                 elements=_between_elements(some),
             )
@@ -457,18 +453,8 @@ def _seen(target: Sequence[int]) -> Tensor:
     return (text[:, None] == text[None, :]).tril()
 
 
-def _alike(one: Tensor, other: Tensor) -> Agreement:
-    """Of the rows or elements that both have, unless they are unknown (-1)."""
-    count = min(len(one), len(other))
-    one, other = one[:count], other[:count]
-    if one.dtype == torch.bool:
-        return Agreement(same=int((one == other).count_nonzero()), of=one.numel())
-    known = (one >= 0) & (other >= 0)
-    return Agreement(same=int((one == other)[known].sum()), of=int(known.sum()))
-
-
-def _share(agreement: Agreement) -> float:
-    return agreement.same / agreement.of if agreement.of else 0.0
+def _share(found: Agreement) -> float:
+    return found.same / found.of if found.of else 0.0
 
 
 def _between_queries(step: Step, place: str, causal: bool) -> Agreement:
