@@ -10,13 +10,10 @@ from pathlib import Path
 import safetensors.numpy
 
 from schemas.base import Schema, Steps
-from schemas.config.run_spec import RunSpec
 from schemas.config.training import AnySchedule
 from schemas.results import Trajectory
 from transformer_core.common.digests import forget, record
-from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import atomic_path, write_text
-from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.order import TrainingJob, TrainingOrder, shard_manifests
@@ -32,33 +29,31 @@ class LateSteps(Schema):
     """Steps of the timed run."""
 
 
-class ShortRunOrder(TrainingOrder):
+class ShortRunSettings(Schema):
+    """How many seeds a short run trains, and what it checks."""
+
+    seeds: int = 1
+    """Number of trainings; the first uses the seed of the spec, the others consecutive ones."""
+    first_look: int = 0
+    """Seeds after which the final losses are compared with the reference's; if they decide, no
+    more are trained. 0 for none."""
+    reference: Path | None = None
+    """The reference's trajectory.json, if there is a comparison."""
+    margin: float = 0.0
+    """Margin of the final loss."""
+    budget: float = 0.0
+    """Seconds after which no further seed starts, apart from those of the first look."""
+    dropout: float = 0.0
+    """Dropout of the timed run, whose places are checked; 0 checks none."""
+    late: LateSteps | None = None
+    """The timed run's schedule; null for that of the spec."""
+
+
+class ShortRunOrder(ShortRunSettings, TrainingOrder):
     """Trains a few steps with each of several seeds, and records what every step computed."""
 
     work = "transformer_core.certify.short_run_worker"
     shares_cores = True
-
-    seeds: int = 1
-    """Number of trainings; the first uses the seed of the spec, the others consecutive ones."""
-
-    first_look: int = 0
-    """Seeds after which the final losses are compared with the reference's; if they decide, no
-    more are trained. 0 for none."""
-
-    reference: Path | None = None
-    """The reference's trajectory.json, if there is a comparison."""
-
-    margin: float = 0.0
-    """Margin of the final loss."""
-
-    budget: float = 0.0
-    """Seconds after which no further seed starts, apart from those of the first look."""
-
-    dropout: float = 0.0
-    """Dropout of the timed run, whose places are checked; 0 checks none."""
-
-    late: LateSteps | None = None
-    """The timed run's schedule; null for that of the spec."""
 
     @property
     def title(self) -> str:
@@ -95,36 +90,15 @@ def _write_unfinished(order: ShortRunOrder, outcome: Outcome, started: datetime)
     write_text(order.output / RECORD, ended.model_dump_json(indent=1) + "\n")
 
 
-class ShortRun(TrainingJob):
+class ShortRun(ShortRunSettings, TrainingJob):
     """Trains a few steps and records what each computed; ``output`` is the results folder."""
 
     kind = "short_run"
 
-    seeds: int = 1
-    """Number of trainings, each with its own seed."""
-    first_look: int = 0
-    """Number of seeds that may be enough."""
-    reference: Path | None = None
-    """trajectory.json to compare with."""
-    margin: float = 0.0
-    """Margin of the final loss."""
-    budget: float = 0.0
-    """Seconds for further seeds."""
-    dropout: float = 0.0
-    """Dropout of the timed run."""
-    late: LateSteps | None = None
-    """Schedule and steps of the timed run."""
-
     def run(self, log_file: Path | None) -> None:
-        settings = ("seeds", "first_look", "reference", "margin", "budget", "dropout", "late")
-        order = ShortRunOrder(
-            spec=read_record(self.spec, RunSpec),
-            data=self.data,
-            output=self.output,
-            command=reproducing_command(self.output / RECORD),
-            log_file=log_file,
-            **{name: getattr(self, name) for name in settings},
-        )
+        settings = {name: getattr(self, name) for name in ShortRunSettings.model_fields}
+        target = self.output / RECORD
+        order = self.order(ShortRunOrder, log_file, target, output=self.output, **settings)
         lend_processes(order)
         with exclusive(order.output):
             supervise(order, [self.spec, *shard_manifests(self.data)])
