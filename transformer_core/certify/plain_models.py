@@ -240,12 +240,9 @@ class PlainModel(Plain):
     ) -> Tensor:
         d = self.spec.d_model
         rows = form.between(weights[f"{name}.weight"].index_select(0, where.listed(tokens)))
-        place = torch.arange(tokens.size(1), device=tokens.device, dtype=torch.float64)
-        column = torch.arange(d // 2, device=tokens.device, dtype=torch.float64)
-        angle = place[:, None] / 10_000 ** (2 * column / d)
-        positions = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d).to(rows.dtype)
+        positions = _sinusoids(torch.arange(tokens.size(1), device=tokens.device), d)
         # With narrower weights every intermediate result is rounded to their width.
-        added = form.weight(positions).index_select(0, where.columns)
+        added = form.weight(positions.to(rows.dtype)).index_select(0, where.columns)
         return form.between(form.weight(rows * math.sqrt(d)) + added)
 
     def normalised(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
@@ -257,6 +254,13 @@ class PlainModel(Plain):
         else:
             size = (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
         return form.between(centred / size * weights[f"{name}.weight"] + weights[f"{name}.bias"])
+
+
+def _sinusoids(place: Tensor, d: int) -> Tensor:
+    """Positions ``place`` [...] -> their encodings [..., d] in 64 bits (arXiv 1706.03762, 3.5)."""
+    column = torch.arange(d // 2, device=place.device, dtype=torch.float64)
+    angle = place[..., None] / 10_000 ** (2 * column / d)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
 
 
 def smoothed_loss(
@@ -424,11 +428,9 @@ class PlainDecoder(Plain):
             return x + weights["places.weight"][place]
         if isinstance(self.spec.positions, SinusoidalPositions):
             d = self.spec.d_model
-            column = torch.arange(d // 2, device=x.device, dtype=torch.float64)
-            angle = place[..., None] / 10_000 ** (2 * column / d)
             # Scaled (arXiv 1706.03762, 3.4).
-            sines = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2).to(x.dtype)
-            return form.weight(x * math.sqrt(d)) + form.weight(sines)
+            scaled = form.weight(x * math.sqrt(d))
+            return scaled + form.weight(_sinusoids(place, d).to(x.dtype))
         return x
 
     def _norm(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
