@@ -1,8 +1,7 @@
-"""Recomputes the losses, gradients and updates of a training alongside it.
+"""Recomputes the losses, gradients and updates of a training while it runs.
 
-At every step the comparison starts from the run's own weights and gradients, not from those of
-another training, so that two trainings that diverge through rounding can still be held to narrow
-bounds at any step.
+Every comparison starts from the run's own weights and gradients, not from those of another training.
+So narrow bounds hold at every step, although rounding makes any two trainings drift apart.
 """
 
 import math
@@ -60,19 +59,19 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.precision import build_precision
 
 POINTS, POINTS_FOLLOWED, POINTS_OF_MEAN = 3, 2, 6
-"""Number of steps whose gradients are compared: the first, the last, and evenly spaced ones
-between; the same if steps with dropout follow; and with fewer than 32 bits, where rounding must
-cancel in their mean."""
+"""Number of steps whose gradients are compared: the first, the last, and evenly spaced ones in
+between. The second number applies if steps with dropout follow; the third one to formats with fewer
+than 32 bits, where rounding must cancel in the mean over steps."""
 NEAR_SINGLE = 16.0
-"""In 32 bits, where only sums round, ReLU inputs within this many unit round-offs of 0, relative to
-their size, may fall on either side. Adding n products of any sign one by one gives an error of
-sqrt(n / 6) unit round-offs of their sum, 4.6 for 128; earlier layers add their own."""
+"""In 32 bits only sums round. A ReLU input within this many unit round-offs of 0, relative to the size
+of all inputs, may fall on either side. Adding n products of random sign one by one gives an error of
+sqrt(n / 6) unit round-offs of the sum, 4.6 for n = 128, and earlier layers add their own errors."""
 NEAR_FEWER_BITS = 2.0
-"""With fewer bits, within this many times the largest error that the format makes in them: a token's
-errors may be several times those of the others."""
+"""With fewer bits, a ReLU input may fall on either side within this many times the largest error that
+the format causes in the inputs. The largest, because the errors of one token may be several times
+those of the others."""
 CLIP_EPSILON = 1e-6
 """Constant that torch adds to the norm before dividing by it."""
-
 
 CEILINGS = Tolerance(kind="tolerance")
 
@@ -81,28 +80,28 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Right:
-    """Loss and gradients of the plain function for some weights and a batch."""
+    """Loss and gradients that the plain function computes from given weights and a batch."""
 
     loss: float
     gradients: Tensors
     losses: Tensor
-    """Of every label, [b, t]."""
+    """The loss of every label, [b, t]."""
     inputs: Sequence[Tensor]
-    """Of ReLUs, see :class:`Plain`."""
+    """The inputs of the ReLUs, as in :class:`Plain`."""
 
 
 @dataclass(frozen=True)
 class Floors:
-    """Relative errors by rounding alone."""
+    """Relative errors that rounding alone causes."""
 
     loss: float
     gradients: Mapping[str, tuple[float, float]]
-    """Of each tensor, and the part of it along the gradient."""
+    """For each tensor, its error and the part of it along the gradient."""
     norm: float
-    """Of the norm of the whole gradient."""
+    """The error of the norm of the whole gradient."""
 
     def widened(self, other: "Floors") -> "Floors":
-        """The larger of both."""
+        """The larger of the two floors of every quantity."""
         both = {
             name: (max(error, other.gradients[name][0]), max(along, other.gradients[name][1]))
             for name, (error, along) in self.gradients.items()
@@ -116,9 +115,10 @@ class Checker:
     Every rank must call it; the main rank does the work while the others wait at their next
     message.
 
-    With a ``replay``, dropout is on, and ``replayed`` steps are compared: those after step ``done``,
-    beginning with the batch after ``last`` (epoch and index). ``floors`` of the same initial weights
-    are not measured again. If such a replay ``follows``, validation is left to it.
+    With a ``replay``, dropout is on. The checker then compares the ``replayed`` steps after step
+    ``done``, beginning with the batch after ``last`` (epoch and index). ``floors`` from the same
+    initial weights save measuring them again. If another training with a replay ``follows``, that one
+    checks validation.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Checker:
         self.replay = replay
         self.batches = _whole_batches(setup)
         if last is not None:
-            # One after the other, to see whether a resumed training continues where it should.
+            # Counting from the first batch shows whether the training resumed at the right one.
             next(b for b in self.batches if (b.epoch, b.index) == last)
         steps = spec.training.steps
         self.form = format_of(spec)
@@ -155,7 +155,7 @@ class Checker:
         many = few if self.form is SINGLE else POINTS_OF_MEAN
         points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
         if replay is not None:
-            # With fewer bits the last, a whole batch: what a small one gives is mostly rounding.
+            # With fewer bits only the last, whose batch is whole: a small batch gives mostly rounding.
             first = 1 if self.form is SINGLE else replayed
             points = set(range(done + first, done + replayed + 1))
         self.waiting = sorted(points)
@@ -167,17 +167,17 @@ class Checker:
         self.gradients: list[TensorDistance] = []
         self.errors = MeanErrors()
         self.floors = floors
-        """Of 32 bits, measured where a deviation is above what any program shows."""
+        """Floors in 32 bits, measured once a deviation exceeds what any program shows."""
         self.skipped = 0
         self.lost: list[str] = []
         self.sums: tuple[dict[str, Tensor], ...] = ({}, {}, {})
-        """Gradients of all steps so far: the run's, the exact ones and those in its format."""
+        """Sums of the gradients of all steps: the run's, the exact ones, and those in its format."""
         self.still: dict[str, list[int]] = {}
-        """Steps at which the gradient of a tensor was 0."""
+        """By tensor, the steps at which its whole gradient was 0."""
         self.compared = 0
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
-        """Compare ``step``, which has just completed."""
+        """Compares ``step``, which has just completed."""
         loss = float(self.setup.strategy.sum(loss_sum.detach().double())) / target_tokens
         before, self.weights = self.weights, self.tensors.weights()
         taken, held_back = self.tensors.gradients(), self.tensors.held_back()
@@ -207,7 +207,7 @@ class Checker:
             self.updates.rounds(step, used)
         if moments is not None:
             self.updates.keeps(step, *moments)
-        # Before clipping, which would hide that all of them are too large.
+        # The gradients before clipping: afterwards a common factor on all of them would not show.
         limit = self.spec.training.clip_norm
         scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         self.compared += 1
@@ -233,16 +233,16 @@ class Checker:
         drops: Drops,
         loss_and_norm: tuple[float, float],
     ) -> None:
-        """Compare loss and gradients, in 64 bits if 32 leave a doubt.
+        """Compares loss and gradients, in 64 bits if 32 leave a doubt.
 
-        32 bits differ from 64 by no more than the run does, and take half the time.
+        Results in 32 bits are as close to those in 64 as the run's own, and take half the time.
         """
         form, kept = self.form, before
-        # Weights that the technique rounds are those that its gradient belongs to: many next to 1
-        # are rounded to the same side, which would hide other errors of that size.
+        # If a technique rounds weights, its gradient belongs to the rounded ones. With the others,
+        # errors of that size would not show: rounding moves many weights near 1 to the same side.
         before = form.weights_used(before)
-        # The first point on the CPU, the others where the run is: a GPU has 64 bits, too, and a host
-        # takes minutes for what it does in seconds.
+        # Only the first point on the CPU: a GPU computes in 64 bits, too, and takes seconds where the
+        # CPU takes minutes.
         on_host = not self.points or self.setup.device.type == "cpu"
         if isinstance(self.exact, Plain):
             self.exact.device = torch.device("cpu") if on_host else self.setup.device
@@ -250,7 +250,7 @@ class Checker:
             on_host = True
         emulated = None if form is SINGLE else self._passed(before, tokens, form, drops)
         single = on_host and single_is_independent(self.spec)
-        # Beside fewer bits, the rounding of 32 is nothing.
+        # Next to the rounding of fewer bits, that of 32 does not matter.
         several = (SINGLE, EXACT) if form is SINGLE else (SINGLE,)
         kinks: dict[str, float] = {}
         for numbers in several if single else (EXACT,):
@@ -260,14 +260,14 @@ class Checker:
             measured = emulated is None and floors is not None and numbers is not EXACT
             if not measured and self._in_doubt(point, found):
                 if floors is None or emulated is None:
-                    # Any program of 32 bits is off by what has been allowed so far.
+                    # So far the bound only allowed what any program in 32 bits is off by.
                     floors = self._apart(self._disturbed(before, tokens, drops), right)
                     self.floors = floors
                 else:
-                    # The error of a small tensor may be small by luck.
-                    floors = floors.widened(self._beside(kept, tokens, numbers, drops))
+                    # In a small tensor, the first measurement may have been small by luck.
+                    floors = floors.widened(self._floors_again(kept, tokens, numbers, drops))
                 point, found = self._compared(step, gradients, loss_and_norm, right, floors)
-            # A ReLU on the other side explains most of what is near a bound, 64 bits little.
+            # Most deviations near a bound come from a ReLU on the other side; 64 bits explain few.
             if not kinks and _near_a_bound(found, self.ceiling):
                 near = windows(right.inputs, None if emulated is None else emulated.inputs)
                 kinks = self._kinks(before, tokens, drops, right.gradients, numbers, near)
@@ -283,7 +283,7 @@ class Checker:
                 self.errors.add(g, *both, right.gradients[g.tensor])
 
     def _in_doubt(self, point: CheckedPoint, found: Sequence[TensorDistance]) -> bool:
-        """Whether more exact numbers may matter."""
+        """Whether a deviation is so close to its bound that more exact numbers may matter."""
         ceiling = CEILINGS.loss if self.form is SINGLE else WIDEST_LOSS
         near = NEAR_A_BOUND * allowed(point.rounding, 0.0, ceiling)
         return _near_a_bound(found, self.ceiling) or (
@@ -291,27 +291,26 @@ class Checker:
         )
 
     def _passed(self, weights: Tensors, tokens: Tokens, form: Format, drops: Drops) -> Right:
-        """Loss and gradients of the plain function for ``weights`` and a batch, in a format."""
+        """Loss and gradients that the plain function computes in the format ``form``."""
         loss, gradients = self.exact.loss_and_gradients(weights, [tokens], form, drops)
         return Right(loss, gradients, self.exact.losses, self.exact.inputs)
 
     def _disturbed(self, before: Tensors, tokens: Tokens, drops: Drops) -> Right:
-        """The same in 32 bits, rounded otherwise: from weights changed in their last place, with the
-        batch backwards."""
+        """The same in 32 bits with other rounding errors: half of the weights differ in their last
+        place, and the rows of the batch come in reverse order."""
         source, target, labels = (each.flip(0) for each in tokens)
         backwards = source, target, labels
         found = self._passed(in_the_last_place(before), backwards, SINGLE, drops.backwards())
         return replace(found, losses=found.losses.flip(0))
 
-    def _beside(self, kept: Tensors, tokens: Tokens, numbers: Format, drops: Drops) -> Floors:
-        """The errors of the format once more, from weights that are rounded to other numbers."""
+    def _floors_again(self, kept: Tensors, tokens: Tokens, numbers: Format, drops: Drops) -> Floors:
+        """Measures the errors of the format again, with weights that round to other numbers."""
         weights = self.form.weights_used(moved(kept, self.form.unit))
         rounded = self._passed(weights, tokens, self.form, drops)
         return self._apart(rounded, self._passed(weights, tokens, numbers, drops))
 
     def _apart(self, rounded: Right, right: Right) -> Floors:
-        """How far loss and gradients are from the ``right`` ones where they are ``rounded``
-        otherwise."""
+        """The distance of loss and gradients with other rounding errors from the ``right`` ones."""
         found = {}
         of_rounded, of_right = 0.0, 0.0
         for name, gradient in right.gradients.items():
@@ -333,8 +332,8 @@ class Checker:
         right: Right,
         floors: Floors | None,
     ) -> tuple[CheckedPoint, list[TensorDistance]]:
-        """Compare the run's loss, norm and ``gradients`` with the ``right`` ones, beside floors
-        that have been measured, or else that of messages only."""
+        """Compares the run's loss, norm and ``gradients`` with the ``right`` ones. Without ``floors``,
+        only the rounding of messages counts as a floor."""
         found = []
         for name, gradient in right.gradients.items():
             rounding, along = (
@@ -361,8 +360,8 @@ class Checker:
         numbers: Format,
         near: Sequence[float],
     ) -> dict[str, float]:
-        """Per tensor, the error in its ``right`` gradient, computed in ``numbers``, if every ReLU
-        whose input is ``near`` 0 takes the other side: half of them open too late, half too early.
+        """For each tensor, the error in its ``right`` gradient, computed in the format ``numbers``, if
+        every ReLU with an input ``near`` 0 takes the other side: some open too late, others too early.
         """
         kinks = dict.fromkeys(right, 0.0)
         for side in (1.0, -1.0) if near else ():
@@ -381,8 +380,8 @@ class Checker:
         drops: Drops,
         held_back: Tensors,
     ) -> None:
-        """Compare the sums of the gradients since the start: anything a message omits from one
-        step is sent in a later one, or still held back."""
+        """Compares the sums of all gradients since the start: what a message leaves out at one step is
+        sent at a later one, or still held back."""
         _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT, drops)
         _, rounded = self.exact.loss_and_gradients(before, [tokens], self.form, drops)
         for sums, more in zip(self.sums, (gradients, expected, rounded), strict=True):
@@ -397,17 +396,17 @@ class Checker:
                 self.gradients.append(distance(name, step, mine, total, rounding))
 
     def validation(self) -> CheckedValidation | None:
-        """A validation with the last weights; null on ranks other than the main one."""
+        """Checks a validation with the latest weights; None on ranks other than the main one."""
         return checked_validation(self.setup, self.unsmoothed, self.weights)
 
     def read(self) -> Checks | None:
-        """The results; null on ranks other than the main one."""
+        """The results; None on ranks other than the main one."""
         validation = None if self.follows else self.validation()
         if self.updates is None:
             return None
         self.batches.close()
         decoding = None
-        if self.replay is None:  # once, with the weights that training has changed most
+        if self.replay is None:  # otherwise training has hardly changed the weights
             model = self.tensors.pattern
             decoding = checked_decoding(
                 self.spec, model, self.weights, self.exact, self.setup.device
@@ -432,8 +431,8 @@ class Checker:
 def plain_function(
     spec: RunSpec, vocabulary: int, smoothing: float, published: bool = False
 ) -> Plain | OwnModel:
-    """The plain function for the model that ``spec`` trains, with this label smoothing,
-    optionally as ``published``."""
+    """The plain function for the model that ``spec`` trains, with this label ``smoothing``. For
+    ``published`` see :func:`transformer_core.certify.plain_models.smoothed_loss`."""
     if isinstance(spec.model, Transformer | TorchTransformer):
         return PlainModel(spec.model, smoothing, published)
     if isinstance(spec.model, DecoderOnly):
@@ -443,8 +442,9 @@ def plain_function(
 
 
 def windows(right: Sequence[Tensor], rounded: Sequence[Tensor] | None) -> list[float]:
-    """Per ReLU, how near 0 its inputs may fall on either side, relative to their size: a multiple
-    of the error of those that are ``rounded``, which grows from layer to layer; None in 32 bits."""
+    """For each ReLU, the distance from 0, relative to the size of its inputs, within which an input
+    may fall on either side: a multiple of the error of the ``rounded`` inputs, which grows from layer
+    to layer. In 32 bits, where ``rounded`` is None, a constant."""
     if rounded is None:
         return [NEAR_SINGLE * SINGLE.unit] * len(right)
     pairs = zip(rounded, right, strict=True)
@@ -452,8 +452,8 @@ def windows(right: Sequence[Tensor], rounded: Sequence[Tensor] | None) -> list[f
 
 
 def _near_a_bound(gradients: Sequence[TensorDistance], ceiling: float) -> bool:
-    """Whether any of ``gradients`` is so far off that 64 bits, or kinks, may matter."""
-    # The same tensors as those that are judged: otherwise another median would hide a doubt.
+    """Whether any of ``gradients`` is so far off that 64 bits, or ReLUs near 0, may matter."""
+    # Only tensors that will be judged: others would raise the median, and so hide a doubt.
     compared = determined(gradients)
     usual = median(g.rounding for g in compared) if compared else 0.0
     return any(
@@ -465,7 +465,7 @@ def _near_a_bound(gradients: Sequence[TensorDistance], ceiling: float) -> bool:
 
 @torch.no_grad()
 def moved(weights: Tensors, share: float) -> dict[str, Tensor]:
-    """``weights``, each element changed by up to this share of it."""
+    """``weights``, each element changed at random by up to this ``share`` of it."""
     generator = torch.Generator().manual_seed(0)
     return {
         name: tensor * (1 + share * (2 * torch.rand(tensor.shape, generator=generator) - 1))
@@ -477,7 +477,7 @@ def moved(weights: Tensors, share: float) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def in_the_last_place(weights: Tensors) -> dict[str, Tensor]:
-    """``weights``, half of their elements changed by one unit in the last place."""
+    """``weights``, a random half of the elements changed by one unit in the last place."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for name, tensor in weights.items():
@@ -488,7 +488,7 @@ def in_the_last_place(weights: Tensors) -> dict[str, Tensor]:
 
 
 def _whole_batches(setup: Setup) -> Generator[GlobalBatch, None, None]:
-    """The global batches, each in one piece, with every pair in its own row."""
+    """The global batches, each as one micro-batch with every pair in a row of its own."""
     batching = setup.spec.batching.model_copy(update={"rows": PaddedRows()})
     seed = setup.spec.training.seed
     feed = Feed(setup.train_store, batching, seed, 0, 1, 1, setup.device, prefetch=0)
@@ -501,10 +501,10 @@ def _tokens(batch: GlobalBatch) -> Tokens:
 
 
 def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:
-    """The relative error that the message causes in ``gradient``; 0 for 32-bit messages.
+    """The relative error that the number format of messages causes in ``gradient``; 0 in 32 bits.
 
-    Every rank rounds its own gradient, and the sum is rounded once more: independent errors of
-    about the same size.
+    Every rank rounds its own gradient, and the sum is rounded once more: these errors are independent
+    and of about the same size.
     """
     hook = spec.parallel.message_hook
     if hook is None or hook.rounds_to is None:
@@ -516,23 +516,23 @@ def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:
 
 @torch.no_grad()
 def resume(setup: Setup, step: int, folder: Path) -> list[str]:
-    """Save a checkpoint, discard all the state in it, and resume from it. Every rank must call
-    this. Missing weights and optimizer state show up in the next update; any other state not
-    restored on any rank is returned."""
-    before = _beside(setup)
+    """Saves a checkpoint, overwrites all state that it holds, and resumes from it. Every rank must
+    call this. Returns the kinds of state that some rank did not restore, except weights and optimizer
+    state: the next update shows whether these were. Raises RuntimeError if there is no checkpoint."""
+    before = _other_state(setup)
     checkpoint.save(folder, setup, step, {})
     setup.strategy.synchronise()  # until the main rank has renamed it
     _lose(setup)
-    between = _beside(setup)
+    between = _other_state(setup)
     path = checkpoint.latest(folder, setup)
     if path is None:
-        raise RuntimeError(f"the checkpoint that was written to {folder} is not there")
+        raise RuntimeError(f"no checkpoint in {folder}, although one was just written")
     checkpoint.load(path, setup)
     setup.strategy.synchronise()
     if setup.process.is_main:
         shutil.rmtree(folder)
-    after = _beside(setup)
-    # What could not even be lost is not taken up from anywhere either.
+    after = _other_state(setup)
+    # State that overwriting did not change cannot show that it was restored.
     lost = [
         float(not _same(kept, after[kind]) or (bool(kept) and _same(kept, between[kind])))
         for kind, kept in before.items()
@@ -541,12 +541,12 @@ def resume(setup: Setup, step: int, folder: Path) -> list[str]:
     return [kind for kind, of_ranks in everywhere if any(of_ranks)]
 
 
-def _beside(setup: Setup) -> dict[str, dict[str, object]]:
-    """The state that a checkpoint holds besides weights and optimizer state, by kind."""
+def _other_state(setup: Setup) -> dict[str, dict[str, object]]:
+    """The state in a checkpoint other than weights and optimizer state, by kind."""
     random: dict[str, object] = {"cpu": torch.get_rng_state()}
     if setup.device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(setup.device)
-    # Copies: a strategy may give what it goes on working with.
+    # Copies, because a strategy may return tensors that it goes on changing.
     messages = {name: tensor.clone() for name, tensor in setup.strategy.memory().items()}
     return {
         "random numbers": random,
@@ -556,10 +556,11 @@ def _beside(setup: Setup) -> dict[str, dict[str, object]]:
 
 
 def _lose(setup: Setup) -> None:
+    """Overwrites all state that a checkpoint holds."""
     for parameter in setup.model.parameters():
         parameter.zero_()
     setup.optimizer.state.clear()
-    torch.manual_seed(2**31 - 1)  # of no training
+    torch.manual_seed(2**31 - 1)  # no training uses it
     fresh = build_precision(
         setup.spec.training.precision, setup.device, setup.spec.training.clipping
     )

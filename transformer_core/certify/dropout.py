@@ -1,20 +1,21 @@
-"""Dropout of known inputs: which share is dropped, where, and how the rest is scaled.
+"""Dropout of known inputs: how much is dropped, where, and how the rest is scaled.
 
 Masks inside fused kernels cannot be read, and code that reads masks would have to know every
-implementation. So a model is given weights for which its logits reveal the masks, whatever kernel
-computes them. All weights are 0 except those of one sub-layer, normalizations and embeddings. That
-sub-layer adds a_j (1 + r) to each element j of a token, where a_j is 1 or -1 times a large constant,
-and r is what dropout inside the sub-layer leaves of a 1: an attention weight, or a unit of the
-feed-forward layer. Then dropout is applied to the sub-layer's output, with factor m. An element of
-the stream is then a_j m (1 + r): 0 if the output was dropped, one level if the inner element was
-dropped, and a higher one if both were kept; the ratio of the levels is 1 + the inner scale factor.
-Embeddings are read in the same way beside the output of a sub-layer.
+implementation. Instead the model gets weights with which its logits reveal the masks, whatever kernel
+drew them. All weights are 0 except those of one sub-layer, normalizations and embeddings.
 
-The scale factor of outputs is observed beside the embedding: every sub-layer adds to its own
-elements, and the embedding to all others.
+That sub-layer adds a_j (1 + r) to each element j of a token. Here a_j is a large constant with sign 1 or
+-1, and r is what dropout inside the sub-layer makes of a 1: of an attention weight, or of a unit of the
+feed-forward layer. Dropout then multiplies the sub-layer's output by m. So an element of the residual
+stream is a_j m (1 + r): 0 if the output was dropped, one level if the inner element was dropped, and a
+higher level if both were kept. The ratio of the two levels is 1 + the inner scale factor. Embeddings are
+read in the same way, relative to the output of a sub-layer.
 
-The encoder is observed through cross-attention: all target tokens attend to a source of one token,
-each through its own masks. An element that none of them sees was dropped in the encoder.
+The scale factor of outputs is read relative to the embedding: every sub-layer adds to elements of its
+own, and the embedding to all others.
+
+The encoder is read through cross-attention: all target tokens attend to a source of one token, each with
+masks of its own. An element that none of them sees was dropped in the encoder.
 """
 
 import math
@@ -42,50 +43,51 @@ from transformer_core.training.loop import optimizer_step
 from transformer_core.training.optimizer import masters_of
 
 Mask = tuple[Tensor, float | None]
-"""1 kept, 0 dropped, -1 not observed, [rows, ...]; and the scale factor of kept elements."""
+"""[rows, ...], 1 where kept, 0 where dropped, -1 where not observed; and the scale factor of kept
+elements, None if not observed."""
 LOUD = 1000.0
 """Size of a sub-layer's contribution, relative to embeddings of size 1."""
 DECODER = (192, 2)
-"""Sentences per batch, and target tokens per sentence: a decoder's attention weights are
-observed only at the first token, which has a single key."""
+"""Sentences in a batch, and target tokens in a sentence. Only the first target token shows the
+weights of the decoder's self-attention, because it has a single key."""
 ENCODED = 32
-"""Sentences used to observe an encoder, each through many target tokens."""
+"""Sentences in a batch for reading an encoder, each through many target tokens."""
 EVALUATED = 4
-"""Sentences in the evaluation pass, where a single element is enough."""
+"""Sentences in the evaluation pass, where a single dropped element is a fault."""
 READ_OUT = 4
-"""Logits used to read the stream, as a multiple of the model's width. More give no more
-information."""
+"""Number of logits that the residual stream is read from, as a multiple of the model's width. More
+logits add no information."""
 BITS = 2_000
-"""Elements of a mask compared between ranks."""
+"""Number of elements of a mask that are compared between ranks."""
 WORD = 4
-"""The token that all targets consist of."""
+"""The token that all targets consist of, after the begin token."""
 TOKENS = tuple(range(WORD + 1))
-"""Padding, begin, end, unknown and WORD are the inputs; all other tokens are used as outputs."""
+"""Input tokens: padding, begin, end, unknown and WORD. All others serve as outputs."""
 
 
 @dataclass(frozen=True)
-class Gadget:
-    """Weights that let the logits reveal the masks of some places."""
+class Probe:
+    """Weights with which the logits reveal the masks of some dropout places."""
 
     names: tuple[str, ...]
-    """The place inside, and that of the output; or all outputs that add to the stream."""
+    """The inner place and that of the output; or all outputs that add to the residual stream."""
     weights: dict[str, Tensor]
     encoder: bool
-    """Whether it is observed through cross-attention."""
+    """Whether it is read through cross-attention."""
     shape: tuple[int, int]
-    """Sentences and tokens of the batch used to observe it."""
+    """Sentences of the batch, and target tokens of each."""
     kind: str
-    """Kind of the inner place: heads, elements, or an embedding beside the output; beside, if
-    the places are outputs beside the embedding."""
+    """Kind of the inner place: "heads", "elements", or "embedding" next to an output; "beside" if all
+    places are outputs next to the embedding."""
 
 
 class KnownDropout:
-    """Reads the masks of a training's model. Every rank must create one and call it."""
+    """Reads the masks of a training's model. Every rank must create a reader and call it."""
 
     embeddings: tuple[str, ...] = ("source_embedding.weight", "target_embedding.weight")
-    """Names of the embeddings."""
+    """Names of the embedding matrices."""
     read_in: ClassVar[dict[str, list[int]]] = {"source": [EOS], "target": [BOS, WORD]}
-    """Input tokens of each side."""
+    """Tokens that the model reads on each side."""
 
     def __init__(self, setup: Setup, vocabulary: int) -> None:
         self.setup, self.vocabulary = setup, vocabulary
@@ -98,32 +100,32 @@ class KnownDropout:
         self.sign = 1.0 - 2.0 * (element % 2)
         self.anchor = element % 4 >= 2
         self.head = element[~self.anchor] // (self.d // self.heads)
-        # In units of LOUD: anchors are never taken for anything else.
+        # In units of LOUD. Their level sets anchors apart.
         self.level = torch.where(self.anchor, 3.0, 1.0)
         generator = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(vocabulary, self.d, generator=generator) / self.d**0.5
         self.words = slice(len(TOKENS), len(TOKENS) + READ_OUT * self.d)
-        # By what the model multiplies embeddings.
+        # The factor by which the model multiplies embeddings.
         self.scale = self.d**0.5
-        # A target token sees an element of the memory that its own two masks let pass.
+        # A target token sees an element of the memory if its own two masks keep it.
         self.visible = (1 - spec.dropout) ** 2
         self.inverse = torch.linalg.pinv(self.embedding[self.words].double()).T.float()
 
     def read(self) -> list[DropoutPlace]:
-        """Every place once, each with the masks of two training passes and one evaluation pass."""
+        """Reads every place once, from two training passes and one evaluation pass."""
         found: list[DropoutPlace] = []
         before: dict[str, Tensor] = {}
-        for gadget in self._gadgets():
-            self.tensors.write(gadget.weights)
-            # The same seed for all places: masks that are equal although the places differ are made
-            # from it alone. Ranks have seeds of their own, as in the training.
+        for probe in self._probes():
+            self.tensors.write(probe.weights)
+            # All places start from one seed, so masks that depend on nothing but the seed are equal
+            # at different places. Ranks have different seeds, as in training.
             torch.manual_seed(self.setup.spec.training.seed + self.setup.process.rank)
-            rows = gadget.shape[0]
-            first, second = self._pass(gadget, rows), self._pass(gadget, rows)
+            rows = probe.shape[0]
+            first, second = self._pass(probe, rows), self._pass(probe, rows)
             self.model.eval()
-            evaluated = self._pass(gadget, EVALUATED)
+            evaluated = self._pass(probe, EVALUATED)
             self.model.train()
-            for number, name in enumerate(gadget.names):
+            for number, name in enumerate(probe.names):
                 kept, again, still = (of[number][0] for of in (first, second, evaluated))
                 kind = f"{number} {tuple(kept.shape)}"
                 found.append(
@@ -150,7 +152,7 @@ class KnownDropout:
         everyone = self.setup.strategy.gather(kept.flatten()[:BITS].tolist())
         return agreement(torch.tensor(everyone[0]), torch.tensor(everyone[1]))
 
-    def _gadgets(self) -> Iterator[Gadget]:
+    def _probes(self) -> Iterator[Probe]:
         for layer in range(self.spec.encoder_layers):
             at = f"encoder.{layer}."
             yield self._attention(at, "self_attention", "project.value", 0)
@@ -163,8 +165,8 @@ class KnownDropout:
         for side, first in (("source", "encoder.0."), ("target", "decoder.0.")):
             weights = self._beside_embedding(side, f"{first}self_attention.output.bias")
             names = (f"{side} embedding", f"{first}residuals.0 beside it")
-            yield self._gadget(names, weights, "embedding")
-        if self.spec.norm == "pre":  # else the stream has the same size after every sub-layer
+            yield self._probe(names, weights, "embedding")
+        if self.spec.norm == "pre":  # otherwise every sub-layer scales the stream to the same size
             of_encoder = ("self_attention.output", "feed_forward.outer")
             of_decoder = ("cross_attention.output", *of_encoder)
             sides = (("source", "encoder", of_encoder), ("target", "decoder", of_decoder))
@@ -172,8 +174,8 @@ class KnownDropout:
                 layers = getattr(self.spec, f"{stack}_layers")
                 yield self._beside(side, [f"{stack}.{i}.{p}" for i in range(layers) for p in parts])
 
-    def _beside(self, side: str, outputs: Sequence[str]) -> Gadget:
-        """All ``outputs`` of a side, each on its own elements, beside the embedding."""
+    def _beside(self, side: str, outputs: Sequence[str]) -> Probe:
+        """Probes all ``outputs`` of a side, each on elements of its own, next to the embedding."""
         weights = self._blank(side, LOUD * self.sign * self.anchor)
         outputs = outputs[: int((~self.anchor).sum())]
         for number, name in enumerate(outputs):
@@ -181,38 +183,38 @@ class KnownDropout:
             mine[(~self.anchor).nonzero().flatten()[number :: len(outputs)]] = LOUD
             weights[f"{name}.bias"] = mine * self.sign
         names = tuple(f"{name} beside the embedding" for name in outputs)
-        return self._gadget(names, weights, "beside")
+        return self._probe(names, weights, "beside")
 
     def _beside_embedding(self, side: str, bias: str) -> dict[str, Tensor]:
-        """Weights of one output beside the embedding, which is half its size."""
+        """Weights with one output next to the embedding, which has half its size."""
         weights = self._blank(side, LOUD * self.sign * ~self.anchor)
         weights[bias] = LOUD * self.sign * torch.where(self.anchor, 3.0, 2.0)
         return weights
 
-    def _attention(self, at: str, name: str, value: str, residual: int) -> Gadget:
+    def _attention(self, at: str, name: str, value: str, residual: int) -> Probe:
         weights = self._blank()
         weights[f"{at}{name}.{value}.bias"].fill_(1.0)
         self._signal(weights, f"{at}{name}.output", self.d)
         names = (f"{at}{name} weights", f"{at}residuals.{residual}")
-        return self._gadget(names, weights, "heads")
+        return self._probe(names, weights, "heads")
 
-    def _feed_forward(self, at: str, residual: int) -> Gadget:
+    def _feed_forward(self, at: str, residual: int) -> Probe:
         weights = self._blank()
         width = self.setup.spec.model.d_ff
         weights[f"{at}feed_forward.inner.bias"] = torch.ones(width)
         self._signal(weights, f"{at}feed_forward.outer", width)
         names = (f"{at}feed_forward", f"{at}residuals.{residual}")
-        return self._gadget(names, weights, "elements")
+        return self._probe(names, weights, "elements")
 
-    def _gadget(self, names: tuple[str, ...], weights: dict[str, Tensor], kind: str) -> Gadget:
+    def _probe(self, names: tuple[str, ...], weights: dict[str, Tensor], kind: str) -> Probe:
         encoder = names[-1].startswith("encoder")
         if encoder:
-            # The memory reaches the logits through the first cross-attention.
+            # The memory reaches the logits through the cross-attention of the first layer.
             cross = "decoder.0.cross_attention."
             weights[f"{cross}project_memory.value.weight"] = torch.eye(self.d)
             weights[f"{cross}output.weight"] = LOUD * torch.eye(self.d)
         shape = (ENCODED, enough_tokens(self.visible)) if encoder else DECODER
-        return Gadget(names, weights, encoder, shape, kind)
+        return Probe(names, weights, encoder, shape, kind)
 
     def _signal(self, weights: dict[str, Tensor], name: str, width: int) -> None:
         matrix = torch.zeros(self.d, width)
@@ -222,8 +224,8 @@ class KnownDropout:
         weights[f"{name}.bias"] = LOUD * self.sign * self.level
 
     def _blank(self, side: str | None = None, stream: Tensor | None = None) -> dict[str, Tensor]:
-        """Weights that do nothing except embed, which starts the stream of ``side`` with these
-        elements [d]."""
+        """Weights of a model that only embeds tokens; the residual stream of ``side`` starts with the
+        elements of ``stream`` [d]."""
         weights = {}
         for name, tensor in self.tensors.pattern_weights().items():
             is_norm = "norm" in name and name.endswith("weight")
@@ -238,34 +240,34 @@ class KnownDropout:
         return weights
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
-        """source [b, s], target [b, t] -> [b, t, v]."""
+        """source [b, s], target [b, t] -> logits [b, t, v]."""
         found: Tensor = self.model(source, target)
         return found
 
     @torch.no_grad()
-    def _pass(self, gadget: Gadget, rows: int) -> tuple[Mask, ...]:
-        """The masks of one forward pass over this many sentences."""
+    def _pass(self, probe: Probe, rows: int) -> tuple[Mask, ...]:
+        """The masks of one forward pass over this many ``rows``."""
         device = self.setup.device
         source = torch.full((rows, 1), EOS, device=device)
-        target = torch.full((rows, gadget.shape[1]), WORD, device=device)
+        target = torch.full((rows, probe.shape[1]), WORD, device=device)
         target[:, 0] = BOS
         with self.setup.precision.autocast():
             logits = self.logits(source, target)
         logits = logits.view(*target.shape, -1)[..., self.words].float().cpu()
         stream = logits @ self.inverse
-        # Anchors of both signs tell what normalization has done to the stream.
+        # Anchors of both signs show how normalization has shifted and scaled the stream.
         plus, minus = self.anchor & (self.sign > 0), self.anchor & (self.sign < 0)
         high, low = _highest(stream[..., plus]), -_highest(-stream[..., minus])
         middle, half = (high + low) / 2, (high - low) / 2
-        # Where all have one level, what normalization takes off the stream is small beside it.
-        top = 1.0 if gadget.kind == "beside" else 3.0
+        # With one level for all, the mean that normalization subtracts is small next to it.
+        top = 1.0 if probe.kind == "beside" else 3.0
         level = self._where_anchored(top * self.sign * (stream - middle) / half)
-        if gadget.encoder:
+        if probe.encoder:
             level = self._through_cross_attention(level)
-        return read_masks(gadget.kind, gadget.names, level[..., ~self.anchor], self.head)
+        return read_masks(probe.kind, probe.names, level[..., ~self.anchor], self.head)
 
     def _where_anchored(self, level: Tensor) -> Tensor:
-        """NaN for tokens that lost all anchors of one sign: their elements have impossible
+        """``level``, but NaN for tokens that lost all anchors of one sign, which shows in impossible
         levels."""
         highest = 1.25 * max(3.0, 1 + 1 / (1 - self.spec.dropout))
         signal = level[..., ~self.anchor]
@@ -273,10 +275,10 @@ class KnownDropout:
         return level.where(possible.all(-1, keepdim=True), math.nan)
 
     def _through_cross_attention(self, level: Tensor) -> Tensor:
-        """[rows, n, d] as n target tokens see the memory -> [rows, 1, d] of the memory.
+        """Levels [rows, n, d] at n target tokens -> levels [rows, 1, d] of the memory that they see.
 
-        0 means that hardly any of them sees it. Elements that a token does not see are 0 except for
-        the mean that normalization subtracts from the memory.
+        A level is 0 if hardly any token sees the element. An element that a token does not see is 0
+        there, except for the mean that normalization subtracts from the memory.
         """
         seen = level > 0.6
         looking = (~level.isnan()).sum(1, keepdim=True)
@@ -286,42 +288,43 @@ class KnownDropout:
 
 
 def _highest(anchors: Tensor) -> Tensor:
-    """[..., n] -> [..., 1] the mean of the kept anchors. The highest anchor alone would be the
-    one that rounding has made largest."""
+    """anchors [..., n] -> [..., 1] the mean of those that were kept. The highest one alone would be the
+    one with the largest rounding error."""
     kept = anchors > 0.75 * anchors.amax(-1, keepdim=True)
     return (anchors * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True)
 
 
 def enough_tokens(visible: float) -> int:
-    """Target tokens, a multiple of 16, so that with probability 0.999 an element of the memory
-    that each of them sees with probability ``visible`` is seen by at least a third of the expected
-    number."""
+    """The number of target tokens, a multiple of 16, that read an element of the memory reliably: if
+    each sees it with probability ``visible``, at least a third of the expected number see it with
+    probability 0.999."""
     return next(n for n in count(16, 16) if binom.cdf(visible * n / 3, n, visible) < 1e-3)
 
 
 def readable_vocabulary(spec: RunSpec, vocabulary: int) -> int | None:
-    """Vocabulary size that a model needs for reading its dropout: at most the number of logits
-    read, and at most the actual size. Null if nothing can be read: for other libraries' models,
-    and if the vocabulary is too small relative to the model for the logits to reveal the stream."""
+    """The vocabulary size for reading a model's dropout: its own, or the number of tokens that are read
+    if that is less. None if dropout cannot be read: the model comes from another library, its width is
+    no multiple of 4, or the vocabulary is too small to reveal a residual stream of that width."""
     model = spec.model
     readable = isinstance(model, Transformer | TorchTransformer | DecoderOnly)
     if not readable or vocabulary < model.d_model + 2 * len(TOKENS) or model.d_model % 4:
         return None
-    # A multiple of eight, which matrix-product kernels prefer.
+    # Matrix products are faster with multiples of eight.
     return min(vocabulary, 8 * math.ceil((len(TOKENS) + READ_OUT * model.d_model) / 8))
 
 
 def readable(spec: RunSpec) -> RunSpec:
-    """``spec`` with the parts needed for reading: a language model without biases gets some, so
-    that its sub-layers add known numbers. No other computation changes."""
+    """``spec`` with everything that reading needs: a language model gets biases, so that its sub-layers
+    can add known numbers. Nothing else changes."""
     if isinstance(spec.model, DecoderOnly):
         return spec.model_copy(update={"model": spec.model.model_copy(update={"bias": True})})
     return spec
 
 
 def known_dropout(setup: Setup, vocabulary: int) -> list[DropoutPlace]:
-    """Every dropout place in the model of ``setup``, whose weights are overwritten; its spec
-    must be :func:`readable`, with :func:`readable_vocabulary` tokens. Every rank must call this."""
+    """Reads every dropout place in the model of ``setup`` and overwrites its weights. The spec must come
+    from :func:`readable`, and the vocabulary have :func:`readable_vocabulary` tokens. Every rank must
+    call this."""
     setup.module.train()
     texts = isinstance(setup.spec.model, DecoderOnly)
     return (KnownTextDropout if texts else KnownDropout)(setup, vocabulary).read()
@@ -340,33 +343,32 @@ class KnownTextDropout(KnownDropout):
         self.objective: Any = objective(setup.spec.task, self.model)
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
-        """target [b, t] -> [b, t, v]; there is no source."""
+        """target [b, t] -> logits [b, t, v]; ``source`` is not used."""
         found: Tensor = self.objective.logits(source[:, :0], target)
         return found
 
-    def _gadgets(self) -> Iterator[Gadget]:
+    def _probes(self) -> Iterator[Probe]:
         layers = [f"layers.{number}." for number in range(self.spec.layers)]
         for at in layers:
             yield self._attention(at, "self_attention", "project.value", 0)
         weights = self._beside_embedding("text", f"{layers[0]}self_attention.output.bias")
         names = ("text embedding", f"{layers[0]}residuals.0 beside it")
-        yield self._gadget(names, weights, "embedding")
+        yield self._probe(names, weights, "embedding")
         parts = ("self_attention.output", "feed_forward.outer")
         yield self._beside("text", [f"{at}{part}" for at in layers for part in parts])
 
 
 def read_masks(kind: str, names: Sequence[str], signal: Tensor, head: Tensor) -> tuple[Mask, ...]:
-    """The masks of the places ``names``, read according to ``kind``
-    (:class:`transformer_core.certify.dropout.Gadget`).
+    """The masks of the places ``names`` of a :class:`Probe` of this ``kind``.
 
-    ``signal`` [rows, n, elements] has the levels of all elements except anchors, NaN if a token
-    does not reveal them; ``head`` [elements] is the head of each.
+    ``signal`` [rows, n, elements] has the levels of all elements except anchors, NaN for tokens that do
+    not reveal them; ``head`` [elements] is the attention head of each element.
     """
     if kind == "beside":
         return tuple(_of_output(signal[..., number :: len(names)]) for number in range(len(names)))
     unseen = signal.isnan()
     if kind == "embedding":
-        # 0, 1, 2 or 3: the embedding has half the size of the output.
+        # The embedding adds 1, the output 2.
         outer = signal > 1.5
         inner = torch.where(outer, signal - 2, signal) > 0.5
         beside = signal[outer & inner]
@@ -374,7 +376,7 @@ def read_masks(kind: str, names: Sequence[str], signal: Tensor, head: Tensor) ->
         return (_mask(inner, unseen), factor), (_mask(outer, unseen), None)
     outer = _mask(signal > 0.5, unseen)
     if kind == "heads":
-        # All elements of a head share a weight. The first token of a target has one key.
+        # All elements of a head share an attention weight. The first target token has a single key.
         signal = signal[:, :1] if "self_attention" in names[0] else signal
         heads = range(int(head.max()) + 1)
         signal = torch.stack([signal[..., head == number].amax(-1) for number in heads], -1)
@@ -384,18 +386,19 @@ def read_masks(kind: str, names: Sequence[str], signal: Tensor, head: Tensor) ->
 
 
 def _mask(kept: Tensor, unseen: Tensor) -> Tensor:
-    """Mask from ``kept``, marking ``unseen`` elements as not observed."""
+    """The mask of ``kept`` elements, with ``unseen`` ones marked as not observed."""
     return kept.float().masked_fill(unseen, -1.0)
 
 
 def _of_output(signal: Tensor) -> Mask:
-    """The mask for levels of 0 or 1, and the scale factor of kept elements."""
+    """The mask that levels of 0 or 1 show, and the scale factor of kept elements."""
     kept = signal > 0.5
     return _mask(kept, signal.isnan()), float(signal[kept].mean()) if kept.any() else None
 
 
 def between(mask: Tensor, dimension: int) -> Agreement | None:
-    """Agreement of neighbours along a dimension of a mask [rows, tokens, elements or heads]."""
+    """The agreement of neighbours along a dimension of a mask [rows, tokens, elements or heads]; None
+    if there are no neighbours."""
     pairs = mask.size(dimension) // 2
     if not pairs:
         return None
@@ -404,8 +407,8 @@ def between(mask: Tensor, dimension: int) -> Agreement | None:
 
 
 def agreement(one: Tensor, other: Tensor) -> Agreement:
-    """Number of elements in which two masks agree, among those observed in both; rows that only the
-    longer mask has are ignored."""
+    """Counts the elements in which two masks agree, among those observed in both. Ignores rows that
+    only the longer mask has."""
     count = min(len(one), len(other))
     one, other = one[:count], other[:count]
     seen = (one >= 0) & (other >= 0)
@@ -413,19 +416,20 @@ def agreement(one: Tensor, other: Tensor) -> Agreement:
 
 
 PAIRS = 2
-"""Sentence pairs per copy: few, so that their loss varies widely."""
+"""Sentence pairs in a copy; with so few, masks change the loss a lot."""
 COPIES = 4
-"""Copies of the pairs in a batch, over all ranks and micro-batches."""
+"""Copies of the pairs in a batch, over all ranks and micro-batches together."""
 DRAWS = 4
+"""Number of times that masks are drawn for the batch."""
 CHANGE, CHANGE_ROUNDED = 0.02, 0.05
-"""Target change of the loss for the slope, in nats: large relative to rounding, small enough for
-curvature to be negligible. The second is for losses with fewer bits."""
+"""Change of the loss, in nats, over which its slope is measured: large relative to rounding, but so
+small that curvature does not matter. The second number is for losses with fewer bits."""
 
 
 def dropout_moments(setup: Setup) -> DropoutMoments | None:
-    """Loss and gradient of the training ``setup`` at its weights, with dropout on. Afterwards
-    the setup is unusable until its weights are replaced; every rank must call this. Null if the
-    copies cannot be divided among the ranks."""
+    """Loss and gradient of the training ``setup`` at its weights, with dropout on. Changes the weights,
+    so they must be replaced before any other use. Every rank must call this. None if the copies cannot
+    be divided among the ranks."""
     _, shares = setup.strategy.share
     if COPIES % shares:
         return None
@@ -437,7 +441,7 @@ class _Draws:
     setup: Setup
     micro_batches: int
     losses: list[float] = field(default_factory=list)
-    """Losses of this rank's copies, in order."""
+    """The losses of this rank's copies, in order."""
 
     def __post_init__(self) -> None:
         self.batch = _copies(self.setup, self.micro_batches)
@@ -467,20 +471,21 @@ class _Draws:
         torch.manual_seed(self.setup.spec.training.seed + self.setup.process.rank)
 
     def _draw(self) -> tuple[float, float]:
-        """Loss per target token of the whole batch and norm of its gradient; no weights are
-        updated."""
+        """The loss per target token of the whole batch and the norm of its gradient. Changes no
+        weights, because the learning rate is 0."""
         loss, norm = optimizer_step(self.setup, self.batch, 0.0)
         total = float(self.setup.strategy.sum(loss.detach().double()))
         return total / self.batch.target_tokens, float(norm)
 
     def _keep(self, module: Any, given: Any, loss: Tensor) -> None:
-        if loss.numel() == 1:  # on other ranks of a central loss it is something else
+        if loss.numel() == 1:  # not so on most ranks if one computes the loss of all
             self.losses.append(float(loss.detach()))
         else:
             self.losses.append(math.nan)
 
     def _slope(self, norm: float, direction: list[Tensor | None]) -> float | None:
-        """Central difference along the gradient, with the masks of the first draw."""
+        """The change of the loss along its gradient over the predicted change: a central difference
+        with the masks of the first draw. None if the gradient is 0 or not finite."""
         (norm,) = self.setup.strategy.gather([norm])[0]
         if not math.isfinite(norm) or not norm:
             return None
@@ -497,11 +502,11 @@ class _Draws:
 
 
 def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Callable[[], Tensor]:
-    """Returns an update along a gradient by ``length``."""
+    """An update that moves the weights along ``direction`` by ``length`` times the gradient."""
 
     @torch.no_grad()
     def update() -> Tensor:
-        # If the optimizer keeps wider weights, small moves would be lost in the narrower ones.
+        # The optimizer may keep wider weights. In the narrower ones, rounding would hide small moves.
         masters = masters_of(setup.optimizer)
         for parameter, step in zip(setup.module.parameters(), direction, strict=True):
             if step is not None:
@@ -515,7 +520,7 @@ def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Calla
 
 
 def _copies(setup: Setup, micro_batches: int) -> GlobalBatch:
-    """The first pairs of the training, identical in every micro-batch of every rank."""
+    """A batch with the first pairs of the training in every micro-batch of every rank."""
     spec = setup.spec
     batching = FixedSize(kind="fixed_size", pairs=PAIRS, rows=spec.batching.rows)
     feed = Feed(setup.train_store, batching, spec.training.seed, 0, 1, 1, setup.device, prefetch=0)

@@ -1,10 +1,10 @@
 """Checks decoding and validation against the plain function.
 
-Decoding takes one token per step using a cache; the plain function takes whole prefixes. Tokens are
-given, not chosen: after a few training steps a model hardly prefers one token to another, but the
-numbers that decoding chooses by show whether it has seen the right prefix and source. The test
-covers everything that searches do with a cache: sentences of several lengths, two hypotheses per
-sentence that swap once as in a beam, and a sentence that leaves the batch.
+Decoding takes one token per step and keeps a cache; the plain function takes whole prefixes. The check
+gives the tokens instead of letting the model choose them, because after a few training steps a model
+hardly prefers one token to another. The logits still show whether decoding saw the right prefix and
+source. The check covers everything that a search does with its cache: sentences of several lengths, two
+hypotheses per sentence that swap once, as in a beam, and a sentence that leaves the batch.
 """
 
 import math
@@ -35,20 +35,20 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.precision import build_precision
 
 SENTENCES, TOKENS, LONGEST = 3, 6, 5
+"""Number of sentences, of decoded tokens, and of tokens in the longest source or prompt."""
 SWAPPED, SHORTENED = 1, 3
-"""Steps after which hypotheses swap, and the first sentence leaves."""
+"""Steps after which the hypotheses swap, and the first sentence leaves."""
 
 Decoded = tuple[Tensor, list[Tensor], Tensor]
-"""Sources [b, s], each row's tokens so far, and logits [b, v] of the next tokens."""
+"""The sources [b, s], the tokens of each row so far, and the logits [b, v] of the next ones."""
 
 
 @torch.no_grad()
 def checked_decoding(
     spec: RunSpec, model: nn.Module, weights: Weights, plain: Plain | OwnModel, device: torch.device
 ) -> DecodedTokens | None:
-    """How far decoding with ``weights`` is off; ``model`` has the decoding code, and gets the
-    weights. Null if only that code itself can tell what is right, and if texts have no room for so
-    many tokens."""
+    """How far decoding with ``weights`` is off. ``model`` decodes; it gets the weights and moves to
+    ``device``. None if no independent code can compute the model, or if its texts are too short."""
     positions = spec.model.positions if isinstance(spec.model, DecoderOnly) else None
     short = isinstance(positions, LearnedPositions) and positions.length < LONGEST + TOKENS
     if isinstance(plain, OwnModel) or short:
@@ -60,7 +60,7 @@ def checked_decoding(
     steps = _texts if isinstance(spec.model, DecoderOnly) else _translations
     with precision.autocast():
         found = list(steps(decoding, weights[plain.embedding].size(0), device))
-    # A model is evaluated in one process, whatever trained it.
+    # An evaluation uses one process, however many trained the model.
     form = format_of(spec.model_copy(update={"parallel": Single(kind="single")}))
 
     def expected(numbers: Format) -> list[Tensor]:
@@ -81,12 +81,12 @@ def checked_decoding(
 
 
 def _right(spec: RunSpec) -> Format:
-    """The numbers to compare with: of 64 bits only where those of 32 are not independent."""
+    """The format to compare with: 64 bits only if 32 are not independent of the run."""
     return SINGLE if single_is_independent(spec) else EXACT
 
 
 def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
-    """Decodes like :mod:`transformer_core.models.decoding`."""
+    """Decodes translations like :mod:`transformer_core.models.decoding`."""
     source = _drawn(SENTENCES, LONGEST, vocabulary, device)
     for row in range(SENTENCES):
         source[row, LONGEST - row :] = PAD
@@ -109,7 +109,7 @@ def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator
 
 
 def _texts(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
-    """Decodes like :mod:`transformer_core.models.decoding`, from padded prompts."""
+    """Continues padded prompts like :mod:`transformer_core.models.decoding`."""
     text = _drawn(SENTENCES, LONGEST + TOKENS, vocabulary, device)
     column, begins = torch.arange(text.size(1), device=device), range(SENTENCES)
     for row in begins:
@@ -127,14 +127,14 @@ def _texts(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decode
 
 
 def _drawn(rows: int, columns: int, vocabulary: int, device: torch.device) -> Tensor:
-    """Random words, the same at every call."""
+    """Random tokens [rows, columns], the same at every call."""
     generator = torch.Generator().manual_seed(rows)
     return torch.randint(UNK + 1, vocabulary, (rows, columns), generator=generator).to(device)
 
 
 def _logits(plain: Plain, weights: Weights, found: list[Decoded], form: Format) -> list[Tensor]:
-    """Logits [b, v] of every step. The plain function sees no later token, so that one pass over a
-    text gives those after all its beginnings."""
+    """The logits [b, v] of every step. The plain function never sees later tokens, so one pass over a
+    text gives the logits after each of its prefixes."""
     steps = [
         [(tuple(row), tuple(p.tolist())) for row, p in zip(source.tolist(), prefixes, strict=True)]
         for source, prefixes, _ in found
@@ -153,7 +153,8 @@ def _logits(plain: Plain, weights: Weights, found: list[Decoded], form: Format) 
 
 
 def _error(logits: Tensor, expected: Tensor) -> float:
-    """The largest relative error of a row; an offset shared by all logits changes no choice."""
+    """The largest relative error of any row, apart from an offset on all its logits: it changes no
+    choice."""
     mine, right = (x.double().cpu() - x.double().cpu().mean(-1, True) for x in (logits, expected))
     apart = (mine - right).norm(dim=-1) / right.norm(dim=-1)
     worst = float(apart.max())
@@ -161,14 +162,14 @@ def _error(logits: Tensor, expected: Tensor) -> float:
 
 
 PAIRS, TOGETHER = 4, 2
-"""Pairs of the validation split, and per batch: several, divided among ranks."""
+"""Pairs that are validated, and pairs in a batch; there are several batches to divide among ranks."""
 
 
 def checked_validation(
     setup: Setup, plain: Plain | OwnModel, weights: Weights
 ) -> CheckedValidation | None:
-    """A validation of ``setup`` with these weights; ``plain`` uses no label smoothing. Every
-    rank must call it; null on ranks without ``weights``."""
+    """Validates ``setup``, which has these ``weights``, on a few pairs. ``plain`` must not smooth
+    labels. Every rank must call this; None on ranks where ``weights`` is empty."""
     store = setup.validation_store
     before = {name: part.training for name, part in setup.module.named_modules()}
     few = list(evaluation_batches(store, PAIRS, pairs_per_batch=TOGETHER))
@@ -189,7 +190,7 @@ def checked_validation(
     near = NEAR_A_BOUND * allowed(0.0, 0.0, math.inf)
     if form is not SINGLE or not abs(loss / mean(right) - 1) < near:
         right = expected(EXACT) if form is SINGLE else right
-        # With so few pairs errors may cancel in the mean: use the most affected batch.
+        # With so few pairs, errors may cancel in the mean, so the worst batch counts.
         rounding = max(map(of_loss, expected(form), right))
     return CheckedValidation(
         loss=loss,
@@ -202,6 +203,6 @@ def checked_validation(
 def _token_losses(
     plain: Plain | OwnModel, weights: Weights, tokens: Tokens, form: Format
 ) -> Tensor:
-    """The loss of every label, [b, t]."""
+    """The plain loss of every label, [b, t]."""
     plain.loss_and_gradients(weights, [tokens], form, backward=False)
     return plain.losses

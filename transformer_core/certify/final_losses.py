@@ -1,4 +1,4 @@
-"""Whether trainings with several seeds reach the same final loss as the reference."""
+"""Do trainings with several seeds reach the same final loss as the reference?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from scipy import stats
 from schemas.config.measurement import LOOKS
 
 LEVEL = 0.05 / LOOKS
-"""Level of each of two one-sided tests, corresponding to an interval of 1 - 2 * LEVEL. Divided
-by the number of looks, so that all together err at most once in twenty (Bonferroni)."""
+"""Level of each of the two one-sided tests; the interval has the level 1 - 2 * LEVEL. The division
+by the number of looks makes all looks together wrong at most once in twenty times (Bonferroni)."""
 POWER = 0.95
-"""Minimum probability of detecting a difference of twice the margin; below it nothing is
-decided."""
+"""Minimum probability of detecting a difference of twice the margin; with less, there is no
+verdict."""
 
 
 @dataclass(frozen=True)
 class FinalLosses:
-    """The mean relative difference of the smoothed final losses, and its statistical power."""
+    """An interval of the mean relative difference of the smoothed final losses, and its power."""
 
     low: float
     high: float
     margin: float
     learned: float
-    """Fraction by which the reference's loss fell; if it is less than the difference to detect,
-    the result is meaningless."""
+    """Fraction by which the reference's loss fell; if this is less than the difference to detect,
+    the interval means nothing."""
     power: float
-    """Probability of detecting a difference of twice the margin: its whole interval lies beyond
-    it."""
+    """Probability of detecting a difference of twice the margin, that is, of an interval that lies
+    wholly beyond the margin."""
 
     def __str__(self) -> str:
         found = f"a difference of {2 * self.margin:.1%} is found with probability {self.power:.2f}"
@@ -37,12 +37,12 @@ class FinalLosses:
 
     @property
     def farthest(self) -> float:
-        """The end of the interval farther from 0."""
+        """The distance from 0 of the farther end of the interval."""
         return max(-self.low, self.high)
 
     @property
     def undecided(self) -> list[str]:
-        """Reasons why the interval decides nothing; empty if it decides."""
+        """Reasons why the interval allows no verdict; empty if it does."""
         if self.low > self.margin or self.high < -self.margin:
             return []
         wanted = 2 * self.margin
@@ -61,7 +61,7 @@ class FinalLosses:
 def compare_final_losses(
     run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], margin: float
 ) -> FinalLosses:
-    """Compare the losses by step for each seed."""
+    """Compares the losses of ``run`` and ``reference``: for each seed, one number per step."""
     differences = _differences(run, reference)
     low, high = final_loss_interval(run, reference)
     fell = [1 - smoothed(losses) / losses[0] for losses in reference]
@@ -69,8 +69,9 @@ def compare_final_losses(
 
 
 def power_of(differences: NDArray[np.float64], margin: float) -> float:
-    """Probability that a true difference of twice the margin is rejected, given the spread of
-    the ``differences``: a one-sided t test of the margin, with a noncentral t statistic."""
+    """The power of the one-sided t test against the margin, from the noncentral t distribution: the
+    probability that it detects a true difference of twice the margin, given how ``differences``
+    spread."""
     count = len(differences)
     error = float(np.std(differences, ddof=1)) / np.sqrt(count)
     if margin > 1e6 * error:
@@ -81,10 +82,8 @@ def power_of(differences: NDArray[np.float64], margin: float) -> float:
 def final_loss_interval(
     run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """Interval of the mean relative difference of the smoothed final losses, at 1 - 2 * LEVEL.
-
-    Raises ValueError with a single seed.
-    """
+    """The interval, at the level 1 - 2 * LEVEL, of the mean relative difference of the smoothed final
+    losses. Raises ValueError with fewer than two seeds."""
     differences_s = _differences(run, reference)
     error = differences_s.std(ddof=1) / np.sqrt(len(differences_s))
     half = stats.t.ppf(1 - LEVEL, len(differences_s) - 1) * error
@@ -104,5 +103,5 @@ def _differences(
 
 
 def smoothed(losses: Sequence[float]) -> float:
-    """The mean over the last third of the steps."""
+    """The mean of the losses over the last third of the steps."""
     return float(np.mean(losses[-max(1, len(losses) // 3) :]))

@@ -1,4 +1,4 @@
-"""Whether the timed run matches the certified one: same kernels, allocator, threads, packages."""
+"""Did the timed run use the same kernels, allocator, threads and packages as the certified one?"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,14 +6,15 @@ from schemas.results import Certificate, PairedRun, Repeat, Session, Trajectory
 from schemas.results.runs import StepKernels
 
 MOST_NAMED = 4
-"""Maximum number of operators listed by name; the rest are only counted."""
+"""Maximum number of operators that a clause names; it counts the rest."""
 
 
 def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
-    """How the timed run was computed differently from the short one, one clause per difference.
+    """How the computation of the timed run differed from that of the short run, one clause for each
+    difference.
 
-    Empty if either has no record of its kernels: a run that ended with another status, or one that
-    resumed from a checkpoint.
+    Empty if either has no record of its kernels, because its status is not ok or because it resumed
+    from a checkpoint.
     """
     if timed.status != "ok" or timed.kernels is None or run.kernels is None:
         return []
@@ -22,8 +23,7 @@ def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
 
 
 def turns_otherwise(run: PairedRun, side: str, certificate: Certificate) -> list[str]:
-    """The same for the turns of a side, whose speed a comparison reports: how any of its
-    sessions was computed differently from the certified training."""
+    """How any session of a side of a comparison differed from the certified training."""
     if run.status != "ok":
         return []
     return sessions_otherwise(run.sessions, side, run.provenance[side].packages, certificate)
@@ -32,7 +32,7 @@ def turns_otherwise(run: PairedRun, side: str, certificate: Certificate) -> list
 def sessions_otherwise(
     sessions: Sequence[Session], side: str, packages: Mapping[str, str], certificate: Certificate
 ) -> list[str]:
-    """The same for a side of any sessions, whose processes had these versions of ``packages``."""
+    """The same for one side of any sessions, whose processes used these versions of ``packages``."""
     if certificate.kernels is None or certificate.provenance is None:
         return []
     found = [
@@ -47,7 +47,7 @@ def sessions_otherwise(
 def uncertified(
     sessions: Sequence[Session], side: str, certificates: Iterable[Certificate]
 ) -> list[str]:
-    """Operators of a side without its own certificate that no other certificate names."""
+    """The operators of a side without a certificate of its own that no certificate covers."""
     known = {name for c in certificates if c.kernels is not None for name in c.kernels.operators}
     taken = {name for kernels in _of_side(sessions, side) for name in kernels.operators}
     return sorted(taken - known)
@@ -61,7 +61,7 @@ def _of_side(sessions: Sequence[Session], side: str) -> Iterable[StepKernels]:
 
 
 def as_timed(run: Trajectory) -> bool:
-    """Whether steps without deterministic algorithms were checked too."""
+    """Whether the short run also checked steps without deterministic algorithms."""
     return bool(run.seeds and run.seeds[0].as_timed)
 
 
@@ -80,7 +80,7 @@ def _kernels(timed: StepKernels, certified: StepKernels, covered: bool) -> Itera
         ("threads", "threads"),
     ):
         theirs, ours = getattr(timed, field), getattr(certified, field)
-        # Some steps were compared without deterministic algorithms, too.
+        # A certificate that also checked steps without deterministic algorithms covers both.
         if theirs != ours and not (field == "deterministic" and covered):
             yield f"{what}: {theirs} where timed, {ours} where certified"
 

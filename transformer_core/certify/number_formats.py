@@ -1,8 +1,8 @@
-"""Emulated number formats: how a format with fewer bits affects a matrix product.
+"""Emulates number formats with fewer bits: how they change the result of a matrix product.
 
-Each number is rounded to the nearest one in the format, then computed with in 32 bits, like matrix
+Operands are rounded to the nearest number of the format, and then computed with in 32 bits, like matrix
 units that multiply in 16 bits and add in 32 (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
-This shares no code with the kernels that a variant uses.
+The emulation shares no code with the kernels that a variant uses.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,26 +43,26 @@ def to_fp8(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Format:
-    """Rounding rules of a training step."""
+    """What a training step rounds, and how."""
 
     base: torch.dtype
-    """Format of everything that is not rounded."""
+    """Data type of all computations; rounded numbers are stored in it, too."""
     rounding: Rounding | None = None
-    """Rounding of the operands of matrix products, forward and backward."""
+    """Rounds the operands of matrix products, forward and backward; None rounds nothing."""
     results: bool = False
-    """Whether the results of matrix products are rounded too, as 16-bit tensors."""
+    """Whether results of matrix products are rounded, too, as if stored in 16 bits."""
     everything: bool = False
-    """Whether values between matrix products are rounded too."""
+    """Whether results of all other operations are rounded, too."""
     weights: bool = False
-    """Whether all weights are rounded before use, including those that no product takes:
-    normalizations, biases and embeddings."""
+    """Whether all weights are rounded before use, including normalizations, biases and embeddings,
+    which enter no matrix product."""
     loss_scale: float = 1.0
-    """Factor on the loss during the backward pass."""
+    """Factor that scales the loss for the backward pass."""
     unit: float = 2.0**-24
     """Unit round-off: the largest relative error of rounding a number."""
     gates: tuple[float, ...] = ()
-    """Each ReLU, in the order of the forward pass, opens above this multiple of the size of its
-    inputs, instead of above 0."""
+    """For each ReLU, in the order of the forward pass, the threshold that replaces 0, relative to the
+    root mean square of its inputs."""
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """The matrix product ``a @ b``."""
@@ -72,27 +72,27 @@ class Format:
         return result
 
     def weights_used(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The weights that a step computes with, derived from those that an optimizer keeps, by
-        name."""
+        """The weights that a step computes with, by name, given those that the optimizer keeps."""
         if self.rounding is None or not self.weights:
             return kept
         return {name: self.rounding(weight) for name, weight in kept.items()}
 
     def weight(self, x: Tensor) -> Tensor:
-        """A weight as used in a step; its gradient has as many bits."""
+        """A weight as a step uses it; its gradient is rounded in the same way."""
         if self.rounding is None or not self.weights:
             return x
         result: Tensor = _Rounded.apply(x, self.rounding)
         return result
 
     def rounded(self, x: Tensor, result: bool = False) -> Tensor:
-        """Rounds an operand of a matrix product, or its ``result``; without a gradient."""
+        """An operand of a matrix product, or its ``result``, rounded if the format rounds it. Autograd
+        does not see the rounding."""
         if self.rounding is None or (result and not self.results):
             return x
         return self.rounding(x)
 
     def between(self, x: Tensor) -> Tensor:
-        """Rounds a result of any other operation."""
+        """The result of any other operation, rounded if the format rounds it, like its gradient."""
         if self.rounding is None or not self.everything:
             return x
         result: Tensor = _Rounded.apply(x, self.rounding)
@@ -134,21 +134,21 @@ class _Rounded(torch.autograd.Function):
 
 
 EXACT = Format(torch.float64)
-"""The format that others are compared with."""
+"""64 bits, the format that all others are compared with."""
 SINGLE = Format(torch.float32)
 
 
 def adds_in_32_bits() -> bool:
-    """Whether 32-bit matrix products keep all their bits. A process-wide switch, set by a
-    variant or a fault, may reduce them, on a CPU too: then :data:`SINGLE` is not usable."""
+    """Whether 32-bit matrix products use all bits of their operands. A process-wide switch of a
+    variant, or a fault, may reduce them, even on a CPU; :data:`SINGLE` is useless then."""
     # All narrower formats lose the lowest bits of the operands.
     a = torch.full((64, 64), 1 + 2.0**-16)
     return bool((a @ a / 64 - float(a[0, 0]) ** 2).abs().max() < 2.0**-20)
 
 
 def single_is_independent(spec: RunSpec) -> bool:
-    """Whether :data:`SINGLE` can detect errors in a run of ``spec``: its products have all 32
-    bits, and do not use the kernels that the run has installed process-wide."""
+    """Whether :data:`SINGLE` can show errors in a run of ``spec``: its matrix products use all 32 bits,
+    and not the kernels that the run has installed for the whole process."""
     return spec.numbers.matmul != "onednn" and adds_in_32_bits()
 
 
@@ -160,11 +160,11 @@ ROUNDINGS: Mapping[NumberFormat, tuple[Rounding, float]] = MappingProxyType(
         "fp8": (to_fp8, 2.0**-4),
     }
 )
-"""How formats with fewer than 32 bits round, and their unit round-offs."""
+"""The rounding of every format with fewer than 32 bits, and its unit round-off."""
 
 
 def format_of(spec: RunSpec) -> Format:
-    """The format in which training steps of ``spec`` compute."""
+    """The format in which the training steps of ``spec`` compute."""
     numbers = spec.numbers
     if numbers.products == "fp32":
         return SINGLE

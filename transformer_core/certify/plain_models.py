@@ -1,9 +1,9 @@
-"""Independent implementations of the models, as plain functions of their weights: the Transformer,
-a language model, and a model that only its own code can compute (another library's, a user's).
+"""Independent implementations of the models as plain functions of their weights: the Transformer,
+the language model, and models that only their own code can compute (another library's or a user's).
 
-The first two follow their papers (arXiv 1706.03762 and those named in the code) and share no code
-with the trained models, losses and optimizers, so that a mistake there is not repeated here. They
-take weights by their canonical names, in any number format, and know nothing of devices and ranks.
+The first two follow their papers (arXiv 1706.03762 and those named in the code). They share no code
+with the trained models, losses and optimizers, so a mistake there is not repeated here. They take
+weights under their canonical names, in any number format, and know nothing of strategies and ranks.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ PADDING = 0
 EPSILON = 1e-5
 """Added to the variance by layer normalization."""
 SCORES_AT_ONCE = 2**26
-"""Maximum number of logits at a time: a batch is processed in slices of rows."""
+"""Maximum number of logits at a time; larger batches are processed in slices of rows."""
 SEEN = 256
-"""Tokens whose inputs of ReLUs are kept."""
+"""Number of tokens whose ReLU inputs are kept."""
 
 NONE_DROPPED = Drops(0.0)
 
@@ -50,7 +50,8 @@ Tokens = tuple[Tensor, Tensor, Tensor]
 
 @contextlib.contextmanager
 def _in_any_order(device: torch.device) -> Iterator[None]:
-    """Lets a GPU add up in any order, which 64 bits do not show: not every operation has another."""
+    """Allows nondeterministic algorithms on a GPU: some operations have no others, and in 64 bits the
+    order of additions does not matter."""
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     if device.type != "cpu":
@@ -62,23 +63,22 @@ def _in_any_order(device: torch.device) -> Iterator[None]:
 
 
 class Plain:
-    """Loss and gradients of a model, whose logits are computed by a subclass; without dropout,
-    unless the elements to drop are given."""
+    """Loss and gradients of a model; a subclass computes its logits. Drops only given elements."""
 
     embedding: str
-    """Canonical name of a matrix with one row per token."""
+    """Canonical name of a weight matrix with one row per token of the vocabulary."""
 
     def __init__(self, label_smoothing: float, published_loss: bool = False) -> None:
         self.smoothing = label_smoothing
         self.published_loss = published_loss
         self.inputs: list[Tensor] = []
-        """Inputs of each ReLU in the last pass, [tokens, d_ff] of the first tokens, relative to the
-        size of all."""
+        """Inputs of each ReLU in the last pass, [tokens, d_ff] for the first tokens, relative to the
+        root mean square of all inputs."""
         self.losses = torch.zeros(0, 0)
-        """Loss of each label in the last pass, [b, t] in nats, 0 for padding; of a single batch."""
+        """Loss of each label in the last pass, [b, t] in nats, 0 for padding; one batch only."""
         self._drops = NONE_DROPPED
         self.device = torch.device("cpu")
-        """Where 64 bits are computed; other formats, and all results, are on the CPU."""
+        """Device for 64 bits; other formats are computed on the CPU, and all results return there."""
 
     def loss_and_gradients(
         self,
@@ -88,10 +88,10 @@ class Plain:
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in the bits of
-        the format's base; none without ``backward``.
+        """Loss per target token in nats over ``batches``, and its gradients by name, in the base of
+        ``number_format``; no gradients without ``backward``.
 
-        ``drops`` has the masks of a single batch.
+        With ``drops``, there must be a single batch, to which its masks belong.
         """
         exact = number_format.base == torch.float64
         device = self.device if exact else torch.device("cpu")
@@ -127,17 +127,18 @@ class Plain:
     def token_losses(
         self, weights: Weights, source: Tensor, target: Tensor, labels: Tensor, form: Format
     ) -> Tensor:
-        """:func:`smoothed_loss` of the logits, [b, t]; 0 for padding."""
+        """The :func:`smoothed_loss` of every label, [b, t]; 0 for padding."""
         logits, real = self.logits(weights, source, target, form), target != PADDING
         losses = smoothed_loss(logits, labels[real], self.smoothing, self.published_loss)
         return logits.new_zeros(labels.shape).masked_scatter(real, losses)
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
-        """source [b, s], target [b, t] -> [n, v] after the n target tokens that are not padding."""
+        """source [b, s], target [b, t] -> [n, v] logits after each of the n target tokens that are not
+        padding."""
         raise NotImplementedError
 
     def dropped(self, place: str, x: Tensor, form: Format, where: "Places | None" = None) -> Tensor:
-        """x, in rows or the list of tokens at ``where``, after the dropout of ``place``."""
+        """x after the dropout of ``place``: [b, n, d], or [tokens, d] with their places ``where``."""
         mask = self._drops.masks.get(place)
         if mask is None:
             return x
@@ -145,7 +146,7 @@ class Plain:
         return form.between(x * kept.div_(1 - self._drops.p))
 
     def rectified(self, x: Tensor, form: Format) -> Tensor:
-        """A ReLU of x [..., d_ff], or what a gate beside 0 makes of it."""
+        """The ReLU of x [..., d_ff], which opens at a gate other than 0 if ``form`` has gates."""
         with torch.no_grad():
             size = torch.linalg.vector_norm(x) / math.sqrt(x.numel())
             gate = form.gates[len(self.inputs)] if form.gates else 0.0
@@ -156,11 +157,11 @@ class Plain:
     def attended(
         self, place: str, scores: Tensor, hidden: Tensor, v: Tensor, form: Format
     ) -> Tensor:
-        """:class:`Shared` of scores [b, h, n, m] without those ``hidden``, and v [b, h, m, k]."""
+        """:class:`SoftmaxProduct` of scores [b, h, n, m] and v [b, h, m, k], dropout included."""
         factor = self._drops.factor(place)
         if factor is not None:
             factor = factor.to(v.device, v.dtype)
-        result: Tensor = Shared.apply(scores, hidden, v, factor, form)
+        result: Tensor = SoftmaxProduct.apply(scores, hidden, v, factor, form)
         return result
 
     def _slices(self, tokens: Tokens, weights: Weights) -> list[Tokens]:
@@ -172,7 +173,7 @@ class Plain:
 
 
 class Places:
-    """The tokens [b, n] of a side that are not padding: a list, since padding takes no part."""
+    """The positions of the tokens in [b, n] that are not padding; only these are computed."""
 
     def __init__(self, tokens: Tensor) -> None:
         self.shape = tokens.shape
@@ -190,7 +191,7 @@ class Places:
 
 
 class PlainModel(Plain):
-    """A Transformer."""
+    """The Transformer of arXiv 1706.03762."""
 
     embedding = "source_embedding.weight"
 
@@ -205,7 +206,7 @@ class PlainModel(Plain):
         self.published_norm = isinstance(spec, Transformer) and spec.norm_method.by_sample_deviation
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
-        """:meth:`Plain.logits`; a list of tokens is [tokens, d]."""
+        """Implements :meth:`Plain.logits`. Inside, activations are lists of tokens [tokens, d]."""
         theirs, mine = Places(source), Places(target)
         memory = self._embedded(weights, "source_embedding", source, theirs, form)
         memory = self.dropped("source_embedding", memory, form, theirs)
@@ -241,13 +242,13 @@ class PlainModel(Plain):
         d = self.spec.d_model
         rows = form.between(weights[f"{name}.weight"].index_select(0, where.listed(tokens)))
         positions = _sinusoids(torch.arange(tokens.size(1), device=tokens.device), d)
-        # With narrower weights every intermediate result is rounded to their width.
+        # If weights are rounded, so is every intermediate result.
         added = form.weight(positions.to(rows.dtype)).index_select(0, where.columns)
         return form.between(form.weight(rows * math.sqrt(d)) + added)
 
     def normalised(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
-        """Layer normalization (arXiv 1607.06450); the Annotated Transformer's divides by a
-        different standard deviation."""
+        """Layer normalization (arXiv 1607.06450), or that of the Annotated Transformer, which divides
+        by the sample standard deviation."""
         centred = x - x.mean(-1, keepdim=True)
         if self.published_norm:
             size = (centred.square().sum(-1, keepdim=True) / (x.size(-1) - 1)).sqrt() + 1e-6
@@ -257,7 +258,7 @@ class PlainModel(Plain):
 
 
 def _sinusoids(place: Tensor, d: int) -> Tensor:
-    """Positions ``place`` [...] -> their encodings [..., d] in 64 bits (arXiv 1706.03762, 3.5)."""
+    """Positions ``place`` [...] -> sinusoidal encodings [..., d] in 64 bits (arXiv 1706.03762, 3.5)."""
     column = torch.arange(d // 2, device=place.device, dtype=torch.float64)
     angle = place[..., None] / 10_000 ** (2 * column / d)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
@@ -266,22 +267,23 @@ def _sinusoids(place: Tensor, d: int) -> Tensor:
 def smoothed_loss(
     logits: Tensor, labels: Tensor, smoothing: float, published: bool = False
 ) -> Tensor:
-    """Label-smoothed cross-entropy (arXiv 1512.00567) in nats of each of the labels [...], given
-    logits [..., v]; padding has no loss. If ``published``, as in the Annotated Transformer, the
-    label and padding get no share of the smoothing."""
+    """Label-smoothed cross-entropy (arXiv 1512.00567) in nats of every label [...], given logits
+    [..., v]; 0 for padding. With ``published``, as in the Annotated Transformer, the label itself and
+    padding get no share of the smoothing."""
     right = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     if published:
         every = logits.sum(-1) - right - logits[..., PADDING]
         others = every / (logits.size(-1) - 2)
     else:
         others = logits.mean(-1)
-    # Shares add up to 1, and each log-probability is a logit less this.
+    # The weights of all logits add up to 1, so logsumexp, which turns them into log-probabilities,
+    # needs subtracting only once.
     smoothed = (1 - smoothing) * right + smoothing * others - logits.logsumexp(-1)
     return -smoothed.masked_fill(labels == PADDING, 0.0)
 
 
 class _Layer:
-    """The sub-layers of a layer; x is the list [tokens, d] of those at ``where``."""
+    """The sub-layers of one layer; their x [tokens, d] holds the tokens at the places ``where``."""
 
     def __init__(
         self, model: PlainModel, weights: Weights, prefix: str, form: Format, where: Places
@@ -323,7 +325,7 @@ class _Layer:
         return self._linear(f"{name}.output", together)
 
     def _heads(self, name: str, x: Tensor, where: Places) -> Tensor:
-        """x at ``where`` -> [b, h, n, k]."""
+        """x [tokens, d] at the places ``where`` -> [b, h, n, k]."""
         rows = where.in_rows(self._linear(name, x))
         return rows.unflatten(-1, (self.spec.heads, -1)).transpose(1, 2).contiguous()
 
@@ -333,12 +335,12 @@ class _Layer:
         return self.form.product(x, weight.T).add_(bias)
 
 
-class Shared(torch.autograd.Function):
-    """softmax(scores [b, h, n, m] without those ``hidden``) v [b, h, m, k] -> [b, h, n, k]; shares are
-    multiplied by a factor (a mask of dropout over the probability to keep), if there is one.
+class SoftmaxProduct(torch.autograd.Function):
+    """softmax(scores [b, h, n, m]) v [b, h, m, k] -> [b, h, n, k]; ``hidden`` scores count as -inf. If
+    there is a ``factor`` (dropout mask over the probability to keep), it multiplies the softmax.
 
-    Backward follows FlashAttention (arXiv 2205.14135, algorithm 4), which takes the sum over P dP
-    from the output: of all ways to compute it, the most sensitive to an output with few bits.
+    The backward pass follows FlashAttention (arXiv 2205.14135, algorithm 4), which derives the sum
+    over P dP from the output. No other way is as sensitive to an output with few bits.
     """
 
     @staticmethod
@@ -346,7 +348,7 @@ class Shared(torch.autograd.Function):
         ctx: Any, scores: Tensor, hidden: Tensor, v: Tensor, factor: Tensor | None, form: Format
     ) -> Tensor:
         scores = scores.masked_fill(hidden, -math.inf)
-        # Shifted by the largest score, so that none overflows.
+        # Subtracting the largest score prevents overflow.
         shares = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
         shares.div_(shares.sum(-1, keepdim=True))
         used = form.rounded(shares if factor is None else shares * factor)
@@ -369,12 +371,12 @@ class Shared(torch.autograd.Function):
 
 
 BEGIN = 1
-"""Token id that every text begins with, as in batches."""
+"""Token id at the beginning of every text, as in batches."""
 
 
 class PlainDecoder(Plain):
-    """A decoder-only model; if ``masked``, attention stays within a text, and positions restart
-    there."""
+    """A decoder-only language model. With ``masked``, attention stays within each text of a row, and
+    positions start again with every text."""
 
     embedding = "embedding.weight"
 
@@ -390,7 +392,7 @@ class PlainDecoder(Plain):
         self.masked = masked
 
     def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
-        """:meth:`Plain.logits` of target [b, t]; there is no source [b, 0]."""
+        """Implements :meth:`Plain.logits`; source is empty, [b, 0]."""
         length = target.size(1)
         column = torch.arange(length, device=target.device)
         hidden = (column[None, :] > column[:, None])[None]
@@ -399,7 +401,7 @@ class PlainDecoder(Plain):
             begins = target == BEGIN
             number = begins.cumsum(1)
             hidden = hidden | (number[:, :, None] != number[:, None, :])
-            # The column where each token's text begins: the last such column so far.
+            # A token's text begins at the last begin token up to it.
             place = column - (column * begins).cummax(1).values
         x = form.between(self._embedded(weights, target, place, form))
         x = self.dropped("embedding", x, form)
@@ -422,13 +424,13 @@ class PlainDecoder(Plain):
         return form.product(x, output.T)
 
     def _embedded(self, weights: Weights, tokens: Tensor, place: Tensor, form: Format) -> Tensor:
-        """tokens [b, t] at ``place`` [b, t] -> [b, t, d]."""
+        """tokens [b, t] at the positions ``place`` [b, t] -> [b, t, d]."""
         x = weights["embedding.weight"][tokens]
         if isinstance(self.spec.positions, LearnedPositions):
             return x + weights["places.weight"][place]
         if isinstance(self.spec.positions, SinusoidalPositions):
             d = self.spec.d_model
-            # Scaled (arXiv 1706.03762, 3.4).
+            # Embeddings are scaled as in arXiv 1706.03762, section 3.4.
             scaled = form.weight(x * math.sqrt(d))
             return scaled + form.weight(_sinusoids(place, d).to(x.dtype))
         return x
@@ -455,7 +457,7 @@ class PlainDecoder(Plain):
         )
         if isinstance(self.spec.positions, RotaryPositions):
             q, k = (self._turned(part, place, self.spec.positions.base) for part in (q, k))
-        # Each key head serves heads // kv_heads adjacent query heads.
+        # heads // kv_heads adjacent query heads share a key head.
         serving = torch.arange(heads, device=x.device) // (heads // kv_heads)
         k, v = k[:, serving], v[:, serving]
         scores = form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
@@ -465,8 +467,8 @@ class PlainDecoder(Plain):
 
     @staticmethod
     def _turned(x: Tensor, place: Tensor, base: float) -> Tensor:
-        """x [b, h, t, k] as k / 2 complex numbers, rotated (arXiv 2104.09864): element i is the
-        real part, and i + k / 2 the imaginary one, as in Llama."""
+        """Rotates x [b, h, t, k] by its positions (arXiv 2104.09864): as in Llama, elements i and
+        i + k / 2 are the real and imaginary part of a complex number."""
         half = x.size(-1) // 2
         wave = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
         angle = (place[:, None, :, None] * wave).to(x.dtype)
@@ -496,7 +498,7 @@ class PlainDecoder(Plain):
 
 
 def _normal_share(x: Tensor, approximate: bool) -> Tensor:
-    """Cumulative normal distribution at x (arXiv 1606.08415)."""
+    """The cumulative normal distribution at x (arXiv 1606.08415), or its tanh approximation."""
     if approximate:
         return (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()) / 2
     return (1 + (x / math.sqrt(2)).erf()) / 2
@@ -506,8 +508,8 @@ _TRANSLATION = Translation()
 
 
 class OwnModel:
-    """The counterpart of :class:`PlainModel` for any model: rebuilt in one process, without
-    dropout. The model itself is not checked, only how a variant computes it."""
+    """Stands in for :class:`PlainModel` if only the model's own code can compute it: the model in one
+    process, without dropout. This checks how a variant computes the model, not the model itself."""
 
     def __init__(
         self,
@@ -517,7 +519,7 @@ class OwnModel:
         task: AnyTask = _TRANSLATION,
     ) -> None:
         self.smoothing = label_smoothing
-        self.inputs: list[Tensor] = []  # unknown
+        self.inputs: list[Tensor] = []  # of ReLUs, unknown here
         self.losses = torch.zeros(0, 0)
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
@@ -532,10 +534,10 @@ class OwnModel:
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
     ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradient by name, in 64 bits; none
-        without ``backward``.
+        """Loss per target token in nats over ``batches``, and its gradients by name, in 64 bits; no
+        gradients without ``backward``.
 
-        There are no ``drops``: only the model knows its places of dropout.
+        Ignores ``drops``: only the model itself knows where it drops.
         """
         batches = list(batches)
         device = batches[0][0].device
@@ -557,7 +559,7 @@ class OwnModel:
         mean = float(self.losses.sum()) / count
         if not backward:
             return mean, {}
-        # Write gradients in place of the weights, as only the model knows its canonical names.
+        # The gradients replace the weights, because only the model can give them their canonical names.
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
@@ -572,7 +574,7 @@ class OwnModel:
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:
         if form.rounding is None:
             return contextlib.nullcontext()
-        # One element shows which format it is rounded to.
+        # A single rounded number tells the format.
         third = form.rounding(torch.tensor([1 / 3]))
         dtype = torch.bfloat16 if third == torch.tensor([1 / 3]).bfloat16() else torch.float16
         return torch.autocast(device.type, dtype=dtype)

@@ -1,12 +1,12 @@
-"""Masks of dropout, read while a training draws them, and imposed on the plain model.
+"""Reads dropout masks while a training draws them, and applies them to the plain model.
 
-With the same elements dropped, loss, gradients and updates can be compared with dropout on, as they
-are in training. A mask is read by calling the place that drops once more, from the same state of the
-random numbers, with inputs that reveal it: ones for elements, and for attention equal scores and
-the identity in place of the values. So any kernel can be read that draws by shape alone.
+If both drop the same elements, their losses, gradients and updates can be compared with dropout on,
+as it is in training. To read a mask, the reader calls the dropping module a second time, with the same
+random state and with inputs that reveal the mask: ones, or for attention equal scores and the identity
+matrix as values. This works for every kernel whose draws depend only on the shape of its input.
 
-Sentences are found in the plain model's batch by their tokens: how a variant divides a batch among
-ranks, micro-batches, rows or lists of tokens makes no difference.
+Sentences are found in the plain model's batch by their tokens, so it does not matter how a variant
+divides a batch among ranks, micro-batches, rows or lists of tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,13 +35,13 @@ from transformer_core.training.assemble import Setup
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 """Source and target tokens of a sentence."""
 Sentence = dict[str, Tensor]
-"""The masks of a sentence by place."""
+"""The masks of one sentence, by dropout place."""
 Masks = dict[str, Tensor]
-"""By place, True where an element is kept: [b, n, d], or [b, h, n, m] of attention weights."""
+"""By dropout place, True where an element is kept: [b, n, d], or [b, h, n, m] for attention weights."""
 COMPARED = 256
-"""Tokens of a place whose masks are compared with each other."""
+"""Number of tokens of a place whose masks are compared with each other."""
 FIRST = 4096
-"""Elements of a mask, in the order in which they are drawn, that are compared between draws."""
+"""Number of elements of a mask, in drawing order, that are compared between draws."""
 
 
 class NotReplayed(Exception):
@@ -49,7 +49,7 @@ class NotReplayed(Exception):
 
 
 class OtherSentences(Exception):
-    """The ranks trained on other sentences than those of the global batch."""
+    """The ranks did not train on the sentences of the global batch."""
 
 
 @dataclass(frozen=True)
@@ -60,34 +60,34 @@ class Drops:
     masks: Masks = field(default_factory=dict)
 
     def factor(self, place: str) -> Tensor | None:
-        """The factor of each element of ``place``, 0 if dropped; None if nothing is."""
+        """The factor of each element of ``place``, 0 if dropped; None if the place drops nothing."""
         mask = self.masks.get(place)
         return None if mask is None else mask / (1 - self.p)
 
     def rows(self, start: int, stop: int) -> "Drops":
-        """The masks of these rows of the batch."""
+        """The masks of the rows from ``start`` to before ``stop``."""
         return Drops(self.p, {name: mask[start:stop] for name, mask in self.masks.items()})
 
     def backwards(self) -> "Drops":
-        """The masks of the rows in reverse order."""
+        """The same masks with the rows in reverse order."""
         return Drops(self.p, {name: mask.flip(0) for name, mask in self.masks.items()})
 
 
 def obstacle(spec: RunSpec, device: torch.device) -> str | None:
-    """Why the masks of a training cannot be read; None if they can."""
+    """The reason why the masks of a training cannot be read; None if they can."""
     model = spec.model
     if not isinstance(model, Transformer | DecoderOnly):
         return "the model is not the project's own"
     if spec.parallel.kind in ("central", "data_parallel"):
         return "one process hands out the rows of all replicas"
     if isinstance(model, DecoderOnly) and model.tokens.kind == "unpadded":
-        return "the texts of several rows stand in one list"
+        return "one list holds the texts of several rows"
     if model.compile != "none":
-        return "compiled layers draw inside their kernels"
+        return "compiled layers draw their masks inside kernels"
     if getattr(model, "norm_method", None) == ResidualNorm(kind="with_residual"):
-        return "the kernel of residual and normalization draws by itself"
+        return "the fused kernel of residual and normalization draws its own masks"
     if device.type != "cpu" and isinstance(model.attention, SdpaAttention):
-        return "the device's attention kernels draw by themselves"
+        return "the device's attention kernels draw their own masks"
     return None
 
 
@@ -100,17 +100,17 @@ class _Micro:
     """A micro-batch with the masks drawn in its forward pass."""
 
     tokens: dict[str, list[Tensor]]
-    """The sentences of each side."""
+    """The tokens of each sentence, by side: source or target."""
     places: dict[str, Sentences | None]
-    """Where they stand in the micro-batch; None if each row is one."""
+    """The positions of these sentences in the micro-batch; None if every row is one sentence."""
     masks: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Per place, the mask of each sentence: [n, d] or [h, n, m]."""
+    """By place, the mask of each sentence: [n, d] or [h, n, m]."""
     draws: Sentence = field(default_factory=dict)
-    """Per place, the first elements in the order in which they were drawn; -1 if unknown."""
+    """By place, the first elements of the mask in drawing order; -1 if unknown."""
 
 
 class MaskReader:
-    """Reads the masks of every forward pass of a training. Every rank has one."""
+    """Reads the masks of every forward pass of a training. Every rank needs one."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.spec = setup, setup.spec
@@ -130,12 +130,12 @@ class MaskReader:
         setup.module.register_forward_hook(self._end)
 
     def take(self) -> list[_Micro]:
-        """The micro-batches since the last call. Raises NotReplayed if a place was not seen."""
+        """The micro-batches since the last call. Raises NotReplayed if a place has no mask."""
         taken, self.micros = self.micros, []
         expected = set(places_of(self.spec.model))
         for micro in taken:
             if lacking := sorted(expected - micro.masks.keys()):
-                raise NotReplayed(f"the masks of {lacking[0]} were not drawn where they are read")
+                raise NotReplayed(f"{lacking[0]} drew no masks where they can be read")
         return taken
 
     def _begin(self, module: nn.Module, given: tuple[Any, ...]) -> None:
@@ -160,7 +160,7 @@ class MaskReader:
         self._micro = None
 
     def _watch_elements(self, name: str, module: Dropout) -> None:
-        """Reads ``module`` wherever it is called: alone, after a ReLU or before a sum."""
+        """Reads the masks of every call of ``module``: by itself, after a ReLU or before a sum."""
         for method in ("forward", "of_relu", "added"):
             real = getattr(module, method)
             setattr(module, method, partial(self._elements, name, module, real))
@@ -215,8 +215,8 @@ class MaskReader:
 
     @contextmanager
     def _reading(self, module: nn.Module) -> Iterator[_Micro | None]:
-        """The micro-batch whose masks are read now, if any; random numbers that are drawn here are
-        drawn again afterwards."""
+        """Yields the micro-batch if masks are to be read now, otherwise None. Restores the random state
+        afterwards, so that the real call draws the same numbers."""
         micro = self._micro if module.training else None
         if micro is None:
             yield None
@@ -229,13 +229,13 @@ class MaskReader:
 
     @contextmanager
     def _pausing(self) -> Iterator[None]:
-        """Calls inside a place that is read already are no places."""
+        """Ignores calls inside a module whose mask has just been read."""
         micro, self._micro = self._micro, None
         yield
         self._micro = micro
 
     def _place(self, name: str) -> str:
-        """The plain model's name of the next call of a module."""
+        """The plain model's name for the next call of a module."""
         call = self._calls.get(name, 0)
         self._calls[name] = call + 1
         if name == "dropout":
@@ -244,7 +244,7 @@ class MaskReader:
         return f"{stem}.residuals.{call}" if self.texts else stem
 
     def _keep(self, micro: _Micro, place: str, kept: Tensor) -> None:
-        """Divides the mask of a place, [b, n, d] or [1, tokens, d], among sentences."""
+        """Splits the mask of a place, [b, n, d] or [1, tokens, d], by sentence."""
         side = _side(place)
         where, kept = micro.places[side], kept.cpu()
         micro.draws[place] = kept.flatten()[:FIRST].to(torch.int8)
@@ -259,8 +259,8 @@ class MaskReader:
     def _of_attention(
         self, micro: _Micro, name: str, found: list[Tensor], blocks: Blocks | None
     ) -> list[Tensor]:
-        """Divides masks of attention weights, [b, h, n, m] or one [h, b, n, m] of each block, among
-        sentences."""
+        """Splits masks of attention weights, [b, h, n, m] or one [h, b, n, m] for each block, by
+        sentence."""
         keys = "source" if "cross" in name else _side(name)
         of_queries, of_keys = micro.tokens[_side(name)], micro.tokens[keys]
         parts: list[Tensor | None] = [None] * len(of_queries)
@@ -284,7 +284,7 @@ class MaskReader:
 
     @staticmethod
     def _corners(micro: _Micro, side: str) -> list[tuple[int, int]]:
-        """Row and first column of every sentence."""
+        """The row and the first column of every sentence."""
         where = micro.places[side]
         if where is None:
             return [(row, 0) for row in range(len(micro.tokens[side]))]
@@ -294,7 +294,7 @@ class MaskReader:
 
 
 def places_of(spec: Transformer | DecoderOnly | Any) -> Iterator[str]:
-    """The places of a model that drop, by the plain model's names."""
+    """The dropout places of a model, by the plain model's names."""
     if isinstance(spec, DecoderOnly):
         yield "embedding"
         for layer in range(spec.layers):
@@ -312,17 +312,17 @@ def places_of(spec: Transformer | DecoderOnly | Any) -> Iterator[str]:
 
 
 class Replay:
-    """Brings the masks that all ranks drew in a step to the main rank."""
+    """Collects the masks that all ranks drew in a step on the main rank."""
 
     def __init__(self, setup: Setup, folder: Path) -> None:
         self.reader, self.setup, self.folder = MaskReader(setup), setup, folder
         self.p = setup.spec.model.dropout
         self.steps: list[Step] = []
-        """Every step so far, on the main rank."""
+        """All steps so far; empty on other ranks than the main one."""
 
     def collect(self, step: int) -> "Step | None":
-        """The masks of the step that was just done; None on ranks other than the main one. Raises
-        NotReplayed, on all ranks alike, if a place was not seen."""
+        """The masks of ``step``, which has just completed; None on ranks other than the main one.
+        Raises NotReplayed, on all ranks, if a place has no mask."""
         found = self._collected(step)
         if found is not None:
             self.steps.append(found)
@@ -335,7 +335,7 @@ class Replay:
             return Step(self.p, [mine])
         files = [self.folder / f"masks-{step}-{number}.pt" for number in range(world)]
         with atomic_path(files[rank]) as temporary:
-            # In the order of their names, which decides which layers are compared with each other.
+            # Sorted by name: :func:`observed` compares each place with the one before it.
             torch.save([(masks, dict(sorted(draws.items()))) for masks, draws in mine], temporary)
         self.setup.strategy.synchronise()
         found = None
@@ -359,7 +359,7 @@ def _key(tokens: Tensor) -> tuple[int, ...]:
 
 
 Micros = list[tuple[list[tuple[Key, Sentence]], Sentence]]
-"""The sentences of each micro-batch, and the first elements of each mask as they were drawn."""
+"""For each micro-batch, its sentences and the first elements of each mask in drawing order."""
 
 
 @dataclass
@@ -371,7 +371,7 @@ class Step:
 
     def imposed(self, source: Tensor, target: Tensor) -> Drops:
         """The masks for source [b, s] and target input [b, t] of the whole batch. Raises
-        OtherSentences if the ranks have had others."""
+        OtherSentences if the ranks trained on other sentences."""
         waiting: dict[Key, list[Sentence]] = {}
         for micros in self.ranks:
             for sentences, _ in micros:
@@ -400,8 +400,8 @@ def _padded(place: str, rows: Sequence[Sentence], lengths: Mapping[str, int]) ->
 
 
 def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[DropoutPlace]:
-    """The masks of every place beside each other: how many elements were dropped, and whether
-    masks that must be independent are. ``causal`` says where a query sees only what precedes it."""
+    """For every place, how many elements were dropped, and how far masks agree that must be
+    independent. ``causal`` tells whether the queries of a place see only preceding tokens."""
     found: list[DropoutPlace] = []
     before: dict[int, Tensor] = {}
     for place, first in steps[0].ranks[0][0][1].items():
@@ -413,7 +413,7 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
         ]
         whole = torch.cat(mine)
         some = whole[:COMPARED]
-        # Of every two that follow each other, the rows that both have.
+        # The rows that every two consecutive sentences have in common.
         near = [(a[: len(b)], b[: len(a)]) for a, b in pairwise(mine)] or [(some[:0], some[:0])]
         again = [draws[place] for step in steps for _, draws in step.ranks[0]][1:]
         others = [micros[0][1][place] for micros in steps[0].ranks[1:]]
@@ -441,14 +441,14 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
 
 
 def _visible(mask: Tensor, target: Sequence[int], causal: bool) -> Tensor:
-    """[n, d] as it is; of attention weights [h, n, m], those of visible keys as [weights, h]."""
+    """A mask [n, d] as it is; [h, n, m] of attention weights as [weights of visible keys, h]."""
     if mask.dim() == 2:
         return mask
     return mask[:, _seen(target)].T if causal else mask.flatten(1).T
 
 
 def _seen(target: Sequence[int]) -> Tensor:
-    """[n, n] which keys a query sees, given the target's tokens, of those that precede it."""
+    """[n, n] True where a query sees a key: one of the same text of ``target`` and not a later one."""
     text = (torch.tensor(target) == BOS).cumsum(0)
     return (text[:, None] == text[None, :]).tril()
 
@@ -458,7 +458,7 @@ def _share(found: Agreement) -> float:
 
 
 def _between_queries(step: Step, place: str, causal: bool) -> Agreement:
-    """Of the weights with which neighbouring queries see a key."""
+    """Agreement between the attention weights of neighbouring queries, for the same key."""
     same = of = 0
     for sentences, _ in step.ranks[0]:
         for key, masks in sentences:
@@ -473,8 +473,8 @@ def _between_queries(step: Step, place: str, causal: bool) -> Agreement:
 
 
 def _between_elements(mask: Tensor) -> Agreement | None:
-    """Of elements, or heads, at the distance at which most agree."""
-    # All distances at once, from products of signs, whose sums 32 bits hold exactly.
+    """Agreement between elements, or heads, at the distance at which they agree most."""
+    # All distances at once: sums of products of signs, which are exact in 32 bits.
     tokens, n = mask.shape
     signs = 2.0 * mask - 1.0
     surpluses = enumerate(_by_distance(signs.T @ signs), start=1)
@@ -486,7 +486,7 @@ def _between_elements(mask: Tensor) -> Agreement | None:
 
 
 def _by_distance(counts: Tensor) -> list[int]:
-    """Sums of the diagonals of [n, n] above the main one."""
+    """The sum of each diagonal above the main one of ``counts`` [n, n]."""
     n = len(counts)
     padded = torch.nn.functional.pad(counts, (0, n))
     shifted = padded.as_strided((n, n), (2 * n + 1, 1))  # row i from its column i

@@ -1,6 +1,6 @@
-"""A short training for the certificates: starts its processes and records how they ended.
+"""The short training that a certificate compares: starts its processes and records how they ended.
 
-Like a timed run it always has a result: the trajectory, or a status that explains its absence.
+Like a timed run, it always has a result: the trajectory, or a status that explains why there is none.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from transformer_core.run.supervisor import attempt, lend_processes
 
 
 class LateSteps(Schema):
-    """The schedule of the timed run, for steps that are looked at with dropout on."""
+    """The schedule of the timed run, for the steps that are checked with dropout on."""
 
     schedule: AnySchedule
     steps: Steps
@@ -30,27 +30,27 @@ class LateSteps(Schema):
 
 
 class ShortRunSettings(Schema):
-    """How many seeds a short run trains, and what it checks."""
+    """Tells a short run how many seeds to train and what to compare them with."""
 
     seeds: int = 1
     """Number of trainings; the first uses the seed of the spec, the others consecutive ones."""
     first_look: int = 0
-    """Seeds after which the final losses are compared with the reference's; if they decide, no
-    more are trained. 0 for none."""
+    """Number of seeds after which the final losses are compared with the reference's: if they are
+    enough for a verdict, no more seeds are trained. 0 trains all seeds."""
     reference: Path | None = None
-    """The reference's trajectory.json, if there is a comparison."""
+    """The reference's trajectory.json; None if nothing is compared."""
     margin: float = 0.0
-    """Margin of the final loss."""
+    """Allowed relative difference of the final loss."""
     budget: float = 0.0
-    """Seconds after which no further seed starts, apart from those of the first look."""
+    """Seconds after which no further seed starts; the seeds of the first look always run."""
     dropout: float = 0.0
-    """Dropout of the timed run, whose places are checked; 0 checks none."""
+    """Dropout probability of the timed run; 0 skips the checks of dropout."""
     late: LateSteps | None = None
-    """The timed run's schedule; null for that of the spec."""
+    """Schedule and steps of the timed run; None for those of the spec."""
 
 
 class ShortRunOrder(ShortRunSettings, TrainingOrder):
-    """Trains a few steps with each of several seeds, and records what every step computed."""
+    """Trains a few steps with each seed, and records the results of every step."""
 
     work = "transformer_core.certify.short_run_worker"
     shares_cores = True
@@ -65,8 +65,8 @@ WEIGHTS = ("initial.safetensors", "final.safetensors")
 
 
 def supervise(order: ShortRunOrder, made_from: Sequence[Path]) -> None:
-    """Run the workers, make sure that trajectory.json records how they ended, and
-    record the results as ``made_from`` these files."""
+    """Runs the workers, makes sure that trajectory.json records how they ended, and records that
+    the results are ``made_from`` these files."""
     started = datetime.now(UTC)
     for name in (*WEIGHTS, RECORD):
         (order.output / name).unlink(missing_ok=True)
@@ -76,12 +76,12 @@ def supervise(order: ShortRunOrder, made_from: Sequence[Path]) -> None:
         _write_unfinished(order, outcome, started)
     for name in WEIGHTS:
         record(order.output / name)
-    # The weights belong to this training, not to another with the same outcome.
+    # Ties the trajectory to these weights: another training may end with the same outcome.
     record(order.output / RECORD, [*made_from, *(order.output / name for name in WEIGHTS)])
 
 
 def _write_unfinished(order: ShortRunOrder, outcome: Outcome, started: datetime) -> None:
-    """The files of a run that is not ok: a status, no steps, no weights."""
+    """Writes the files of a run that is not ok: a status, no steps, no weights."""
     for name in WEIGHTS:
         with atomic_path(order.output / name) as temporary:
             safetensors.numpy.save_file({}, temporary)
@@ -91,7 +91,7 @@ def _write_unfinished(order: ShortRunOrder, outcome: Outcome, started: datetime)
 
 
 class ShortRun(ShortRunSettings, TrainingJob):
-    """Trains a few steps and records what each computed; ``output`` is the results folder."""
+    """Trains a few steps with each seed and records their results in the folder ``output``."""
 
     kind = "short_run"
 

@@ -1,6 +1,6 @@
-"""One process of a short run that a certificate compares: losses, gradient norms and weights.
+"""One process of a short run: trains, checks every step, and records losses, norms and weights.
 
-Started by :mod:`transformer_core.certify.short_run`, not by hand.
+:mod:`transformer_core.certify.short_run` starts it; do not start it by hand.
 """
 
 import contextlib
@@ -56,16 +56,17 @@ from transformer_core.training.observer import Observer, Progress
 from transformer_core.training.precision import ScaledAutocast
 
 STEPS_AS_TIMED = 3
+"""Number of steps without deterministic algorithms."""
 STEPS_REPLAYED = 2
-"""Steps with dropout on: the last of an epoch, and the first of the next."""
+"""Number of steps with dropout on: the last of one epoch and the first of the next."""
 LATE = 20
-"""Steps done before them, unless the schedule rises longer."""
+"""Number of the step that they follow; a tenth of the warm-up if that is later."""
 OVERFLOWING = 2.0**100
-"""A loss scale that makes any gradient overflow."""
+"""A loss scale at which every gradient overflows."""
 
 
 class Recorder(Progress):
-    """Records what every step of a short run computed, on the device."""
+    """Records the results of every step of a short run; they stay on the device until :meth:`read`."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Recorder(Progress):
             self.checker.updated(step, target_tokens, loss_sum, norm)
 
     def read(self, seed: int, initial_sha256: str) -> SeedTrajectory:
-        """The record of all ranks, on every rank; Diverged if a loss is not finite."""
+        """The record of all ranks, on every rank. Raises Diverged if a loss is not finite."""
         sums = self.strategy.sum(torch.stack(self.loss_sums)).tolist()
         norms = torch.stack(self.norms).tolist()
         losses = [total / tokens for total, tokens in zip(sums, self.target_tokens, strict=True)]
@@ -118,7 +119,7 @@ class Recorder(Progress):
 
 
 def digest(weights: dict[str, Tensor]) -> str:
-    """SHA-256 of names and values."""
+    """The SHA-256 of the names and values of ``weights``."""
     hashed = hashlib.sha256()
     for name in sorted(weights):
         hashed.update(name.encode())
@@ -127,23 +128,23 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def make_deterministic(device: torch.device) -> None:
-    """Use deterministic algorithms if torch has them; on a CPU all of them are."""
+    """Makes torch use deterministic algorithms where it has them; on a CPU they always are."""
     if device.type == "cuda":
         # cuBLAS reads this when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # Only uninitialised memory would need it, and nothing here reads any.
+        # Filling memory costs time and matters only to code that reads uninitialised memory.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A training with one seed."""
+    """The training of one seed."""
 
     trajectory: SeedTrajectory
     strategy: Strategy
     kernels: StepKernels | None
-    """Kernels of its first step, for a seed whose weights are saved."""
+    """The kernels of its first step; None unless its weights were saved."""
 
 
 def record(
@@ -157,12 +158,12 @@ def record(
     checked: bool = True,
     late: LateSteps | None = None,
 ) -> Recorded:
-    """Train ``spec`` on the first of ``stores``; the second is for validation.
+    """Trains ``spec`` on the first of ``stores``; the second one is for validation.
 
-    The main rank writes the weights before and after to ``output``, if they are to be saved; in
-    that case ``dropout`` is also checked, unless it is 0, as are a few additional steps without
-    deterministic algorithms, if those are in force. Unless a training is ``checked``, only the
-    values that others are compared with are recorded.
+    With ``save_weights``, the main rank writes the initial and final weights to ``output``. Such a
+    training also checks ``dropout``, unless it is 0, and if torch uses deterministic algorithms, it
+    checks a few more steps without them. A training that is not ``checked`` only records the values
+    that others are compared with.
     """
     setup = assemble(spec, process, vocabulary, *stores)
     looks = save_weights and checked
@@ -226,7 +227,7 @@ def _trained(
     checker: Checker | None = None,
     kernels: FirstStep | None = None,
 ) -> SeedTrajectory:
-    """The course of a short training."""
+    """Runs a short training and returns its record."""
     spec = setup.spec
     name = f"{spec.variant}, short run, seed {spec.training.seed}"
     progress = RunProgress(name, spec.training.steps, show=setup.process.is_main)
@@ -250,11 +251,12 @@ def _replayed(
     output: Path,
     before: Checker,
 ) -> dict[str, Any]:
-    """A few steps with dropout on, the schedule of the timed run and, in between, an end of an
-    epoch; every quantity is compared with the masks that were drawn. ``few`` are the pairs and the
-    position of :func:`_near_the_end`, ``before`` has checked the training without dropout.
+    """Trains and checks a few steps with dropout, across the end of an epoch, with the schedule of
+    the timed run. The plain model applies the masks that the run drew.
 
-    The training resumes from a checkpoint, as an interrupted one does. Raises NotReplayed.
+    The training resumes from a checkpoint, like an interrupted one. ``few`` are the pairs and the
+    position from :func:`_near_the_end`; ``before`` checked the training without dropout. Raises
+    NotReplayed if the masks cannot be read.
     """
     training = spec.training
     if late is not None:
@@ -302,7 +304,8 @@ def _replayed(
 
 
 def _skips_overflow(setup: Setup) -> bool:
-    """Whether a step whose gradient overflows changes nothing. Every rank must call this."""
+    """Whether a step whose gradient overflows leaves the weights as they are. Every rank must call
+    this."""
     before = [p.detach().clone() for p in setup.module.parameters()]
     scaler = setup.precision.scaler  # type: ignore[attr-defined]
     state = scaler.state_dict()
@@ -320,8 +323,8 @@ def _causal(spec: RunSpec) -> Callable[[str], bool]:
 
 
 def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:
-    """The first pairs of the training store, some two batches and a half, and the position of the
-    last batch but one of their epoch; None if the epoch has a single batch."""
+    """A store of the first pairs, enough for about two and a half batches, and the position (epoch and
+    index) of the second to last batch of its epoch; None if the epoch has a single batch."""
     with contextlib.closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
         pairs = next(batches).pairs
     store = first_pairs(setup.train_store, pairs * 5 // 2)
@@ -331,11 +334,11 @@ def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:
 
 
 class Enough(Exception):
-    """The steps that were wanted are done."""
+    """All steps that were asked for are done."""
 
 
 class StopAfter(Observer):
-    """Ends a training after the step ``last``."""
+    """Ends a training after step ``last``."""
 
     def __init__(self, recorder: Recorder, last: int) -> None:
         self.recorder, self.last = recorder, last
@@ -358,11 +361,8 @@ def _as_timed(
     stores: tuple[PairStore, PairStore],
     output: Path,
 ) -> Checks | None:
-    """Checks of a few steps without deterministic algorithms; null on ranks other than the main
-    one.
-
-    Timed runs do not use them, and some kernels differ as a result.
-    """
+    """Checks a few steps without deterministic algorithms, because timed runs do not use these and
+    so run some other kernels. None on ranks other than the main one."""
     torch.use_deterministic_algorithms(False)
     try:
         steps = min(spec.training.steps, STEPS_AS_TIMED)
@@ -380,7 +380,7 @@ def _as_timed(
 
 
 def work(order: ShortRunOrder, program: Program) -> None:
-    """Train with every seed in turn; the main rank writes weights and trajectory.json."""
+    """Trains the seeds one after the other; the main rank writes the weights and trajectory.json."""
     started, began = datetime.now(UTC), time.monotonic()
     spec = order.spec
     process = program.process
@@ -390,7 +390,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
     for number in range(order.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})
         seeded = spec.model_copy(update={"training": training})
-        # One process for all seeds: restarting costs more than a few steps of a small model.
+        # One process trains all seeds: starting another takes longer than a few steps of a small model.
         found.append(
             record(
                 seeded,
@@ -400,7 +400,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
                 order.output,
                 number == 0,
                 order.dropout,
-                # The reference needs no certificate: others are compared with it.
+                # The reference gets no certificate: the others are compared with it.
                 checked=spec.variant != REFERENCE,
                 late=order.late,
             )
@@ -427,13 +427,14 @@ def work(order: ShortRunOrder, program: Program) -> None:
 def _enough(
     order: ShortRunOrder, seeds: list[SeedTrajectory], strategy: Strategy, began: float
 ) -> bool:
-    """Whether no further seed is needed or affordable. The same on every rank."""
+    """Whether to train no further seed, because the verdict is clear or the time is up. All ranks
+    get the same answer."""
     if order.reference is None or len(seeds) < max(2, order.first_look):
         return False
     if len(seeds) == order.first_look:
         theirs = read_record(order.reference, Trajectory).seeds[: len(seeds)]
         if len(theirs) < len(seeds):
-            return True  # the reference did not get so far
+            return True  # the reference has fewer seeds
         mine, expected = ([s.losses for s in side] for side in (seeds, theirs))
         if not compare_final_losses(mine, expected, order.margin).undecided:
             return True

@@ -1,5 +1,5 @@
-"""Weights and gradients of a training as whole tensors under their canonical names, and how far
-a tensor is from its expected value."""
+"""Reads weights and gradients of a training as whole tensors under their canonical names, and
+measures how far a tensor is from its expected value."""
 
 import copy
 import math
@@ -22,57 +22,57 @@ from transformer_core.training.optimizer import masters_of
 
 
 def trained_names(model: nn.Module) -> set[str]:
-    """Canonical names of the tensors that ``model`` trains; its parameters are overwritten."""
+    """The canonical names of the tensors that ``model`` trains. Overwrites its parameters."""
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.zero_()
         for parameter in model.parameters():
             parameter.fill_(float(parameter.requires_grad))
-    # A canonical name may be a part of a parameter, and a model may rename what it likes.
+    # Names alone do not tell: a canonical tensor may be a part of a parameter that has another name.
     return {name for name, tensor in canonical_state_dict(model).items() if bool(tensor.all())}
 
 
 class CanonicalTensors:
-    """Reads whole tensors of a training. Every rank must call its methods; on ranks other than
-    the main one they return nothing."""
+    """Reads whole tensors of a training. Every rank must call its methods; they return tensors on the
+    main rank only, and an empty dictionary on the others."""
 
     def __init__(self, setup: Setup, vocabulary: int, dropout: float = 0.0) -> None:
-        """``dropout`` is that of the :attr:`pattern`, for those who evaluate it."""
+        """``pattern``, a model on the CPU that gives names and shapes, gets this ``dropout``."""
         self.setup = setup
         self.keep = setup.process.is_main
         model = setup.spec.model.model_copy(update={"dropout": dropout})
         with torch.random.fork_rng(devices=[]):
             self.pattern = build_model(model, vocabulary)
         self.trained = trained_names(self.pattern)
-        # Both share memory with the pattern: what is written to one is read from the other.
+        # Both share memory with the pattern: values written to one can be read from the other.
         self._written = dict(self.pattern.state_dict())
         self._canonical = canonical_state_dict(self.pattern)
 
     def of(self, setup: Setup) -> "CanonicalTensors":
-        """The same for another training of the model by these processes."""
+        """A reader for another training of the same model by the same processes."""
         other = copy.copy(self)
         other.setup = setup
         return other
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers, on the CPU: the optimizer's copies, if it keeps any."""
+        """Parameters and buffers on the CPU; the optimizer's wider copies, if it keeps any."""
         masters = masters_of(self.setup.optimizer)
         named = named_tensors(self.setup.model)
         return self._read({name: masters.get(tensor, tensor) for name, tensor in named.items()})
 
     def rounded_weights(self) -> dict[str, Tensor] | None:
-        """The weights that steps compute with, if the optimizer keeps wider ones."""
+        """The weights that steps compute with, if the optimizer keeps wider ones; otherwise None."""
         if not masters_of(self.setup.optimizer):
             return None
         return self._read(named_tensors(self.setup.model))
 
     def pattern_weights(self) -> dict[str, Tensor]:
-        """Tensors with the names and shapes of the weights, on every rank."""
+        """Tensors with the names and shapes of the weights, but any values, on every rank."""
         return self._canonical
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Overwrite the training's weights; every rank passes the same."""
+        """Overwrites the training's weights; every rank must pass the same ``weights``."""
         for name, tensor in self._canonical.items():
             tensor.copy_(weights[name])
         masters = masters_of(self.setup.optimizer)
@@ -82,7 +82,7 @@ class CanonicalTensors:
                 master.copy_(self._written[name])
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradient that the optimizer used, for every trained tensor; zeros if it has none."""
+        """The gradient that the optimizer used for each trained tensor; zeros for one without."""
         found = {
             name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             for name, tensor in named_tensors(self.setup.model).items()
@@ -91,8 +91,8 @@ class CanonicalTensors:
         return self._read(found, zero=True)
 
     def held_back(self) -> dict[str, Tensor] | None:
-        """Gradient parts that messages have omitted so far and will send later; null if they
-        omit none."""
+        """The parts of gradients that messages have left out so far and will send later; None if
+        messages never leave anything out."""
         kept = self.setup.strategy.held_back()
         if kept is None:
             return None
@@ -104,7 +104,7 @@ class CanonicalTensors:
         return self._read(found, zero=True)
 
     def of_trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A tensor for every trained parameter, by the model's own names."""
+        """Whole ``tensors``, one for every trained parameter, given under the model's own names."""
         return self._read(tensors, zero=True)
 
     @torch.no_grad()
@@ -129,27 +129,28 @@ class CanonicalTensors:
 
 
 SMALL = 1e-15
-"""Norm below which squares in 32 bits are too small."""
+"""Norm below which squares may underflow in 32 bits."""
 
 
 def norm(x: Tensor) -> float:
-    """2-norm. torch adds up pairwise: as good as in 64 bits, unlike its norms in 32."""
+    """The 2-norm of ``x``. torch's sum adds pairwise, which is as good as adding in 64 bits; its norms
+    in 32 bits are less exact."""
     return math.sqrt(float((x * x).sum()))
 
 
 def distance(
     name: str, step: int, found: Tensor, expected: Tensor, rounding: float, along: float = 0.0
 ) -> TensorDistance:
-    """``found`` compared with ``expected``; for ``rounding`` and ``along`` see
-    :class:`TensorDistance`.
+    """Compares ``found`` with ``expected``; :class:`TensorDistance` explains ``rounding`` and
+    ``along``.
 
-    A tensor that is missing, has another shape or is not finite is as far off as one of zeros.
+    A tensor that has another shape or is not finite counts as a tensor of zeros.
     """
     if found.shape != expected.shape:
         found = torch.zeros_like(expected)
     right = norm(expected)
     if right < SMALL and expected.dtype != torch.float64:
-        # Squares of 32 bits may vanish.
+        # Squares may underflow in 32 bits.
         return distance(name, step, found.double(), expected.double(), rounding, along)
     size = norm(found)
     if not math.isfinite(size):
@@ -174,10 +175,10 @@ def distance(
 
 
 class MeanErrors:
-    """The errors of every tensor added up over steps: rounding cancels, a fault does not.
+    """Adds up the errors of each tensor over steps: rounding errors cancel, those of a fault do not.
 
-    The step with the largest error is left out: a single ReLU that falls on the other side outweighs
-    the rounding of all others in a small tensor.
+    Leaves out the step with the largest error: in a small tensor, a single ReLU on the other side
+    of 0 outweighs the rounding errors of all steps.
     """
 
     def __init__(self) -> None:
@@ -186,7 +187,9 @@ class MeanErrors:
         self._seen: dict[str, list[TensorDistance]] = {}
 
     def add(self, seen: TensorDistance, found: Tensor, rounded: Tensor, expected: Tensor) -> None:
-        """One step: the gradient ``found``, and the same ``rounded`` to the format of the run."""
+        """Adds a step: the gradient ``found`` by the run, the one that the plain model computes
+        ``rounded`` to the run's format, and the ``expected`` one; ``seen`` compares the first with the
+        last."""
         error = torch.nan_to_num(found - expected).float()
         floor = torch.nan_to_num(rounded - expected).float()
         size = seen.error * seen.size
@@ -200,7 +203,8 @@ class MeanErrors:
         self._seen.setdefault(seen.tensor, []).append(seen)
 
     def read(self) -> list[TensorDistance]:
-        """The mean of each tensor's errors, relative to the mean size of its gradient."""
+        """The mean error of each tensor, relative to the mean norm of its gradient. Leaves out tensors
+        with too few steps."""
         means = []
         for name, (errors, floors) in self._sums.items():
             seen = self._seen[name]

@@ -1,13 +1,12 @@
-"""Every update of a training beside what its optimizer's rule should have made of its gradients.
+"""Compares every update of a training with the one that its optimizer's rule makes of its gradients.
 
-The rule runs once more, in 32 bits, and keeps a state of its own, made from every gradient that the
-training's optimizer took, so that a state that is lost, reset, rounded or shared out wrongly shows
-at the step where it is used.
+The rule runs a second time, in 32 bits, with a state of its own that it builds from the same gradients.
+So a state that is lost, reset, rounded or sharded wrongly shows at the step that uses it.
 
-Moments of 8 bits are rounded in blocks, each divided by its largest element, to the numbers of
+Moments in 8 bits are divided into blocks, scaled by the largest element of each block, and rounded to
 *dynamic tree quantization* (Dettmers et al., ICLR 2022, arXiv 2110.02861, sections 2.1 and 2.2):
-leading zero bits count decades, a bit that is set ends them, and the bits that are left divide the
-decade. The rounding is emulated without the code of the optimizer that is trained with.
+leading zero bits count decades, the first set bit ends them, and the remaining bits divide the decade.
+The emulation shares no code with the trained optimizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,19 +25,19 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.optimizer import masters_of
 
 SINGLE_UNIT = 2.0**-24
-"""Unit round-off of 32 bits: the minimum rounding of a sum of weight and change."""
+"""Unit round-off of 32 bits, the least rounding error of adding a change to a weight."""
 
 UNIT = {torch.float32: SINGLE_UNIT, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
-"""Rounding of the formats in which weights are stored, relative to them: the unit round-off, and of
-bfloat16 half of it, as the root mean square is less, and a whole one would hide small updates."""
+"""Relative rounding error of stored weights, by format: the unit round-off, but half of it for
+bfloat16, because the root mean square error is smaller and the whole would hide small updates."""
 
 Tensors = Mapping[str, Tensor]
 Numbers = NDArray[np.float64]
 
 
 def unit_of(setup: Setup, own: bool) -> float:
-    """The unit round-off of the weights kept by the optimizer of ``setup``. For the project's
-    ``own`` models these have 32 bits, whatever a run has done to them; users' may have fewer."""
+    """The unit round-off of the weights that the optimizer of ``setup`` keeps. In the project's ``own``
+    models they must have 32 bits, whatever a run does to them; in users' models they may have fewer."""
     if own:
         return SINGLE_UNIT
     masters = masters_of(setup.optimizer)
@@ -49,7 +48,8 @@ class CheckedUpdates:
     """Compares the change of all trained tensors at every step; ``unit`` is the unit round-off of
     the stored weights.
 
-    All tensors form one vector: a step of many small ones costs a few operations.
+    It concatenates all tensors into one vector, so that a step takes few operations even with many
+    small tensors.
     """
 
     def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str], unit: float) -> None:
@@ -59,15 +59,15 @@ class CheckedUpdates:
         self.sizes = [initial[name].numel() for name in self.names]
         self.before = self._vector(initial)
         self.rounded = to_bf16(self.before)
-        # Used again and again: to get as much memory anew takes longer than to compute with it.
+        # Reused at every step: allocating this much memory takes longer than computing with it.
         self.spare, self.taken, self.squares = (torch.empty_like(self.before) for _ in range(3))
         self.worst: dict[tuple[str, int], TensorDistance] = {}
         self.most: dict[str, Numbers] = {}
-        """Of every tensor, its largest error over its rounding."""
+        """For every tensor, the largest ratio of its error to its rounding error."""
 
     def done(self, step: int, after: Tensors, gradients: Tensors | None) -> None:
-        """Compare ``step``, which produced the weights ``after``; without ``gradients``, because
-        they overflowed, nothing should have changed."""
+        """Compares ``step``, which produced the weights ``after``. If its gradients overflowed,
+        ``gradients`` is None, and nothing should have changed."""
         before, self.before = self.before, self._vector(after, self.spare)
         if gradients is None:
             change = torch.zeros_like(before)
@@ -80,16 +80,16 @@ class CheckedUpdates:
         self.spare = before
 
     def rounds(self, step: int, used: Tensors) -> None:
-        """Compare the change of the narrow weights that the next step computes with: after every
-        update they must be the 32-bit weights, rounded to nearest."""
+        """Compares the change of the narrow weights ``used`` by the next step: after every update they
+        must equal the 32-bit weights, rounded to the nearest."""
         before, self.rounded = self.rounded, to_bf16(self.before)
         nothing = np.zeros(len(self.names))
         found, expected = self._vector(used) - before, self.rounded - before
         self._compare(", rounded", step, nothing, found, expected)
 
     def keeps(self, step: int, first: Tensors, second: Tensors) -> None:
-        """Compare the 8-bit moments kept by the optimizer after ``step`` with the expected ones,
-        and continue from those it keeps, as the next update does."""
+        """Compares the 8-bit moments that the optimizer keeps after ``step`` with the expected ones,
+        and continues with the kept ones, as the next update does."""
         kept = self._vector(first), self._vector(second)
         right = self.expected.first, self.expected.second
         for which, mine, moments in zip(("first", "second"), kept, right, strict=True):
@@ -102,11 +102,11 @@ class CheckedUpdates:
     def _compare(
         self, what: str, step: int, rounding: Numbers, found: Tensor, expected: Tensor
     ) -> None:
-        """Record the largest error of every tensor, taking ``rounding`` (2-norms) into account;
-        ``found`` is overwritten."""
+        """Records the error of every tensor if it is the largest so far, relative to its ``rounding``
+        error (2-norms). Overwrites ``found``."""
         own, size = self._norms(found), self._norms(expected)
         lost = ~np.isfinite(own)
-        # A non-finite change is as far off as no change.
+        # A change that is not finite counts as no change.
         apart = np.where(lost, size, self._norms(found.sub_(expected)))
         own = np.where(lost, 0.0, own)
         moved = (apart > 0).astype(float)
@@ -132,27 +132,27 @@ class CheckedUpdates:
             )
 
     def read(self) -> list[TensorDistance]:
-        """The update with the largest error, for every trained tensor."""
+        """For every trained tensor, the update with the largest error relative to its rounding."""
         return list(self.worst.values())
 
     def _vector(self, tensors: Tensors, out: Tensor | None = None) -> Tensor:
         return torch.cat([tensors[name].float().flatten() for name in self.names], out=out)
 
     def _norms(self, values: Tensor) -> Numbers:
-        """2-norm of every tensor."""
-        # torch adds up pairwise: as good as 64 bits, unlike a norm or a dot product in 32.
+        """The 2-norm of every tensor."""
+        # torch's sum adds pairwise, which is as good as 64 bits; its norms and dot products are not.
         squares = torch.mul(values, values, out=self.squares)
         return np.sqrt([float(part.sum()) for part in squares.split(self.sizes)])
 
 
 BLOCK = 256
-"""Elements that share a scale."""
+"""Number of elements in a block, which share a scale."""
 SMALLEST = 4096
-"""Tensors with fewer elements keep 32-bit moments."""
+"""Smaller tensors, with fewer elements than this, keep their moments in 32 bits."""
 
 
 def levels(signed: bool) -> Tensor:
-    """The 8-bit numbers between -1, or 0, and 1, sorted; in 64 bits."""
+    """The 8-bit numbers from -1 (or from 0, unless ``signed``) to 1, sorted, in 64 bits."""
     bits = 7 if signed else 8
     found = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
     for zeros in range(7):
@@ -164,7 +164,7 @@ def levels(signed: bool) -> Tensor:
 
 
 def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
-    """``values``, the concatenation of tensors of these sizes, each element rounded to the
+    """``values``, a concatenation of tensors with these ``sizes``, with every element rounded to the
     nearest level of its block."""
     known = levels(signed)
     parts = []
@@ -183,8 +183,8 @@ def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
 
 
 def kept_moments(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """First and second moment of every parameter as kept by its optimizer, by parameter name;
-    null if they are not in 8 bits, or do not exist yet."""
+    """The first and second moments that the optimizer keeps, by parameter name; None unless it keeps
+    them in 8 bits."""
     if setup.spec.training.optimizer.state.moment_bits != 8:
         return None
     parameters = {n: p for n, p in named_tensors(setup.model).items() if p.requires_grad}
