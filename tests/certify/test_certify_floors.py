@@ -1,4 +1,4 @@
-"""Floors: how far rounding alone moves what is compared."""
+"""Floors: how far rounding alone moves a compared quantity."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from transformer_core.certify.tensors import distance
 RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
 
 
-def test_errors_that_cancel_in_one_loss_do_not_lower_its_floor() -> None:
-    """As many labels too high as too low: their sum is right by luck."""
+def test_errors_that_cancel_in_a_loss_do_not_lower_its_floor() -> None:
+    """Half of the labels are too high, half too low: their sum is right by luck."""
     apart = torch.tensor([[1e-3, -1e-3, 1e-3, -1e-3, 0.0]] * 4, dtype=torch.float64)
     assert float(apart.sum()) == 0
     assert of_loss(RIGHT + apart, RIGHT) == pytest.approx(1e-3 * 4 / 40)
@@ -26,7 +26,7 @@ def test_errors_that_cancel_in_one_loss_do_not_lower_its_floor() -> None:
     assert of_loss(RIGHT + 1e-3, RIGHT) == pytest.approx(1e-3 / 2)
 
 
-def test_the_floor_of_a_norm_is_that_of_all_steps_of_its_tensor() -> None:
+def test_the_floor_of_a_norm_averages_over_all_steps_of_its_tensor() -> None:
     found = of_lengths([("a", 3.0), ("b", 1.0), ("a", 4.0), ("a", 0.0)])
     assert found == pytest.approx({"a": (25 / 3) ** 0.5, "b": 1.0})
 
@@ -34,7 +34,7 @@ def test_the_floor_of_a_norm_is_that_of_all_steps_of_its_tensor() -> None:
 @pytest.mark.parametrize(
     ("elements", "along", "holds"), [(400, 0.01, True), (400, 0.0, False), (4, 0.0, True)]
 )
-def test_a_norm_may_be_off_by_what_rounding_does_along_its_gradient(
+def test_a_norm_may_be_off_by_the_rounding_error_along_its_gradient(
     elements: int, along: float, holds: bool
 ) -> None:
     longer = torch.full((elements,), 1.03, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_a_norm_may_be_off_by_what_rounding_does_along_its_gradient(
     assert ratio.holds == holds
 
 
-def test_moved_weights_are_others_by_no_more_than_asked() -> None:
+def test_weights_move_by_at_most_the_given_share() -> None:
     before = {"w": torch.linspace(-2, 2, 101), "count": torch.tensor([3])}
     after = moved(before, 0.01)
     apart = (after["w"] - before["w"]).abs()
@@ -55,19 +55,19 @@ def test_moved_weights_are_others_by_no_more_than_asked() -> None:
     assert torch.equal(after["count"], before["count"])
 
 
-def test_floors_of_32_bits_are_measured_only_where_something_is_off() -> None:
+def test_in_32_bits_floors_are_measured_only_if_a_deviation_needs_them() -> None:
     for change, measured in (({}, False), ({"training": {"precision": {"kind": "bf16"}}}, True)):
         _, (found,), _ = recorded(spec_of(change))
         assert found.checks is not None
         assert all((g.rounding > 0) == measured for g in found.checks.gradients if g.size > 1e-4)
 
 
-def test_agreements_at_every_distance_are_sums_of_diagonals() -> None:
+def test_sums_by_distance_are_sums_of_diagonals() -> None:
     counts = torch.arange(36.0).view(6, 6)
     assert _by_distance(counts) == [int(counts.diagonal(lag).sum()) for lag in range(1, 6)]
 
 
-def test_elements_are_compared_at_the_distance_at_which_most_agree() -> None:
+def test_elements_are_compared_at_the_distance_at_which_they_agree_most() -> None:
     mask = torch.rand(50, 24, generator=torch.Generator().manual_seed(0)) < 0.7
     mask[:, 5:] = mask[:, 5:] & ~mask[:, :-5] | (torch.rand(50, 19) < 0.1)
     mask[:, 3:] = torch.where(torch.rand(50, 21) < 0.8, mask[:, :-3], mask[:, 3:])
@@ -79,8 +79,8 @@ def test_elements_are_compared_at_the_distance_at_which_most_agree() -> None:
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-30])
-def test_distances_in_32_bits_are_those_in_64(size: float) -> None:
-    """Also where the squares of 32 bits vanish."""
+def test_distances_are_the_same_in_32_and_64_bits(size: float) -> None:
+    """Even if squares underflow in 32 bits."""
     torch.manual_seed(0)
     right = size * torch.randn(300, 300)
     found = right * (1 + 1e-4 * torch.randn(300, 300)) + 1e-5 * right
@@ -93,7 +93,7 @@ def test_distances_in_32_bits_are_those_in_64(size: float) -> None:
     assert one.size == pytest.approx(other.size)
 
 
-def test_tensors_that_rounding_decides_do_not_hide_that_another_is_near_its_bound() -> None:
+def test_tensors_that_rounding_decides_do_not_hide_another_near_its_bound() -> None:
     right = torch.ones(4, dtype=torch.float64)
     seen = distance("w", 1, 1.038 * right, right, 0.01)
     noise = [distance(f"noise {n}", 1, right, right, 0.9) for n in range(3)]

@@ -1,4 +1,5 @@
-"""Masks of dropout are read from any variant, and with them the plain model gives the same gradients."""
+"""Dropout masks can be read from any variant; with the same masks, the plain model gives the same
+gradients."""
 
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,15 @@ from transformer_core.data.sharding.shard_store import first_pairs
 from transformer_core.training.loop import optimizer_step
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "as it is": ({}, WIDE),
+    "unchanged": ({}, WIDE),
     "torch's own dropout": ({"model": {"dropout_method": {"kind": "torch"}}}, WIDE),
-    "one compiled pass": ({"model": {"dropout_method": {"kind": "fused"}}}, WIDE),
-    "with the softmax": ({"model": {"attention": {"kind": "fused_softmax"}}}, WIDE),
+    "dropout in one compiled pass": ({"model": {"dropout_method": {"kind": "fused"}}}, WIDE),
+    "dropout fused with the softmax": ({"model": {"attention": {"kind": "fused_softmax"}}}, WIDE),
     "without padding": (UNPADDED, WIDE),
     "several pairs in a row": (PACKED, WIDE),
-    "layers computed again": (CHECKPOINT, WIDE),
+    "recomputed layers": (CHECKPOINT, WIDE),
     "micro-batches": (TWO, WIDE),
-    "normalization after": ({"model": {"norm": "post"}}, WIDE),
+    "normalization after the residual": ({"model": {"norm": "post"}}, WIDE),
     "a language model": ({}, TEXTS),
 }
 
@@ -64,25 +65,27 @@ def test_gradients_of_two_ranks_agree_with_dropout_on() -> None:
         assert_replayed(found)
 
 
-def test_without_a_replay_as_much_is_compared_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_replay_validation_and_moments_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(self: Replay, step: int) -> None:
-        raise NotReplayed("a mask was not drawn")
+        raise NotReplayed("a place has no mask")
 
     monkeypatch.setattr(Replay, "collect", fails)
     _, (found,), _ = recorded(spec_of({}, WIDE), dropout=0.2)
-    assert found.not_replayed == "a mask was not drawn"
+    assert found.not_replayed == "a place has no mask"
     assert found.checks is not None
     assert found.checks.validation is not None
     assert found.moments is not None
 
 
-def test_a_model_that_is_not_ours_says_why_it_cannot_be_read() -> None:
+def test_masks_of_other_libraries_cannot_be_read_and_the_reason_says_so() -> None:
     spec = spec_of({}, merge(WIDE, {"model": {"kind": "torch_nn", "dropout": 0.2}}))
     assert obstacle(spec, torch.device("cpu")) == "the model is not the project's own"
 
 
 Drawn = tuple[Any, Step]
-"""A batch that was trained on, and its masks."""
+"""A batch of a training, and the masks that it drew."""
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +99,11 @@ def drawn() -> Drawn:
     return batch.micro_batches[0], step
 
 
-def test_all_places_are_read_and_share_out_as_asked(drawn: Drawn) -> None:
+def test_every_place_has_a_mask_and_the_right_factor(drawn: Drawn) -> None:
     micro, step = drawn
     drops = step.imposed(micro.source, micro.target_input)
     assert set(drops.masks) == set(places_of(spec_of({}, WIDE).model))
-    assert drops.factor("a place that drops nothing") is None
+    assert drops.factor("no such place") is None
     factor = drops.factor("encoder.0.feed_forward")
     assert isinstance(factor, torch.Tensor)
     assert factor.unique().tolist() == [0.0, pytest.approx(1.25)]
@@ -115,7 +118,7 @@ def test_masks_follow_their_sentences_in_any_order(drawn: Drawn) -> None:
         assert torch.equal(mask[order], other.masks[place]), place
 
 
-def test_other_sentences_are_refused(drawn: Drawn) -> None:
+def test_masks_of_other_sentences_are_refused(drawn: Drawn) -> None:
     micro, step = drawn
     changed = micro.target_input.clone()
     changed[0, 1] += 1
@@ -125,7 +128,7 @@ def test_other_sentences_are_refused(drawn: Drawn) -> None:
         step.imposed(micro.source[1:], micro.target_input[1:])
 
 
-def test_the_first_pairs_of_a_store_are_a_store() -> None:
+def test_the_first_pairs_of_a_store_form_a_store() -> None:
     store = small_store()
     few = first_pairs(store, 7)
     assert len(few) == 7

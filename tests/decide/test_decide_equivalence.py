@@ -1,4 +1,4 @@
-"""Certificates, and planted faults that must cost a variant its certificate."""
+"""Certificates of healthy trainings, and planted faults that must cost a training its certificate."""
 
 import json
 from functools import partial
@@ -46,7 +46,7 @@ STATISTICAL = Statistical(kind="statistical")
 
 
 def tensor(name: str = "layer.weight", step: int = 1, **changes: Any) -> TensorDistance:
-    """A correct tensor, except for ``changes``."""
+    """A tensor without any error, except for ``changes``."""
     right = dict.fromkeys(("error", "rounding"), 0.0) | dict.fromkeys(
         ("ratio", "cosine", "size"), 1.0
     )
@@ -106,7 +106,7 @@ def test_equal_numbers_are_equivalent_in_every_class(equivalence):
     assert certificate.steps[2].reference_loss == REFERENCE.seeds[0].losses[2]
 
 
-def test_rounding_is_within_tolerance_and_not_bitwise():
+def test_rounding_is_within_tolerance_but_not_bitwise():
     run = seed(
         losses=[loss * (1 + 1e-6) for loss in seed().losses],
         grad_norms=[norm * (1 - 1e-5) for norm in NORMS],
@@ -125,7 +125,7 @@ def test_rounding_is_within_tolerance_and_not_bitwise():
     assert "layer.bias" in far.reason
 
 
-def test_key_biases_may_differ_within_tolerance_only():
+def test_biases_of_keys_may_differ_in_the_tolerance_class_only():
     other = {"key.bias": -FINAL["key.bias"]}
     certificate = verdict(TOLERANCE, seed(), **other)
     assert (certificate.status, certificate.left_out) == ("equivalent", ["key.bias"])
@@ -190,11 +190,11 @@ def test_planted_fault(failing, words, classes, found):
         (STATISTICAL, {"decoding": DecodedTokens(error=0.018, rounding=0.005)}, "equivalent", ""),
         (STATISTICAL, {"validation": validation()}, "equivalent", ""),
         (STATISTICAL, {"gradients": ROUNDED}, "equivalent", ""),
-        # A tensor with lucky rounding gets the usual one.
+        # If rounding errors are small by luck, the usual floor counts.
         (STATISTICAL, {"gradients": LUCKY}, "equivalent", ""),
-        # A unit opens on the other side of 0.
+        # A ReLU is on the other side of 0.
         (TOLERANCE, {"gradients": [tensor(error=0.02, kinks=0.025)]}, "equivalent", ""),
-        # Nothing was compared, or rounding hides the updates.
+        # Nothing was compared, or rounding could hide a missing update.
         (TOLERANCE, None, "inconclusive", ""),
         (TOLERANCE, {"gradients": [], "points": []}, "inconclusive", ""),
         (
@@ -211,7 +211,7 @@ def test_rounding_explains_some_differences_and_hides_others(equivalence, found,
     assert words in certificate.reason
 
 
-ASTRAY = [seed(1), seed(2), seed(3, losses=[8.0, 7.9, 7.9, 7.9, 7.9, 7.9])]
+ONE_OFF = [seed(1), seed(2), seed(3, losses=[8.0, 7.9, 7.9, 7.9, 7.9, 7.9])]
 FLAT = [seed(n, losses=[8.0, 7.99, 7.99, 7.98, 7.98, 7.98]) for n in (1, 2, 3)]
 BIASED = [seed(n, losses=[loss * 1.01 for loss in seed(n).losses]) for n in (1, 2, 3)]
 
@@ -219,14 +219,14 @@ BIASED = [seed(n, losses=[loss * 1.01 for loss in seed(n).losses]) for n in (1, 
 @pytest.mark.parametrize(
     ("seeds", "reference", "margin", "status", "words"),
     [
-        (ASTRAY, SEEDS, 0.005, "inconclusive", "more seeds are needed"),
+        (ONE_OFF, SEEDS, 0.005, "inconclusive", "more seeds are needed"),
         (FLAT, FLAT, 0.005, "inconclusive", "training of more steps is needed"),
         (BIASED, SEEDS, 0.005, "not_equivalent", ""),
         (BIASED, SEEDS, 0.02, "equivalent", ""),
     ],
-    ids=["one seed goes elsewhere", "losses hardly fall", "all seeds are off", "a wider margin"],
+    ids=["one seed is off", "losses hardly fall", "all seeds are off", "a wider margin"],
 )
-def test_final_losses_of_all_seeds(seeds, reference, margin, status, words):
+def test_final_losses_over_seeds(seeds, reference, margin, status, words):
     equivalence = Statistical(kind="statistical", loss=margin)
     found = verdict(equivalence, trajectory("run", seeds), trajectory("reference", reference))
     assert found.status == status
@@ -239,7 +239,7 @@ def test_a_statistical_certificate_states_its_power():
     noisy = [[8.0, 6.0 * f, 6.0 * f] for f in (0.999, 1.0, 1.001)]
     outcome = compare_final_losses(noisy, reference, 0.005)
     error = 0.001 / 3**0.5
-    # How often would trainings that are 1 % off, and as noisy, be refused?
+    # Simulate how often trainings that are 1 % off, with the same noise, are refused.
     random = np.random.default_rng(0)
     off = 0.01 + 0.001 * random.standard_normal((20_000, 3))
     errors = off.std(1, ddof=1) / 3**0.5
@@ -266,8 +266,8 @@ def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling():
 
 
 @pytest.mark.parametrize(("floor", "off", "holds"), [(9e-4, 1.5e-3, True), (2e-4, 1.5e-3, False)])
-def test_a_course_may_deviate_as_far_as_the_reference_does_from_itself(floor, off, holds):
-    """Regardless of the ceiling of its norms, 0.001."""
+def test_a_training_may_deviate_as_far_as_the_reference_does_from_itself(floor, off, holds):
+    """Even beyond 0.001, the ceiling of gradient norms."""
     unstable = FLOOR.model_copy(update={"grad_norm": floor})
     seeds = [seed(number, floor=unstable) for number in (1, 2, 3)]
     run = seed(grad_norms=[NORMS[0] * (1 + off), *NORMS[1:]])
@@ -291,7 +291,7 @@ def test_planted_fault_an_error_that_accumulates_over_the_steps(changes):
 
 
 def place(**changes: Any) -> DropoutPlace:
-    """A dropout of the right share, whose masks agree only by chance."""
+    """A dropout place with the right share, whose masks agree only by chance."""
     chance = dict.fromkeys(("steps", "rows", "layers"), Agreement(same=680, of=1000))
     right = {"place": "decoder.0.feed_forward", "dropped": 404, "of": 2000, "factor": 1.25}
     return record(DropoutPlace, **right | chance | {"dropped_in_evaluation": 0} | changes)
@@ -325,15 +325,15 @@ def test_planted_fault_dropout(changes, words):
     assert words in certificate.reason
 
 
-def test_an_overflow_on_both_sides_is_no_difference():
+def test_an_overflow_in_both_trainings_is_no_difference():
     overflow = seed(grad_norms=[None, *NORMS[1:]])
     both = trajectory("reference", [overflow])
     assert verdict(TOLERANCE, overflow, both).status == "equivalent"
 
 
 @pytest.mark.parametrize("status", ["unsupported", "oom", "diverged", "failed"])
-def test_runs_that_ended_have_no_certificate(status):
-    """A status of the run is that of its certificate; without a reference there is none at all."""
+def test_a_run_that_failed_passes_its_status_on(status):
+    """If the reference failed instead, the certificate has the status ``failed``."""
     run, reference = (
         trajectory(name, [], status=status, reason="because") for name in ("run", "reference")
     )
@@ -345,7 +345,7 @@ def test_runs_that_ended_have_no_certificate(status):
     assert said in certificate.reason
 
 
-def test_seeds_that_do_not_match_are_an_error():
+def test_seeds_that_do_not_match_raise():
     with pytest.raises(ConfigError, match="run both again"):
         verdict(STATISTICAL, trajectory("run", [seed(1), seed(2), seed(4)]))
     with pytest.raises(ConfigError, match="do not have 3 seeds"):
@@ -354,13 +354,13 @@ def test_seeds_that_do_not_match_are_an_error():
         final_loss_interval([[1.0]], [[1.0]])
 
 
-def test_a_different_model_has_no_certificate():
+def test_a_different_model_gets_only_its_reason():
     certificate = different("sgd", Different(kind="different", reason="Another rule."))
     assert (certificate.status, certificate.reason) == ("different", "Another rule.")
     assert certificate.reference is None
 
 
-def test_interval_against_a_paired_t_test():
+def test_the_interval_is_that_of_a_paired_t_test():
     random = np.random.default_rng(3)
     reference = 7 + random.random((5, 9))
     run = reference * (1 + 0.002 * random.standard_normal((5, 1)))
@@ -378,7 +378,7 @@ def write(folder: Path, run: Trajectory) -> Path:
     return folder / "trajectory.json"
 
 
-def test_job(tmp_path, capsys):
+def test_the_job_writes_a_certificate_or_says_what_is_missing(tmp_path, capsys):
     short_run = write(tmp_path / "run", trajectory("ddp", SEEDS))
     reference = write(tmp_path / "reference", REFERENCE)
     output = tmp_path / "ddp.json"
@@ -399,7 +399,7 @@ def test_job(tmp_path, capsys):
     assert not output.exists()
 
 
-def test_a_table_names_every_variant_with_its_nearest_bound_or_the_reason(tmp_path):
+def test_the_table_gives_the_nearest_bound_or_the_reason_of_every_variant(tmp_path):
     near = {"loss": (2e-5, 1e-4, "step 3"), "update": (9e-4, 1e-3, "output.weight, step 2")}
     deviations = [
         Deviation(quantity=quantity, measured=measured, bound=bound, where=where)
