@@ -30,7 +30,7 @@ class LateSteps(Schema):
 
 
 class ShortRunSettings(Schema):
-    """Tells a short run how many seeds to train and what to compare them with."""
+    """The settings of a short run: its seeds, the comparison that may stop it, and its dropout."""
 
     seeds: int = 1
     """Number of trainings; the first uses the seed of the spec, the others consecutive ones."""
