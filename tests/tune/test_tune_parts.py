@@ -102,6 +102,29 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     assert reason in certificate.reason
 
 
+@pytest.mark.parametrize(
+    ("size", "word"),
+    # Only rounding, as before batch normalization; and a gradient.
+    [(1e-4, "same"), (0.1, "different")],
+)
+def test_a_bias_without_gradient_is_compared_at_the_size_of_its_weight(size, word):
+    def with_layer(noise: float, error: float) -> Record:
+        (found,) = record(noise=noise).ranks
+        for name, scale in (("layer.weight", 1.0), ("layer.bias", size)):
+            found[f"0 weight {name}"] = found["0 weight a"]
+            for step in (1, 2):
+                gradient = scale * found[f"{step} gradient a"]
+                found[f"{step} gradient {name}"] = gradient
+                found[f"{step} weight {name}"] = found[f"{step} weight a"]
+            if name == "layer.bias":
+                found["1 gradient layer.bias"] = gradient + error * found["2 gradient b"]
+        return Record([found])
+
+    own, floor = with_layer(0.0, 0.0), with_layer(1e-3, 0.0)
+    certificate = certify(with_layer(1e-3, 0.01), own, floor, "bfloat16")
+    assert certificate.word == word, certificate
+
+
 @pytest.mark.parametrize(("mine", "theirs"), [(8, 16), (16, 8)])
 def test_statistics_of_other_rows_are_named(mine, theirs):
     # Of all rows, or of two halves: how many values, their sum, and another number.

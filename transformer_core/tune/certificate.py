@@ -8,6 +8,7 @@ tensor by tensor, and grows over the steps as the differences do.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,7 +52,8 @@ NEGLIGIBLE: dict[Rounding, float] = {
     "float8": 5e-2,
 }
 """A gradient below this fraction of the largest tensor's is only rounding, such as that of the bias
-of keys in attention, which is 0. Its difference is measured relative to this fraction."""
+of keys in attention, which is 0. Its difference is measured relative to this fraction. The same holds
+for a bias below this fraction of its own layer's weight; see :func:`_summed_with`."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def _largest(
     each difference beyond its bound."""
     keys = own.keys(kind)
     sizes = {key: norm(_there(own, kind, key)) for key in keys}
-    largest = max(sizes.values(), default=0.0)
+    smallest = NEGLIGIBLE[rounding] * max(sizes.values(), default=0.0)
     noisy = _Noisy(own, floor, rounding) if kind == "update" else None
     relative: dict[tuple[int, int, str], tuple[float, float]] = {}
     for key in keys:
@@ -244,7 +246,7 @@ def _largest(
             continue
         if noisy is not None:
             mine, theirs, disturbed = noisy.without(key, mine, theirs, disturbed)
-        scale = max(norm(theirs), NEGLIGIBLE[rounding] * largest, 1e-30)
+        scale = max(norm(theirs), smallest, _summed_with(key, sizes, rounding), 1e-30)
         noise = 0.0 if disturbed is None else distance(disturbed, theirs) / scale
         relative[key] = distance(mine, theirs) / scale, noise
     typical = floors.usual_floors((key[1], noise) for key, (_, noise) in relative.items())
@@ -270,6 +272,27 @@ def _largest(
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
+
+
+def _summed_with(
+    key: tuple[int, int, str], sizes: Mapping[tuple[int, int, str], float], rounding: Rounding
+) -> float:
+    """The size of the weight's gradient in the layer of a bias whose own gradient is only rounding; 0 for
+    any other tensor. ``sizes`` has the norms of all tensors.
+
+    Before batch normalization the gradient of a convolution's bias is 0, and that of its weight is not.
+    Both sum the same rounded terms over all pixels, so the bias is off by a share of the weight's
+    gradient (measured under bfloat16: up to 1.7 %, 1.6 times the median floor of the tensors).
+    """
+    rank, step, name = key
+    weight = sizes.get((rank, step, _weight_of(name)), 0.0)
+    return weight if sizes[key] < NEGLIGIBLE[rounding] * weight else 0.0
+
+
+def _weight_of(name: str) -> str:
+    """The name of the weight in the layer of a bias; empty for any other tensor."""
+    layer, dot, last = name.rpartition(".")
+    return f"{layer}{dot}{last.removesuffix('bias')}weight" if last.endswith("bias") else ""
 
 
 def _ceiling(least: float, floor: float, usual: float, numbers: int) -> float:
