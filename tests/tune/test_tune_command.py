@@ -13,7 +13,7 @@ import pytest
 
 from transformer_core.audit import command as audit_command
 from transformer_core.tune import command
-from transformer_core.tune.answer import Answer, Tried, markdown, text
+from transformer_core.tune.answer import Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
@@ -49,6 +49,19 @@ def write(home: Path, found: Answer, name: str = "answer.json") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(found.to_json()))
     (folder / "changes.diff").write_text(found.diff)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "first"),
+    [
+        (("unsupported", "left out"), "Nothing was tried"),
+        (("unsupported", "failed", "left out"), "Keep the training"),
+        (("unsupported",), "Keep the training"),
+    ],
+)
+def test_no_time_is_no_result(statuses, first):
+    tried = [Tried((f"technique_{i}",), status, "reason") for i, status in enumerate(statuses)]
+    assert headline(answer(tried=tried, recommended=())).startswith(first)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from transformer_core.tune.techniques.registry import TECHNIQUES
 
 LEFT_OUT = "left out"
 """Status of a technique for which there was no time."""
+NOT_TRIED = ("unsupported", LEFT_OUT)
 SHARE = 0.9
 """Largest share of a device's memory that a batch may fill."""
 
@@ -171,6 +172,9 @@ def headline(answer: Answer) -> str:
             f"Nothing is certain yet: {listed(likely.techniques)} trains the same model, and was "
             f"about {likely.screened:.2f} times as fast in one session. {more_time}."
         )
+    statuses = {t.status for t in answer.tried}
+    if LEFT_OUT in statuses and statuses <= set(NOT_TRIED):
+        return f"Nothing was tried: there was no time for the first technique. {more_time}."
     return "Keep the training as it is: nothing that trains the same model was faster."
 
 
@@ -228,8 +232,7 @@ def told(answer: Answer) -> list[Tried]:
     """The techniques that were tried or named, the best first. Only the page also lists those that do
     not apply, with the reasons."""
     named = answer.facts.get("named", [])
-    quiet = ("unsupported", LEFT_OUT)
-    shown = [t for t in answer.tried if t.status not in quiet or {*t.techniques} & {*named}]
+    shown = [t for t in answer.tried if t.status not in NOT_TRIED or {*t.techniques} & {*named}]
     return sorted(shown, key=by_result)
 
 
