@@ -206,30 +206,20 @@ def median_interval(groups: Groups) -> Interval:
     With fewer than FEWEST_SAMPLES samples ``low`` and ``high`` are the smallest and the largest.
     Raises ValueError without a sample.
     """
-    values = _pool(groups)
+    values = np.array([value for group in groups for value in group], dtype=np.float64)
+    if not values.size:
+        raise ValueError("a median needs at least one sample")
     if values.size < FEWEST_SAMPLES:
         low, high = values.min(), values.max()
     else:
-        low, high = _limits(_bootstrap_medians(groups, _SEED))
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(_bootstrap_medians(groups), [tail, 1 - tail])
     return Interval(
         median=float(np.median(values)), low=float(low), high=float(high), samples=values.size
     )
 
 
-def _pool(groups: Groups) -> NDArray[np.float64]:
-    values = np.array([value for group in groups for value in group], dtype=np.float64)
-    if not values.size:
-        raise ValueError("a median needs at least one sample")
-    return values
-
-
-def _limits(medians: NDArray[np.float64]) -> tuple[float, float]:
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(medians, [tail, 1 - tail])
-    return float(low), float(high)
-
-
-def _bootstrap_medians(groups: Groups, seed: int) -> NDArray[np.float64]:
+def _bootstrap_medians(groups: Groups) -> NDArray[np.float64]:
     """Medians of RESAMPLES two-level resamples, shape (RESAMPLES,)."""
     groups = [group for group in groups if len(group)]
     sizes_r = np.array([len(group) for group in groups])
@@ -238,7 +228,7 @@ def _bootstrap_medians(groups: Groups, seed: int) -> NDArray[np.float64]:
     for row, group in zip(values_rw, groups, strict=True):
         row[: len(group)] = group
 
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(_SEED)
     chunk = max(1, _CHUNK_VALUES // values_rw.size)
     medians = []
     for start in range(0, RESAMPLES, chunk):
