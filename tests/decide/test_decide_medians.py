@@ -84,8 +84,7 @@ def test_ends_combine_to_the_widest():
 
 
 def test_only_samples_have_a_median_and_only_sizes_a_ratio():
-    with pytest.raises(ValueError, match="at least one sample"):
-        median_interval([[], []])
+    assert median_interval([[], []]) is None
     for above, below in ((1.0, 0.0), (-1.0, 1.0), (1.0, -1.0)):
         with pytest.raises(ValueError, match="is not a ratio"):
             quotient(exact(above), exact(below))

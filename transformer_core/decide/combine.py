@@ -8,7 +8,7 @@ from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import EvaluationResult, Interval, Repeat, ShardManifest, VariantResult, Window
+from schemas.results import EvaluationResult, Repeat, ShardManifest, VariantResult, Window
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
@@ -32,8 +32,8 @@ def combine(
     ended = next((repeat for repeat in repeats if repeat.status != "ok"), None)
     tokens = pairs = None
     if ended is None:
-        tokens = _interval(rates(repeats, "tokens"))
-        pairs = _interval(rates(repeats, "pairs"))
+        tokens = median_interval(rates(repeats, "tokens"))
+        pairs = median_interval(rates(repeats, "pairs"))
     windows = [window for repeat in repeats for window in repeat.windows]
     validations = repeats[0].validations
     return VariantResult(
@@ -108,10 +108,6 @@ def check(
     if problems:
         raise ConfigError(problems)
     return repeats, evaluation
-
-
-def _interval(groups: list[list[float]]) -> Interval | None:
-    return median_interval(groups) if any(groups) else None
 
 
 class CombineJob(Job):

@@ -200,15 +200,14 @@ _SEED = 20_170_612
 _CHUNK_VALUES = 2_000_000
 
 
-def median_interval(groups: Groups) -> Interval:
-    """Median of all samples and its interval.
+def median_interval(groups: Groups) -> Interval | None:
+    """Median of all samples and its interval; None without a sample.
 
     With fewer than FEWEST_SAMPLES samples ``low`` and ``high`` are the smallest and the largest.
-    Raises ValueError without a sample.
     """
     values = np.array([value for group in groups for value in group], dtype=np.float64)
     if not values.size:
-        raise ValueError("a median needs at least one sample")
+        return None
     if values.size < FEWEST_SAMPLES:
         low, high = values.min(), values.max()
     else:

@@ -202,8 +202,10 @@ def utilisation(
     if reason is None and topology is not None:
         flops = [step_flops(spec, store, read_table(path).to_pandas(), path) for path in steps]
         pairs = list(zip(result.repeats, flops, strict=True))
-        model = _interval([rates(repeat, found.model) for repeat, found in pairs])
-        with_padding = _interval([rates(repeat, found.with_padding) for repeat, found in pairs])
+        model = median_interval([rates(repeat, found.model) for repeat, found in pairs])
+        with_padding = median_interval(
+            [rates(repeat, found.with_padding) for repeat, found in pairs]
+        )
         above, why, peak = ceiling(spec, topology, roofline)
     return Utilisation(
         variant=spec.variant,
@@ -219,10 +221,6 @@ def utilisation(
         padded_of_ceiling=_over(with_padding, above),
         of_vendor_peak=_over(model, peak),
     )
-
-
-def _interval(groups: list[list[float]]) -> Interval | None:
-    return median_interval(groups) if any(groups) else None
 
 
 def _over(interval: Interval | None, by: float | None) -> Interval | None:
