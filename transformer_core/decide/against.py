@@ -9,6 +9,7 @@ its own baseline.
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
@@ -139,21 +140,23 @@ def _changes(here: Side, there: Side, name: str, same_device: bool) -> Iterator[
 
 
 def _change(
-    name: str, quantity: str, here: Interval | None, there: Interval | None, margin: float
+    name: str,
+    quantity: Literal["speedup", "throughput", "peak_memory"],
+    here: Interval | None,
+    there: Interval | None,
+    margin: float,
 ) -> Change:
     ratio = quotient(here, there) if here and there else None
     missing = [where for where, value in (("here", here), ("there", there)) if value is None]
-    kind: Quantity = "peak_memory" if quantity == "peak_memory" else "throughput"
-    return Change.model_validate(
-        {
-            "variant": name,
-            "quantity": quantity,
-            "here": here,
-            "there": there,
-            "ratio": ratio,
-            "verdict": verdict_of(kind, ratio, margin) if ratio else None,
-            "reason": f"not measured {' and '.join(missing)}" if missing else "",
-        }
+    kind: Quantity = "throughput" if quantity == "speedup" else quantity
+    return Change(
+        variant=name,
+        quantity=quantity,
+        here=here,
+        there=there,
+        ratio=ratio,
+        verdict=verdict_of(kind, ratio, margin) if ratio else None,
+        reason=f"not measured {' and '.join(missing)}" if missing else "",
     )
 
 
