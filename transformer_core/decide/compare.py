@@ -29,7 +29,7 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.decide.verdicts import counted, judge, not_measured
+from transformer_core.decide.verdicts import counted, judge, not_measured, timed_differently
 
 INPUT_WAIT_LIMIT = 0.05
 """Fraction of time spent waiting for input above which throughput says little about training."""
@@ -146,9 +146,7 @@ def _about_certificate(
         said = NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up")
         return status, said.format(name)
     if otherwise := turns_otherwise(run, name, certificate):
-        return "inconclusive", (
-            f"{name} was timed differently than certified ({'; '.join(otherwise)}): no speed-up"
-        )
+        return "inconclusive", f"{timed_differently(name, otherwise)}: no speed-up"
     return status, ""
 
 

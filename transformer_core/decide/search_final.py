@@ -33,7 +33,7 @@ from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.search_moves import NAME, eligible, parts_of, stages
 from transformer_core.decide.search_trials import Bench, Trial
-from transformer_core.decide.verdicts import judge
+from transformer_core.decide.verdicts import judge, timed_differently
 from transformer_core.machine.provenance import package_versions
 from transformer_core.measure.sessions import Enough
 from transformer_core.observe.breakdown import BreakdownJob
@@ -277,7 +277,7 @@ def _of_its_turns(trial: Trial, certificate: Certificate) -> Certificate:
     if certificate.status != "equivalent" or not otherwise:
         return certificate
     otherwise = list(dict.fromkeys(otherwise))
-    reason = f"it was timed differently than certified ({'; '.join(otherwise)})"
+    reason = timed_differently("it", otherwise)
     return certificate.model_copy(
         update={"status": "inconclusive", "reason": reason, "timed_otherwise": otherwise}
     )
@@ -292,7 +292,7 @@ def timed_otherwise(
     both = {BASELINE: bench.certificates[bench.study.baseline], side: certificate}
     for name, held in both.items():
         if held and (clauses := sessions_otherwise(sessions, name, packages, held)):
-            found.append(f"{name} was timed differently than certified ({'; '.join(clauses)})")
+            found.append(timed_differently(name, clauses))
     return "; ".join(found) or None
 
 

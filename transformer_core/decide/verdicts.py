@@ -1,5 +1,7 @@
 """Turns an interval into a verdict: FASTER, SLOWER, LESS, MORE, SAME or UNDECIDED."""
 
+from collections.abc import Iterable
+
 from schemas.results import Effect, Interval, Quantity, Verdict
 
 _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
@@ -30,6 +32,11 @@ def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> 
     elif verdict == "UNDECIDED":
         reason = f"the interval contains 1 and reaches beyond the margin of {margin:.1%}"
     return Effect(quantity=quantity, ratio=ratio, verdict=verdict, reason=reason)
+
+
+def timed_differently(name: str, differences: Iterable[str]) -> str:
+    """Why a ratio of ``name`` shows nothing about its certified training."""
+    return f"{name} was timed differently than certified ({'; '.join(differences)})"
 
 
 def not_measured(quantity: Quantity, reason: str) -> Effect:
