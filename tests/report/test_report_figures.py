@@ -162,6 +162,7 @@ def test_foreign_svg_is_refused(content, tmp_path):
         svg.read(path)
 
 
+@pytest.mark.filterwarnings("error")
 def test_axes_without_labels_need_no_legend():
     """A study of one variant on one device has a single colour."""
     figure, axes = plt.subplots()
