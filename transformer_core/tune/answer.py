@@ -294,7 +294,8 @@ def speed(tried: Tried) -> str:
     if tried.status != "ok":
         return tried.status
     if tried.ratio is not None:
-        return f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] {tried.verdict}"
+        ratio = f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}]"
+        return f"{ratio} {tried.verdict}" if tried.verdict else ratio
     return f"about {tried.screened:.2f}" if tried.screened else "not timed"
 
 

@@ -1,0 +1,36 @@
+"""The page about a training script."""
+
+from xml.etree import ElementTree
+
+from schemas.config.study import Study
+from transformer_core.report.tune_page import render
+from transformer_core.tune.answer import Answer, Tried
+
+SAME = {"word": "same", "reason": "gradients within 1e-7"}
+PARTS = {"libraries": 1, "weights": 2, "gradients": 3, "optimizer": 4, "peak": 11}
+FACTS = {"modules": ["Net"], "parameters": 7, "tensors": 2, "formats": ["float32"]}
+FACTS |= {"optimizers": ["SGD"], "device": "cpu", "dropout": []}
+
+
+def page(tmp_path, patched: Tried) -> str:
+    study = Study.model_validate({"name": "tune", "variants": ["baseline"]})
+    answer = Answer(
+        "train.py", trust="the same", facts=FACTS, diff="-a\n+b\n", patched=patched, memory=PARTS
+    )
+    return render(answer, study, {}, tmp_path)
+
+
+def test_heads_are_aligned_like_their_columns(tmp_path):
+    shown = page(tmp_path, Tried(("bf16",), certificate=SAME, ratio=1.2, low=1.1, high=1.3))
+    start = shown.index("<table", shown.index('aria-labelledby="memory-heading"'))
+    end = shown.index("</table>", start) + len("</table>")
+    table = ElementTree.fromstring(shown[start:end].replace("&nbsp;", " "))
+    heads, row = ([cell.get("class") for cell in tr] for tr in table.iter("tr"))
+    assert heads == row == [None, *["number"] * 6]
+
+
+def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
+    patched = Tried(("bf16",), certificate=SAME, ratio=1.2, low=1.1, high=1.3)
+    assert "the original: 1.20 [1.10, 1.30]. The same" in page(tmp_path, patched)
+    patched.verdict = "FASTER"
+    assert "the original: 1.20 [1.10, 1.30] FASTER. The same" in page(tmp_path, patched)
