@@ -248,7 +248,7 @@ NOT_SEEN = {
     "compiled": "the script does not use torch.compile",
     "schedule": "no schedule of torch moves the rate",
     "evaluation": "no loss was computed without gradients in the steps that ran",
-    "state": "saving and loading cannot be tried on a script",
+    "state": "the script saved no optimizer whose rate follows a schedule",
     "loss": "no loss function of torch is called",
     "zero": "the script took one step",
 }

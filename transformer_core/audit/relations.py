@@ -9,27 +9,27 @@ from typing import Any
 from transformer_core.tune.facts import is_own
 
 RELATIONS = {
-    "repeat": "The same run twice is the same",
+    "repeat": "Two runs are the same",
     "parts": "A batch in parts gives the gradient of the whole",
     "ranks": "All ranks together train one model",
-    "recomputed": "Layers computed again give what they gave before",
-    "compiled": "Compiled gives what eager does",
-    "samples": "Other samples of the batch do not change a prediction",
+    "recomputed": "Recomputed layers give the same results",
+    "compiled": "Compiled code gives the results of eager code",
+    "samples": "Other samples do not change a prediction",
     "later": "Later tokens do not change a prediction",
-    "shift": "Each target is the token after the last one that its prediction sees",
+    "shift": "Each target is the next token",
     "padding": "Padding changes no prediction and no loss",
-    "documents": "Neighbours in a packed row do not change a prediction",
+    "documents": "Other documents in a packed row do not change a prediction",
     "loss": "The loss gets what its formula expects",
-    "trained": "Every trainable tensor is trained, no frozen one is, tied ones are one",
-    "update": "The update is the optimizer's formula in 64 bits",
-    "zero": "Gradients begin at zero in each step and are complete when they are used",
+    "trained": "Trainable tensors are trained, and frozen ones are not",
+    "update": "The update follows the optimizer's formula",
+    "zero": "Gradients begin at zero and are complete when they are used",
     "schedule": "The schedule moves once a step",
     "slope": "A backward pass written by hand is the slope of its forward pass",
-    "precision": "Modules computed again in 64 bits give the same within their format",
-    "evaluation": "Evaluation drops nothing and changes nothing, and training goes on after it",
-    "state": "What is saved and loaded predicts the same",
+    "precision": "Modules give the results of 64 bits, within the rounding of their format",
+    "evaluation": "Evaluation drops nothing, and training mode returns after it",
+    "state": "A checkpoint of an optimizer also holds its schedule",
 }
-"""The words for each relation, in the order of the report."""
+"""The title of each relation, in the order of the report; the same as in docs/audit.md."""
 
 OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
 """Names of the copies of a script: watched; left alone and then probed; without its compiler; without
