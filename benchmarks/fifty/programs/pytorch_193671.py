@@ -1,4 +1,4 @@
-"""RReLU under a checkpoint that stops early saves noise that was never written.
+"""RReLU under a checkpoint that stops early saves noise that was never written: each run depends on luck.
 
 https://github.com/pytorch/pytorch/issues/193671
 """
