@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from transformer_core.trace.breakdown.devices import partition
 from transformer_core.trace.events import arrow, columns
 from transformer_core.trace.events.arrow import events_of, table_of, write_events
 from transformer_core.trace.events.columns import NULL, Columns, around, leaves
-from transformer_core.trace.events.event_table import Events, rows_of
+from transformer_core.trace.events.event_table import TEXTS, Events, joined, rows_of
 from transformer_core.trace.events.intervals import Innermost, union
 from transformer_core.trace.readers import kineto_stream
 from transformer_core.trace.readers.files import read_files
@@ -123,6 +124,21 @@ def test_a_table_is_written_in_parts(tmp_path, monkeypatch):
     assert read_table(tmp_path / "none.parquet").schema == rows.schema
     # In each part, the texts are numbered from 0.
     assert list(rows_of(events_of(parts))["name"]) == [row["name"] for row in rows.to_pylist()]
+
+
+def test_a_text_that_several_ranks_list_is_written_once(tmp_path):
+    """Otherwise Arrow leaves unset memory in the file, and no two files are the same."""
+    ranks = [event_table([work(f"k{n % 5}", n, n + 1) for n in range(50)]) for _ in range(2)]
+    events = joined(ranks)
+    assert len(events.texts) == 2 * len(ranks[0].texts)
+    write_events(tmp_path / "events.parquet", events)
+    written = pq.ParquetFile(tmp_path / "events.parquet").metadata.row_group(0)
+    columns = [written.column(k) for k in range(written.num_columns)]
+    texts = {c.path_in_schema: c.encodings for c in columns if c.path_in_schema in TEXTS}
+    assert texts.keys() == TEXTS
+    assert all("RLE_DICTIONARY" in encodings for encodings in texts.values()), texts
+    known = read_table(tmp_path / "events.parquet")["name"].chunk(0).dictionary.to_pylist()
+    assert sorted(known) == [f"k{n}" for n in range(5)]
 
 
 _NAMES = ("thread", "t0", "t1", "name")

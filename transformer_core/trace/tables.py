@@ -41,7 +41,7 @@ class Tables:
 
         from transformer_core.trace.events.arrow import table_of
 
-        # Ranks may list the same text twice, which categories of pandas do not allow.
+        # Plain texts, because pandas groups categories by values that do not occur, too.
         found = table_of(self._events)
         kinds = [
             pa.field(column.name, pa.string() if column.name in TEXTS else column.type)

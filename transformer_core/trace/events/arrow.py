@@ -64,12 +64,18 @@ def _part(events: Events, begin: int, end: int) -> pa.Table:
 
 
 def _texts(texts: Sequence[str], values: Integers) -> pa.Array:
-    """A column of texts, whose dictionary holds only the texts that occur."""
+    """A column of texts, whose dictionary holds each text that occurs once.
+
+    Ranks may list the same text twice. If a dictionary does so, Arrow falls back to plain texts and
+    leaves unset memory in the file, which then differs from run to run.
+    """
     absent = values == NULL
     present, indices = distinct(values[~absent])
+    order: dict[str, int] = {}
+    numbers = [order.setdefault(texts[number], len(order)) for number in present.tolist()]
     places = np.zeros(len(values), np.int32)
-    places[~absent] = indices
-    known = pa.array([texts[number] for number in present.tolist()], pa.string())
+    places[~absent] = np.array(numbers, np.int32)[indices]
+    known = pa.array([*order], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(places, mask=absent), known)
 
 
