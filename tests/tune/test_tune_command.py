@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from schemas.config.study import Study
 from transformer_core.audit import command as audit_command
-from transformer_core.tune import command
+from transformer_core.tune import command, compare
 from transformer_core.tune.answer import Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import Tuning
@@ -99,15 +100,32 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing.py"], "names no script"),
+        (["nothing.py"], "command line: script = 'nothing.py'"),
         (["--only", "bf17", "train.py"], "no such technique; did you mean bf16"),
-        (["--time", "soon", "train.py"], "soon"),
+        (["train.py", "x" * 20_000], "remedy:  give at most 10000 characters"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
     assert command.main(arguments) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in ended.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("time", ["soon", "5", "0.1s", "200h"])
+@pytest.mark.parametrize("program", [command, audit_command, compare])
+def test_an_impossible_time_is_named_with_the_remedy(program, time, ended, capsys):
+    with pytest.raises(SystemExit) as end:
+        program.main(["--time", time, "train.py", "train.py"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert f"argument --time: '{time}' is not a duration from 1 s to 168 h: write a number" in said
+    assert [path.name for path in ended.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("folder", ["9x", "Ä", "tuned-train"])
+def test_any_folder_gives_the_study_a_name(folder, ended):
+    study = command.study_of(command.parse(["train.py"]), ended / folder)
+    assert Study.model_validate(study).name.startswith("tuned_")
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,10 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "old.py").write_text(SCRIPT)
     assert main(["old.py", "new.py"]) == 2
     assert "names no script" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["old.py"])
+    assert capsys.readouterr().err.endswith("the following arguments are required: NEW\n")
+    assert main(["--script", "train.py", "main", "other"]) == 2
+    said = capsys.readouterr().err
+    assert "commit = 'main'" in said
+    assert "remedy:  give two commits of the repository" in said

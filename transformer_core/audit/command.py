@@ -7,10 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from schemas.base import seconds_of
-from schemas.config.run_spec import ScriptTask
 from transformer_core.audit.flow import Answer, Audit
 from transformer_core.audit.relations import RELATIONS
-from transformer_core.tune.driver import REFUSED, answer, parser, program_of, progress, with_script
+from transformer_core.tune.driver import (
+    REFUSED,
+    answer,
+    parser,
+    program_given,
+    progress,
+    with_script,
+)
 
 USAGE = """examples:
   audit-training train.py --batch-size 8
@@ -83,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as place:
         try:
-            program = program_of(ScriptTask(kind="script", command=tuple(given.command)))
+            program = program_given(given.command)
             budget = seconds_of(given.time)
             found = Audit(program, Path(place), progress(budget), budget).run()
         except REFUSED as error:

@@ -180,9 +180,9 @@ def headline(answer: Answer) -> str:
 
 def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff") -> str:
     """The answer for a terminal. ``page`` and ``diff`` are the paths of these files."""
-    lines = [headline(answer), ""]
     if answer.status != "ok":
-        return "\n".join(lines)
+        return headline(answer)
+    lines = [headline(answer), ""]
     lines += [
         f"Run twice, the script gives {answer.trust}."
         if answer.reproducible

@@ -7,6 +7,7 @@ same command continues.
 import argparse
 import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,15 +18,13 @@ from typing import Any
 
 import yaml
 
-from schemas.base import seconds_of
-from schemas.config.run_spec import ScriptTask
-from schemas.config.study import Study
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
+from transformer_core.study.resolve import check_study
 from transformer_core.tune import driver
 from transformer_core.tune.answer import Answer, markdown, text, useful
 from transformer_core.tune.budget import BEGAN
-from transformer_core.tune.driver import parser, program_of, with_script
+from transformer_core.tune.driver import parser, with_script
 from transformer_core.tune.job import FAILED
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
@@ -66,10 +65,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "5min",
         USAGE,
     )
-    made.add_argument("--only", help="techniques to try, separated by commas (default: all)")
-    made.add_argument("--folder", type=Path, help="folder of the study (default: tuned-<script>)")
-    made.add_argument("--no-verify", action="store_true", help="do not run the changed script")
-    made.add_argument("--apply", action="store_true", help="apply the diff if it holds")
+    about = "techniques to try, separated by commas (default: all)"
+    made.add_argument("--only", metavar="NAMES", help=about)
+    about = "folder of the study (default: tuned-<script>)"
+    made.add_argument("--folder", type=Path, metavar="DIR", help=about)
+    about = "do not run the changed script against the original"
+    made.add_argument("--no-verify", action="store_true", help=about)
+    about = "apply the diff to the script if the changed script trains the same model"
+    made.add_argument("--apply", action="store_true", help=about)
     return with_script(made, arguments)
 
 
@@ -83,11 +86,10 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     if given.only:
         task["techniques"] = given.only.split(",")
-    program_of(ScriptTask.model_validate(task | {"techniques": None}))
-    seconds_of(given.time)
-    name = "".join(c if c.isalnum() else "_" for c in folder.name.lower()).strip("_")
+    driver.program_given(given.command)
+    name = re.sub(r"[^a-z0-9]", "_", folder.name.lower()).strip("_")
     study = {
-        "name": name,
+        "name": name if name[:1].isalpha() else f"tuned_{name}",
         "title": f"What makes {script_of(given.command)} faster?"[:200],
         "time": given.time,
         "task": task,
@@ -95,7 +97,7 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "baseline": "single",
         "search": None,
     }
-    Study.model_validate(study)
+    check_study(study, driver.COMMAND_LINE)
     return study
 
 
@@ -130,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = (given.folder or Path(f"tuned-{stem}")).resolve()
     try:
         study = study_of(given, folder)
-    except (ConfigError, ValueError) as error:
+    except ConfigError as error:
         print(_plain(error, given), file=sys.stderr)
         return 2
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from schemas.base import seconds_of
-from schemas.config.run_spec import ScriptTask
+from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import (
+    COMMAND_LINE,
     REFUSED,
     CannotObserve,
     answer,
     parser,
-    program_of,
+    program_given,
     progress,
 )
 from transformer_core.tune.flow import Tuning
@@ -44,11 +45,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "2min",
         "OLD and NEW are files, or commits of the repository if --script names the script.",
     )
-    made.add_argument("old", help="the old script, or a commit")
-    made.add_argument("new", help="the changed script, or a commit")
-    made.add_argument("--script", help="the script, if OLD and NEW are commits")
+    made.add_argument("old", metavar="OLD", help="the old script, or a commit")
+    made.add_argument("new", metavar="NEW", help="the changed script, or a commit")
+    about = "the script, if OLD and NEW are commits"
+    made.add_argument("--script", metavar="FILE", help=about)
     made.add_argument("--not-slower", action="store_true", help="exit with 1 if NEW is SLOWER")
-    made.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of both scripts")
+    about = "arguments of both scripts"
+    rest = made.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help=about)
+    rest.required = False  # or the error for a missing NEW asks for arguments, too
     return made.parse_args(arguments)
 
 
@@ -115,7 +119,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
-    """Both versions; those of commits are unpacked below ``place``. Raises ConfigError or ValueError."""
+    """Both versions; those of commits are unpacked below ``place``. Raises ConfigError."""
     here = Path.cwd()
     found = []
     for number, which in enumerate((given.old, given.new)):
@@ -128,12 +132,16 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             folder.mkdir(parents=True)
             packed = subprocess.run(["git", "archive", which], capture_output=True, check=False)
             if packed.returncode:
-                raise ValueError(f"{which}: {packed.stderr.decode().strip()}")
+                raise ConfigError([_no_commit(which, packed.stderr.decode().strip())])
             subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
         command = (name, *given.arguments)
-        task = ScriptTask(kind="script", command=command, directory=str(folder))
-        found.append(program_of(task))
+        found.append(program_given(command, folder))
     return found[0], found[1]
+
+
+def _no_commit(name: str, why: str) -> ConfigProblem:
+    remedy = "give two commits of the repository in this folder, or two files without --script"
+    return ConfigProblem(COMMAND_LINE, "commit", name, f"cannot be unpacked: {why}", remedy)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,13 +6,17 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.run_spec import ScriptTask
-from schemas.errors import ConfigError, ConfigProblem
+from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
 from transformer_core.tune.coordinator import LAUNCHERS, Program, SideEnded
 from transformer_core.tune.isolation import TooLarge
@@ -38,17 +42,30 @@ def parser(name: str, description: str, seconds: str, epilog: str = "") -> argpa
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     about = f"approximate time to spend (default: {seconds})"
-    made.add_argument("--time", default=seconds, help=about)
-    made.add_argument("--report", type=Path, help="write the answer to a file as Markdown")
+    made.add_argument("--time", type=_duration, default=seconds, help=about)
+    about = "write the answer to a file as Markdown"
+    made.add_argument("--report", type=Path, metavar="FILE", help=about)
     made.add_argument("--json", action="store_true", help="print the answer as JSON")
     return made
+
+
+def _duration(text: str) -> str:
+    """The text of a duration; argparse prints the error."""
+    with suppress(ValueError):
+        if 1 <= seconds_of(text) <= MOST_SECONDS:
+            return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a duration from 1 s to 168 h: write a number and its unit, such as 90s, 10min or 1h"
+    )
 
 
 def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     """The parsed arguments, which end with a script and its arguments."""
     rest = argparse.REMAINDER
-    made.add_argument("-m", nargs=rest, metavar="MODULE ...", help="a module and its arguments")
-    made.add_argument("command", nargs=rest, help="the script and its arguments, as after python")
+    made.usage = "%(prog)s [options] SCRIPT [ARGUMENT ...]\n       %(prog)s [options] -m MODULE [ARGUMENT ...]"
+    made.add_argument("-m", nargs=rest, help="a module and its arguments, in place of a script")
+    about = "the script and its arguments, as after python"
+    made.add_argument("command", nargs=rest, metavar="SCRIPT", help=about)
     given = made.parse_args(arguments)
     if given.m:
         given.command = ["-m", *given.m]
@@ -76,8 +93,24 @@ def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> N
     print(json.dumps(found, indent=1) if given.json else text)
 
 
-def program_of(task: ScriptTask) -> Program:
-    """The program that a study names. Raises ConfigError if the command has no script."""
+COMMAND_LINE = "command line"
+"""The source that errors name."""
+
+
+def program_given(command: Sequence[str], folder: Path | None = None) -> Program:
+    """The program of a command line, in ``folder`` instead of the working directory. Raises
+    ConfigError likewise."""
+    directory = None if folder is None else str(folder)
+    try:
+        task = ScriptTask(kind="script", command=tuple(command), directory=directory)
+    except ValidationError as error:
+        raise from_validation(error, ScriptTask, COMMAND_LINE) from None
+    return program_of(task, COMMAND_LINE, "script")
+
+
+def program_of(task: ScriptTask, source: str = "study", field: str = "task.command") -> Program:
+    """The program that a study names. Raises ConfigError, which names ``source`` and ``field``, if
+    the command has no script."""
     folder = Path(task.directory or ".").resolve()
     command = list(task.command)
     launcher: list[str] = []
@@ -94,8 +127,8 @@ def program_of(task: ScriptTask) -> Program:
         raise ConfigError(
             [
                 ConfigProblem(
-                    "study",
-                    "task.command",
+                    source,
+                    field,
                     shlex.join(task.command),
                     f"names no script in {folder}",
                     "give the path of a Python file, relative to that folder",
@@ -118,7 +151,7 @@ def learn(
     if no_step and program.boundary == "optimizer" and said.get("backwards"):
         say("the script uses no optimizer of torch: a step is a backward pass")
         return replace(program, boundary="backward"), steps
-    raise CannotObserve(_why(error, program, least)) from None
+    raise CannotObserve(_why(error, program, least).rstrip()) from None
 
 
 def _why(error: SideEnded, program: Program, least: int) -> str:
