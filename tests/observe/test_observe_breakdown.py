@@ -68,4 +68,4 @@ def test_an_unreadable_capture_has_a_failed_breakdown(tmp_path):
 def test_a_missing_capture(tmp_path, capsys):
     files = {name: tmp_path / f"{name}.json" for name in ("capture", "events", "output")}
     assert run_job("breakdown", **files) == 1
-    assert "make it again" in capsys.readouterr().err
+    assert "make it: snakemake" in capsys.readouterr().err

@@ -76,4 +76,13 @@ def test_too_few_processes_and_a_missing_spec_are_reported(tmp_path, capsys):
     assert command in capsys.readouterr().err
     options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
     assert program.main(options) == 1
-    assert "no.json" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no.json\n    problem: cannot be read: no such file or directory" in said
+    assert "remedy:  check the path, or make it: snakemake" in said
+
+
+def test_an_impossible_option_is_named_with_the_remedy(tmp_path, capsys):
+    assert main(tmp_path, small_spec(), "--checkpoint-every=-5") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("command line: training.checkpoint_every = -5")
+    assert "remedy:  give a number of at least 0" in said

@@ -87,7 +87,17 @@ def reproducing_command(target: str | Path) -> str:
 
 def damaged(path: str | Path, error: object, field: str = WHOLE_FILE) -> ConfigError:
     """The error for a result that cannot be read, with the command that makes it again."""
-    return ConfigError([ConfigProblem(str(path), field, None, str(error), remake(path))])
+    message = unreadable(error) if isinstance(error, OSError) else str(error)
+    remedy = remake(path)
+    if isinstance(error, FileNotFoundError):
+        remedy = f"check the path, or make it: {reproducing_command(path)}"
+    return ConfigError([ConfigProblem(str(path), field, None, message, remedy)])
+
+
+def unreadable(error: Exception) -> str:
+    """Why a file cannot be read, without its path: the message names it anyway."""
+    reason = getattr(error, "strerror", None)
+    return f"cannot be read: {reason.lower() if reason else error}"
 
 
 def remake(target: str | Path, damaged: str | Path | None = None) -> str:

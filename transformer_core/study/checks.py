@@ -25,6 +25,7 @@ from schemas.config.parallel import Ddp, LocalSteps, Single
 from schemas.config.run_spec import ImportedTask, LanguageModel, RunSpec, ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigProblem, nearest
+from transformer_core.common.endings import unreadable
 from transformer_core.study.reservations import parameters
 from transformer_core.techniques.residual_norm import ResidualNorm
 
@@ -400,7 +401,7 @@ def _unusable(path: str) -> str | None:
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError) as error:
-        return f"cannot be read: {(getattr(error, 'strerror', None) or str(error)).lower()}"
+        return unreadable(error)
     return None if stat.S_ISREG(mode) else "is not a regular file"
 
 

@@ -12,11 +12,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from schemas.config.run_spec import RunSpec
-from schemas.errors import ConfigError, Unsupported
+from schemas.errors import ConfigError, Unsupported, from_validation
 from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress, log, log_to
@@ -72,6 +74,14 @@ def check_processes(spec: RunSpec) -> None:
     )
 
 
+def check_spec(data: dict[str, Any]) -> RunSpec:
+    """The run spec, changed by options; ConfigError if they make it invalid."""
+    try:
+        return RunSpec.model_validate(data)
+    except ValidationError as error:
+        raise from_validation(error, RunSpec, "command line") from None
+
+
 @program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -83,10 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--spec",
         type=Path,
         required=True,
-        help="for example results/recommended.yaml, or results/runs/single/spec.json",
+        metavar="FILE",
+        help="the run spec, such as results/recommended.yaml or results/runs/single/spec.json",
     )
-    parser.add_argument("--data", type=Path, required=True, help="results/data/<corpus>")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    about = "folder of the tokenized corpus: results/data/<corpus>"
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=about)
+    about = "folder for the model and its checkpoints"
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=about)
     parser.add_argument(
         "--checkpoint-every",
         type=int,
@@ -100,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.checkpoint_every is not None:
             changed = {"checkpoint_every": given.checkpoint_every}
             training = {"training": spec.training.model_dump() | changed}
-            spec = RunSpec.model_validate(spec.model_dump() | training)
+            spec = check_spec(spec.model_dump() | training)
         check_processes(spec)
         process = this_process(spec.machine, spec.processes_per_node)
         if process.is_main:

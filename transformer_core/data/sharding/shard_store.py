@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 from schemas.results.data import LengthHistogram, Shard, ShardManifest
 from transformer_core.common import digests
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import remake
+from transformer_core.common.endings import remake, unreadable
 from transformer_core.common.files import sha256
 from transformer_core.data.arrays import Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
@@ -198,7 +198,7 @@ def read_manifest(path: Path) -> ShardManifest:
         digests.check(path, content)
         return ShardManifest.model_validate_json(content)
     except (OSError, ValidationError) as error:
-        raise ShardError(f"cannot be read ({error})", path, path) from None
+        raise ShardError(unreadable(error), path, path) from None
     except ConfigError as error:
         (problem,) = error.problems
         raise ShardError(problem.message, path, path) from None
@@ -217,7 +217,7 @@ def check_shard(manifest: Path, shard: Shard, quick: bool = False) -> None:
         _check_size(manifest, shard)
         found = of(file)
     except OSError as error:
-        raise ShardError(f"cannot be read ({error})", file, manifest) from None
+        raise ShardError(unreadable(error), file, manifest) from None
     if found != expected:
         message = f"has changed: {name} {found} instead of {expected}"
         raise ShardError(message, file, manifest)
@@ -236,7 +236,7 @@ def _open(path: Path, manifest: ShardManifest, shard: Shard) -> pa.RecordBatch:
         batch = pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0)
         batch.validate()
     except (OSError, pa.ArrowException) as error:
-        raise ShardError(f"cannot be read ({error})", file, path) from None
+        raise ShardError(unreadable(error), file, path) from None
     kind = pa.large_list(pa.from_numpy_dtype(np.dtype(manifest.id_type)))
     schema = pa.schema({"source": kind, "target": kind})
     if batch.num_rows != shard.pairs or not batch.schema.equals(schema):

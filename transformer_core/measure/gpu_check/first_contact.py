@@ -293,13 +293,16 @@ def main() -> None:
         prog="first-contact",
         description="Examine a new GPU: print a line of JSON for every finding.",
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all probes")
-    parser.add_argument("--output", type=Path, help="file for the same lines")
-    parser.add_argument("--only", help=f"probes: {', '.join(PROBES)}")
+    about = "time for all probes (default: %(default)g)"
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=about)
+    about = "file to which the lines are also written"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=about)
+    about = f"probes to run, separated by commas (default: {','.join(PROBES)})"
+    parser.add_argument("--only", metavar="NAMES", help=about)
     given = parser.parse_args()
     names = given.only.split(",") if given.only else list(PROBES)
     if unknown := [name for name in names if name not in PROBES]:
-        parser.error(f"{unknown[0]} is no probe: take {', '.join(PROBES)}")
+        parser.error(f"--only {unknown[0]}: no such probe; choose from {', '.join(PROBES)}")
     if given.output:
         given.output.parent.mkdir(parents=True, exist_ok=True)
     with given.output.open("w") if given.output else nullcontext() as file:
