@@ -98,6 +98,20 @@ def test_a_phone_scrolls_only_vertically(browser, page, korean):
     assert browser.evaluate("document.documentElement.scrollWidth") == 360
 
 
+def test_the_labels_of_axes_follow_the_language(browser, page, tmp_path):
+    labels = '<text lang="en">devices</text><text lang="ko">장치 수</text></svg>'
+    drawn = tmp_path / "report.html"
+    drawn.write_text(page.read_text(encoding="utf-8").replace("</svg>", labels, 1))
+    browser.open(drawn)
+    shown = (
+        "[...document.querySelectorAll('svg text[lang]')]"
+        ".filter(e => getComputedStyle(e).display != 'none').map(e => e.getAttribute('lang'))"
+    )
+    assert browser.evaluate(shown) == ["en"]
+    browser.evaluate("document.getElementById('language-ko').click()")
+    assert browser.evaluate(shown) == ["ko"]
+
+
 def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     browser.open(page, media="print")
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")

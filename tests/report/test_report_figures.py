@@ -67,6 +67,28 @@ def test_axes_have_units(name, unit, drawings):
     assert unit in texts(drawings[name])
 
 
+@pytest.mark.parametrize(
+    ("name", "korean"),
+    [
+        ("throughput", "초당 토큰 수 (패딩 제외)"),
+        ("speedup", "single 대비 처리량"),
+        ("training_loss", "학습 손실 (토큰당 nat)"),
+        ("drift", "중앙값 대비"),
+        ("lengths_tokens", "문장당 tokens"),
+    ],
+)
+def test_the_page_has_the_labels_of_axes_in_both_languages(name, korean, drawings, tmp_path):
+    path = tmp_path / f"{name}.svg"
+    path.write_text(drawings[name])
+    assert korean not in texts(drawings[name]), "a figure alone is in English"
+    root = ElementTree.fromstring(svg.read(path).markup)
+    said = [(e.get("lang"), e.text) for e in root.iter(f"{SVG}text") if e.get("lang")]
+    assert ("ko", korean) in said
+    assert [lang for lang, _ in said] == ["en", "ko"] * (len(said) // 2)
+    assert {text for lang, text in said if lang == "en"} <= {*texts(drawings[name])}
+    assert "data-text-ko" not in svg.read(path).markup
+
+
 def test_variant_without_numbers_is_left_out_with_a_note(drawings):
     for name in ("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"):
         shown = texts(drawings[name])

@@ -12,6 +12,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import RatioRow, ratio_points
+from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import VARIANT, colour_of
 from transformer_core.report.page import fill
 
@@ -57,7 +58,7 @@ def draw(found: Against, quantity: str) -> str:
     with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
         title = TITLES[quantity]
         words = f"{title} of each variant, here over there, with its interval."
-        figure = ratio_points(shown, "here over there")
+        figure = ratio_points(shown, say("here over there"))
         return svg.render(figure, f"compare_{quantity}", title, words)
 
 

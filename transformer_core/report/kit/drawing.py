@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from schemas.config.variants import JOINT
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit.language import NOTHING, Said, also, fill
+from transformer_core.report.kit.language import NOTHING, Said, also, fill, say
 from transformer_core.report.kit.palette import SERIES, VARIANT
-from transformer_core.report.kit.svg import INK
+from transformer_core.report.kit.svg import INK, name_axis
 
 WIDTH = 5.2
 """Inches: narrow enough that text stays legible on a phone."""
@@ -190,7 +190,7 @@ class RatioRow:
 
 
 def ratio_points(
-    shown: Sequence[RatioRow], label: str, margin: float = 0.0, baseline: str = ""
+    shown: Sequence[RatioRow], label: Said, margin: float = 0.0, baseline: str = ""
 ) -> Figure:
     """A point and an interval per row, against 1 and the ``margin`` within which ratios are the same."""
     figure, axes = rows([row.name for row in shown], baseline=baseline)
@@ -219,12 +219,17 @@ def ratio_waterfall(shown: Sequence[RatioRow], reference: str) -> Figure:
             before = row.ratio.median
     if shown:
         axes.plot(1, 0, "|", color=INK, ms=14, mew=2)
-        _ratio_axis(axes, f"throughput over that of {reference}", 0.08)
+        _ratio_axis(axes, over(reference), 0.08)
     return figure
 
 
-def _ratio_axis(axes: Axes, label: str, margin: float) -> None:
+def over(reference: str) -> Said:
+    """The label of an axis of throughputs."""
+    return say("throughput over that of %(reference)s", reference=reference)
+
+
+def _ratio_axis(axes: Axes, label: Said, margin: float) -> None:
     axes.axvline(1, color=INK, ls="--", lw=1)
-    axes.set(xlabel=label)
+    name_axis(axes.xaxis.label, label)
     axes.margins(x=margin)
     axes.xaxis.set_major_formatter("{x:g}×")

@@ -4,6 +4,7 @@ import io
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters
@@ -12,10 +13,11 @@ from typing import Any
 import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from transformer_core.common.digests import check
 from transformer_core.common.endings import damaged
-from transformer_core.report.kit.language import both, in_korean
+from transformer_core.report.kit.language import Said, both, in_korean
 from transformer_core.report.kit.palette import SHADES, declarations, with_variables
 
 INK = "#010203"
@@ -53,6 +55,8 @@ _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 _KOREAN_TITLE, _KOREAN_DESCRIPTION = "data-title-ko", "data-description-ko"
+_KOREAN_TEXT = "data-text-ko"
+_IN_KOREAN = "in Korean: "
 _ACTIVE = {f"{{{_SVG}}}{name}" for name in ("script", "foreignObject")}
 ElementTree.register_namespace("", _SVG)
 ElementTree.register_namespace("xlink", _XLINK)
@@ -74,6 +78,13 @@ class Picture:
         return both(form.format(self.title, self.description), korean)
 
 
+def name_axis(label: Text, said: Said) -> None:
+    """Shows ``said`` as the label of an axis, such as ``axes.xaxis.label``. The file keeps its Korean,
+    and the page shows it to readers of Korean."""
+    label.set_text(str(said))
+    label.set_gid(_IN_KOREAN + said.korean)
+
+
 def _in_xml(text: str) -> str:
     """Replaces characters that XML forbids: names from traces may contain them."""
     return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
@@ -93,6 +104,7 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     root = ElementTree.fromstring(text)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
+    _keep_korean(root)
     _prefix_ids(root, f"{name}-")
     compact(root, f"#figure-{name}")
     root.set("id", f"figure-{name}")
@@ -128,6 +140,7 @@ def read(path: Path) -> Picture:
     korean = root.get(_KOREAN_TITLE, ""), root.get(_KOREAN_DESCRIPTION, "")
     for key in (_KOREAN_TITLE, _KOREAN_DESCRIPTION):
         root.attrib.pop(key, None)  # the page shows it as a caption
+    _split_languages(root)
     return Picture(
         name=path.stem,
         korean=korean,
@@ -135,6 +148,27 @@ def read(path: Path) -> Picture:
         description=root.findtext(f"{{{_SVG}}}desc", default=""),
         markup=Markup(ElementTree.tostring(root, encoding="unicode")),
     )
+
+
+def _keep_korean(root: ElementTree.Element) -> None:
+    """Moves the Korean of labels from the identifier of the group to the text in it."""
+    for group in root.iter(_GROUP):
+        if group.get("id", "").startswith(_IN_KOREAN):
+            korean = group.attrib.pop("id").removeprefix(_IN_KOREAN)
+            for text in group.iter(f"{{{_SVG}}}text"):
+                text.set(_KOREAN_TEXT, korean)
+
+
+def _split_languages(root: ElementTree.Element) -> None:
+    """Makes each text with a Korean two texts, of which the page shows one."""
+    for parent in list(root.iter()):
+        for place, text in reversed(list(enumerate(parent))):
+            if korean := text.attrib.pop(_KOREAN_TEXT, ""):
+                other = deepcopy(text)
+                text.set("lang", "en")
+                other.set("lang", "ko")
+                other.text = korean
+                parent.insert(place + 1, other)
 
 
 def _element(tag: str, text: str, **attributes: str) -> ElementTree.Element:

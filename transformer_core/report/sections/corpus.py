@@ -8,6 +8,7 @@ from matplotlib.ticker import PercentFormatter
 from schemas.config.data import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES
@@ -53,7 +54,9 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
         palette=SERIES[: frame["side"].nunique()],
         ax=axes,
     )
-    axes.set(xlabel=f"{lengths.unit} in a {one}", ylabel=f"share of {one}s")
+    counted, shared = _labels(one, lengths.unit)
+    svg.name_axis(axes.xaxis.label, counted)
+    svg.name_axis(axes.yaxis.label, shared)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     legend_below(axes, None)
     return Drawing(figure, title, _about(one, width, lengths.unit))
@@ -72,6 +75,14 @@ def lengths_frame(
         total = sum(histogram.values())
         rows += [(side, length, count / total) for length, count in sorted(histogram.items())]
     return pd.DataFrame(rows, columns=["side", "length", "share"])
+
+
+def _labels(one: str, unit: str) -> tuple[Said, Said]:
+    if one == "sentence":
+        return say("%(unit)s in a sentence", unit=unit), say("share of sentences")
+    if one == "text":
+        return say("%(unit)s in a text", unit=unit), say("share of texts")
+    return say("%(unit)s in a row", unit=unit), say("share of rows")
 
 
 def _about(one: str, width: int, unit: str) -> Said:

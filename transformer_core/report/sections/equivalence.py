@@ -50,7 +50,7 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_locator(LogLocator(1_000))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set(xlabel="deviation over its bound")
+        svg.name_axis(axes.xaxis.label, say("deviation over its bound"))
     return drawing.captioned("equivalence", figure, _left_out(results))
 
 
@@ -124,7 +124,9 @@ def _loss(
         for name, loss in shown.items():
             look = drawing.series(list(results.variants).index(name))
             axes.plot(loss["step"], loss["loss"], marker=marker, ms=4, label=name, **look)
-        axes.set(xlabel="optimizer step", ylabel=f"{title.lower()} (nats per token)")
+        svg.name_axis(axes.xaxis.label, say("optimizer step"))
+        measured = Said(title.lower(), title.korean)
+        svg.name_axis(axes.yaxis.label, say("%(loss)s (nats per token)", loss=measured))
         drawing.legend_below(axes, None)
     else:
         drawing.nothing(figure)

@@ -12,6 +12,7 @@ from schemas.results import FamilyCurve, FamilyPoint, Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
+from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import SERIES, VARIANT
 
 
@@ -34,7 +35,7 @@ def draw_families(results: StudyResults) -> Drawing:
     shown = [curve for curve in results.curves if curve.best is not None]
     figure = _panels(shown, _throughput)
     if shown:
-        figure.supylabel("throughput over the reference", fontsize=11)
+        svg.name_axis(figure.supylabel("", fontsize=11), say("throughput over the reference"))
     notes = "".join(f" {curve.family}: {curve.note}." for curve in shown)
     return captioned("families", figure, notes)
 
@@ -47,7 +48,7 @@ def draw_family_costs(results: StudyResults) -> Drawing:
     ]
     figure = _panels(shown, _costs)
     if shown:
-        figure.supylabel("over the reference", fontsize=11)
+        svg.name_axis(figure.supylabel("", fontsize=11), say("over the reference"))
         legend_below(figure.axes[0], None)
     return captioned("family_costs", figure)
 

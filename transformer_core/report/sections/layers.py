@@ -104,7 +104,7 @@ def draw_layer_tree(results: StudyResults) -> Drawing:
     for axes, (name, (layers, steps)) in zip(shown_panels, found.items(), strict=True):
         _draw(axes, layers, steps)
         axes.set(ylim=(levels[name] - 0.5, -0.5))
-    shown_panels[-1].set_xlabel("device time of a step (ms)")
+    svg.name_axis(shown_panels[-1].xaxis.label, say("device time of a step (ms)"))
     figure.legend(
         handles=[
             Rectangle((0, 0), 1, 1, fc=shade, lw=0, alpha=_ALPHA, label=name)

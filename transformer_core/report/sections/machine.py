@@ -86,7 +86,9 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
         axes.axvline(
             size, color=svg.INK, ls=":", lw=1, label=None if number else "a gradient bucket"
         )
-    axes.set(xscale="log", yscale="log", xlabel="message", ylabel="bus bandwidth (bytes/s)")
+    axes.set(xscale="log", yscale="log")
+    svg.name_axis(axes.xaxis.label, say("message"))
+    svg.name_axis(axes.yaxis.label, say("bus bandwidth (bytes/s)"))
     ticks = sorted(set(table["bytes"]))
     axes.xaxis.set_major_locator(FixedLocator(ticks[:: max(1, -(-len(ticks) // 6))]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_size(round(value))))
@@ -131,7 +133,8 @@ def draw_utilisation(results: StudyResults) -> Drawing:
         axes.barh(row, useful.median, height=0.62, color=VARIANT, lw=0)
         drawing.whisker(axes, row, useful, lw=1.2)
     if found:
-        axes.set(xlabel="share of the measured matrix rate", xlim=(0, None))
+        axes.set(xlim=(0, None))
+        svg.name_axis(axes.xaxis.label, say("share of the measured matrix rate"))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     missing = [record.variant for record in records if record.of_ceiling is None]
     left_out = also("Left out: %(names)s.", names=", ".join(missing)) if missing else NOTHING

@@ -46,7 +46,8 @@ def draw_memory(results: StudyResults) -> Drawing:
             legend="full" if frame["rank"].nunique() > 1 else False,
             ax=axes,
         )
-        axes.set(xlabel="peak memory of a rank (MiB)", ylabel="")
+        axes.set(ylabel="")
+        svg.name_axis(axes.xaxis.label, say("peak memory of a rank (MiB)"))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         drawing.legend_below(axes, "rank")
@@ -85,7 +86,8 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         for predicted in expected(results, name)[:1]:
             axes.plot(predicted.training_bytes / MEBI, row, "D", ms=5, mfc="none", mec=svg.INK)
     if found:
-        axes.set(xlabel="tensors at the peak of a step, first rank (MiB)", xlim=(0, None))
+        axes.set(xlim=(0, None))
+        svg.name_axis(axes.xaxis.label, say("tensors at the peak of a step, first rank (MiB)"))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         used = {part for rank in found.values() for part in PARTS if _of(rank.at_peak, part)}
         axes.plot([], [], color=svg.INK, lw=1.6, label="state by the formulas")
@@ -113,7 +115,8 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
                 lw=0,
                 label=f"{place}" if row == 0 else None,
             )
-    axes.set(xlabel="peak of tensors in a step (MiB)", xlim=(0, None))
+    axes.set(xlim=(0, None))
+    svg.name_axis(axes.xaxis.label, say("peak of tensors in a step (MiB)"))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     drawing.legend_below(axes, "rank or device")
     return drawing.captioned("memory_imbalance", figure)
@@ -139,7 +142,8 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         axes.axvspan(-0.1, 0.1, color=svg.INK, alpha=0.07, lw=0)
         axes.axvline(0, color=svg.INK, lw=0.8)
         widest = max(0.12, *(1.1 * abs(check.error) for check in checks))
-        axes.set(xlabel="predicted over measured peak of tensors, minus 1", xlim=(-widest, widest))
+        axes.set(xlim=(-widest, widest))
+        svg.name_axis(axes.xaxis.label, say("predicted over measured peak of tensors, minus 1"))
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         drawing.legend_below(axes, None)
@@ -193,7 +197,7 @@ def draw_memory_milestones(results: StudyResults) -> Drawing:
         _draw_milestones(axes, rank, seen)
         axes.set(ylabel="MiB", ylim=(0, None))
     shown[-1].set_xticks(range(len(MOMENTS)), list(MOMENTS.values()), rotation=45, ha="right")
-    shown[-1].set_xlabel("moment of the run")
+    svg.name_axis(shown[-1].xaxis.label, say("moment of the run"))
     figure.legend(
         handles=list(seen.values()), labels=list(seen), loc="outside lower center", fontsize=10
     )
@@ -228,7 +232,8 @@ def draw_memory_step(results: StudyResults) -> Drawing:
         for axes, rank in zip(shown, found.values(), strict=True)
         for part in _draw_step(axes, rank)
     }
-    shown[-1].set_xlabel("operations of the step, from the first to the last")
+    words = say("operations of the step, from the first to the last")
+    svg.name_axis(shown[-1].xaxis.label, words)
     parts_legend(figure, used)
     batches = "; ".join(
         f"{name}: {rank.batch.rows} rows of "

@@ -56,7 +56,8 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
         for offset, times in bars:
             parts_ms = [(n, time / steps / 1e6, _COMMUNICATION[n]) for n, time in times.items()]
             drawing.stack(axes, row + offset, parts_ms, 0.34)
-    axes.set(xlabel="communication in a step (ms)", xlim=(0, None))
+    axes.set(xlim=(0, None))
+    svg.name_axis(axes.xaxis.label, say("communication in a step (ms)"))
     drawing.legend_once(axes, _COMMUNICATION)
     return drawing.captioned("profile_communication", figure)
 
@@ -98,7 +99,8 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     roofline = measured_roofline(results)
     if roofline:
         _ceilings(axes, roofline, (min(intensities) / 4, max(intensities) * 8))
-    axes.set(xlabel="FLOPs per byte", ylabel="FLOPs per second")
+    svg.name_axis(axes.xaxis.label, say("FLOPs per byte"))
+    svg.name_axis(axes.yaxis.label, say("FLOPs per second"))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     used = {point[1] for point in points}
@@ -164,7 +166,8 @@ def partitions(found: Mapping[str, Breakdown], more: str = "") -> Drawing:
         if idle > 0:
             axes.barh(row, idle, 0.7, left, fc="none", ec=svg.INK, lw=0.8, label="idle")
     if found:
-        axes.set(xlabel="wall time of a profiled step (ms)", xlim=(0, None))
+        axes.set(xlim=(0, None))
+        svg.name_axis(axes.xaxis.label, say("wall time of a profiled step (ms)"))
         drawing.legend_once(axes, [*_PARTS, "idle"])
     return drawing.captioned("profile_partition", figure, more)
 
@@ -189,7 +192,7 @@ def timelines(found: Mapping[str, Timeline]) -> Drawing:
     figure, shown = drawing.panels(list(found), 0.2 * sum(heights) / len(heights), heights)
     for axes, timeline in zip(shown, found.values(), strict=True):
         _draw_step(axes, timeline)
-    shown[-1].set_xlabel("milliseconds since the start of the step")
+    svg.name_axis(shown[-1].xaxis.label, say("milliseconds since the start of the step"))
     seen = {colour for t in found.values() for lane in t.lanes for colour in lane.spans}
     figure.legend(
         handles=[

@@ -16,6 +16,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
 from transformer_core.report.kit.formats import combination
+from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
 from transformer_core.report.sections.profiles import shown
 from transformer_core.trace.compare import Change, difference
@@ -135,6 +136,7 @@ def draw_quality(results: StudyResults) -> Drawing:
             color = REFERENCE if side.name == BASELINE else VARIANT
             label = "recommended" if side.name == BEST else side.parts[0]
             axes.plot(seconds, bleu, line, color=color, ms=4, label=label)
-        axes.set(xlabel="seconds of training", ylabel="BLEU", ylim=(0, None), xlim=(0, None))
+        axes.set(ylabel="BLEU", ylim=(0, None), xlim=(0, None))
+        svg.name_axis(axes.xaxis.label, say("seconds of training"))
         legend_below(axes, None)
     return captioned("quality", figure)

@@ -4,7 +4,14 @@ from typing import Any
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit.drawing import Drawing, RatioRow, captioned, left_out, ratio_points
+from transformer_core.report.kit.drawing import (
+    Drawing,
+    RatioRow,
+    captioned,
+    left_out,
+    over,
+    ratio_points,
+)
 
 
 def summarise(results: StudyResults) -> dict[str, list[Any]]:
@@ -90,7 +97,7 @@ def draw_speedup(results: StudyResults) -> Drawing:
         for comparison in shown
         if comparison.speedup
     ]
-    figure = ratio_points(points, f"throughput over that of {baseline}", margin, baseline)
+    figure = ratio_points(points, over(baseline), margin, baseline)
     names = [comparison.variant for comparison in shown] + [baseline]
     return captioned(
         "speedup", figure, left_out(results, names), baseline=baseline, margin=f"{margin:.1%}"

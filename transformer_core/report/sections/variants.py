@@ -13,7 +13,7 @@ from transformer_core.decide.turn_throughput import epoch_seconds, session_rates
 from transformer_core.measure.session_ratio import log_ratios
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
-from transformer_core.report.kit.language import NOTHING, also
+from transformer_core.report.kit.language import NOTHING, also, say
 from transformer_core.report.kit.palette import VARIANT
 
 
@@ -67,7 +67,8 @@ def draw_throughput(results: StudyResults) -> Drawing:
         sessions = session_rates(results)
         places = [names.index(results.study.baseline)] * len(sessions)
         axes.plot(sessions, places, "o", color=VARIANT, ms=4, alpha=0.8)
-        axes.set(xlabel="non-padding tokens per second", xlim=(0, None))
+        axes.set(xlim=(0, None))
+        svg.name_axis(axes.xaxis.label, say("non-padding tokens per second"))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return drawing.captioned("throughput", figure, drawing.left_out(results, names))
 
@@ -92,7 +93,8 @@ def draw_drift(results: StudyResults) -> Drawing:
         axes.set_title(run.variant, fontsize=10)
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
-    figure.supxlabel("round; a gap is a new session in fresh processes", fontsize=11)
-    figure.supylabel("over the median", fontsize=11)
+    words = say("round; a gap is a new session in fresh processes")
+    svg.name_axis(figure.supxlabel("", fontsize=11), words)
+    svg.name_axis(figure.supylabel("", fontsize=11), say("over the median"))
     cut = also("The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs))
     return drawing.captioned("drift", figure, cut if len(runs) > len(shown) else NOTHING, missing)

@@ -14,6 +14,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.session_ratio import step_seconds
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows
+from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.answer import choose, techniques
 from transformer_core.report.sections.profiles import shown, telling
@@ -197,7 +198,8 @@ def draw_differences(results: StudyResults) -> Drawing:
         axes.plot(one.step.difference_ms, row, "D", color=svg.INK, ms=5)
     if found:
         axes.axvline(0, color=svg.INK, lw=0.8)
-        axes.set_xlabel(f"difference from a step of {baseline} (ms)")
+        words = say("difference from a step of %(baseline)s (ms)", baseline=baseline)
+        svg.name_axis(axes.xaxis.label, words)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         legend_once(axes, _PARTS)
     return captioned("differences", figure, baseline=baseline)
