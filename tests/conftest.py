@@ -17,8 +17,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # If a test needs several threads, waiting ones do not keep a core busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Hundreds of processes start: without bytecode files, each of them would compile its modules again.
+# Hundreds of processes start: without bytecode files, each of them would compile its modules again,
+# and each worker of pytest would rewrite the assertions of all tests again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 TESTS = Path(__file__).parent
 
