@@ -1,5 +1,6 @@
 """Settings and fixtures of all tests."""
 
+import gc
 import logging
 import os
 import sys
@@ -21,6 +22,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # and each worker of pytest would rewrite the assertions of all tests again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# The collector of garbage would walk through all imported modules again and again.
+gc.disable()
 
 TESTS = Path(__file__).parent
 
@@ -48,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in ("workflow", "slow")
     )
     items.sort(key=lambda item: (item.path not in workflow, item.path not in slow))
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage from here on, but not among what is imported by now."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
