@@ -8,6 +8,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,19 +55,27 @@ def field_texts(schema: type[Schema]) -> dict[str, str]:
     found: dict[str, str] = {}
     for parent in reversed(schema.__mro__):
         if issubclass(parent, Schema):
-            source = textwrap.dedent(inspect.getsource(parent))
-            (statement,) = ast.parse(source).body
-            assert isinstance(statement, ast.ClassDef)
-            for field, below in pairwise([*statement.body, None]):
-                match field, below:
-                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                        found[name] = inspect.cleandoc(text)
-                    case ast.AnnAssign(target=ast.Name(name)), _:
-                        line = source.splitlines()[(field.end_lineno or field.lineno) - 1]
-                        text = line.partition("  # ")[2]
-                        if text:
-                            found[name] = text[0].upper() + text[1:].removesuffix(".") + "."
+            found |= _texts_in(parent)
     return {name: found[name] for name in schema.model_fields if name in found}
+
+
+@cache  # every schema that inherits from this one needs them
+def _texts_in(schema: type[Schema]) -> dict[str, str]:
+    """The text of each field that ``schema`` itself declares."""
+    found: dict[str, str] = {}
+    source = textwrap.dedent(inspect.getsource(schema))
+    (statement,) = ast.parse(source).body
+    assert isinstance(statement, ast.ClassDef)
+    for field, below in pairwise([*statement.body, None]):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
+            case ast.AnnAssign(target=ast.Name(name)), _:
+                line = source.splitlines()[(field.end_lineno or field.lineno) - 1]
+                text = line.partition("  # ")[2]
+                if text:
+                    found[name] = text[0].upper() + text[1:].removesuffix(".") + "."
+    return found
 
 
 def _descendants(schema: type[Schema]) -> Iterator[type[Schema]]:
