@@ -98,6 +98,7 @@ def test_bad_options_are_refused(arguments, words, folder, monkeypatch, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators(folder):
     from _contenders import PUBLISHED
     from step_counts import STEPS, count

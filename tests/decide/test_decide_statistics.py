@@ -122,6 +122,7 @@ UNLIKE = {"one": (0.01, 7), "two": (0.03, 3), "three": (0.01, 1)}
 APART = {name: (0.03 if name == "c" else 0.01, 1) for name in "abcdef"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "share", "sessions", "processes"),
     [

@@ -90,6 +90,7 @@ def test_collect():
     assert Provenance.model_validate_json(found.model_dump_json()) == found
 
 
+@pytest.mark.slow
 def test_versions_are_known_without_importing_torch():
     program = """
 import sys

@@ -26,6 +26,7 @@ def main():
 """
 
 
+@pytest.mark.slow
 def test_workers_get_their_threads_and_allocator_settings_whatever_snakemake_set(
     monkeypatch, tmp_path
 ):

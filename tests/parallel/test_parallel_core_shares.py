@@ -49,6 +49,7 @@ print(sum(len(mask) == 1 for mask in masks), later, affinity(), sep="; ")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nothing binds threads here")
 def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these():
     cores = sorted(os.sched_getaffinity(0))[-2:]

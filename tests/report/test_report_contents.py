@@ -7,6 +7,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from transformer_core.report import contents, tables
 from transformer_core.report.contents import FIGURES, SECTIONS, TABLES
 
@@ -30,6 +32,7 @@ def test_every_figure_and_table_is_listed_once():
     assert all(callable(getattr(tables, f"_{name}")) for name in {*TABLES})
 
 
+@pytest.mark.slow
 def test_imports_are_light():
     """Every start of Snakemake reads the names of figures, and the page needs no torch."""
     code = (

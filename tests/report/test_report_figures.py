@@ -123,6 +123,7 @@ def test_study_without_a_number_still_has_its_figures(name, empty_report):
         assert shown == [NOTHING.get(name, "No variant to show")]
 
 
+@pytest.mark.slow
 def test_processes_share_the_figures_and_draw_the_same_bytes(
     study_folder, tmp_path, drawings, monkeypatch
 ):

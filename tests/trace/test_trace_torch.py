@@ -138,6 +138,7 @@ def test_the_example(traces, monkeypatch, capsys):
     assert "pause_ns" in said
 
 
+@pytest.mark.slow
 def test_the_wheel_needs_neither_torch_nor_snakemake(traces, tmp_path):
     checkout, site = tmp_path / "checkout", tmp_path / "site"
     for folder in ("transformer_core", "schemas", "packages"):

@@ -370,6 +370,7 @@ def operators(name: str) -> Counter[str]:
     return seen.names
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="another torch has other operators"
 )

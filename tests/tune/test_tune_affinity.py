@@ -100,6 +100,7 @@ print(os.environ.get("OMP_PLACES"), [sorted(os.sched_getaffinity(int(t))) for t 
 """
 
 
+@pytest.mark.slow
 def test_openmp_binds_the_threads(monkeypatch):
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
