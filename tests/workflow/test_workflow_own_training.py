@@ -13,10 +13,10 @@ STUDY = {
     "time": "5min",
     "task": {
         "kind": "import",
-        "factory": "docs.examples.my_training:build",
+        "factory": "my_slow_loss:build",
         "options": {"width": 24},
         "head": "head",
-        # None is faster, because comparisons would use up all the time.
+        # None is faster, because comparisons would take most of the time.
         "techniques": ["accumulation_2", "tf32"],
         "steps": 3,
         "verify": False,
@@ -25,11 +25,29 @@ STUDY = {
     "variants": ["single"],
 }
 
+# A wait for each micro-batch: two of them are surely slower than one.
+SLOW_LOSS = """
+import time
+
+from docs.examples import my_training
+
+def build(**given):
+    made = my_training.build(**given)
+    return made | {"loss": slow(made["loss"])}
+
+def slow(loss):
+    def waiting(model, batch):
+        time.sleep(0.03)
+        return loss(model, batch)
+    return waiting
+"""
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     made = Project(tmp_path_factory.mktemp("project"), STUDY)
     shutil.copytree(ROOT / "docs/examples", made.folder / "docs/examples")
+    (made.folder / "my_slow_loss.py").write_text(SLOW_LOSS)
     return made
 
 
