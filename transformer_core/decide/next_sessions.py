@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil, log, sqrt
 from statistics import fmean
 
-from scipy import stats
+from scipy import special
 
 from schemas.results import Interval, LogRatio, Pair, PairedRun, Session, Verdict
 from transformer_core.decide.intervals import (
@@ -92,7 +92,7 @@ class Limits:
             return 1
         share = 1 - CONFIDENCE ** (1 / max(1, standing.together))
         # Half the width of an interval after the next look, in standard errors.
-        width = float(stats.norm.ppf(1 - share * part_of_look(standing.looks + 1) / 2))
+        width = float(special.ndtri(1 - share * part_of_look(standing.looks + 1) / 2))
         error = distance(standing.ratio.median, self.margin) / width
         return max(1, ceil((SPARE / error**2 - 1 / standing.variance) * of_session))
 

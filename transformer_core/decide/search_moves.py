@@ -18,13 +18,13 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from schemas.config.measurement import Different
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Interval
+from transformer_core.decide.intervals import student
 from transformer_core.study.resolve import combine, exclusions, resolve
 from transformer_core.study.variants import contradiction, leaves, lineage
 
@@ -315,7 +315,7 @@ class Exploration:
 def beside(exploration: Exploration, best: Parts, deviation: float) -> dict[str, Interval]:
     """By technique, the throughput of its step from ``best`` over that of ``best``, with its 95 %
     interval, from the sessions in which both took turns, whose ratios vary by ``deviation``."""
-    reach = float(stats.t.ppf(0.975, FREEDOM)) * deviation
+    reach = student(0.975, FREEDOM) * deviation
     steps = exploration.space.steps(best)
     found = {part: exploration.gains(step, best) for part, step in steps.items()}
     return {
