@@ -10,6 +10,8 @@ from pydantic import TypeAdapter
 
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
+FAILED = "failed.json"
+"""File that replaces the answer if the training cannot be observed, and says why."""
 LEFT_OUT = "left out"
 """Status of a technique for which there was no time."""
 NOT_TRIED = ("unsupported", LEFT_OUT)

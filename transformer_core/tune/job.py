@@ -16,14 +16,12 @@ from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
-from transformer_core.tune.answer import Answer
+from transformer_core.tune.answer import FAILED, Answer
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.isolation import TooLarge
 
-FAILED = "failed.json"
-"""Replaces the answer if the training cannot be observed, and says why."""
 SECONDS = 300.0
 """Seconds to spend if the study sets no time."""
 
