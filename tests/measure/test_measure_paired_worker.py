@@ -1,5 +1,7 @@
 """A training that runs in turns."""
 
+import os
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from transformer_core.run.coordinator import (
 from transformer_core.training.loop import train
 from transformer_core.training.optimizer import learning_rate
 
-NOWHERE = Path("/nowhere")
+NOWHERE = Path(tempfile.gettempdir(), f"nowhere-{os.getpid()}")
 
 
 class FakeTurns:
