@@ -120,10 +120,13 @@ def test_every_variant_and_repeat_is_a_target():
         ("results/runs/dpp/metrics.json", "results/runs/ddp/metrics.json"),
         ("results/runs/ddp/repeat-3/metrics.json", "results/runs/ddp/repeat-2/metrics.json"),
         ("results/data/gramar/tokenizer.json", "results/data/grammar/tokenizer.json"),
+        ("results/figures/speedupp.svg", "results/figures/speedup.svg"),
+        ("results/tables/variant.csv", "results/tables/variants.csv"),
     ],
 )
 def test_a_mistyped_target(asked, near):
-    problem = problem_of(check_targets, ["--cores", "all", asked], known_targets(STUDY))
+    known = known_targets(STUDY, figures=["speedup"], tables=["variants"])
+    problem = problem_of(check_targets, ["--cores", "all", asked], known)
     assert problem.value == asked
     assert near in problem.remedy
 

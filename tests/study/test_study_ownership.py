@@ -12,7 +12,7 @@ import pytest
 from schemas.config.study import Study
 from schemas.errors import ConfigError
 from tests.refusals import problem_of
-from transformer_core.study.ownership import check_foreign, check_owner
+from transformer_core.study.ownership import check_foreign, check_owner, check_results
 
 STUDY = Study.model_validate({"name": "mine", "variants": ["single"]})
 PLACE = "results/study.json"
@@ -113,3 +113,12 @@ def test_one_snakemake_at_a_time_and_a_killed_one_blocks_nobody():
     assert third.stdout.readline() == "working\n"
     for one in (first, third):
         kill_group(one)
+
+
+def test_results_to_compare_with_must_exist(tmp_path):
+    (tmp_path / "study.json").touch()
+    check_results(tmp_path)
+    for given in (None, tmp_path / "elsewhere"):
+        problem = problem_of(check_results, given)
+        assert problem.field == "against"
+        assert "--config against=FOLDER" in problem.remedy

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import yaml
-from project import ROOT, TINY, Project, know_sources
+from project import ROOT, TINY, Project, know_sources, put_back
 
 from schemas.config.study import Study
 from transformer_core.report.contents import FIGURES, TABLES
@@ -41,6 +41,22 @@ def test_a_wrong_value_on_the_command_line_is_refused(project):
     assert "'many'" in output
 
 
+def test_a_mistake_in_a_file_of_the_project_is_named_by_its_path(project):
+    """Snakemake reads copies of these files."""
+    for name in ("config/variants.yaml", "config/claims.yaml"):
+        file = project.folder / name
+        with put_back(file):
+            file.write_text(f"{file.read_text()}\nmine: {{}}\n")
+            assert f"\n{name}: mine" in project.refused("-n")
+
+
+def test_other_results_must_exist(project):
+    words = ["command line: against", "--config against=FOLDER"]
+    for options in ([], ["--config", "against=/nowhere"]):
+        output = project.refused("-n", "results/compare.html", *options)
+        assert all(word in output for word in words)
+
+
 def test_a_mistyped_target_is_refused_with_the_nearest_names(project):
     asked = ["results/runs/singel/metrics.json", "results/turns/ddp/1"]
     asked += ["results/memory/largest_batch/ddp.json"]
@@ -54,7 +70,11 @@ def test_a_mistyped_target_is_refused_with_the_nearest_names(project):
 
 def test_the_rules_make_all_known_targets(project):
     study = Study.model_validate(TINY)
-    project.make("-n", *known_targets(study, (), FIGURES, TABLES))
+    there = project.folder / "elsewhere"
+    there.mkdir()
+    (there / "study.json").touch()
+    targets = known_targets(study, (), FIGURES, TABLES)
+    project.make("-n", *targets, "--config", f"against={there}")
 
 
 # tests/schemas resolves the variants of every study.

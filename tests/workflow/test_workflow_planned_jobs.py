@@ -60,7 +60,10 @@ def test_jobs_accept_the_orders_of_their_rules(project):
     targets += ["results/data/grammar/verify.json", "results/data/grammar/parquet/test.parquet"]
     targets += ["results/gpu_check/device.json", "results/gpu_check/tests.json"]
     targets += ["results/gpu_check/attention.json", "results/certificates.md"]
-    options = ("--set-scatter", "tokenize=3", "--config", "against=/elsewhere")
+    there = project.folder / "elsewhere"
+    there.mkdir()
+    (there / "study.json").touch()
+    options = ("--set-scatter", "tokenize=3", "--config", f"against={there}")
     with project.asked_for(study):
         output = project.make("-n", "-p", *targets, *options)
     kinds = set()

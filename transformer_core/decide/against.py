@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from schemas.config.study import Study
-from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Against, Change, Interval, Lost, Origin, Quantity
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
@@ -21,6 +20,7 @@ from transformer_core.decide.intervals import exact, quotient
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.turn_throughput import throughputs
 from transformer_core.decide.verdicts import verdict_of
+from transformer_core.study.ownership import check_results
 
 MEMORY_RESOLUTION = 0.05  # peak memory of single runs that differs by less is considered equal
 
@@ -87,10 +87,7 @@ class Side(StudyResults):
 
 def read_side(folder: Path) -> Side:
     """The results in ``folder``; ConfigError if there are none."""
-    if not (folder / "study.json").is_file():
-        message = "is not a folder of results: it has no study.json"
-        remedy = "name one with --config against=FOLDER, for instance a folder of docs/records/"
-        raise ConfigError([ConfigProblem("command line", "against", str(folder), message, remedy)])
+    check_results(folder)
     return Side(folder)
 
 

@@ -180,13 +180,13 @@ def known_targets(
     return targets + [f"results/figures/{name}.svg" for name in figures]
 
 
-_ALWAYS = ("results/turns/", "results/memory/")
-_CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles", "turns", "memory"))
+_ALWAYS = tuple(f"results/{name}/" for name in ("turns", "memory", "figures", "tables"))
+_CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles")) + _ALWAYS
 
 
 def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
-    """ConfigError, with the nearest names, for a target in a folder of runs, data, profiles, turns or
-    memory that the study does not have. Other words in ``asked`` are left to Snakemake."""
+    """ConfigError, with the nearest names, for a target in a folder of runs, data, profiles, turns,
+    memory, figures or tables that the study does not have. Other words in ``asked`` are left to Snakemake."""
     known = set(known)
     folders = {str(Path(target).parent) for target in known}
     problems = [

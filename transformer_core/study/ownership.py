@@ -21,6 +21,18 @@ from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 CHANGES_NO_RESULT = True  # it only decides whether work may begin
 
 
+def check_results(folder: str | Path | None) -> None:
+    """Refuses a folder given with ``--config against=`` that holds no results of a study, or none
+    given. Raises ConfigError."""
+    if folder is None or not Path(folder, "study.json").is_file():
+        message = "is not a folder of results: it has no study.json"
+        if folder is None:
+            message = "names no folder of results"
+        remedy = "name one with --config against=FOLDER, for instance a folder of docs/records/"
+        value = None if folder is None else str(folder)
+        raise ConfigError([ConfigProblem("command line", "against", value, message, remedy)])
+
+
 def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> None:
     """If Snakemake has no record of the results, refuse files whose text is not the ``planned`` one:
     Snakemake would keep them.

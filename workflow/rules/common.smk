@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import get_flag_value
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
 
@@ -24,7 +25,12 @@ from transformer_core.study.certification import compared_with
 from transformer_core.study.checks import asked_in_vain, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
 from transformer_core.study.orders import order_params
-from transformer_core.study.ownership import check_foreign, check_owner, work_alone
+from transformer_core.study.ownership import (
+    check_foreign,
+    check_owner,
+    check_results,
+    work_alone,
+)
 from transformer_core.study.plan import plan_study
 from transformer_core.study.reservations import (
     largest,
@@ -50,11 +56,21 @@ CORES = workflow.resource_settings.cores or 1
 # the number would make results stale whenever --cores changes.
 os.environ.update(ALL_CORES=str(CORES))
 
+
+
+def shipped(place):
+    """A file that comes with the workflow: the file itself, which messages then name, or Snakemake's
+    copy of it if it is not on this host."""
+    copy = workflow.source_path(f"../../{place}")
+    original = get_flag_value(copy, "sourcecache_entry")
+    return os.path.relpath(original) if os.path.exists(original) else copy
+
+
 # A study given with --configfile is read from its file instead of Snakemake's `config`, which has no
 # limits, keeps the last of two equal keys, and turns strings that look like dates into dates.
 # The GPU check has its own study.
 OWN_STUDY = "studies/gpu_check" if "results/gpu_check/report.html" in sys.argv else "config"
-STUDY_FILES_GIVEN = workflow.configfiles or [workflow.source_path(f"../../config/{OWN_STUDY}.yaml")]
+STUDY_FILES_GIVEN = workflow.configfiles or [shipped(f"config/{OWN_STUDY}.yaml")]
 STUDY_FILE = " + ".join(
     [os.path.relpath(path) for path in STUDY_FILES_GIVEN]
     + ["--config"] * bool(workflow.config_settings.config)
@@ -81,8 +97,8 @@ try:
     # A folder on a local disk of every host, for copies of the shards; it changes no result.
     if local_shards := SETTINGS.pop("local_shards", None):
         os.environ.update(LOCAL_SHARDS=str(local_shards))
-    DECLARED = read_variants(workflow.source_path(f"../../{VARIANTS_FILE}"))
-    CLAIMS = read_claims(workflow.source_path(f"../../{CLAIMS_FILE}"), *DECLARED)
+    DECLARED = read_variants(shipped(VARIANTS_FILE))
+    CLAIMS = read_claims(shipped(CLAIMS_FILE), *DECLARED)
     PLANNED = plan_study(SETTINGS, STUDY_FILE, DECLARED, CLAIMS, stage=STAGE)
     STUDY, VARIANTS, FAMILIES = PLANNED.study, PLANNED.variants, DECLARED.families
     SPECS, SHORT_RUNS = PLANNED.specs, PLANNED.short_runs
@@ -104,6 +120,8 @@ try:
     check_targets(sys.argv[1:], [*TARGETS, *PART_MANIFESTS])
     if in_vain := list(asked_in_vain(sys.argv[1:], STUDY)):
         raise ConfigError(in_vain)
+    if AGAINST is not None or "results/compare.html" in sys.argv:
+        check_results(AGAINST)
 except ConfigError as error:
     raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
 
