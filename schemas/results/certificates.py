@@ -115,6 +115,7 @@ class DropoutMoments(Schema):
     losses: list[Loss]  # loss per target token in nats, for every copy at every draw
     grad_norms: list[Magnitude]  # of the whole batch at every draw that did not overflow
     slope: Measured | None  # change of the loss along its gradient over the predicted one
+    optional: bool = False  # whether the model, a user's own, may have no dropout
 
 
 class CourseFloor(Schema):

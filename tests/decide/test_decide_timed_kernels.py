@@ -109,3 +109,21 @@ RIGHT = {"losses": LOSSES, "grad_norms": NORMS, "slope": 1.0}
 def test_moments(change, reduced, quantities):
     found = judge_moments(DropoutMoments(**RIGHT | change), DropoutMoments(**RIGHT), reduced)
     assert [deviation.quantity for deviation in found if not deviation.holds] == quantities
+
+
+SAME = {"losses": [4.0, 4.000001] * 12, "grad_norms": [1.0] * 6, "slope": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "optional", "quantities"),
+    [
+        ({}, True, []),
+        ({"losses": [4.001] * 24}, True, []),  # rounded to 8 bits
+        ({"losses": LOSSES}, True, ["dropout_spread"]),
+        ({}, False, ["dropout_draws"]),
+    ],
+)
+def test_only_users_models_may_have_no_dropout(change, optional, quantities):
+    reference = SAME | {"optional": optional}
+    found = judge_moments(DropoutMoments(**SAME | change), DropoutMoments(**reference), False)
+    assert [deviation.quantity for deviation in found if not deviation.holds] == quantities

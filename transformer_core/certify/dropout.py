@@ -30,7 +30,13 @@ from scipy.stats import binom
 from torch import Tensor
 
 from schemas.config.data import FixedSize
-from schemas.config.model import DecoderOnly, SinusoidalPositions, TorchTransformer, Transformer
+from schemas.config.model import (
+    DecoderOnly,
+    ImportedModel,
+    SinusoidalPositions,
+    TorchTransformer,
+    Transformer,
+)
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import Agreement, DropoutMoments, DropoutPlace
 from transformer_core.certify.number_formats import SINGLE, format_of
@@ -465,6 +471,7 @@ class _Draws:
             losses=[x / self.tokens for of_rank in everyone[:shares] for x in of_rank],
             grad_norms=[n for n in norms if math.isfinite(n)],
             slope=self._slope(norm, direction),
+            optional=isinstance(setup.spec.model, ImportedModel),
         )
 
     def _seed(self) -> None:

@@ -80,6 +80,8 @@ ALLOWED = 0.002
 """Additional allowed relative difference of means: rounding to 8 significant bits."""
 EQUAL_DRAWS = 2
 """Number of losses, among a few dozen, that may equal another by chance."""
+NO_DROPOUT = 1e-5
+"""Spread of the losses of a model without dropout, relative to their mean, at most: 32-bit rounding."""
 SLOPE = 0.005
 """Allowed error of the slope: the loss is curved over a step of this length. The error grows with
 the square of the length."""
@@ -94,12 +96,16 @@ def judge_moments(
     compute with fewer than 32 bits."""
     losses, expected = _finite(mine.losses), _finite(theirs.losses)
     yield _means("dropout_loss", losses, expected)
-    yield _spreads(losses, expected)
+    if theirs.optional and _relative_spread(expected) < NO_DROPOUT:
+        where = "the reference has no dropout"
+        yield deviation("dropout_spread", _relative_spread(losses), ALLOWED, where)
+    else:
+        yield _spreads(losses, expected)
+        again = len(losses) - len(set(losses))
+        repeated = f"{again} of {len(losses)} draws repeated"
+        yield deviation("dropout_draws", float(again), EQUAL_DRAWS, repeated)
     if len(mine.grad_norms) > 1 and len(theirs.grad_norms) > 1:
         yield _means("dropout_gradient", mine.grad_norms, theirs.grad_norms)
-    again = len(losses) - len(set(losses))
-    repeated = f"{again} of {len(losses)} draws repeated"
-    yield deviation("dropout_draws", float(again), EQUAL_DRAWS, repeated)
     if mine.slope is not None:
         bound = SLOPE_ROUNDED if reduced else SLOPE
         where = f"the loss changes {mine.slope:.3f} times as much as its gradient says"
@@ -127,6 +133,10 @@ def _spreads(mine: Sequence[float], theirs: Sequence[float]) -> Deviation:
     factor = high / low if low else 1e9
     where = f"standard deviation {ours:.1e}, that of the reference {expected:.1e}"
     return deviation("dropout_spread", factor - 1, bound, where)
+
+
+def _relative_spread(losses: Sequence[float]) -> float:
+    return float(np.std(losses)) / abs(float(np.mean(losses)))
 
 
 def _finite(values: Sequence[float]) -> list[float]:
