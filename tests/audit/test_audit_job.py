@@ -14,6 +14,7 @@ def test_the_projects_own_training_is_started_by_its_command(tmp_path):
     assert (program.launcher, program.ranks) == ((), 1)
     assert program.directory.is_dir(), "an overlay is mounted on it"
     assert all(Path(p).is_absolute() for p in program.command[3::2])
+    assert program.modules == Path.cwd(), "the model may be the user's"
     two = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     spec.write_text(two.model_dump_json())
     assert own_training(spec, tmp_path / "data", tmp_path / "audit").ranks == 2

@@ -32,7 +32,9 @@ def own_training(spec: Path, data: Path, folder: Path) -> Program:
     launcher = ("torchrun", "--standalone", f"--nproc-per-node={processes}")
     directory = folder / "empty"
     directory.mkdir(parents=True, exist_ok=True)
-    return Program(tuple(command), directory, launcher if processes > 1 else ())
+    # The model may be the user's own.
+    started_in = Path.cwd()
+    return Program(tuple(command), directory, launcher if processes > 1 else (), started_in)
 
 
 class AuditJob(Job):

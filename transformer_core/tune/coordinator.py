@@ -49,6 +49,8 @@ class Program:
     """Working directory."""
     launcher: tuple[str, ...] = ()
     """``torchrun`` and its options, if the script has several ranks."""
+    modules: Path | None = None
+    """Another folder in which its modules are looked up."""
     boundary: Boundary = "optimizer"
     factory: Mapping[str, Any] | None = None
     """Settings of :mod:`transformer_core.tune.factory` for a function that returns the parts of a
@@ -366,7 +368,8 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     if program.launcher[:1] == ("torchrun",):
         options = _own_port(program.launcher[1:])
         start = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
-    environment = _environment(order.techniques, order.facts) | {SIDE: side.name}
+    environment = _environment(order.techniques, order.facts, program.modules)
+    environment[SIDE] = side.name
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_bytes(b"")
 
@@ -409,13 +412,16 @@ def _own_port(options: tuple[str, ...]) -> list[str]:
     return list(options) if placed else ["--standalone", *options]
 
 
-def _environment(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[str, str]:
-    """The user's environment with the variables of the techniques, and with fixed string hashes."""
+def _environment(
+    techniques: tuple[str, ...], facts: Mapping[str, Any], modules: Path | None = None
+) -> dict[str, str]:
+    """The user's environment with the variables of the techniques, with fixed string hashes, and with
+    the folder ``modules`` among those of modules."""
     ours = str(Path(__file__).resolve().parents[2])
-    paths = os.environ.get("PYTHONPATH", "")
+    paths = [str(modules or ""), os.environ.get("PYTHONPATH", "")]
+    paths += [ours] if "site-packages" not in ours else []
     found = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if "site-packages" not in ours:
-        found["PYTHONPATH"] = f"{paths}{os.pathsep}{ours}" if paths else ours
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
     offline |= {
         warm_start.WARM_STARTS: warm_start.offer_warm_starts()
