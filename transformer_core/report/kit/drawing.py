@@ -107,12 +107,12 @@ def nothing(figure: Figure, text: str = NO_VARIANT) -> Figure:
 
 def legend_below(axes: Axes, title: str | None) -> None:
     """Move the legend of ``axes``, if it has labels, below the figure."""
+    if axes.get_legend() is None and not axes.get_legend_handles_labels()[1]:
+        return
     # Constrained layout makes room for a legend outside the axes only if the figure owns it.
     legend = axes.get_legend() or axes.legend(*axes.get_legend_handles_labels())
     handles, labels = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
     legend.remove()
-    if not labels:
-        return
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     size = 10 if len(labels) <= 10 else 7
