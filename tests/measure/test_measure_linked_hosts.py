@@ -52,6 +52,13 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_a_wrong_command_gets_the_right_one(arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["linked_hosts.py", *arguments])
+    with pytest.raises(SystemExit, match=r"usage: .*--try"):
+        linked_hosts.main()
+
+
 @linked
 def test_the_link_is_no_faster_than_its_bandwidth():
     done = subprocess.run(

@@ -66,6 +66,42 @@ def test_no_time_is_no_result(statuses, first):
 
 
 @pytest.mark.parametrize(
+    ("left_out", "remedy"), [(["2 of 4 sessions"], "--time 10min"), ([], "a quieter machine, or a")]
+)
+def test_more_time_is_the_remedy_only_if_time_was_short(left_out, remedy):
+    undecided = Tried(
+        ("bf16",), certificate=SAME, ratio=1.1, low=0.9, high=1.3, verdict="UNDECIDED"
+    )
+    found = answer(tried=[undecided], recommended=(), left_out=left_out)
+    assert remedy in headline(found)
+    assert ("more time" in headline(found)) == bool(left_out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--time", "banana"], ["--time", "banana", "90 s, 10 min or 1h"]),
+        (["--time", "0s"], ["--time", "0s", "from 1 s to 168 h"]),
+        (["--report", "train.py/report.md"], ["--report", "cannot be written"]),
+        (["--report", "."], ["--report", "cannot be written"]),
+    ],
+)
+def test_a_wrong_option_is_named_with_a_remedy(ended, capsys, arguments, words):
+    for main in (command.main, audit_command.main):
+        with pytest.raises(SystemExit, match="2"):
+            main([*arguments, "train.py"])
+        said = capsys.readouterr().err
+        assert all(word in said for word in words)
+
+
+def test_a_folder_that_cannot_be_made(ended, capsys):
+    assert command.main(["--folder", "train.py", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert "train.py cannot hold the study (File exists)" in said
+    assert "--folder" in said
+
+
+@pytest.mark.parametrize(
     ("word", "nested", "code", "script"),
     [("same", False, 0, "new"), ("same", True, 0, "new"), ("different", False, 1, "old")],
 )

@@ -218,6 +218,9 @@ def try_out(bandwidth: float = 1e9) -> None:
 def main() -> None:
     if sys.argv[1:] == ["--try"]:
         return try_out()
+    if len(sys.argv) < 3 or not sys.argv[1].startswith("{"):
+        # Only runs give it hosts and a command.
+        sys.exit("usage: python -m transformer_core.run.linked_hosts --try")
     try:
         hosts = start(Linked(**json.loads(sys.argv[1])), sys.argv[2:])
     except NamespacesUnavailableError as error:

@@ -162,10 +162,16 @@ def headline(answer: Answer) -> str:
     more_time = "Give it more time (--time 10min, or time: 10min in the study)"
     if found := [t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED"]:
         likely = max(found, key=lambda t: t.ratio or 0)
+        remedy = f"{more_time}, or a quieter machine."
+        if not answer.left_out:
+            remedy = (
+                "Nothing was left out for lack of time: give it a quieter machine, or a training "
+                "of more steps."
+            )
         return (
             "Nothing is certain yet: the most promising change that trains the same model, "
             f"{listed(likely.techniques)}, is {likely.ratio:.2f} [{likely.low:.2f}, "
-            f"{likely.high:.2f}] times as fast. {more_time}, or a quieter machine."
+            f"{likely.high:.2f}] times as fast. {remedy}"
         )
     fast = [t for t in answer.tried if useful(t) and (t.screened or 0) > 1]
     if fast and all(t.ratio is None for t in answer.tried):

@@ -134,8 +134,15 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(_plain(error, given), file=sys.stderr)
         return 2
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False))
+    except OSError as error:
+        print(
+            f"{folder} cannot hold the study ({error.strerror}): name another with --folder",
+            file=sys.stderr,
+        )
+        return 2
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     try:

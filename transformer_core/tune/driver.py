@@ -3,6 +3,7 @@ script cannot be observed."""
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
@@ -31,6 +32,26 @@ class CannotObserve(Exception):
 
 REFUSED = (CannotObserve, ConfigError, TooLarge, ValueError)
 """Errors of a command line or a script, with a message for the user."""
+
+
+def duration(text: str) -> str:
+    """A duration on a command line, such as 10min; ArgumentTypeError for anything else."""
+    try:
+        TypeAdapter[str](Duration).validate_python(text)
+    except ValidationError as error:
+        (problem,) = error.errors()
+        remedy = problem["ctx"]["remedy"]
+        raise argparse.ArgumentTypeError(f"{text} {problem['msg']}: {remedy}") from None
+    return text
+
+
+def new_file(text: str) -> Path:
+    """A file that a command can write later; ArgumentTypeError if it cannot."""
+    path = Path(text)
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir() or not above.is_dir() or not os.access(above, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: name a file in another folder")
+    return path
 
 
 def parser(name: str, description: str, seconds: str, epilog: str = "") -> argparse.ArgumentParser:
