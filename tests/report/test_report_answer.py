@@ -101,6 +101,12 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
 
 
+def test_the_brief_says_why_a_variant_did_not_finish(answer, text):
+    assert r"- `ddp` did not finish (unsupported): needs 2 GPUs, found 1 \<script\>" in text
+    ok = [v.model_copy(update={"status": "ok"}) for v in answer.variants]
+    assert "did not finish" not in brief(answer.model_copy(update={"variants": ok}))
+
+
 def test_changed_settings_are_nested_as_in_a_run_spec(results):
     specs = results.specs
     found = changed_settings(specs["single"], specs["amp_bf16"])

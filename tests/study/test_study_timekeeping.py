@@ -185,6 +185,7 @@ def test_the_message_at_the_start_gives_its_basis():
         "16 variants, 101 jobs: 3 to 11 min on this machine"
         " (a first guess: no such job has ended here yet)."
     )
+    assert at_the_start(1, {"train": 1}, guess, None, 0.0).startswith("1 variant, 1 job: ")
     known = {rule: JobTimes(count=1, seconds=4.0) for rule in counts}
     part = Forecast({"train": known["train"]}, {}, 0.0, {})
     assert "no job of 1 of 2 kinds has ended" in at_the_start(16, counts, part, None, 0.0)

@@ -318,7 +318,8 @@ def at_the_start(
     elif unknown:
         basis = f"partly a guess: no job of {unknown} of {len(rules)} kinds has ended here yet"
     jobs = sum(counts.values())
-    text = f"{variants} variants, {jobs} jobs: {needed} on this machine ({basis})."
+    named = f"{variants} variant{'s' * (variants != 1)}, {jobs} job{'s' * (jobs != 1)}"
+    text = f"{named}: {needed} on this machine ({basis})."
     if asked is None:
         return text
     text += f" The time limit is {clock_text(asked)}"
