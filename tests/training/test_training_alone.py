@@ -69,6 +69,19 @@ def test_the_same_command_resumes_from_the_last_checkpoint(tmp_path, monkeypatch
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_finished_training_is_not_repeated(tmp_path, monkeypatch):
+    assert main(tmp_path, small_spec(training={"steps": 2})) == 0
+    monkeypatch.setattr(program, "run", lambda *_: pytest.fail("trained again"))
+    assert main(tmp_path, small_spec(training={"steps": 2})) == 0
+    assert "is trained already" in (tmp_path / "out/train.log").read_text()
+    model, runs = tmp_path / "out/model.safetensors", []
+    monkeypatch.setattr(program, "run", lambda spec, *_: runs.append(spec.training.steps))
+    assert main(tmp_path, small_spec(training={"steps": 3})) == 0
+    model.write_bytes(model.read_bytes()[:100])
+    assert main(tmp_path, small_spec(training={"steps": 2})) == 0
+    assert runs == [3, 2], "another training, or a damaged model"
+
+
 def test_too_few_processes_and_a_missing_spec_are_reported(tmp_path, capsys):
     spec = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     assert main(tmp_path, spec) == 1

@@ -3,7 +3,7 @@
     python -m transformer_core.training --spec spec.json --data results/data/<corpus> --output FOLDER
 
 Use torchrun to start several processes, with ``-m transformer_core.training`` and the same options.
-Run the same command again to resume from the last checkpoint.
+Run the same command again to resume from the last checkpoint. A finished training is not repeated.
 """
 
 import argparse
@@ -33,6 +33,21 @@ from transformer_core.training.history import History
 from transformer_core.training.loop import Diverged, train
 from transformer_core.training.observer import Progress
 
+MODEL = "model.safetensors"
+SPEC = "spec"
+"""Entry of the model's metadata: the digest of its run spec."""
+
+
+def trained(spec: RunSpec, output: Path) -> bool:
+    """Whether ``output`` holds the model of exactly this run spec."""
+    if not (output / MODEL).is_file():
+        return False
+    try:
+        with safe_open(output / MODEL, "pt") as model:
+            return (model.metadata() or {}).get(SPEC) == spec.digest()
+    except SafetensorError:
+        return False
+
 
 def run(
     spec: RunSpec, process: Process, stores: tuple[PairStore, PairStore], output: Path
@@ -48,13 +63,13 @@ def run(
         progress.close()
     weights = whole_weights(setup.model, keep=process.is_main)
     if process.is_main:
-        with atomic_path(output / "model.safetensors") as temporary:
-            save_file(weights, temporary, {"format": "pt"})
+        with atomic_path(output / MODEL) as temporary:
+            save_file(weights, temporary, {"format": "pt", SPEC: spec.digest()})
         history.write(output / "steps.parquet")
         lines = ",\n".join(found.model_dump_json() for found in history.validations)
         write_text(output / "validations.json", f"[{lines}]\n")
         shutil.rmtree(checkpoints, ignore_errors=True)
-        log.info("%s: %s", spec.variant, output / "model.safetensors")
+        log.info("%s: %s", spec.variant, output / MODEL)
     setup.strategy.synchronise()
     setup.strategy.close()
     return history
@@ -87,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.training",
         description="Train a run spec, validate, keep checkpoints, and save the model. Run the "
-        "same command again to resume from the last checkpoint.",
+        "same command again to resume from the last checkpoint. A finished training is not repeated.",
     )
     parser.add_argument(
         "--spec",
@@ -118,6 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         process = this_process(spec.machine, spec.processes_per_node)
         if process.is_main:
             log_to(given.output / "train.log")
+        if trained(spec, given.output):
+            if process.is_main:
+                how = "to train it again, remove this file or name another --output"
+                log.info("%s: is trained already, %s; %s", spec.variant, given.output / MODEL, how)
+            return 0
         settle(process.device, spec.machine, *process.among(spec.machine))
         run(spec, process, open_training_shards(given.data), given.output)
     except (ConfigError, Unsupported, ShardError, Diverged, ValueError) as error:
