@@ -134,7 +134,7 @@ def test_with_a_time_comparisons_continue_and_nothing_is_trained(finished):
     planned = finished.planned("results/report.html", "--config", "time=1h")
     concluded = {"compare", "families", "claims", "page"}
     # This study hardly searches; a touched file says nothing about rules without input.
-    others = {"search", "describe_study", "audit"}
+    others = {"search", "describe_study"}
     assert planned.keys() - others == {"refine"} | concluded
     assert planned["refine"] == 1
 

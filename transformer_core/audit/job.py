@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.config.run_spec import RunSpec, ScriptTask
-from schemas.config.study import Study
 from schemas.errors import ConfigError
 from transformer_core.audit.flow import Answer, Audit
 from transformer_core.common.endings import reproducing_command
@@ -42,28 +41,27 @@ class AuditJob(Job):
 
     kind = "audit"
 
-    study: Path  # study.json
-    spec: Path  # spec.json of its baseline
+    spec: Path  # spec.json of the baseline
     data: Path | None = None  # folder of the shards; null for scripts
     output: Path  # audit.json to write
 
     def run(self, log_file: Path | None) -> None:
-        study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)
+        spec = read_record(self.spec, RunSpec)
         began, started = time.monotonic(), datetime.now(UTC)
         folder = self.output.with_suffix("").resolve()
         try:
-            if isinstance(study.task, ScriptTask):
-                program = program_of(study.task)
+            if isinstance(spec.task, ScriptTask):
+                program = program_of(spec.task)
             elif spec.machine.nodes > 1 or self.data is None:
                 raise CannotObserve("trainings on several hosts, and functions, cannot be audited")
             else:
                 program = own_training(self.spec, self.data, folder)
             answer = Audit(program, folder, log.info, SECONDS).run()
         except (CannotObserve, ConfigError, SideEnded, TooLarge, ValueError) as error:
-            answer = Answer(study.baseline, "failed", str(error))
-        answer.command, answer.seconds = study.baseline, time.monotonic() - began
+            answer = Answer(spec.variant, "failed", str(error))
+        answer.command, answer.seconds = spec.variant, time.monotonic() - began
         shutil.rmtree(folder, ignore_errors=True)
         origin = collect(spec, reproducing_command(self.output), started)
         found = asdict(answer) | {"provenance": origin.model_dump(mode="json")}
         write_text(self.output, json.dumps(found, indent=1) + "\n")
-        log.info("%s: %s: %s", study.baseline, answer.status, answer.reason or answer.findings)
+        log.info("%s: %s: %s", spec.variant, answer.status, answer.reason or answer.findings)

@@ -86,7 +86,6 @@ rule certify:
 rule audit:
     # The reference itself: self-consistency checks of the baseline's training.
     input:
-        study="results/study.json",
         spec=f"results/runs/{STUDY.baseline}/spec.json",
         shards=[] if own_targets(STUDY) else SHARDS,
     output:
