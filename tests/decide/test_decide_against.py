@@ -70,6 +70,18 @@ def test_without_comparisons_throughputs_are_those_of_single_runs(folder, other)
     assert "drift of the machine affects these numbers" in render(found)
 
 
+def test_records_of_results_are_compared_by_their_claims(folder, other):
+    """docs/records keeps no runs, run specs and turns."""
+    for name in ("turns", "runs"):
+        shutil.rmtree(other / name)
+    file = other / "claims.json"
+    file.write_text(file.read_text().replace('"REPRODUCED"', '"REFUTED"'))
+    forget(file)
+    found = against(read_side(folder), read_side(other))
+    assert found.only_here
+    assert [(claim.here, claim.there) for claim in found.claims] == [("REPRODUCED", "REFUTED")]
+
+
 def test_a_throughput_from_another_device_has_no_verdict(folder, other):
     file = other / "machine/hardware.json"
     file.write_text(file.read_text().replace("Example GPU", "Another GPU"))

@@ -45,7 +45,7 @@ class Side(StudyResults):
     def rates(self) -> dict[str, Interval]:
         """Throughputs from all sessions of the baseline; empty if any record is missing."""
         there = self.comparisons
-        records = [there[name].record for name in self.study.variants if name in there]
+        records = [comparison.record for comparison in there.values()]
         if not all(record and (self.folder / record).is_file() for record in records):
             return {}
         base = throughputs(self).get(self.study.baseline)

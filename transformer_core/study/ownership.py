@@ -28,7 +28,7 @@ def check_results(folder: str | Path | None) -> None:
         message = "is not a folder of results: it has no study.json"
         if folder is None:
             message = "names no folder of results"
-        remedy = "name one with --config against=FOLDER, for instance a folder of docs/records/"
+        remedy = "name one with --config against=FOLDER, of another commit or machine"
         value = None if folder is None else str(folder)
         raise ConfigError([ConfigProblem("command line", "against", value, message, remedy)])
 
