@@ -80,7 +80,7 @@ def test_more_time_is_the_remedy_only_if_time_was_short(left_out, remedy):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--time", "banana"], ["--time", "banana", "90 s, 10 min or 1h"]),
+        (["--time", "banana"], ["--time", "banana", "90s, 10min or 1h"]),
         (["--time", "0s"], ["--time", "0s", "from 1 s to 168 h"]),
         (["--report", "train.py/report.md"], ["--report", "cannot be written"]),
         (["--report", "."], ["--report", "cannot be written"]),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from schemas.config.run_spec import RunSpec
@@ -63,11 +64,12 @@ def run(
         progress.close()
     weights = whole_weights(setup.model, keep=process.is_main)
     if process.is_main:
-        with atomic_path(output / MODEL) as temporary:
-            save_file(weights, temporary, {"format": "pt", SPEC: spec.digest()})
         history.write(output / "steps.parquet")
         lines = ",\n".join(found.model_dump_json() for found in history.validations)
         write_text(output / "validations.json", f"[{lines}]\n")
+        # The last file: if it is there, the training is finished.
+        with atomic_path(output / MODEL) as temporary:
+            save_file(weights, temporary, {"format": "pt", SPEC: spec.digest()})
         shutil.rmtree(checkpoints, ignore_errors=True)
         log.info("%s: %s", spec.variant, output / MODEL)
     setup.strategy.synchronise()

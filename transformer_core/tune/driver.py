@@ -34,17 +34,6 @@ REFUSED = (CannotObserve, ConfigError, TooLarge, ValueError)
 """Errors of a command line or a script, with a message for the user."""
 
 
-def duration(text: str) -> str:
-    """A duration on a command line, such as 10min; ArgumentTypeError for anything else."""
-    try:
-        TypeAdapter[str](Duration).validate_python(text)
-    except ValidationError as error:
-        (problem,) = error.errors()
-        remedy = problem["ctx"]["remedy"]
-        raise argparse.ArgumentTypeError(f"{text} {problem['msg']}: {remedy}") from None
-    return text
-
-
 def new_file(text: str) -> Path:
     """A file that a command can write later; ArgumentTypeError if it cannot."""
     path = Path(text)
@@ -65,7 +54,7 @@ def parser(name: str, description: str, seconds: str, epilog: str = "") -> argpa
     about = f"approximate time to spend (default: {seconds})"
     made.add_argument("--time", type=_duration, default=seconds, help=about)
     about = "write the answer to a file as Markdown"
-    made.add_argument("--report", type=Path, metavar="FILE", help=about)
+    made.add_argument("--report", type=new_file, metavar="FILE", help=about)
     made.add_argument("--json", action="store_true", help="print the answer as JSON")
     return made
 
