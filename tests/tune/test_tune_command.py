@@ -77,21 +77,12 @@ def test_more_time_is_the_remedy_only_if_time_was_short(left_out, remedy):
     assert ("more time" in headline(found)) == bool(left_out)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--time", "banana"], ["--time", "banana", "90s, 10min or 1h"]),
-        (["--time", "0s"], ["--time", "0s", "from 1 s to 168 h"]),
-        (["--report", "train.py/report.md"], ["--report", "cannot be written"]),
-        (["--report", "."], ["--report", "cannot be written"]),
-    ],
-)
-def test_a_wrong_option_is_named_with_a_remedy(ended, capsys, arguments, words):
-    for main in (command.main, audit_command.main):
-        with pytest.raises(SystemExit, match="2"):
-            main([*arguments, "train.py"])
-        said = capsys.readouterr().err
-        assert all(word in said for word in words)
+@pytest.mark.parametrize("report", ["train.py/report.md", "."])
+@pytest.mark.parametrize("program", [command, audit_command])
+def test_a_report_that_cannot_be_written_is_refused(program, report, ended, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["--report", report, "train.py"])
+    assert f"--report: {report} cannot be written" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made(ended, capsys):
