@@ -1,6 +1,8 @@
 """Certificates from real processes: rounding is the same training, damage is not. A finished session is
 read, not repeated. More changes of a script are in test_tune_causes.py."""
 
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest

@@ -30,7 +30,16 @@ from transformer_core.tune.driver import (
     progress,
 )
 from transformer_core.tune.flow import Tuning
-from transformer_core.tune.sessions import AGAIN, OWN, Outcome, Plan, SideEnded, floors, status_of
+from transformer_core.tune.sessions import (
+    AGAIN,
+    OWN,
+    SEE,
+    Outcome,
+    Plan,
+    SideEnded,
+    floors,
+    status_of,
+)
 
 NEW = "new"
 
@@ -56,8 +65,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return made.parse_args(arguments)
 
 
-def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str, Any]:
-    """Compares ``new`` with ``old``. Raises CannotObserve if one of them cannot be observed."""
+def compare(
+    old: Program, new: Program, folder: Path, budget: float, names: tuple[str, str]
+) -> dict[str, Any]:
+    """Compares ``new`` with ``old``, which the answer calls by ``names``. Raises CannotObserve if one
+    of them cannot be observed."""
     began, say = time.monotonic(), progress()
     tuning = Tuning(old, folder, say, budget)
     trusted = tuning.trust()
@@ -72,10 +84,11 @@ def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str
         try:
             found = tuning.sessions.run(plan, lambda text, n=number: say(f"session {n}: {text}"))  # type: ignore[misc]
         except SideEnded as error:
-            raise CannotObserve(f"{old.title}: {status_of(error)[1]}") from None
+            raise CannotObserve(f"{names[0]}: {_without_log(status_of(error)[1])}") from None
         measured = found.sides[NEW]
         if measured.status != "ok":
-            raise CannotObserve(f"{new.title}: {measured.status}, {measured.reason}")
+            reason = _without_log(measured.reason)
+            raise CannotObserve(f"{names[1]}: {measured.status}, {reason}")
         sessions.append(found)
     ratios = [
         [log_ratio_of(Pair(name, OWN), s.log_ratios(name)) for s in sessions]
@@ -85,8 +98,8 @@ def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str
     certificates = [s.sides[NEW].certificate or {} for s in sessions]
     worst = next((c for c in certificates if c.get("word") != "same"), certificates[0])
     return {
-        "old": old.title,
-        "new": new.title,
+        "old": names[0],
+        "new": names[1],
         "reproducible": trusted.reproducible,
         "trust": trusted.trust,
         "ratio": speed.median,
@@ -98,6 +111,11 @@ def compare(old: Program, new: Program, folder: Path, budget: float) -> dict[str
         "certificate": worst,
         "seconds": time.monotonic() - began,
     }
+
+
+def _without_log(reason: str) -> str:
+    """A reason without the path of a log, which ends with this command."""
+    return reason.partition(SEE)[0]
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -150,7 +168,10 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="compare-", ignore_cleanup_errors=True) as place:
         try:
             old, new = programs(given, Path(place))
-            found = compare(old, new, Path(place) / "work", seconds_of(given.time))
+            names = (old.title, new.title)
+            if given.script is not None:
+                names = (f"{given.old}: {names[0]}", f"{given.new}: {names[1]}")
+            found = compare(old, new, Path(place) / "work", seconds_of(given.time), names)
         except REFUSED as error:
             print(error, file=sys.stderr)
             return 2

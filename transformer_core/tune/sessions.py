@@ -302,7 +302,12 @@ def status_of(error: SideEnded) -> tuple[str, str]:
         for words in ("not supported", "no available kernel", "notimplemented", "unsupported")
     ):
         return "unsupported", why.splitlines()[0]
-    return "failed", f"{why.splitlines()[0]} (see {error.log})"
+    place = f"{error.said['place']}: " if error.said.get("place") else ""
+    return "failed", f"{place}{why.splitlines()[0]}{SEE}{error.log})"
+
+
+SEE = " (see "
+"""Begins the path of the log at the end of a reason."""
 
 
 def floor_name(rounding: Rounding) -> str:
