@@ -66,12 +66,25 @@ def test_jobs_accept_the_orders_of_their_rules(project):
     options = ("--set-scatter", "tokenize=3", "--config", f"against={there}")
     with project.asked_for(study):
         output = project.make("-n", "-p", *targets, *options)
+    kinds = kinds_of_orders(output)
+    # The others need the variants of the GPU check's own study, or a script.
+    assert {*JOBS} - kinds <= {"gpu_checks", "gpu_check_page", "tune", "tune_page"}
+
+
+def kinds_of_orders(output: str) -> set[str]:
+    """The kinds of the orders in planned commands, each of which its job must accept."""
     kinds = set()
     for line in output.splitlines():
         if "--order" in line:
             words = shlex.split(line)
             text = words[words.index("--order") + 1]
-            read_job(text)  # refuses an order with other fields
+            read_job(text)  # refuses an order with other fields, or without one that it needs
             kinds.add(json.loads(text)["kind"])
-    # The others need the variants of the GPU check's own study, or a script.
-    assert {*JOBS} - kinds <= {"gpu_checks", "gpu_check_page", "tune", "tune_page"}
+    return kinds
+
+
+def test_jobs_accept_the_orders_of_a_study_of_single_devices(project):
+    """Some of their lists are empty."""
+    with project.asked_for(STUDY | {"variants": ["single"]}):
+        kinds = kinds_of_orders(project.make("-n", "-p", REPORT))
+    assert kinds >= {"compute_times", "projection"}

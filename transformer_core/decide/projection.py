@@ -5,6 +5,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+from pydantic import Field
+
 from schemas.config.measurement import Projecting
 from schemas.config.parallel import Central, Ddp, Fsdp, LinkModel
 from schemas.config.run_spec import RunSpec
@@ -69,8 +71,8 @@ class ProjectionJob(Job):
     kind = "projection"
 
     compute: Path  # compute.json
-    specs: list[Path]
-    results: list[Path]  # metrics.json of the same variants
+    specs: list[Path] = Field(default=[])  # spec.json of each variant on several devices
+    results: list[Path] = Field(default=[])  # metrics.json of the same variants
     collectives: Path  # collectives.parquet
     settings: Projecting  # projection of the study
     output: Path

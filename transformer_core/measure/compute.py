@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import Field
+
 from schemas.config.measurement import Projecting
 from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, ComputeTimes
@@ -73,8 +75,8 @@ class ComputeTimesJob(Job):
 
     kind = "compute_times"
 
-    specs: list[Path]
-    """spec.json of each variant."""
+    specs: list[Path] = Field(default=[])
+    """spec.json of each variant on several devices."""
     data: Path
     """results/data/<corpus>."""
     settings: Projecting
