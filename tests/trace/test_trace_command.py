@@ -1,6 +1,8 @@
 """``python -m transformer_core.trace`` and its ``diff``: what is read, listed, printed and compared."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,14 @@ def test_traces_of_all_ranks(tmp_path, capsys):
     assert said.startswith("mine: 2 ranks on cuda:0, the whole trace, 0.005 ms")
     assert "computation" in said
     assert "1 cuda:0" in said
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    command = [sys.executable, "-m", "transformer_core.trace"]
+    command += [str(kineto(tmp_path / "trace.json", KERNEL))]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running.stdout.close()
+    assert running.communicate(timeout=100)[1] == b""
 
 
 def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path):

@@ -8,6 +8,7 @@ FILE... --output MEMORY.svg`` draws the allocated memory. Without an installatio
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -124,7 +125,13 @@ def _arguments() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader, head for instance, has seen enough. Python would flush at its end, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ConfigError, OSError) as error:
         print(plain(in_words(error)), file=sys.stderr)
         return 1
