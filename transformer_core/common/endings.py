@@ -8,8 +8,10 @@ parameter of the job's rule: once it has grown, Snakemake makes the result again
 
 import errno
 import os
+import select
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -50,14 +52,31 @@ def program(main: Callable[..., Any]) -> Callable[..., int]:
     @wraps(main)
     def run(*arguments: Any, **options: Any) -> int:
         try:
-            return main(*arguments, **options) or 0
+            status = main(*arguments, **options) or 0
+            return 1 if reader_left() else status
         except Refusal as error:
             print(error, file=sys.stderr)
         except OSError as error:
-            print(in_words(error), file=sys.stderr)
+            if not reader_left():
+                print(in_words(error), file=sys.stderr)
         return 1
 
     return run
+
+
+def reader_left() -> bool:
+    """Whether standard output is a pipe whose reader, such as head, has ended. If so, the rest of the
+    output is discarded, so that Python ends silently."""
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):  # no file, as in tests
+        out = sys.stdout.fileno()
+        pipe = select.poll()
+        pipe.register(out, 0)
+        if any(event & select.POLLERR for _, event in pipe.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+            return True
+    return False
 
 
 def failures(result: str | Path) -> int:

@@ -8,7 +8,6 @@ FILE... --output MEMORY.svg`` draws the allocated memory. Without an installatio
 
 import argparse
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -18,7 +17,7 @@ from pathlib import Path
 from schemas.errors import ConfigError
 from schemas.results.profiles import Breakdown
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import in_words
+from transformer_core.common.endings import in_words, reader_left
 from transformer_core.trace.arguments import (
     add_window,
     count,
@@ -126,14 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         status = _run(arguments)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader, head for instance, has seen enough. Python would flush at its end, too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 1 if reader_left() else status
     except (ConfigError, OSError) as error:
-        print(plain(in_words(error)), file=sys.stderr)
+        if not reader_left():
+            print(plain(in_words(error)), file=sys.stderr)
         return 1
 
 
