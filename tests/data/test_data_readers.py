@@ -69,7 +69,7 @@ def test_jsonl_reads_nested_fields(tmp_path):
         (b'{"source": "a"', "is not JSON"),
         (b"", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b'{"source": "a"}', "has no field target"),
+        (b'{"source": "a"}', "has no field target, only source"),
         (b'["a", "b"]', "has no field source"),
         (b'{"source": "a", "target": 3}', "field target is int, not text"),
         (b'{"source": null, "target": "b"}', "field source is NoneType, not text"),

@@ -247,7 +247,8 @@ def _text_at(record: Any, field: str) -> str:
     whole = isinstance(record, dict) and field in record
     for part in [field] if whole else field.split("."):
         if not isinstance(node, dict) or part not in node:
-            raise _InvalidLineError(f"has no field {field}")
+            there = ", ".join(name[:40] for name in [*node][:8]) if isinstance(node, dict) else ""
+            raise _InvalidLineError(f"has no field {field}{there and f', only {there}'}")
         node = node[part]
     if not isinstance(node, str):
         raise _InvalidLineError(f"field {field} is {type(node).__name__}, not text")

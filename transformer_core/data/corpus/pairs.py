@@ -125,7 +125,8 @@ class PairFilter:
         kept = []
         for row in rows:
             if isinstance(row, Invalid):
-                remedy = "correct the line, or set filter.invalid: skip to leave such lines out"
+                remedy = "correct the line, or the fields or columns that corpus names, or set "
+                remedy += "filter.invalid: skip to leave such lines out"
                 self._leave_out("invalid", row.file, row.line, row.text, row.message, remedy)
                 continue
             source, target = row.source.strip(), row.target.strip()
