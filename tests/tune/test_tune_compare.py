@@ -82,3 +82,26 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "commit = 'main'" in said
     assert "remedy:  give two commits of the repository" in said
+
+
+@pytest.mark.slow
+def test_versions_are_called_by_their_commits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
+        monkeypatch.setenv(f"{name}_NAME", "a")
+        monkeypatch.setenv(f"{name}_EMAIL", "a@example.org")
+    run = partial(subprocess.run, cwd=tmp_path, check=True)
+    run(["git", "init", "-q"])
+    for tag, text in (
+        ("good", SCRIPT),
+        ("bad", SCRIPT.replace("schedule.step()", "schedul.step()")),
+    ):
+        (tmp_path / "plain.py").write_text(text)
+        run(["git", "add", "plain.py"])
+        run(["git", "commit", "-qm", tag])
+        run(["git", "tag", tag])
+    line = 1 + text[: text.index("schedul.step()")].count("\n")
+    assert main(["--script", "plain.py", "--time", "10s", "good", "bad"]) == 2
+    *_, said = capsys.readouterr().err.splitlines()
+    assert said.startswith("bad: plain.py: failed, ")
+    assert said.endswith(f"plain.py, line {line}: NameError: name 'schedul' is not defined")

@@ -53,7 +53,8 @@ def program(main: Callable[..., Any]) -> Callable[..., int]:
     def run(*arguments: Any, **options: Any) -> int:
         try:
             status = main(*arguments, **options) or 0
-            return 1 if reader_left() else status
+            reader_left()
+            return status
         except Refusal as error:
             print(error, file=sys.stderr)
         except OSError as error:

@@ -126,11 +126,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     main_rank = int(os.environ.get("RANK", "0")) == 0
     try:
-        if not given.spec.is_file():
-            remedy = "name a run spec, such as results/recommended.yaml"
-            raise ConfigError(
-                [ConfigProblem(str(given.spec), WHOLE_FILE, None, "is not a file", remedy)]
-            )
         spec = read_record(given.spec, RunSpec)
         if given.checkpoint_every is not None:
             changed = {"checkpoint_every": given.checkpoint_every}
