@@ -38,6 +38,7 @@ def test_correct_dropout_is_accepted(dropout, width, heads, seed):
         assert deviation.measured <= deviation.bound, deviation.where
 
 
+@pytest.mark.slow
 def test_dropping_too_much_is_detected(monkeypatch):
     """By a tenth, at a rate of a half."""
     before = module.KnownDropout.read

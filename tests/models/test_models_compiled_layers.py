@@ -77,6 +77,7 @@ def test_one_graph_serves_all_layers_and_lengths_of_a_decoder_and_keeps_a_share(
     assert kept[1] < kept[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
