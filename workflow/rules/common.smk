@@ -57,7 +57,6 @@ CORES = workflow.resource_settings.cores or 1
 os.environ.update(ALL_CORES=str(CORES))
 
 
-
 def shipped(place):
     """A file that comes with the workflow: the file itself, which messages then name, or Snakemake's
     copy of it if it is not on this host."""
