@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from schemas.config.study import Study
+from schemas.results import Interval
 from transformer_core.audit import command as audit_command
 from transformer_core.tune import command, compare
-from transformer_core.tune.answer import Answer, Tried, headline, markdown, text
+from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.flow import Tuning
+from transformer_core.tune.flow import Tuning, verdict_beside
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques.registry import TECHNIQUES
 
@@ -50,6 +51,20 @@ def write(home: Path, found: Answer, name: str = "answer.json") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(found.to_json()))
     (folder / "changes.diff").write_text(found.diff)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.9, 1.1, "FASTER"), (0.71, 0.97, "UNDECIDED"), (1.1, 1.3, "UNDECIDED")],
+)
+def test_a_script_that_is_not_as_fast_as_itself_decides_nothing(low, high, verdict):
+    noise, ratio = (
+        Interval(median=(a * b) ** 0.5, low=a, high=b, samples=4)
+        for a, b in ((low, high), (1.02, 1.43))
+    )
+    assert verdict_beside(noise, ratio, 0.03) == verdict
+    shown = text(answer(noise={"ratio": noise.median, "low": low, "high": high}))
+    assert (DISTURBED in shown) == (verdict == "UNDECIDED")
 
 
 @pytest.mark.parametrize(

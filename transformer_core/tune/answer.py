@@ -15,6 +15,11 @@ FAILED = "failed.json"
 LEFT_OUT = "left out"
 """Status of a technique for which there was no time."""
 NOT_TRIED = ("unsupported", LEFT_OUT)
+DISTURBED = (
+    "The script is not even as fast as itself: something disturbed these sessions. So no change is "
+    "called faster or slower; repeat this on a quieter machine."
+)
+"""Said if the interval of the script against itself excludes 1."""
 SHARE = 0.9
 """Largest share of a device's memory that a batch may fill."""
 
@@ -262,9 +267,11 @@ def _remarks(answer: Answer) -> list[str]:
 
 
 def notes(answer: Answer) -> list[str]:
-    """Observations other than speed: lines where the host waits for the GPU, and how much larger a
-    batch could be."""
+    """Observations other than speed: disturbed sessions, lines where the host waits for the GPU, and how
+    much larger a batch could be."""
     found = []
+    if answer.noise and not answer.noise["low"] <= 1 <= answer.noise["high"]:
+        found.append(DISTURBED)
     if waits := answer.facts.get("waits"):
         places = [f"{line} ({count} times)" for line, count in waits.items()]
         found.append(

@@ -17,8 +17,8 @@ from schemas.base import seconds_of
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.decide.verdicts import verdict_of
 from transformer_core.measure.session_ratio import log_ratio_of
+from transformer_core.tune.answer import DISTURBED
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import (
     COMMAND_LINE,
@@ -29,7 +29,7 @@ from transformer_core.tune.driver import (
     program_given,
     progress,
 )
-from transformer_core.tune.flow import Tuning
+from transformer_core.tune.flow import Tuning, verdict_beside
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
@@ -105,7 +105,7 @@ def compare(
         "ratio": speed.median,
         "low": speed.low,
         "high": speed.high,
-        "verdict": verdict_of("throughput", speed, tuning.margin),
+        "verdict": verdict_beside(noise, speed, tuning.margin),
         "noise": [noise.low, noise.high],
         "same": worst.get("word") == "same",
         "certificate": worst,
@@ -131,6 +131,9 @@ def markdown(found: dict[str, Any]) -> str:
         if found["reproducible"]
         else f"Beware: {found['trust']}.",
     ]
+    low, high = found["noise"]
+    if not low <= 1 <= high:
+        lines += ["", DISTURBED]
     if found["same"] and not same["identical"]:
         lines += ["", f"The difference is no larger than rounding to {same['format']}."]
     return "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ import torch
 
 from schemas.config.measurement import Comparing
 from schemas.errors import ConfigError
-from schemas.results import Pair
+from schemas.results import Interval, Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.measure.session_ratio import log_ratio_of
@@ -460,11 +460,11 @@ class Tuning:
         if not ratios:
             return {}
         intervals = dict(zip(ratios, simultaneous_ratios([*ratios.values()]), strict=True))
+        noise = intervals.get(AGAIN)
         for tried in found:
             if interval := intervals.get(tried.name):
                 tried.ratio, tried.low, tried.high = interval.median, interval.low, interval.high
-                tried.verdict = verdict_of("throughput", interval, self.margin)
-        noise = intervals.get(AGAIN)
+                tried.verdict = verdict_beside(noise, interval, self.margin)
         return {"ratio": noise.median, "low": noise.low, "high": noise.high} if noise else {}
 
     def _change(self, answer: Answer) -> None:
@@ -509,3 +509,11 @@ class Tuning:
 def in_time(seconds: float) -> str:
     """A time to wait, rounded."""
     return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{max(5, 5 * round(seconds / 5))} s"
+
+
+def verdict_beside(noise: Interval | None, ratio: Interval, margin: float) -> str:
+    """The verdict of a ratio. It is UNDECIDED if ``noise``, the ratio of the script to itself in the same
+    sessions, excludes 1: then something disturbed them, and their intervals are too narrow."""
+    if noise is not None and not noise.low <= 1 <= noise.high:
+        return "UNDECIDED"
+    return verdict_of("throughput", ratio, margin)
