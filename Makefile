@@ -11,7 +11,7 @@ help:  ## Show this list
 setup:  ## Install the project with all that tests and documents need into the active environment
 	pip install -c constraints.txt -e ".[test,docs]"
 
-fast:  ## Run the fast tests, without whole studies: some two minutes on two cores
+fast:  ## Run the fast tests, without whole studies: some 90 seconds on two cores
 	$(PYTHON) -m pytest -m "not slow and not workflow"
 
 test:  ## Run all tests

@@ -68,6 +68,7 @@ def test_every_operation_gives_the_right_result():
     assert {row[1] for row in everyone[0]} == {4 * count for count in sizes(LIMITS, 3)}
 
 
+@pytest.mark.slow
 def test_a_wrong_result_on_any_rank_is_seen():
     rows, _ = run_ranks(measured, 2, "cpu", LIMITS.canonical_json(), True)
     wrong = {row[0] for row in rows if row[-1] != 0}

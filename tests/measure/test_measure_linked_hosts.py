@@ -59,6 +59,7 @@ def test_a_wrong_command_gets_the_right_one(arguments, monkeypatch):
         linked_hosts.main()
 
 
+@pytest.mark.slow
 @linked
 def test_the_link_is_no_faster_than_its_bandwidth():
     done = subprocess.run(

@@ -50,6 +50,7 @@ def parameters(model):
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_is_as_large_as_this_projects_model(tied):
     fields = {"tied_embeddings": tied, "d_model": 32, "d_ff": 128, "heads": 4}

@@ -135,6 +135,7 @@ def check(ranks: Sequence[Seen]) -> None:
         assert seen.done[1] >= late.began + 2 * SECONDS
 
 
+@pytest.mark.slow
 def test_buckets_wait_for_the_link_and_the_last_rank(found):
     check(found[0])
 
@@ -144,18 +145,21 @@ def test_the_stream_is_held_on_cuda():
     check(run_ranks(two_buckets, 2, "cuda", backend="nccl"))
 
 
+@pytest.mark.slow
 def test_an_idle_link_lets_a_burst_through_at_once(found):
     for took, held in found[1]:
         assert min(took) >= 2 * SECONDS - BURST, "one burst, and not two"
         assert max(held[::2]) <= SECONDS - BURST + 1e-6
 
 
+@pytest.mark.slow
 def test_a_link_can_be_modelled_for_more_devices(found):
     seconds = all_reduce_seconds(LINK, BYTES, 8)
     assert seconds > 1.5 * SECONDS
     assert min(found[2]) >= seconds
 
 
+@pytest.mark.slow
 def test_an_error_of_the_real_collective_is_passed_on(found):
     assert all("torn cable" in said for said in found[3])
 

@@ -27,6 +27,7 @@ FAST = ("ddp", "fsdp", "central")
 """One strategy of each kind; a prediction takes a second."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in STRATEGIES],
