@@ -1,5 +1,6 @@
 """The search, on sessions with known true speeds."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from math import log, prod
@@ -404,8 +405,13 @@ def test_a_stage_after_a_gap_stands_for_all_its_changes_and_in_one_list():
     sides = {"best": steps["view"], "stage_1": steps["rare"]}
     faster = Effect(quantity="throughput", ratio=None, verdict="FASTER")
     final = search_final.FinalComparison(
-        [], sides, dict.fromkeys(sides, faster), {steps["bf16"].key: faster}, steps, {}, []
+        [], sides, defaultdict(lambda: faster), {steps["bf16"].key: faster}, steps, {}, []
     )
     shown = final.shown_for(steps["view"])
     assert [stage.changes for stage in shown["waterfall"]] == [["bf16"], ["ddp", "view"]]
     assert [stage.changes for stage in shown["beyond"]] == [["rare"]]
+    # Another winner: the stages lead from the baseline to a combination that it is no part of.
+    sides["stage_2"] = trial("rare")
+    shown = final.shown_for(sides["stage_2"])
+    assert [stage.changes for stage in shown["waterfall"]] == [["rare"]]
+    assert [stage.changes for stage in shown["beyond"]] == [["bf16"], ["ddp", "view"], ["rare"]]

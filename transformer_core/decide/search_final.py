@@ -87,21 +87,17 @@ class FinalComparison:
 
     def shown_for(self, winner: Trial) -> dict[str, Any]:
         """The stages shown in a result that recommends ``winner``: those leading to it, those
-        beyond it, and it without its parts."""
+        beyond it, and it without its parts. If those beyond do not contain it, they lead from the baseline
+        to another combination."""
         steps = self._stages(self.steps)
         way = [] if winner.bundle else [s for s in steps if set(s.parts) <= winner.parts]
         beyond = [stage for stage in steps if stage not in way]
         if not way or set(way[-1].parts) != winner.parts:
             way.append(self._stage(winner, sorted(winner.parts)))
-        # Stages that were not measured leave gaps: a stage after a gap has several new changes.
-        before = [[], *(stage.parts for stage in way)]
-        way = [
-            stage.model_copy(update={"changes": sorted({*stage.parts} - {*have})})
-            for stage, have in zip(way, before, strict=False)
-        ]
+        further = beyond and set(beyond[0].parts) > winner.parts
         return {
-            "waterfall": way,
-            "beyond": beyond,
+            "waterfall": _with_changes(way, ()),
+            "beyond": _with_changes(beyond, winner.parts if further else ()),
             "left_out": [s for s in self._stages(self.without) if set(s.parts) < winner.parts],
             "sessions": self.sessions,
         }
@@ -119,6 +115,16 @@ class FinalComparison:
             effect=self.effects[side] if side else self.measured[trial.key],
             uncertified=uncertified(self.sessions, side, self.certificates) if side else [],
         )
+
+
+def _with_changes(stages: Sequence[Stage], before: Iterable[str]) -> list[Stage]:
+    """The ``stages`` after the parts ``before``, each with its new changes: several if stages in between
+    were not measured."""
+    starts = [before, *(stage.parts for stage in stages)]
+    return [
+        stage.model_copy(update={"changes": sorted({*stage.parts} - {*start})})
+        for stage, start in zip(stages, starts, strict=False)
+    ]
 
 
 @dataclass(frozen=True)

@@ -215,8 +215,7 @@ def ratio_waterfall(shown: Sequence[RatioRow], reference: str) -> Figure:
         axes.barh(number, row.ratio.median - start, 0.55, start, color=row.color, alpha=0.55)
         whisker(axes, number, row.ratio, lw=1.4)
         beside(axes, number, f"{row.ratio.median:.2f}×")
-        if row.adds:
-            before = row.ratio.median
+        before = row.ratio.median
     if shown:
         axes.plot(1, 0, "|", color=INK, ms=14, mew=2)
         _ratio_axis(axes, over(reference), 0.08)

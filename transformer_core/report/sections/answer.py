@@ -338,12 +338,13 @@ def draw_waterfall(results: StudyResults) -> Drawing:
         (found.beyond, "+", REFERENCE),
         (found.left_out, "without", colour_of("without")),
     )
+    another = bool(found.beyond) and not set(found.beyond[0].parts) > set(found.parts)
     shown = [
         RatioRow(
             f"{word} {_together(stage.changes, found.baseline)}{' *' if stage.uncertified else ''}",
             stage.effect.ratio,
             color=shade,
-            adds=word == "+",
+            adds=word == "+" and not (another and stage is found.beyond[0]),
         )
         for stages, word, shade in groups
         for stage in stages
@@ -356,7 +357,12 @@ def draw_waterfall(results: StudyResults) -> Drawing:
             "Read from top to bottom: each technique is added to those above it, and its bar "
             "runs from the speed before to the speed with it. Black lines are intervals."
         )
-        if found.beyond:
+        if another:
+            text += also(
+                "In grey, another combination is built up from the baseline; it seems slower and is "
+                "not recommended."
+            )
+        elif found.beyond:
             text += also(
                 "Techniques in grey were measured too, seem to slow training down, and are not "
                 "recommended."
