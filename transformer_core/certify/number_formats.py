@@ -43,7 +43,7 @@ def to_fp8(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Format:
-    """What a training step rounds, and how."""
+    """A number format: which numbers a training step rounds, and to what."""
 
     base: torch.dtype
     """Data type of all computations; rounded numbers are stored in it, too."""

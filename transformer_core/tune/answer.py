@@ -19,7 +19,7 @@ DISTURBED = (
     "The script is not even as fast as itself: something disturbed these sessions. So no change is "
     "called faster or slower; repeat this on a quieter machine."
 )
-"""Said if the interval of the script against itself excludes 1."""
+"""Said if sessions were :func:`disturbed`."""
 SHARE = 0.9
 """Largest share of a device's memory that a batch may fill."""
 
@@ -123,6 +123,11 @@ class Answer:
         if file.is_dir():
             file = file / "results/tune/answer.json"
         return TypeAdapter(cls).validate_json(file.read_bytes())
+
+
+def disturbed(low: float, high: float) -> bool:
+    """Whether something disturbed the sessions: the interval of the script against itself excludes 1."""
+    return not low <= 1 <= high
 
 
 def useful(tried: Tried) -> bool:
@@ -270,7 +275,7 @@ def notes(answer: Answer) -> list[str]:
     """Observations other than speed: disturbed sessions, lines where the host waits for the GPU, and how
     much larger a batch could be."""
     found = []
-    if answer.noise and not answer.noise["low"] <= 1 <= answer.noise["high"]:
+    if answer.noise and disturbed(answer.noise["low"], answer.noise["high"]):
         found.append(DISTURBED)
     if waits := answer.facts.get("waits"):
         places = [f"{line} ({count} times)" for line, count in waits.items()]

@@ -18,7 +18,7 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
-from transformer_core.tune.answer import DISTURBED
+from transformer_core.tune.answer import DISTURBED, disturbed
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import (
     COMMAND_LINE,
@@ -131,8 +131,7 @@ def markdown(found: dict[str, Any]) -> str:
         if found["reproducible"]
         else f"Beware: {found['trust']}.",
     ]
-    low, high = found["noise"]
-    if not low <= 1 <= high:
+    if disturbed(*found["noise"]):
         lines += ["", DISTURBED]
     if found["same"] and not same["identical"]:
         lines += ["", f"The difference is no larger than rounding to {same['format']}."]

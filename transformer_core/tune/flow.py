@@ -35,6 +35,7 @@ from transformer_core.tune.answer import (
     Profiled,
     Tried,
     certified_in_words,
+    disturbed,
     in_words,
     listed,
     useful,
@@ -514,6 +515,6 @@ def in_time(seconds: float) -> str:
 def verdict_beside(noise: Interval | None, ratio: Interval, margin: float) -> str:
     """The verdict of a ratio. It is UNDECIDED if ``noise``, the ratio of the script to itself in the same
     sessions, excludes 1: then something disturbed them, and their intervals are too narrow."""
-    if noise is not None and not noise.low <= 1 <= noise.high:
+    if noise is not None and disturbed(noise.low, noise.high):
         return "UNDECIDED"
     return verdict_of("throughput", ratio, margin)
