@@ -74,8 +74,15 @@ def _texts_in(schema: type[Schema]) -> dict[str, str]:
                 line = source.splitlines()[(field.end_lineno or field.lineno) - 1]
                 text = line.partition("  # ")[2]
                 if text:
-                    found[name] = text[0].upper() + text[1:].removesuffix(".") + "."
+                    found[name] = _sentence(text)
     return found
+
+
+def _sentence(text: str) -> str:
+    """``text`` with a capital and a full stop; a file's name at its beginning stays as it is."""
+    first = text.split()[0]
+    start = text[0] if "/" in first or "." in first else text[0].upper()
+    return start + text[1:].removesuffix(".") + "."
 
 
 def _descendants(schema: type[Schema]) -> Iterator[type[Schema]]:
