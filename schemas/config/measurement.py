@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Unit
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from schemas.base import (
     MOST_SECONDS,
@@ -155,25 +155,36 @@ class SelfTest(Schema):
 
 
 class Quality(Schema):
-    """Trains the baseline and the recommendation, in turns, until both reach the requested quality:
-    results/quality.json.
+    """Trains the baseline and the recommendation, in turns, until both reach the requested quality,
+    either a BLEU or a validation loss: results/quality.json.
 
     Not part of the run spec: it does not affect other trainings.
     """
 
-    bleu: Annotated[float, Field(gt=0.0, lt=100.0)] = 50.0
-    """Target BLEU on the validation split, 0 to 100."""
+    bleu: Annotated[float, Field(gt=0.0, lt=100.0)] | None = None
+    """Target BLEU on the validation split, 0 to 100; for translations."""
+    loss: Annotated[float, Field(gt=0.0, le=1e3), Unit("nats per target token")] | None = Field(
+        default=None, examples=[4.0]
+    )
+    """Target validation loss; for any task, and reached sooner than a useful BLEU."""
     steps: Steps = 2_000  # maximum steps of each training
     schedule: AnySchedule | None = None
     """Learning rate schedule over these steps; null for the study's schedule."""
-    every: Steps = 100  # steps per turn, and between two evaluations of translation quality
+    every: Steps = 100  # steps per turn, and between two evaluations of the quality
     max_pairs: Annotated[int, Field(ge=10, le=100_000), Unit("pairs")] = 50
-    """Validation pairs translated per evaluation, greedily."""
+    """Validation pairs translated per evaluation, greedily, if a BLEU is requested."""
     also: list[str] = Field(default_factory=list)
     """Variants of the study that train too: of those that train another model by design, this time
     alone is a judgement."""
     budget: Seconds = 300.0
     """Seconds for all trainings and all evaluations. A turn that has started is finished."""
+
+    @model_validator(mode="after")
+    def _has_one_goal(self) -> "Quality":
+        if (self.bleu is None) == (self.loss is None):
+            given = "neither bleu nor loss" if self.bleu is None else "both bleu and loss"
+            raise refusal(f"has {given}", "give one of them, such as bleu: 20 or loss: 3.5")
+        return self
 
 
 class Search(Schema):

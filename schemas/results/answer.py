@@ -7,7 +7,17 @@ from pydantic import Field
 from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import Certificate, CertificateStatus
-from schemas.results.common import Amount, Bytes, Elapsed, Ending, Interval, Many, Measured, Score
+from schemas.results.common import (
+    Amount,
+    Bytes,
+    Elapsed,
+    Ending,
+    Interval,
+    Loss,
+    Many,
+    Measured,
+    Score,
+)
 from schemas.results.comparisons import Effect, Session, Unsettled, Verdict
 from schemas.results.profiles import Breakdown
 from schemas.results.runs import Provenance
@@ -146,15 +156,17 @@ class AnswerTraining(Schema):
     """One training towards the requested quality."""
 
     name: str  # its variant; the techniques of the recommendation
-    bleu: Score  # the best BLEU it reached
+    bleu: Score | None  # the best BLEU it reached; null if a loss is requested
+    loss: Loss  # the lowest validation loss it reached, in nats per target token
     steps: Many | None  # until it arrived; null if it did not
     time_ratio: Measured | None  # training time until it arrived, over that of the baseline
 
 
 class AnswerQuality(Schema):
-    """How quickly trainings reach the translation quality that the study requested."""
+    """How quickly trainings reach the quality that the study requested."""
 
-    bleu: Score  # the requested BLEU
+    bleu: Score | None  # the requested BLEU; null if a loss is requested
+    loss: Loss | None  # the requested validation loss in nats per target token
     time_ratio: Measured | None  # of what the search found; null unless it and the baseline arrived
     trainings: list[AnswerTraining]  # one of each, the baseline first
 

@@ -1,5 +1,7 @@
 """Trainings and their captures: results/runs/, results/profiles/ and results/quality/."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import Field
@@ -277,12 +279,27 @@ class Capture(Ending):
 
 
 class QualityLook(Schema):
-    """Translation quality of a training after a number of steps."""
+    """The quality of a training after a number of steps."""
 
     step: Many  # steps completed
     seconds: Elapsed  # time of these steps, excluding quality evaluations
     loss: Loss  # mean cross-entropy of the validation split in nats per target token
-    bleu: Score  # BLEU of the first pairs of the validation split, translated greedily
+    bleu: Score | None
+    """BLEU of the first pairs of the validation split, translated greedily; null if a loss is
+    requested."""
+
+
+def reaching(looks: Sequence[QualityLook], loss: float) -> tuple[float, float] | None:
+    """Steps and seconds at which the validation loss first falls to ``loss``, interpolated linearly;
+    null if the first evaluation is already below it."""
+    for before, after in pairwise(looks):
+        if before.loss > loss >= after.loss:
+            share = (before.loss - loss) / (before.loss - after.loss)
+            return (
+                before.step + share * (after.step - before.step),
+                before.seconds + share * (after.seconds - before.seconds),
+            )
+    return None
 
 
 class QualitySide(Ending):
@@ -291,20 +308,22 @@ class QualitySide(Ending):
     name: str  # ``baseline``, ``best`` for the recommendation, or a variant that the study asks for
     parts: list[str]  # variants whose changes it includes
     looks: list[QualityLook]  # the evaluations, in order
-    arrived: QualityLook | None  # first evaluation with the requested BLEU
+    arrived: QualityLook | None
+    """First evaluation with the requested BLEU, or when the loss fell to the requested one,
+    interpolated linearly between two evaluations."""
     time_ratio: Measured | None = None  # until it arrived, over that of the baseline
     samples: list[Translation]  # some translations of the last evaluation
 
 
 class QualityResult(Schema):
-    """results/quality.json: how long trainings take to reach the requested translation
-    quality."""
+    """results/quality.json: how long trainings take to reach the requested quality."""
 
     status: Literal["arrived", "not_arrived", "failed", "not_run"]
     """All arrived; not all, within the steps and time; one failed; nothing is recommended."""
     reason: str  # the status in a sentence
-    bleu: Score  # the requested BLEU
-    pairs: Few  # pairs translated at each evaluation
+    bleu: Score | None  # the requested BLEU; null if a loss is requested
+    loss: Loss | None = None  # the requested validation loss in nats per target token
+    pairs: Few  # pairs translated at each evaluation; 0 if a loss is requested
     sides: list[QualitySide]  # baseline, recommendation if any, other variants
     time_ratio: Measured | None  # of the recommendation over the baseline
     seconds: Elapsed  # total time

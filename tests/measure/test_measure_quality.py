@@ -49,7 +49,9 @@ class Track:
             self.steps[name] += task.steps
             # The slowest rank counts.
             return [Report(seconds * task.steps * share, 0, 0, 0.0) for share in (0.5, 1.0)]
-        return [Seen(loss=1.0, bleu=min(100.0, bleu * self.steps[name]), samples=[])]
+        losses = {50: 2.5, 60: 1.9}
+        score = min(100.0, bleu * self.steps[name]) if task.pairs else None
+        return [Seen(losses.get(self.steps[name], 3.0), score, samples=[])]
 
 
 def runners(goal: Quality = GOAL) -> list[Runner]:
@@ -75,6 +77,18 @@ def test_the_times_until_both_arrive_are_compared():
     assert found.time_ratio == pytest.approx(0.5)
 
 
+def test_the_time_to_a_loss_is_interpolated():
+    track = Track({BASELINE: (0.2, 1.0), BEST: (0.1, 1.0)})
+    found = outcome(track, Quality(loss=2.0, steps=100, every=10))
+    assert all(task.pairs == 0 for _, task in track.asked if isinstance(task, Look))
+    # The losses after 50 and 60 steps are 2.5 and 1.9.
+    assert found.reason == "all reach a validation loss of 2"
+    assert [side.arrived.step for side in found.sides] == [58, 58]
+    seconds = [side.arrived.seconds for side in found.sides]
+    assert seconds == pytest.approx([175 / 15, 175 / 30])
+    assert found.time_ratio == pytest.approx(0.5)
+
+
 def test_a_side_that_has_arrived_waits_for_the_other():
     track = Track({BASELINE: (0.1, 0.9), BEST: (0.1, 5.0)})
     found = outcome(track)
@@ -87,7 +101,7 @@ def test_a_race_ends_with_its_steps_and_says_what_would_help():
     found = outcome(track)
     assert track.steps == {BASELINE: 100, BEST: 100}
     assert (found.status, found.time_ratio) == ("not_arrived", None)
-    assert "20.0 and 30.0 BLEU after 100 steps" in found.reason
+    assert "20.0 BLEU and 30.0 BLEU after 100 steps" in found.reason
     assert "quality.budget" in found.reason
 
 
@@ -105,7 +119,9 @@ def test_evaluations_of_a_side_that_ends_early_are_kept():
 
 
 def test_a_race_is_a_whole_number_of_turns_with_its_own_schedule():
-    goal = Quality(steps=105, every=10, schedule={"kind": "linear", "peak": 0.002, "warmup": 50})
+    goal = Quality(
+        bleu=50, steps=105, every=10, schedule={"kind": "linear", "peak": 0.002, "warmup": 50}
+    )
     training = for_race(small_spec(), goal).training
     assert (training.steps, training.validate_every, training.checkpoint_every) == (100, 0, 0)
     assert training.schedule.warmup == 50
@@ -130,8 +146,15 @@ def test_an_evaluation_does_not_change_the_training():
 
 
 def test_without_a_search_there_is_nothing_to_race():
+    quality, corpus = {"loss": 4}, {"kind": "grammar"}
     with pytest.raises(ValueError, match=r"(?s)quality.*search is null"):
-        Study(name="x", variants=["single"], corpus={"kind": "grammar"}, search=None, quality={})
+        Study(name="x", variants=["single"], corpus=corpus, search=None, quality=quality)
+
+
+@pytest.mark.parametrize("goals", [{}, {"bleu": 20, "loss": 4}])
+def test_a_race_has_one_goal(goals):
+    with pytest.raises(ValueError, match="neither bleu nor loss|both bleu and loss"):
+        Quality(**goals)
 
 
 def test_without_a_recommendation_nothing_runs(tmp_path):

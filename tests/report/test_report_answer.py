@@ -77,16 +77,29 @@ def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer, text):
 
 def test_trainings_towards_a_quality_are_in_the_brief(answer):
     trainings = [
-        AnswerTraining(name="single", bleu=20.1, steps=400, time_ratio=1.0),
-        AnswerTraining(name="amp_bf16", bleu=20.4, steps=420, time_ratio=0.625),
-        AnswerTraining(name="<ddp>", bleu=18.04, steps=None, time_ratio=None),
+        AnswerTraining(name="single", bleu=20.1, loss=2.1, steps=400, time_ratio=1.0),
+        AnswerTraining(name="amp_bf16", bleu=20.4, loss=2.0, steps=420, time_ratio=0.625),
+        AnswerTraining(name="<ddp>", bleu=18.04, loss=2.4, steps=None, time_ratio=None),
     ]
-    raced = AnswerQuality(bleu=20.0, time_ratio=None, trainings=trainings)
+    raced = AnswerQuality(bleu=20.0, loss=None, time_ratio=None, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
     table = text.partition("## Time to 20 BLEU")[2].partition("\n## ")[0]
     assert "| `amp_bf16` | 0.62 | 420 | 20.4 |" in table
     assert r"| \<ddp\> | did not arrive | – | 18.0 |" in table
     assert "it reaches 20 BLEU" not in text
+
+
+def test_trainings_towards_a_loss_are_in_the_brief(answer):
+    trainings = [
+        AnswerTraining(name=name, bleu=None, loss=3.98, steps=150, time_ratio=ratio)
+        for name, ratio in (("single", 1.0), ("amp_bf16", 0.6))
+    ]
+    raced = AnswerQuality(bleu=None, loss=4.0, time_ratio=0.6, trainings=trainings)
+    text = brief(answer.model_copy(update={"quality": raced}))
+    assert "it reaches a validation loss of 4 in 0.60 of the time" in text
+    assert (
+        "| `amp_bf16` | 0.60 | 150 | 3.980 |" in text.partition("## Time to a validation loss")[2]
+    )
 
 
 def test_brief_is_one_page_and_escapes_foreign_texts(text):

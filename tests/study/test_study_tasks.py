@@ -100,5 +100,6 @@ def test_a_change_for_language_models_does_not_apply_to_a_translation():
 
 
 def test_quality_in_bleu_is_refused():
-    (problem,) = contradictions(study_of_texts(quality={}), "study.yaml")
-    assert problem.field == "quality"
+    (problem,) = contradictions(study_of_texts(quality={"bleu": 20}), "study.yaml")
+    assert problem.field == "quality.bleu"
+    assert not list(contradictions(study_of_texts(quality={"loss": 4}), "study.yaml"))

@@ -1,4 +1,4 @@
-"""Time that the baseline and the recommendation need to reach the required translation quality.
+"""Time that the baseline and the recommendation need to reach the required quality.
 
 A speed-up tells how much sooner the same steps are done, a certificate that they are the same steps;
 this shows their combined effect. The two train in turns until both arrive, so that a drift of the
@@ -19,7 +19,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.training import Evaluation
 from schemas.results import SearchResult, Translation
 from schemas.results.common import BASELINE, BEST
-from schemas.results.runs import QualityLook, QualityResult, QualitySide
+from schemas.results.runs import QualityLook, QualityResult, QualitySide, reaching
 from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log
@@ -94,8 +94,14 @@ class Runner:
     outcome: Outcome = field(default_factory=lambda: Outcome(status="ok", reason=None))
 
     def arrived(self, goal: Quality) -> QualityLook | None:
-        """The first evaluation that reaches the required BLEU."""
-        return next((look for look in self.looks if look.bleu >= goal.bleu), None)
+        """When it first reached the required quality; None if it has not yet."""
+        found = next((look for look in self.looks if reaches(look, goal)), None)
+        if found is None or goal.loss is None:
+            return found
+        exact = reaching(self.looks, goal.loss)
+        if exact is None:
+            return found
+        return QualityLook(step=round(exact[0]), seconds=exact[1], loss=goal.loss, bleu=None)
 
     def on_the_way(self, goal: Quality) -> bool:
         """Whether it has steps left and has not reached the goal."""
@@ -105,7 +111,7 @@ class Runner:
     def run(self, ask: Ask, goal: Quality) -> QualityLook:
         """Trains for a turn, then evaluates the model."""
         reports = ask(self.side, Turn(0, goal.every))
-        seen: Seen = ask(self.side, Look(goal.max_pairs, SAMPLES))[0]
+        seen: Seen = ask(self.side, Look(translated(goal), SAMPLES))[0]
         before = self.looks[-1] if self.looks else None
         self.looks.append(
             QualityLook(
@@ -133,6 +139,34 @@ class Runner:
         )
 
 
+def reaches(look: QualityLook, goal: Quality) -> bool:
+    """Whether an evaluation found the required quality."""
+    if goal.bleu is not None:
+        return look.bleu is not None and look.bleu >= goal.bleu
+    return goal.loss is not None and look.loss <= goal.loss
+
+
+def translated(goal: Quality) -> int:
+    """Pairs to translate at each evaluation."""
+    return goal.max_pairs if goal.bleu is not None else 0
+
+
+def named(goal: Quality) -> str:
+    """The required quality in words."""
+    return f"{goal.bleu:g} BLEU" if goal.bleu is not None else f"a validation loss of {goal.loss:g}"
+
+
+def _best(looks: Sequence[QualityLook], goal: Quality) -> str:
+    """The best evaluation, in words."""
+    if goal.bleu is not None:
+        return f"{max(look.bleu or 0.0 for look in looks):.1f} BLEU"
+    return f"a loss of {min(look.loss for look in looks):.3f}"
+
+
+def _seen(look: QualityLook) -> str:
+    return f"loss {look.loss:.3f}" if look.bleu is None else f"{look.bleu:.1f} BLEU"
+
+
 def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
     """The status of the race, and a sentence that describes it."""
     for runner in runners:
@@ -140,11 +174,11 @@ def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
             return "failed", f"{runner.side.name}: {runner.outcome.reason}"
     away = [runner for runner in runners if not runner.arrived(goal)]
     if not away:
-        return "arrived", f"all reach {goal.bleu:g} BLEU"
-    best = [max(look.bleu for look in runner.looks) for runner in away if runner.looks]
+        return "arrived", f"all reach {named(goal)}"
+    best = [_best(runner.looks, goal) for runner in away if runner.looks]
     said = " and ".join(runner.side.name for runner in away)
     return "not_arrived", (
-        f"{said}: {' and '.join(f'{bleu:.1f}' for bleu in best) or 'no'} BLEU after "
+        f"{said}: {' and '.join(best) or 'no evaluation'} after "
         f"{max((r.looks[-1].step for r in away if r.looks), default=0)} steps; more time "
         "(quality.budget) or steps (quality.steps) change that"
     )
@@ -165,7 +199,8 @@ def _result(
             "status": status,
             "reason": reason,
             "bleu": goal.bleu,
-            "pairs": goal.max_pairs,
+            "loss": goal.loss,
+            "pairs": translated(goal),
             "sides": sides,
             "time_ratio": ratio,
             "seconds": seconds,
@@ -175,8 +210,7 @@ def _result(
 
 
 class QualityJob(TrainingJob):
-    """Trains the baseline and the recommendation until both reach the required translation
-    quality."""
+    """Trains the baseline and the recommendation until both reach the required quality."""
 
     kind = "quality"
 
@@ -230,7 +264,7 @@ def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
                 for runner in left[::-1] if turn % 2 else left:
                     seen = runner.run(ask, goal)
                     sessions.progress(
-                        f"{runner.side.name}, step {seen.step}: {seen.bleu:.1f} BLEU after "
+                        f"{runner.side.name}, step {seen.step}: {_seen(seen)} after "
                         f"{seen.seconds:.0f} s"
                     )
                 turn += 1
@@ -240,17 +274,17 @@ def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """The report of a rank about its translations."""
+    """The report of a rank about its model; no BLEU if nothing was translated."""
 
     loss: float
-    bleu: float
+    bleu: float | None
     samples: list[Translation]
 
 
 @dataclass(frozen=True)
 class Look(Task):
-    """Task to report how well the model currently translates: the first ``pairs`` of the validation
-    split, greedily, with ``samples`` of them shown."""
+    """Task to report the validation loss, and how well the model translates the first ``pairs`` of
+    the validation split, greedily, with ``samples`` of them shown."""
 
     pairs: int
     samples: int
@@ -258,12 +292,14 @@ class Look(Task):
 
 
 def work(order: RaceOrder, program: Program) -> None:
-    """Trains in turns, and translates between them."""
+    """Trains in turns, and evaluates the model between them."""
     tokenizer_file = order.data / "tokenizer.json"
 
     def answer(setup: Setup, task: Any) -> Any:
         if not isinstance(task, Look):
             return refuse(task)
+        if not task.pairs:
+            return Seen(validation_loss(setup), None, [])
         tokenizer = load_tokenizer(tokenizer_file, setup.validation_store.manifest.tokenizer_sha256)
         return look(setup, tokenizer, task)
 

@@ -84,7 +84,7 @@ SECTIONS = (
     ),
     Section("layers", "Which layers take the time?", ("layer_tree",)),
     Section("headroom", "Where is the limit?"),
-    Section("quality", "How soon does it translate well?", ("quality",), task="translation"),
+    Section("quality", "How soon does it reach the same quality?", ("quality",)),
     Section("translations", "Translations", task="translation"),
     Section("continuations", "Continuations", task="language_model"),
     Section(

@@ -362,10 +362,11 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         if message is not None:
             remedy = f"check the path (relative ones start at {Path.cwd()})"
             yield ConfigProblem(file, field, path, message, remedy)
-    if study.quality is not None and isinstance(study.task, LanguageModel):
-        message = "asks for BLEU, but task.kind is language_model"
-        remedy = "leave quality out"
-        yield ConfigProblem(file, "quality", study.quality.bleu, message, remedy)
+    bleu = study.quality.bleu if study.quality else None
+    if bleu is not None and isinstance(study.task, LanguageModel):
+        message = "asks for a BLEU, but task.kind is language_model"
+        remedy = "ask for a validation loss instead, quality: {loss: 4.0}"
+        yield ConfigProblem(file, "quality.bleu", bleu, message, remedy)
     lists: dict[str, Iterable[object]] = {}
     if study.link_check is not None:
         lists["link_check.bandwidths"] = study.link_check.bandwidths

@@ -266,11 +266,13 @@ def _quality(results: StudyResults, searched: bool) -> AnswerQuality | None:
         return None
     return AnswerQuality(
         bleu=found.bleu,
+        loss=found.loss,
         time_ratio=found.time_ratio if searched else None,
         trainings=[
             AnswerTraining(
                 name=combination(side.parts, results.study.baseline),
-                bleu=max(look.bleu for look in side.looks),
+                bleu=max((look.bleu for look in side.looks if look.bleu is not None), default=None),
+                loss=min(look.loss for look in side.looks),
                 steps=side.arrived.step if side.arrived else None,
                 time_ratio=side.time_ratio,
             )

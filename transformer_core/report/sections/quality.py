@@ -1,4 +1,4 @@
-"""The time that trainings need to translate well, and how much of a technique's gain in its kernels
+"""The time that trainings need to reach the same quality, and how much of a technique's gain in its kernels
 remains in it."""
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from scipy import stats
 
 from schemas.results import Breakdown, Interval, QualityLook, QualitySide
 from schemas.results.common import BASELINE, BEST
+from schemas.results.runs import reaching
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
@@ -78,19 +79,6 @@ def _to_the_same_loss(
     return other[0] / first[0], first[1] / other[1]
 
 
-def reaching(looks: Sequence[QualityLook], loss: float) -> tuple[float, float] | None:
-    """Steps and seconds at which the validation loss first falls to ``loss``, interpolated linearly;
-    null if the first evaluation is already below it."""
-    for before, after in pairwise(looks):
-        if before.loss > loss >= after.loss:
-            share = (before.loss - loss) / (before.loss - after.loss)
-            return (
-                before.step + share * (after.step - before.step),
-                before.seconds + share * (after.seconds - before.seconds),
-            )
-    return None
-
-
 def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> Interval | None:
     """Seconds of a step of the baseline over those of ``side``, from adjacent turns; 95 % interval by
     Student's t."""
@@ -129,14 +117,19 @@ def draw_quality(results: StudyResults) -> Drawing:
         nothing(figure)
     else:
         axes = figure.subplots()
-        axes.axhline(found.bleu, color=svg.INK, ls="--", lw=1)
+        measured = "loss" if found.bleu is None else "bleu"
+        axes.axhline(getattr(found, measured), color=svg.INK, ls="--", lw=1)
         for side, line in zip(shown, cycle(("o-", "o-", "s--", "^:", "v-.")), strict=False):
-            seconds = [0.0, *(look.seconds for look in side.looks)]
-            bleu = [0.0, *(look.bleu for look in side.looks)]
+            seconds = [look.seconds for look in side.looks]
+            values = [getattr(look, measured) for look in side.looks]
             color = REFERENCE if side.name == BASELINE else VARIANT
             label = "recommended" if side.name == BEST else side.parts[0]
-            axes.plot(seconds, bleu, line, color=color, ms=4, label=label)
-        axes.set(ylabel="BLEU", ylim=(0, None), xlim=(0, None))
+            axes.plot(seconds, values, line, color=color, ms=4, label=label)
+        axes.set(xlim=(0, None))
+        if measured == "bleu":
+            axes.set(ylabel="BLEU", ylim=(0, None))
+        else:
+            svg.name_axis(axes.yaxis.label, say("validation loss, nats per token"))
         svg.name_axis(axes.xaxis.label, say("seconds of training"))
         legend_below(axes, None)
     return captioned("quality", figure)
