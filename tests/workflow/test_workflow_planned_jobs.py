@@ -51,7 +51,7 @@ def test_collective_operations_are_measured_if_several_ranks_use_them(project, v
 def test_jobs_accept_the_orders_of_their_rules(project):
     study = TINY | {
         "time": "1h",
-        "quality": {},
+        "quality": {"loss": 4.0},
         "search": {},
         "memory": {"largest_batch": {"variants": ["single"]}},
         "link_check": {"bandwidths": ["100Mbit/s"]},
