@@ -286,8 +286,9 @@ def _product(
 def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[Bandwidth]:
     """Copy and triad (McCalpin's STREAM) over arrays of 32-bit numbers."""
     count = array_bytes // 4
-    b = torch.rand(count, device=watch.device)
-    # Not all random: drawing the numbers would take longer than all copies.
+    # Drawing so many random numbers would take longer than all copies.
+    some = torch.rand(2**20, device=watch.device)
+    b = some.repeat(-(-count // len(some)))[:count]
     a, c = torch.empty_like(b), b.clone()
 
     def copy() -> None:
