@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pair_files import steady
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
 
 from benchmarks._adversarial import PIECES, adversarial_lines
@@ -87,15 +87,6 @@ def test_other_tokenizers_encode_whole_texts(kind, values):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", "gpt2", "pattern_1", "unigram_always", "word_piece"])
-def test_adversarial_lines(bpe, shared, kind):
-    lines = adversarial_lines(2_000 if kind == "own" else 300)
-    reference, tested = (bpe, shared) if kind == "own" else (other(kind), encoder(kind))
-    assert tested.by_word
-    assert lists(tested.encode(column(lines))) == expected(reference, lines)
-
-
-@pytest.mark.slow
 @few
 @given(
     values=st.lists(texts, min_size=1, max_size=8), words=st.integers(1, 6), size=st.integers(1, 99)
@@ -161,9 +152,6 @@ def test_null_is_refused(shared):
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=True)
 AFTER_SPACE = pre_tokenizers.Split(" ", "merged_with_next")
 CHANGES = {
-    "strip": {"normalizer": normalizers.Strip()},
-    "white space": {"pre_tokenizer": BYTES},
-    "no pre-tokenizer": {"pre_tokenizer": None},
     "prefix": {"pre_tokenizer": pre_tokenizers.Sequence([AFTER_SPACE, BYTES])},
     "merged": {"pre_tokenizer": pre_tokenizers.Split(" ", "merged_with_previous")},
     "template": {

@@ -40,6 +40,13 @@ def disk(tmp_path):
     return tmp_path / "disk of the host"
 
 
+def lists_of(store):
+    """All ids of a store, by side."""
+    every = np.arange(len(store))
+    sides = {"source": store.source_rows(every), "target": store.target_rows(every)}
+    return {side: [row.tolist() for row in rows] for side, rows in sides.items()}
+
+
 def change(file):
     """Flips a bit without changing the time stamps."""
     stat, content = file.stat(), bytearray(file.read_bytes())
@@ -54,17 +61,15 @@ def verify(folder):
     return run_job("verify_data", manifests=manifests, output=output), output
 
 
-def test_intact_shards_are_recorded(folder):
+def test_intact_shards_are_recorded_and_damaged_ones_named_with_their_repair(
+    folder, capsys, monkeypatch
+):
+    monkeypatch.setenv("STUDY_OPTIONS", "--configfile=mine.yaml")
     code, output = verify(folder)
     assert code == 0
     (split,) = DataCheck.model_validate_json(output.read_text()).splits
     assert (split.split, split.pairs, split.shards) == ("train", 60, 3)
     assert split.bytes == sum(path.stat().st_size for path in folder.glob("*.arrow"))
-
-
-def test_every_damaged_shard_is_named_with_its_repair(folder, capsys, monkeypatch):
-    monkeypatch.setenv("STUDY_OPTIONS", "--configfile=mine.yaml")
-    output = verify(folder)[1]
     cut, changed = folder / "shard-00000.arrow", folder / "shard-00002.arrow"
     cut.write_bytes(cut.read_bytes()[:-8])
     change(changed)
@@ -164,16 +169,6 @@ def test_shards_that_contradict_their_manifest(manifest, name):
         open_shards(manifest)
 
 
-def test_a_copy_holds_the_same_pairs(manifest, disk):
-    copy = copy_to(disk, manifest)
-    assert copy.is_relative_to(disk)
-    original, copied = open_shards(manifest), open_shards(copy)
-    rows = list(range(60))
-    for name in ("source_rows", "target_rows"):
-        before, after = getattr(original, name)(rows), getattr(copied, name)(rows)
-        assert [row.tolist() for row in before] == [row.tolist() for row in after]
-
-
 def test_the_environment_decides_whether_and_where_to_copy(manifest, disk, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert len(open_nearest(manifest)) == 60
@@ -186,6 +181,8 @@ def test_the_environment_decides_whether_and_where_to_copy(manifest, disk, monke
 
 def test_a_copy_is_made_once_and_again_for_other_shards(manifest, disk):
     copy = copy_to(disk, manifest)
+    original, copied = (lists_of(open_shards(path)) for path in (manifest, copy))
+    assert copied == original
     made = (copy.parent / "shard-00000.arrow").stat().st_ino
     assert copy_to(disk, manifest) == copy
     assert (copy.parent / "shard-00000.arrow").stat().st_ino == made
@@ -258,13 +255,11 @@ def export(folder):
 
 
 def test_parquet_holds_ids_and_text(tmp_path, manifest, monkeypatch):
-    store = open_shards(manifest)
     monkeypatch.setattr(finished, "ROW_GROUP", 23)
     assert export(tmp_path) == 0
     table = pd.read_parquet(tmp_path / "train.parquet")
     bpe = load_tokenizer(tmp_path / "tokenizer.json")
-    for side in ("source", "target"):
-        rows = [row.tolist() for row in getattr(store, f"{side}_rows")(range(60))]
+    for side, rows in lists_of(open_shards(manifest)).items():
         assert [row.tolist() for row in table[f"{side}_ids"]] == rows
         assert table[side].tolist() == bpe.decode_batch(rows)
     file = pq.ParquetFile(tmp_path / "train.parquet")

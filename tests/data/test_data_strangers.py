@@ -180,18 +180,6 @@ def test_an_archive_is_not_text(tmp_path):
         refused(lambda path=path: read_lines(path), str(path), "is a tar archive", "unpack it")
 
 
-def test_a_nul_character_is_reported_or_skipped(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_bytes(b"a\tb\nc\0d\te\n")
-    files = tmp_path / "p.arrow", tmp_path / "p.json"
-    refused(
-        lambda: read_split(corpus("tsv", str(path)), Filter(), "train", *files),
-        *("a.tsv:2: has a NUL character", "filter.invalid: skip"),
-    )
-    kept = read_split(corpus("tsv", str(path)), Filter(invalid="skip"), "train", *files)
-    assert (kept.pairs_kept, kept.skipped["invalid"]) == (1, 1)
-
-
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
 def test_pipes_and_devices_are_refused(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")
