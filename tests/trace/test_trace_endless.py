@@ -4,13 +4,11 @@ import gzip
 import io
 import json
 import os
-import sqlite3
 import tarfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from traces import complete, kineto, of_rank, on_device, table_in, training_report
+from traces import changed_report, complete, kineto, of_rank, on_device, table_in, training_report
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
@@ -21,20 +19,10 @@ from transformer_core.trace.readers.nsys import read_nsys
 COUNTING = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 
 
-def report(folder: Path, *statements: str) -> Path:
-    """A report after some statements of SQL."""
-    path = training_report(folder / "report.sqlite")
-    with closing(sqlite3.connect(path)) as database:
-        for statement in statements:
-            database.execute(statement)
-        database.commit()
-    return path
-
-
 @pytest.mark.parametrize("table", ["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"])
 def test_views_in_place_of_tables_are_refused(tmp_path, table):
-    path = report(
-        tmp_path,
+    path = changed_report(
+        tmp_path / "report.sqlite",
         f'DROP TABLE "{table}"',
         f'CREATE VIEW "{table}" AS {COUNTING} SELECT x AS id, x AS start, x AS "end", 1 AS deviceId, '
         "1 AS streamId, 59 AS eventType, 1 AS globalTid, 'x' AS value, 'x' AS text FROM c",
@@ -47,20 +35,20 @@ def test_reading_stops_if_it_takes_too_much_work(tmp_path, monkeypatch):
     monkeypatch.setattr(nsys._Report, "_spent", lambda report: True)
     monkeypatch.setattr(nsys, "_WORK_AT_ONCE", 1)
     with pytest.raises(ConfigError, match="takes more work to read than its size explains"):
-        read_nsys(report(tmp_path))
+        read_nsys(training_report(tmp_path / "report.sqlite"))
 
 
 def test_a_text_that_is_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(nsys, "_LONGEST_TEXT", 1 << 20)
     long = "UPDATE NVTX_EVENTS SET text = hex(zeroblob(600000)) WHERE _rowid_ = 3"
-    path = report(tmp_path, long)
+    path = changed_report(tmp_path / "report.sqlite", long)
     with pytest.raises(ConfigError, match="holds a text of more than 1 MB in NVTX_EVENTS"):
         read_nsys(path)
 
 
 def test_long_texts_are_read_a_few_at_once(tmp_path, monkeypatch):
     long = "UPDATE NVTX_EVENTS SET text = 'layer:' || hex(zeroblob(2000)) WHERE _rowid_ > 4"
-    path = report(tmp_path, long)
+    path = changed_report(tmp_path / "report.sqlite", long)
     whole = table_in(path)
     monkeypatch.setattr(nsys, "_LONGEST_TEXT", 6000)
     assert table_in(path).equals(whole)
@@ -78,10 +66,9 @@ ODD = {
 
 
 def test_unusual_rows_do_not_change_others(tmp_path):
-    usual = table_in(report(tmp_path))
+    usual = table_in(training_report(tmp_path / "usual.sqlite"))
     for name, statement in ODD.items():
-        (tmp_path / "report.sqlite").unlink()
-        odd = table_in(report(tmp_path, statement))
+        odd = table_in(changed_report(tmp_path / "report.sqlite", statement))
         kept = [column for column in usual.column_names if column != "operator"]
         if name == "rows before the first":
             kept = ["t0_ns", "t1_ns", "kind", "phase"]
@@ -109,7 +96,6 @@ WHOLE = f'{{"schemaVersion": 1, "traceEvents": [{KERNEL}]}}'.encode()
 REFUSED = {
     "empty": (b"", "is empty"),
     "text": (b"hello", "not a torch.profiler trace"),
-    "list": (WHOLE.partition(b": [")[2], "not a torch.profiler trace"),
     "null": (b"null", "not a torch.profiler trace"),
     "events that are null": (b'{"schemaVersion": 1, "traceEvents": null}', "no traceEvents"),
     "no events": (b'{"schemaVersion": 1, "traceEvents": []}', "no traceEvents"),
@@ -118,28 +104,21 @@ REFUSED = {
     "two ends": (WHOLE + b"}", "damaged or cut off"),
     "half of gzip": (gzip.compress(WHOLE * 9)[:-9], "damaged or cut off"),
     "gzip of nothing": (b"\x1f\x8b", "damaged or cut off"),
-    "binary": (bytes(range(256)), "not a torch.profiler trace"),
     "a report itself": (b"NVIDIA Tegra Profiler Report 1.\x0a", "nsys export --type=sqlite"),
     "sqlite's first words": (b"SQLite format 3\0", "damaged, or not a report"),
     "sqlite and noise": (b"SQLite format 3\0" + b"\x07" * 5000, "damaged, or not a report"),
     "deep": (b'{"traceEvents": [' + b"[" * 100_000, "damaged or cut off"),
     "a zip archive": (b"PK\x03\x04" + WHOLE, "is a zip archive: unpack it first: unzip"),
     "zstd": (b"\x28\xb5\x2f\xfd" + WHOLE, "is compressed with zstd"),
-    "xz": (b"\xfd7zXZ\x00" + WHOLE, "is compressed with xz"),
-    "bzip2": (b"BZh" + WHOLE, "is compressed with bzip2"),
     "text of UTF-16": (b"\xff\xfe" + WHOLE, "is UTF-16 text"),
     "spaces before the events": (b'{"traceEvents"' + SPACES + WHOLE[1:], "no traceEvents in"),
     "spaces within gzip": (gzip.compress(b'{"a":' + 10 * SPACES), "no traceEvents in its first"),
-    "spaces within the key": (b'{"traceEvents":' + SPACES, "no traceEvents in its first"),
-    "spaces alone": (SPACES, "no traceEvents in its first"),
     "a text that never ends": (b'{"traceEvents": [{"name": "' + b"x" * 900_000, "cut off"),
     "two lists of events": (WHOLE[:-1] + b"," + WHOLE[21:], "holds two lists of events"),
     "a list of numbers": (b"[1, 2, 3]", "it is a list, but not of events"),
-    "a list of lists": (b"[[], []]", "it is a list, but not of events"),
     "events that are numbers": (b'{"traceEvents": [1, 2]}', "something other than events"),
     "a tar archive": (packed("trace.json", WHOLE), "is a tar archive: unpack it first"),
     "a packed tar archive": (gzip.compress(packed("trace.json", WHOLE)), "is a tar archive"),
-    "a 7z archive": (b"7z\xbc\xaf\x27\x1c", "is a 7z archive"),
     "a table": (b"PAR1" + bytes(9), "is a Parquet table"),
     "an accelerator that is not read": (
         f"[{OPERATOR}, {KERNEL.replace('kernel', 'mtia_ccp_events')}]".encode(),

@@ -6,6 +6,7 @@ The traces are not part of the project. ``TRANSFORMER_STUDY_TRACES`` names a fol
 
 import csv
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,14 @@ class Trace:
         )
 
 
-@pytest.fixture(scope="module", params=TRACES)
+@cache
+def read(name: str) -> Trace:
+    return Trace(name)
+
+
+@pytest.fixture(params=TRACES)
 def trace(request):
-    return Trace(request.param)
+    return read(request.param)
 
 
 def test_summary(trace):
@@ -119,7 +125,7 @@ def test_collectives(trace):
 
 
 def test_collectives_wait_for_the_slowest_rank():
-    devices = Trace("param_dlrm_8ranks").devices
+    devices = read("param_dlrm_8ranks").devices
     for name in COLLECTIVES.values():
         of_ranks = [c for device in devices for c in device.collectives if c.collective == name]
         transfers = {c.transfer_ns for c in of_ranks}
@@ -168,7 +174,7 @@ def test_a_viewer_shows_every_device_event(trace, tmp_path):
 
 
 def test_the_critical_path_is_as_long_as_the_step():
-    (device,) = Trace("tracelens_h100_qwen0.5b_1gpu").devices
+    (device,) = read("tracelens_h100_qwen0.5b_1gpu").devices
     (window,) = [step.partition.window_ns for step in device.steps]
     assert sum(part.time_ns for part in device.critical_path) == window
     assert (device.bound.verdict, device.bound.window_ns) == ("device", window)

@@ -2,8 +2,6 @@
 events, which are counted."""
 
 import os
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +9,13 @@ import pytest
 from traces import (
     Report,
     breakdown_in,
+    changed_report,
     complete,
     kineto,
     launch,
     on_device,
     one_kernel,
     rows_in,
-    training_report,
 )
 
 from schemas.errors import ConfigError
@@ -142,14 +140,6 @@ CHANGES = {
     "text": 'UPDATE "{}" SET "{}" = \'x\'',
     "gone": 'ALTER TABLE "{}" DROP COLUMN "{}"',
 }
-
-
-def changed_report(path: Path, statement: str) -> Path:
-    path.unlink(missing_ok=True)
-    with closing(sqlite3.connect(training_report(path))) as database:
-        database.execute(statement)
-        database.commit()
-    return path
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
-from traces import complete, kineto, launch, of_rank, on_device
 
 from schemas.results import Breakdown
 from transformer_core.trace.breakdown.summary import breakdown_of_files
@@ -94,36 +93,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = "import sys\nsys.modules |= dict.fromkeys(('torch', 'snakemake', 'yaml', 'psutil'))\n"
 
 
-@pytest.fixture
-def traces(tmp_path):
-    """Two ranks, two steps each, with a module."""
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    for rank in range(2):
-        rows: list[dict[str, Any]] = []
-        for step in range(2):
-            at = 100 * step
-            rows += [
-                complete("user_annotation", f"ProfilerStep#{step}", at, 90),
-                complete("user_annotation", "layer:model/encoder", at, 50),
-                launch(step + 1, at + 1),
-                on_device("kernel", "sgemm", at + 5, 20 + 10 * rank, step + 1),
-            ]
-        kineto(folder / f"r{rank}.json", rows, **of_rank(rank))
-    return folder
-
-
 def test_tables(traces):
     tables = read_files([traces])
-    assert len(tables.events) == 2 * 2 * 3
+    assert len(tables.events) == 2 * 2 * 4
     assert tables.steps["compute_ns"].tolist() == [20_000, 20_000, 30_000, 30_000]
-    assert tables.kernels["time_ns"].tolist() == [60_000, 40_000]
+    assert tables.kernels["time_ns"].tolist() == [60_000, 60_000, 40_000, 20_000]
     assert tables.layers.set_index("path").loc["model/encoder", "own_ns"] == 100_000
     assert tables.devices["rank"].tolist() == [0, 1]
     assert tables.phases.empty
     assert str(tables).startswith("trace: 2 ranks")
     window = read_files([str(traces)], end_ms=0.05)
-    assert window.kernels["count"].tolist() == [1, 1]
+    assert window.kernels["name"].tolist() == ["sgemm", "sgemm"]
 
 
 def test_the_example(traces, monkeypatch, capsys):

@@ -4,6 +4,7 @@ import gzip
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Report:
     def __init__(self, path: Path, generation: str = "2026") -> None:
         self.path = path
         self.database = sqlite3.connect(path)
+        self.database.execute("PRAGMA synchronous = OFF")
         self.generation = GENERATIONS[generation]
         self.texts: dict[str, int] = {}
         self.table("StringIds", ["id", "value"])
@@ -179,6 +181,16 @@ def training_report(path: Path, generation: str = "2026", pids: Sequence[int] = 
         )
         report.copy(1, 64, 700, 720, pid=pid, correlation=4, device=place)
     return report.write()
+
+
+def changed_report(path: Path, *statements: str) -> Path:
+    """The report of a training after some statements of SQL."""
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(training_report(path))) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+    return path
 
 
 def kineto(
