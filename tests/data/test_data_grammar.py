@@ -16,7 +16,6 @@ from transformer_core.data.grammar.clauses import (
     Clause,
     Phrase,
     make_clause,
-    person_object,
     phrases,
 )
 from transformer_core.data.grammar.sentences import PATTERNS
@@ -41,9 +40,6 @@ SECOND_AND_THIRD = [
 @pytest.fixture(scope="module")
 def pairs():
     return list(generate(1, "train", 15_000))
-
-
-# The stream
 
 
 @pytest.mark.slow
@@ -90,16 +86,10 @@ def test_spacing_punctuation_and_capitals_of_every_pattern(pattern):
             assert not re.search(r"\bi\b", text), text
 
 
-# Numbers
-
-
 @pytest.mark.parametrize(
     ("number", "english", "german"),
     [
-        (0, "zero", "null"),
-        (1, "one", "eins"),
         (16, "sixteen", "sechzehn"),
-        (17, "seventeen", "siebzehn"),
         (21, "twenty-one", "einundzwanzig"),
         (30, "thirty", "dreißig"),
         (67, "sixty-seven", "siebenundsechzig"),
@@ -110,9 +100,6 @@ def test_spacing_punctuation_and_capitals_of_every_pattern(pattern):
 )
 def test_numbers_in_words(number, english, german):
     assert (english_number(number), german_number(number)) == (english, german)
-
-
-# Noun phrases
 
 
 def german_of(english: str, table: list[Phrase]) -> str:
@@ -127,8 +114,6 @@ AGREEMENT = {
         ("the old child", "persons"): "das alte Kind|das alte Kind|dem alten Kind",
         ("the old children", "persons"): "die alten Kinder|die alten Kinder|den alten Kindern",
         ("my clever brother", "persons"): "mein kluger|meinen klugen|meinem klugen Bruder",
-        ("our new book", "writings"): "unser neues|unser neues|unserem neuen Buch",
-        ("this dark house", "buildings"): "dieses dunkle|dieses dunkle|diesem dunklen Haus",
         ("Anna's expensive tower", "buildings"): "Annas teurer|Annas teuren|Annas teurem Turm",
         ("the boy", "persons"): "der Junge|den Jungen|dem Jungen",
     },
@@ -136,7 +121,6 @@ AGREEMENT = {
         ("an old man", "persons"): "ein alter Mann|einen alten Mann|einem alten Mann",
         ("a tired singer", "persons"): "eine müde|eine müde|einer müden Sängerin",
         ("an egg", "food"): "ein Ei|ein Ei|einem Ei",
-        ("cold water", "drinks"): "kaltes Wasser|kaltes Wasser|kaltem Wasser",
         ("hot coffee", "drinks"): "heißer Kaffee|heißen Kaffee|heißem Kaffee",
     },
     "counted": {
@@ -152,9 +136,6 @@ def test_phrases_agree(kind):
     for (english, group), forms in AGREEMENT[kind].items():
         for case, form in zip(get_args(Case), forms.split("|"), strict=True):
             assert german_of(english, phrases(kind, group, case)).startswith(form), (english, case)
-
-
-# Clauses
 
 
 def verb(english: str) -> Verb:
@@ -208,14 +189,6 @@ def test_a_clause_is_negated_once_in_both_languages(tense):
         english, german = made.main()
         count = len(re.findall(r"\bnicht\b|\bkein(?:e[nmrs]?)?\b", german))
         assert count == len(re.findall(r"\bnot\b|\bcannot\b", english)) == made.negated, german
-
-
-@pytest.mark.parametrize(("person", "own"), [(0, {"me", "us"}), (1, {"you"}), (3, {"me", "us"})])
-def test_no_subject_is_its_own_object(person, own):
-    random = Random(1).random
-    objects = [person_object(random, person, "accusative")[0].strip() for _ in range(2_000)]
-    assert not own & set(objects)
-    assert {"him", "them"} <= set(objects)
 
 
 def test_names_are_distinct_and_do_not_change():

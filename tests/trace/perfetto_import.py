@@ -18,10 +18,6 @@ Thread = tuple[int, int]
 _MOST = 2**32 - 1
 
 
-class Refused(AssertionError):
-    """An error of the file, by Perfetto's rules."""
-
-
 @dataclass(frozen=True)
 class Slice:
     """In nanoseconds."""
@@ -61,7 +57,7 @@ class Imported:
 
 
 def imported(path: Path) -> Imported:
-    """Imports a file like Perfetto; raises :class:`Refused` if any of it would be dropped."""
+    """Imports a file like Perfetto; fails if any of it would be dropped."""
     packed = path.read_bytes()
     content = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
     found, open_slices = Imported(), defaultdict(list)
@@ -75,29 +71,27 @@ def imported(path: Path) -> Imported:
     for ts, event, thread in sorted(timed, key=lambda entry: entry[0]):
         if event["ph"] == "C":
             _count(found, event, ts)
-        elif event["ph"] == "X":
+        else:
+            assert event["ph"] == "X", f"a phase that none of these files has: {event}"
             end = ts + _nanoseconds(event, "dur")
             depth = _nest(open_slices[thread], ts, end)
             said = (event["name"], event["cat"])
             found.slices[thread].append(Slice(*said, ts, end, depth, event.get("args", {})))
-        else:
-            raise Refused(f"a phase that none of these files has: {event}")
-    if unnamed := [key for key in found.slices if key not in found.threads]:
-        raise Refused(f"tracks without a name: {unnamed}")
+    assert found.slices.keys() <= found.threads.keys(), "tracks without a name"
     return found
 
 
 def _number(event: dict[str, Any], name: str) -> int:
     value = event.get(name, 0)
-    if type(value) is not int or not 0 <= value <= _MOST:
-        raise Refused(f"{name} has no 32 bits and would become 0: {event}")
+    fits = type(value) is int and 0 <= value <= _MOST
+    assert fits, f"{name} has no 32 bits and would become 0: {event}"
     return value
 
 
 def _nanoseconds(event: dict[str, Any], name: str) -> int:
     value = event.get(name)
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise Refused(f"{name} is no time: {event}")
+    assert type(value) in (int, float), f"{name} is no time: {event}"
+    assert 0 <= value < math.inf, f"{name} is no time: {event}"
     if value == math.trunc(value):
         return int(value) * 1000
     return math.floor(value * 1000 + 0.5)
@@ -105,26 +99,24 @@ def _nanoseconds(event: dict[str, Any], name: str) -> int:
 
 def _metadata(found: Imported, event: dict[str, Any], thread: Thread) -> None:
     if event["name"] in ("process_sort_index", "thread_sort_index"):
-        if type(event["args"].get("sort_index")) not in (int, float):
-            raise Refused(f"no place in the order: {event}")
+        assert type(event["args"].get("sort_index")) in (int, float), f"no place: {event}"
         return
-    names: dict[Any, str] = {"process_name": found.processes, "thread_name": found.threads}[
-        event["name"]
-    ]
-    key = thread[0] if event["name"] == "process_name" else thread
-    if not event["args"].get("name") or key in names:
-        raise Refused(f"no name, or a second one: {event}")
-    if event["name"] == "thread_name" and thread[0] == thread[1]:
-        raise Refused(f"would be the main thread of its process: {event}")
+    names: dict[Any, str] = found.processes
+    key: Any = thread[0]
+    if event["name"] == "thread_name":
+        assert thread[0] != thread[1], f"would be the main thread of its process: {event}"
+        names, key = found.threads, thread
+    else:
+        assert event["name"] == "process_name", f"unknown metadata: {event}"
+    assert event["args"].get("name"), f"no name: {event}"
+    assert key not in names, f"a second name: {event}"
     names[key] = event["args"]["name"]
 
 
 def _count(found: Imported, event: dict[str, Any], ts: int) -> None:
-    if not event.get("args"):
-        raise Refused(f"a counter without a value: {event}")
+    assert event.get("args"), f"a counter without a value: {event}"
     for key, value in event["args"].items():
-        if type(value) not in (int, float):
-            raise Refused(f"a counter that is no number: {event}")
+        assert type(value) in (int, float), f"a counter that is no number: {event}"
         found.counters[event["pid"], f"{event['name']} {key}"].append((ts, value))
 
 
@@ -135,7 +127,7 @@ def _nest(stack: list[tuple[int, int]], t0: int, t1: int) -> int:
         if end > t0 or (end == t0 and begin == end and t0 == t1):
             break
         stack.pop()
-    if stack and t0 < stack[-1][1] < t1:
-        raise Refused(f"[{t0}, {t1}) ends behind the slice {stack[-1]} that it begins in")
+    ends_inside = not stack or not t0 < stack[-1][1] < t1
+    assert ends_inside, f"[{t0}, {t1}) ends behind the slice {stack[-1]} that it begins in"
     stack.append((t0, t1))
     return len(stack) - 1
