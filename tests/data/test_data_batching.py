@@ -259,25 +259,6 @@ def taken(rows, store, count=6, pairs=8, rank=0, ranks=1):
         return list(islice(batches, count))
 
 
-@pytest.mark.parametrize("rows", [PaddedRows(), PackedRows(kind="packed")])
-def test_widths_are_multiples_and_the_sentences_the_same(rows):
-    store = store_of(*normal_text(60))
-    rounded = rows.model_copy(update={"width_multiple": 8})
-    widths = set()
-    for one, other in zip(taken(rows, store), taken(rounded, store), strict=True):
-        (a,), (b,) = one.micro_batches, other.micro_batches
-        assert other.tokens == one.tokens
-        assert other.padded_tokens == b.padded_tokens > one.padded_tokens
-        for side in ("source", "target_input", "target_output"):
-            before, after = getattr(a, side), getattr(b, side)
-            width = before.size(1)
-            assert after.size(1) == 8 * -(-width // 8)
-            assert torch.equal(after[:, :width], before)
-            assert (after[:, width:] == PAD).all()
-            widths.add(width % 8)
-    assert widths - {0}
-
-
 def test_a_part_without_pairs_has_one_token():
     batches = taken(PaddedRows(width_multiple=8), store_of(*normal_text(60)), 4, 1, rank=1, ranks=2)
     empty = [micro for batch in batches for micro in batch.micro_batches if not micro.pairs]
@@ -286,29 +267,41 @@ def test_a_part_without_pairs_has_one_token():
         assert micro.source.shape == micro.target_output.shape == (1, 1)
 
 
-OF_THREE = [PaddedRows(row_multiple=3), PackedRows(kind="packed", tokens=20, row_multiple=3)]
+ROUNDED = [
+    PaddedRows(row_multiple=3, width_multiple=8),
+    PackedRows(kind="packed", tokens=20, row_multiple=3, width_multiple=8),
+]
 
 
-@pytest.mark.parametrize("rows", OF_THREE)
-def test_added_rows_have_no_label(rows):
+def rounded_up(number, multiple):
+    return multiple * -(-number // multiple)
+
+
+@pytest.mark.parametrize("rows", ROUNDED)
+def test_shapes_are_multiples_and_the_sentences_the_same(rows):
     store = store_of(*normal_text(60))
-    plain = rows.model_copy(update={"row_multiple": 1})
-    added = 0
+    plain = rows.model_copy(update={"row_multiple": 1, "width_multiple": 1})
+    added = [0, 0]
     for one, other in zip(taken(plain, store), taken(rows, store), strict=True):
-        for a, b in zip(one.micro_batches, other.micro_batches, strict=True):
-            real = len(a.source)
-            assert len(b.source) == 3 * -(-real // 3)
-            added += len(b.source) - real
-            for side in ("source", "target_input", "target_output"):
-                assert torch.equal(getattr(b, side)[:real], getattr(a, side))
-            assert (b.target_output[real:] == PAD).all()
-            assert (b.source[real:, 0] == EOS).all()
-            assert (b.target_input[real:, 0] == BOS).all()
-            assert other.padded_tokens == sum(m.padded_tokens for m in other.micro_batches)
-    assert added
+        (a,), (b,) = one.micro_batches, other.micro_batches
+        assert other.tokens == one.tokens
+        assert other.padded_tokens == b.padded_tokens > one.padded_tokens
+        for side in ("source", "target_input", "target_output"):
+            before, after = getattr(a, side), getattr(b, side)
+            real, width = before.shape
+            assert after.shape == (rounded_up(real, 3), rounded_up(width, 8))
+            assert torch.equal(after[:real, :width], before)
+            assert (after[:real, width:] == PAD).all()
+            added[0] += len(after) - real
+            added[1] += after.size(1) - width
+        # Added rows have a beginning, but no label.
+        assert (b.target_output[real:] == PAD).all()
+        assert (b.source[real:, 0] == EOS).all()
+        assert (b.target_input[real:, 0] == BOS).all()
+    assert all(added)
 
 
-@pytest.mark.parametrize("rows", OF_THREE)
+@pytest.mark.parametrize("rows", ROUNDED)
 def test_the_host_knows_the_length_of_every_sentence(rows):
     for one in taken(rows, store_of(*normal_text(60))):
         for batch in one.micro_batches:

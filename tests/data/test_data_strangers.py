@@ -103,6 +103,7 @@ BEYOND_MEMORY = {
 }
 
 
+@pytest.mark.slow
 def test_tables_that_would_end_the_process(tmp_path):
     """Texts outside their buffers, and texts larger than the memory. A separate process reads them:
     they could crash this one, which could also reuse the memory of writing them."""
