@@ -21,7 +21,7 @@ from schemas.config.data import Filter, FixedSize, GrammarTexts, TokenBudget
 from transformer_core.data.batching.feeding import Feed, evaluation_batches
 from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.readers import open_split
-from transformer_core.data.corpus.rows import CorpusError
+from transformer_core.data.corpus.rows import CorpusError, Invalid
 from transformer_core.data.grammar.stream import generate
 from transformer_core.data.sharding.finished import gather
 from transformer_core.data.sharding.job import context_rows, write_shards
@@ -42,9 +42,10 @@ def test_texts_of_every_kind_of_file(tmp_path):
         found = rows("documents", str(path), **field)
         assert [(row.source, row.target) for row in found] == [("", text) for text in TEXTS]
     blank = tmp_path / "texts.txt"
-    blank.write_text("a\nb\n\n\n \nc\r\nd\n")
-    found = rows("documents", str(blank), ends="blank_line")
+    blank.write_bytes(b"a\nb\n\n\n \nc\r\nd\n\ne\n\xff\n")
+    *found, bad = rows("documents", str(blank), ends="blank_line")
     assert [(row.line, row.target) for row in found] == [(1, "a\nb"), (6, "c\nd")]
+    assert (type(bad), bad.line, bad.text) == (Invalid, 9, "e\n\ufffd")
 
 
 def test_an_empty_text_is_named_or_skipped(tmp_path):

@@ -150,11 +150,9 @@ COLLECTIVES = {
     "ncclDevKernel_Broadcast_RING_LL": "broadcast",
     "void multimem_all_reduce_kernel<c10::BFloat16, 8>(...)": "all_reduce",
     "void vllm::cross_device_reduce_1stage<half, 2>(...)": "all_reduce",
-    "ncclDevKernel_Mystery": "other",
     # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
     "ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)": "all_gather",
     "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": "all_reduce",
-    "ncclSymkDevKernel_ReduceScatter_RailA2A_LsaLD_sum_f32": "reduce_scatter",
     # The kernels of RCCL for all collectives; what launched them says which.
     "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)": "other",
     "gloo:broadcast": "broadcast",

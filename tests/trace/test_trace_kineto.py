@@ -51,6 +51,16 @@ def test_times_are_exact(tmp_path, ts, nanoseconds):
     assert (row["t0_ns"], row["t1_ns"]) == (nanoseconds, nanoseconds + 1001)
 
 
+def test_copies_beside_a_kernel(tmp_path):
+    rows = [
+        *ROWS,
+        on_device("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 25, 10, 2, bytes=320),
+        on_device("gpu_memset", "Memset (Device)", 50, 1, 3, bytes=4),
+    ]
+    found = device_in(kineto(tmp_path / "trace.json", rows)).span
+    assert (found.compute_ns, found.exposed_copies_ns, found.idle_ns) == (20_000, 6_000, 15_000)
+
+
 def test_old_categories(tmp_path):
     """torch 1.8: capitals, ``stream 7`` as thread, ``Input dims``."""
     old = [
