@@ -248,6 +248,7 @@ def test_a_special_token_in_a_sentence_is_refused(token):
     store = store_of([3, 3], [3, 3])
     store.target.ids[0] = np.array([9, 9, 9, 9, token, 9], np.uint16)
     (window,) = plan_epoch(store, FixedSize(kind="fixed_size"), 1, 0)
+    WindowRows(store, window, 1, PaddedRows())
     with pytest.raises(ValueError, match="a target sentence contains the special token"):
         WindowRows(store, window, 1, PackedRows(kind="packed"))
 
@@ -286,9 +287,10 @@ def test_shapes_are_multiples_and_the_sentences_the_same(rows):
         (a,), (b,) = one.micro_batches, other.micro_batches
         assert other.tokens == one.tokens
         assert other.padded_tokens == b.padded_tokens > one.padded_tokens
+        real = len(a.source)
         for side in ("source", "target_input", "target_output"):
             before, after = getattr(a, side), getattr(b, side)
-            real, width = before.shape
+            width = before.size(1)
             assert after.shape == (rounded_up(real, 3), rounded_up(width, 8))
             assert torch.equal(after[:real, :width], before)
             assert (after[:real, width:] == PAD).all()

@@ -76,6 +76,7 @@ KERNELS = {
         "triton_red_fused__to_copy_add_addmm_mean_mul_transpose_view_8",
         "triton_per_fused__to_copy_add_index_mean_mul_0",
         "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float)",
+        "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(float)",
     ),
     "element_wise": (
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
@@ -91,6 +92,7 @@ KERNELS = {
     "other": (
         # Embeddings of a library whose name space contains the name of a product.
         "void fbgemm_gpu::split_embedding_codegen_forward_unweighted_kernel<float>(P)",
+        "void fbgemm_gpu::permute_2D_data_kernel<long>(int)",
         "void bounds_check_indices_kernel<long>(P)",
         "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>(int)",
         "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float> >(int)",
