@@ -77,7 +77,7 @@ def page(breakdown: Breakdown, top: int) -> str:
     if breakdown.reason:
         lines.append(breakdown.reason)
     if found and breakdown.devices:
-        lines[0] = _headline(breakdown, found)
+        lines = _sentence(_headline(breakdown, found), columns)
         devices = breakdown.devices
         for section in (
             _partition(found, columns),
