@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from report_builders import EVIL, SPEED
+from report_builders import EVIL, SPEED, ask
 
 from schemas.results import (
     Answer,
@@ -216,8 +216,7 @@ def test_a_bundle_is_called_a_bundle(searched):
 
 def test_a_study_with_a_time_limit_reports_its_use(written):
     """The limit left two comparisons undecided."""
-    study = StudyResults(written).study.model_copy(update={"time": "10 min"})
-    write_result(written / "study.json", study.canonical_json() + "\n")
+    results = ask(written, time="10 min")
     found = refinement(
         Unsettled(variant="amp_bf16", reference="single", seconds=200.0),
         Unsettled(variant="ddp", reference="single", seconds=None, reason="<no> memory"),
@@ -226,7 +225,7 @@ def test_a_study_with_a_time_limit_reports_its_use(written):
     jobs = {"train": JobTimes(count=4, seconds=30.0), "page": JobTimes(count=1, seconds=10.0)}
     clock = Clock(began=1000.0, seen=1590.0, jobs=jobs)
     (written / ".clock.json").write_text(clock.model_dump_json())
-    page.write_page(StudyResults(written))
+    page.write_page(results)
     answer = Answer.model_validate_json((written / "summary.json").read_text())
     assert (answer.time.asked_seconds, answer.time.taken_seconds) == (600.0, 590.0)
     # 590 s, 30 s kept for the report and 200 s more, in whole minutes.

@@ -29,12 +29,12 @@ def browser():
 
 @pytest.fixture(scope="module")
 def page(quick_folder, tmp_path_factory):
-    """The page, with an existing language in place of the hostile one."""
+    """The page, with an existing language in place of the hostile one, and with labels in a figure."""
     text = (quick_folder / "report.html").read_text(encoding="utf-8")
+    text = text.replace(f'<dd lang="{escape(EVIL_LANGUAGE)}"', '<dd lang="de"')
+    labels = '<text lang="en">devices</text><text lang="ko">장치 수</text></svg>'
     made = tmp_path_factory.mktemp("browser") / "report.html"
-    made.write_text(
-        text.replace(f'<dd lang="{escape(EVIL_LANGUAGE)}"', '<dd lang="de"'), encoding="utf-8"
-    )
+    made.write_text(text.replace("</svg>", labels, 1), encoding="utf-8")
     return made
 
 
@@ -56,10 +56,11 @@ def brightness(browser: Chromium) -> int:
     return sum(map(int, re.findall(r"\d+", colour)))
 
 
-def test_axe_finds_nothing_serious(browser, page):
+def test_axe_finds_nothing_serious_on_a_desktop_that_scrolls_only_vertically(browser, page):
     browser.open(page)
     assert brightness(browser) > 600
     browser.evaluate(UNFOLD)
+    assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert problems(browser) == {}
 
 
@@ -78,38 +79,22 @@ def test_axe_finds_planted_faults(browser, tmp_path):
     assert {"color-contrast", "html-has-lang", "image-alt"} <= set(problems(browser))
 
 
-def test_a_desktop_scrolls_only_vertically(browser, page):
-    browser.open(page)
-    browser.evaluate(UNFOLD)
-    assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-@pytest.mark.parametrize("korean", [False, True])
-def test_a_phone_scrolls_only_vertically(browser, page, korean):
+def test_a_phone_scrolls_only_vertically_in_both_languages(browser, page):
     browser.open(page, width=360, height=740, phone=True)
     browser.evaluate(UNFOLD)
-    if korean:
-        browser.evaluate("document.getElementById('language-ko').click()")
-    wide = browser.evaluate(
-        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg') &&"
-        " e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 120)).slice(0, 5)"
-    )
-    assert wide == []
-    assert browser.evaluate("document.documentElement.scrollWidth") == 360
-
-
-def test_the_labels_of_axes_follow_the_language(browser, page, tmp_path):
-    labels = '<text lang="en">devices</text><text lang="ko">장치 수</text></svg>'
-    drawn = tmp_path / "report.html"
-    drawn.write_text(page.read_text(encoding="utf-8").replace("</svg>", labels, 1))
-    browser.open(drawn)
-    shown = (
-        "[...document.querySelectorAll('svg text[lang]')]"
-        ".filter(e => getComputedStyle(e).display != 'none').map(e => e.getAttribute('lang'))"
-    )
-    assert browser.evaluate(shown) == ["en"]
-    browser.evaluate("document.getElementById('language-ko').click()")
-    assert browser.evaluate(shown) == ["ko"]
+    for language in ("ko", "en"):
+        browser.evaluate(f"document.getElementById('language-{language}').click()")
+        wide = browser.evaluate(
+            "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg') &&"
+            " e.getBoundingClientRect().right > 361).map(e => e.outerHTML.slice(0, 120)).slice(0, 5)"
+        )
+        assert wide == []
+        assert browser.evaluate("document.documentElement.scrollWidth") == 360
+        labels = browser.evaluate(
+            "[...document.querySelectorAll('svg text[lang]')]"
+            ".filter(e => getComputedStyle(e).display != 'none').map(e => e.getAttribute('lang'))"
+        )
+        assert labels == [language]
 
 
 def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):

@@ -1,12 +1,14 @@
 import re
 
 import pytest
-from page_reader import Page, page_of
+from drawn import section, words
+from page_reader import Page
 from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 
 from schemas.errors import ConfigError
 from schemas.results import Answer, PairedRun
 from tests.orders import run_job
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.page import write_page
 from transformer_core.report.sections.translations import translations
@@ -48,25 +50,18 @@ def test_texts_are_escaped(html, page):
     assert EVIL_LANGUAGE in languages
 
 
-def test_every_section_begins_with_its_answer(html):
-    for section in OF_TRANSLATIONS:
-        found = re.search(
-            rf'<section id="{section.name}".*?</h2>(?:</summary>)?\s*(.*?</p>)', html, re.DOTALL
-        )
-        assert found[1].startswith('<p class="answer">'), section.name
-        assert len(re.sub(r"<[^>]+>", "", found[1]).strip()) > 20, section.name
-
-
-def test_only_the_first_sections_are_open_and_their_tables_are_folded(html):
-    for section in OF_TRANSLATIONS:
-        body = html.split(f'<section id="{section.name}"')[1].split("</section>")[0]
-        assert ('<details class="folded whole">' in body) == section.closed, section.name
-        folded = 0
-        for tag in re.findall(r"<details|</details|<table", body):
-            folded += {"<details": 1, "</details": -1}.get(tag, 0)
-            assert folded or tag != "<table", section.name
-    opened = [section.name for section in OF_TRANSLATIONS if not section.closed]
-    assert opened == ["answer", "todo", "why", "equivalence", "memory", "tried"]
+@pytest.mark.parametrize("part", OF_TRANSLATIONS, ids=lambda part: part.name)
+def test_every_section_begins_with_its_answer_and_folds_its_tables(part, html):
+    body = html.split(f'<section id="{part.name}"')[1].split("</section>")[0]
+    found = re.search(r"</h2>(?:</summary>)?\s*(.*?</p>)", body, re.DOTALL)
+    assert found[1].startswith('<p class="answer">')
+    assert len(re.sub(r"<[^>]+>", "", found[1]).strip()) > 20
+    first = ("answer", "todo", "why", "equivalence", "memory", "tried")
+    assert ('<details class="folded whole">' in body) == (part.name not in first)
+    folded = 0
+    for tag in re.findall(r"<details|</details|<table", body):
+        folded += {"<details": 1, "</details": -1}.get(tag, 0)
+        assert folded or tag != "<table"
 
 
 def test_rows_of_variants(page):
@@ -135,22 +130,22 @@ def test_every_comparison_has_a_verdict_on_each_quantity(page):
     assert found["ddp"][1] == "–ddp ended unsupported"
 
 
-def test_nothing_is_faster_after_one_session(written):
-    pairs = sorted((written / "turns/single/1").glob("*/single.json"))
+def test_nothing_is_faster_after_one_session(copied):
+    pairs = sorted((copied / "turns/single/1").glob("*/single.json"))
     for path in pairs:
         run = PairedRun.model_validate_json(path.read_text())
         path.write_text(run.model_copy(update={"sessions": run.sessions[:1]}).model_dump_json())
-    results = [written / f"runs/{name}/metrics.json" for name in VARIANTS]
-    certificates = [written / f"equivalence/{name}.json" for name in VARIANTS]
+    results = [copied / f"runs/{name}/metrics.json" for name in VARIANTS]
+    certificates = [copied / f"equivalence/{name}.json" for name in VARIANTS]
     made_of = {"pairs": pairs, "results": results, "certificates": certificates}
-    assert run_job("compare", margin=0.02, output=written / "comparisons.json", **made_of) == 0
-    page = page_of(written)
-    text = page.texts["tried"]
+    assert run_job("compare", margin=0.02, output=copied / "comparisons.json", **made_of) == 0
+    text = words("tried", StudyResults(copied))
     assert "No variant is shown to be faster than single" in text
     assert "Undecided: amp_bf16 1.62×" in text
     assert "Faster:" not in text
-    assert "UNDECIDED" in page.row("amp_bf16")[3]
-    assert "FASTER" not in page.texts["variants"]
+    table = section("variants", StudyResults(copied))
+    assert "UNDECIDED" in Page(table).row("amp_bf16")[3]
+    assert "FASTER" not in table
 
 
 def test_equal_translations_are_grouped(results):

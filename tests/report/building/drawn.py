@@ -1,5 +1,6 @@
-"""The texts of a figure, and the HTML of one section."""
+"""The texts of a figure, and one section in HTML or in words."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 from transformer_core.decide.study_results import StudyResults
@@ -25,3 +26,9 @@ def section(name: str, results: StudyResults) -> str:
     own = next(section for section in SECTIONS if section.name == name)
     pictures = {name: Picture(name, name, description="", markup="") for name in own.figures}
     return body(own, results, read_answer(results), pictures)
+
+
+def words(name: str, results: StudyResults) -> str:
+    """A section in English, without tags."""
+    html = re.sub(r'<span lang="ko">.*?</span>', "", section(name, results), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())

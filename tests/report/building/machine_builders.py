@@ -20,9 +20,9 @@ COMMAND = "snakemake --cores all results/machine/roofline.json"
 TERA = 1e12
 
 
-def write_limits(folder: Path, text: str) -> None:
-    """Limits of a GPU that lacks a format for the reason ``text``, and utilisation of the variants in
-    ``folder``: those that are ok reach a third of the ceiling."""
+def write_limits(folder: Path, results: dict[str, VariantResult], text: str) -> None:
+    """Limits of a GPU that lacks a format for the reason ``text``, and utilisation of the variants:
+    those that are ok reach a third of the ceiling."""
     machine = folder / "machine"
     rates = {"fp32": 50 * TERA, "tf32": 390 * TERA, "bf16": 780 * TERA, "fp16": None}
     limits = record(
@@ -51,13 +51,10 @@ def write_limits(folder: Path, text: str) -> None:
         command=COMMAND,
     )
     (machine / "roofline.json").write_text(limits.model_dump_json())
-    results = [
-        VariantResult.model_validate_json(path.read_text())
-        for path in sorted((folder / "runs").glob("*/metrics.json"))
-    ]
-    used = [utilisation_of(result, text) for result in results]
+    used = [utilisation_of(result, text) for result in results.values()]
     (folder / "utilisation.json").write_text(json.dumps([u.model_dump(mode="json") for u in used]))
-    write_collectives(machine / "collectives.parquet", any(r.status == "ok" for r in results), text)
+    measured = any(result.status == "ok" for result in results.values())
+    write_collectives(machine / "collectives.parquet", measured, text)
 
 
 def utilisation_of(result: VariantResult, text: str) -> Utilisation:

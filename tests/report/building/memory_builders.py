@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from schemas.config.run_spec import RunSpec
-from schemas.config.study import Study
 from schemas.results import (
     BatchShape,
     BatchTrial,
@@ -113,21 +112,21 @@ def largest_batch(variant: str, provenance: Provenance, text: str) -> LargestBat
 
 
 def write_memory(
-    folder: Path, study: Study, specs: dict[str, RunSpec], provenance: Provenance, text: str
+    folder: Path,
+    specs: dict[str, RunSpec],
+    results: dict[str, VariantResult],
+    provenance: Provenance,
+    text: str,
 ) -> None:
     """results/memory of the variants below ``folder``, which ended like their timed runs."""
     memory = folder / "memory"
     (memory / "largest_batch").mkdir(parents=True)
-    results = [
-        VariantResult.model_validate_json((folder / f"runs/{name}/metrics.json").read_text())
-        for name in specs
-    ]
-    for result in results:
+    for result in results.values():
         ranks = specs[result.variant].world_size
         found = memory_result(result, ranks, provenance, text)
         (memory / f"{result.variant}.json").write_text(found.model_dump_json())
-    predicted = PredictedMemory(predictions=[prediction_of(result, text) for result in results])
+    predictions = [prediction_of(result, text) for result in results.values()]
+    predicted = PredictedMemory(predictions=predictions)
     (memory / "predicted.json").write_text(predicted.model_dump_json())
-    for name in study.memory.largest_batch.variants:
-        batch = largest_batch(name, provenance, text)
-        (memory / f"largest_batch/{name}.json").write_text(batch.model_dump_json())
+    batch = largest_batch("single", provenance, text)
+    (memory / "largest_batch/single.json").write_text(batch.model_dump_json())

@@ -38,6 +38,7 @@ from schemas.results import (
     Trajectory,
     Translation,
     Validation,
+    VariantResult,
     Window,
 )
 from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
@@ -46,6 +47,7 @@ from tests.records import SHA, manifest, provenance, record, topology
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.judge import certify, different
 from transformer_core.common.digests import NAME
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.study.resolve import resolve_all
 
 EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
@@ -313,12 +315,15 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: 
     made_of = {"pairs": pairs, "results": metrics, "certificates": certificates}
     margin, output = study.comparison.margin, str(folder / "comparisons.json")
     assert run_job("compare", margin=margin, output=output, **made_of) == 0
-    write_limits(folder, EVIL)
+    results = {
+        path.parent.name: VariantResult.model_validate_json(path.read_text()) for path in metrics
+    }
+    write_limits(folder, results, EVIL)
     write_claims(folder, EVIL)
     baseline = specs[study.baseline]
     example = repeat_of(baseline, 1, 1.0)
-    write_memory(folder, study, specs, example.provenance, EVIL)
-    write_scaling(folder, study, specs, example.provenance, EVIL)
+    write_memory(folder, specs, results, example.provenance, EVIL)
+    write_scaling(folder, specs, results, example.provenance, EVIL)
     write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
     raced = make_repeat is not unsupported
     write_quality(folder, baseline.variant, example.provenance, EVIL, raced)
@@ -326,6 +331,13 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: 
     for digests in folder.rglob(NAME):
         digests.unlink()
     return folder
+
+
+def ask(folder: Path, **sections: Any) -> StudyResults:
+    """The results in a folder, whose study is changed to have these sections."""
+    study = json.loads((folder / "study.json").read_text()) | sections
+    (folder / "study.json").write_text(json.dumps(study))
+    return StudyResults(folder)
 
 
 def mixed(spec: RunSpec, number: int) -> Repeat:

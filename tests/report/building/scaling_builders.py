@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from schemas.config.measurement import Projecting
 from schemas.config.run_spec import RunSpec
-from schemas.config.study import Study
 from schemas.results import (
     ComputeRecord,
     ComputeTimes,
@@ -59,25 +59,23 @@ def trials(status: Status, text: str) -> list[LinkTrial]:
 
 
 def write_scaling(
-    folder: Path, study: Study, specs: Mapping[str, RunSpec], provenance: Provenance, text: str
+    folder: Path,
+    specs: Mapping[str, RunSpec],
+    results: Mapping[str, VariantResult],
+    provenance: Provenance,
+    text: str,
 ) -> None:
     """projection.json by its own job, and links/error.json, of the results in ``folder``."""
     distributed = {name: spec for name, spec in specs.items() if spec.world_size > 1}
-    results = {
-        name: VariantResult.model_validate_json(
-            (folder / "runs" / name / "metrics.json").read_text()
-        )
-        for name in distributed
-    }
-    status: Status = "ok" if any(r.status == "ok" for r in results.values()) else "unsupported"
-    reason = None if status == "ok" else text
-    assert study.projection is not None
+    ok = any(results[name].status == "ok" for name in distributed)
+    status: Status = "ok" if ok else "unsupported"
+    reason = None if ok else text
     projection = project(
         ComputeRecord(times=[compute_times(n, status, reason, provenance) for n in (1, 4)]),
         distributed,
-        results,
+        {name: results[name] for name in distributed},
         measured_link(folder / "machine" / "collectives.parquet"),
-        study.projection,
+        Projecting(),
     )
     error = link_error.summarise(trials(status, text))
     files = {"projection/projection": projection, "links/error": error}

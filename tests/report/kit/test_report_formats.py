@@ -32,18 +32,18 @@ def test_missing_is_a_dash_and_never_zero(show):
     assert "0" not in formats.MISSING
 
 
-def test_interval_and_ratio_interval():
-    interval = Interval(median=16200.4, low=15800.2, high=16600.9, samples=40)
-    html = formats.interval(interval)
-    assert ">16,200</data>" in html
-    assert "[15,800, 16,601]" in html
-    assert "40 samples" in html
-    factor = Interval(median=1.62, low=1.58, high=1.66, samples=40)
-    assert ">1.62×</data>" in formats.ratio_interval(factor)
-    assert "[1.58, 1.66]" in formats.ratio_interval(factor)
-    narrow = Interval(median=1.004, low=1.002, high=1.006, samples=40)
-    assert "1.004×" in formats.ratio_interval(narrow), "a third decimal shows that it is not 1"
-    assert "[1.002, 1.006]" in formats.ratio_interval(narrow)
+@pytest.mark.parametrize(
+    ("show", "median", "low", "high", "shown"),
+    [
+        (formats.interval, 16200.4, 15800.2, 16600.9, (">16,200</data>", "[15,800, 16,601]")),
+        (formats.ratio_interval, 1.62, 1.58, 1.66, (">1.62×</data>", "[1.58, 1.66]")),
+        # A third decimal shows that it is not 1.
+        (formats.ratio_interval, 1.004, 1.002, 1.006, (">1.004×</data>", "[1.002, 1.006]")),
+    ],
+)
+def test_intervals(show, median, low, high, shown):
+    html = show(Interval(median=median, low=low, high=high, samples=40))
+    assert [words for words in (*shown, "40 samples") if words not in html] == []
 
 
 @given(st.floats(1e-9, 1e15))

@@ -1,15 +1,14 @@
 """The section on memory, its figures and tables."""
 
-import json
 import re
 import shutil
 
 import pytest
-from drawn import section, texts
+from drawn import texts, words
 from memory_builders import CONTEXT, MIB
+from report_builders import ask
 
 from schemas.results import Parts
-from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.page import draw
 from transformer_core.report.sections.memory import (
@@ -24,12 +23,6 @@ from transformer_core.report.sections.memory import (
 from transformer_core.report.tables import rows_of
 
 SECTION = next(section for section in SECTIONS if section.name == "memory")
-
-
-def said(results: StudyResults) -> str:
-    """The section in English, without tags."""
-    html = re.sub(r'<span lang="ko">.*?</span>', "", section("memory", results), flags=re.DOTALL)
-    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
 def test_errors_are_relative_to_the_measured_peak(results):
@@ -63,7 +56,7 @@ def test_variants_shown_in_detail(results):
 
 
 def test_the_section_shows_numbers_and_reasons(results):
-    text = said(results)
+    text = words("memory", results)
     assert "off by 5.2 % in the median and 5.2 % at worst" in text
     assert "16 [ 16 ]" in text
     assert "needs 2 GPUs, found 1 &lt;script&gt;" in text  # of ddp, whose runs are unsupported
@@ -75,10 +68,8 @@ def test_the_section_shows_numbers_and_reasons(results):
 
 def test_a_study_without_memory_says_so(copied):
     shutil.rmtree(copied / "memory")
-    study = json.loads((copied / "study.json").read_text()) | {"memory": None}
-    (copied / "study.json").write_text(json.dumps(study))
-    without = StudyResults(copied)
-    assert said(without).startswith("The study does not measure memory.")
+    without = ask(copied, memory=None)
+    assert words("memory", without).startswith("The study does not measure memory.")
     for table in ("memory", "memory_milestones", "largest_batch"):
         assert rows_of(table, without) == []
     for name in set(SECTION.figures) - {"memory"}:  # that is of the timed runs
@@ -88,10 +79,8 @@ def test_a_study_without_memory_says_so(copied):
 def test_a_study_may_only_predict_memory(copied):
     for path in (copied / "memory").glob("[!p]*.json"):
         path.unlink()
-    study = json.loads((copied / "study.json").read_text())
-    study["memory"]["anatomy"] = False
-    (copied / "study.json").write_text(json.dumps(study))
-    text = said(StudyResults(copied))
+    asked = {"anatomy": False, "largest_batch": {"variants": ["single"]}}
+    text = words("memory", ask(copied, memory=asked))
     assert "Bytes per parameter" not in text
     assert "Prediction and timed runs" in text
     assert "Largest batch" in text
@@ -108,8 +97,8 @@ def test_figures_show_parts_and_ranks(drawing):
     assert "process (resident set)" in milestones
     assert "device (NVML)" not in milestones
     assert {"0", "1", "accum4_sync"} <= set(texts(drawing("memory_imbalance")))
-    words = "predicted over measured peak of tensors, minus 1"
-    assert words in texts(drawing("memory_prediction"))
+    axis = "predicted over measured peak of tensors, minus 1"
+    assert axis in texts(drawing("memory_prediction"))
 
 
 def test_tables(results):

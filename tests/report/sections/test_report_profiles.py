@@ -1,16 +1,15 @@
 """The section on profiles and its figures."""
 
-import json
 from typing import Any
 
 import pytest
 from drawn import texts
 from profile_builders import step_rows
+from report_builders import ask
 from traces import break_down, event_table, mark, work
 
 from schemas.results import Breakdown
 from tests.records import record
-from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.page import draw
 from transformer_core.report.sections.profiles import context, shown, telling
 from transformer_core.report.tables import rows_of
@@ -19,29 +18,24 @@ from transformer_core.trace.breakdown.timeline import Timeline, read_timeline
 from transformer_core.trace.events.arrow import write_events
 
 
-def test_profiles_of_variants_that_ran(results):
+def test_profiles_of_variants_are_means_over_steps_and_ranks(results):
     found = context(results)
-    assert "single" in found["profiles"]
     assert [breakdown.name for breakdown in found["without"]] == ["ddp"]
     assert [profile.name for profile in found["noted"]] == ["accum4_sync"]
     single = found["profiles"]["single"]
     assert single.communication_ms is None
     assert single.milliseconds(2_000_000) == 1.0  # of two steps
-
-
-def test_means_are_over_steps_and_ranks(results):
-    profile = context(results)["profiles"]["accum4_sync"]
-    assert profile.steps == 4
-    summary = profile.summary
-    assert summary.step_seconds == pytest.approx(100e-6)
-    assert summary.compute == pytest.approx(0.51)
+    both = found["profiles"]["accum4_sync"]
+    assert both.steps == 4
+    assert both.summary.step_seconds == pytest.approx(100e-6)
+    assert both.summary.compute == pytest.approx(0.51)
     # Ten of the 20 or 25 microseconds of the all-reduce overlap backward.
-    assert summary.hidden_communication == pytest.approx(20 / 45)
-    assert profile.communication_ms == pytest.approx(0.0225)
-    (use,) = summary.collectives
-    assert profile.per_step(use.count) == 1
-    assert profile.milliseconds(use.transfer_ns) == pytest.approx(0.020)
-    assert profile.milliseconds(use.waiting_ns) == pytest.approx(0.0025)
+    assert both.summary.hidden_communication == pytest.approx(20 / 45)
+    assert both.communication_ms == pytest.approx(0.0225)
+    (use,) = both.summary.collectives
+    assert both.per_step(use.count) == 1
+    assert both.milliseconds(use.transfer_ns) == pytest.approx(0.020)
+    assert both.milliseconds(use.waiting_ns) == pytest.approx(0.0025)
 
 
 def test_few_variants_are_shown_in_detail(results, drawing):
@@ -61,8 +55,6 @@ def test_traces_of_the_user_are_rows_and_figures(copied):
         mark("step", 0, 100),
         mark("forward", 0, 70, phase="forward"),
     ]
-    study = json.loads((copied / "study.json").read_text())
-    (copied / "study.json").write_text(json.dumps(study | {"traces": {"mine": ["rank0.json"]}}))
     folder = copied / "profiles" / "mine"
     folder.mkdir(parents=True)
     write_events(folder / "events.parquet", event_table(rows))
@@ -70,7 +62,7 @@ def test_traces_of_the_user_are_rows_and_figures(copied):
     found = {"name": "mine", "status": "ok", "source": "kineto", "summary": summarise(devices)}
     breakdown = record(Breakdown, devices=devices, **found)
     (folder / "breakdown.json").write_text(breakdown.model_dump_json())
-    brought = StudyResults(copied)
+    brought = ask(copied, traces={"mine": ["rank0.json"]})
     found = context(brought)
     assert [profile.name for profile in found["detailed"]][-1] == "mine"
     assert found["brought"] == ["mine"]

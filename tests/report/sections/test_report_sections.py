@@ -1,11 +1,11 @@
 """Single sections: certificates, corpus, the limits of a step, quality, collective operations."""
 
 import json
-import re
 from copy import copy
 from typing import get_args
 
 import pytest
+from drawn import description, words
 from pair_builders import session, side
 
 from schemas.errors import ConfigError
@@ -15,8 +15,6 @@ from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.evaluation import alone
-from transformer_core.report import page
-from transformer_core.report.kit import svg
 from transformer_core.report.page import draw
 from transformer_core.report.sections.headroom import context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
@@ -36,29 +34,24 @@ def test_a_certificate_names_the_quantity_nearest_to_its_bound_or_its_reason(res
     assert set(WORDS) == set(get_args(DeviationOf)), "every quantity has its words"
 
 
-def test_the_requested_vocabulary_is_shown_with_the_actual_one(written):
+def test_the_requested_vocabulary_is_shown_with_the_actual_one(copied):
     """A small corpus has fewer tokens than a study may ask for."""
-    (file,) = written.rglob("tokenizer.report.json")
+    (file,) = copied.rglob("tokenizer.report.json")
     report = json.loads(file.read_text())
     file.write_text(json.dumps(report | {"vocabulary": 1_234}))
-    page.write_page(StudyResults(written))
-    asked = StudyResults(written).study.tokenizer.vocabulary
+    results = StudyResults(copied)
+    asked = results.study.tokenizer.vocabulary
     assert asked != 1_234
-    expected = f"1,234 of the {asked:,} requested tokens"
-    assert expected in re.sub("<[^>]*>", "", (written / "report.html").read_text())
+    assert f"1,234 of the {asked:,} requested tokens" in words("corpus", results)
 
 
 def test_headroom_of_the_recommendation_and_the_baseline(results):
     assert context(results) == {"rooms": []}, "the search of this folder has no sessions"
-    on_gpu = [
-        found.model_copy(
-            update={
-                "topology": found.topology
-                and found.topology.model_copy(update={"device": "cuda", "threads_per_rank": 1})
-            }
-        )
-        for found in (side(BASELINE), side(BEST))
-    ]
+    on_gpu = []
+    for found in (side(BASELINE), side(BEST)):
+        device = {"device": "cuda", "threads_per_rank": 1}
+        topology = found.topology and found.topology.model_copy(update=device)
+        on_gpu.append(found.model_copy(update={"topology": topology}))
     timed = session(1.6, reference=BASELINE, variant=BEST, sides=on_gpu)
     profile = results.breakdowns["amp_bf16"]
     with_times = copy(results)
@@ -73,26 +66,17 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
         assert 0 < room.products < room.seconds
 
 
-COLLECTIVES = "machine/collectives.parquet"
-NONE = "Not measured: no variant has several processes."
-
-
-def test_collective_operations_may_be_missing_for_single_processes(written):
-    (written / COLLECTIVES).unlink()
-    for name, spec in StudyResults(written).specs.items():
-        (written / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
-    assert StudyResults(written).collectives is None
-    figure = written / "figures/collective_bandwidth.svg"
-    figure.write_text(draw(figure.stem, StudyResults(written)))
-    assert svg.read(figure).description == NONE
-    page.write_page(StudyResults(written))
-    assert NONE in re.sub("<[^>]*>", "", (written / "report.html").read_text())
-
-
-def test_collective_operations_must_exist_for_several_processes(copied):
-    (copied / COLLECTIVES).unlink()
+def test_only_single_processes_need_no_collective_operations(copied):
+    (copied / "machine/collectives.parquet").unlink()
     with pytest.raises(ConfigError, match=r"collectives\.parquet"):
         _ = StudyResults(copied).collectives
+    for name, spec in StudyResults(copied).specs.items():
+        (copied / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
+    results = StudyResults(copied)
+    assert results.collectives is None
+    reason = "Not measured: no variant has several processes."
+    assert description(draw("collective_bandwidth", results)) == reason
+    assert reason in words("machine", results)
 
 
 def test_the_time_to_a_loss_is_interpolated_between_evaluations():
