@@ -30,6 +30,9 @@ def _section(children: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, An
 SECTIONS = _section(st.recursive(LEAVES, _section, max_leaves=8))
 
 
+FIELDS_OF_KINDS = st.dictionaries(KINDS, st.frozensets(st.sampled_from(["a", "b", "c", "kind"])))
+
+
 def at(tree: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         tree = tree[key]
@@ -37,34 +40,20 @@ def at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 @settings(deadline=None, derandomize=True)
-@given(SECTIONS, SECTIONS)
-def test_the_change_wins_and_the_rest_stays(base, change):
-    before = copy.deepcopy((base, change))
-    merged = merge(base, change)
-    assert (base, change) == before, "neither input is touched"
-    assert set(merged) == set(base) | set(change)
-    for path, value in leaves(change):
+@given(SECTIONS, SECTIONS, FIELDS_OF_KINDS)
+def test_the_change_wins_and_a_new_kind_keeps_only_shared_fields(old, new, fields):
+    before = copy.deepcopy((old, new))
+    merged = merge({"section": old}, {"section": new}, {("section",): fields})["section"]
+    assert (old, new) == before, "neither input is touched"
+    kind = new.get("kind", old.get("kind"))
+    kept = set(old) if kind == old.get("kind") else set(old) & fields.get(kind, frozenset())
+    assert set(merged) == set(new) | kept
+    for name in kept - set(new):
+        assert merged[name] == old[name]
+    for path, value in leaves(new):
         # An empty section changes nothing; any other value is taken.
         if value != {}:
             assert at(merged, path) == value
-    for key in set(base) - set(change):
-        assert merged[key] == base[key]
-
-
-FIELDS_OF_KINDS = st.dictionaries(KINDS, st.frozensets(st.sampled_from(["a", "b", "c", "kind"])))
-
-
-@settings(deadline=None, derandomize=True)
-@given(SECTIONS, SECTIONS, FIELDS_OF_KINDS)
-def test_a_new_kind_keeps_only_shared_fields(old, new, fields):
-    merged = merge({"section": old}, {"section": new}, {("section",): fields})["section"]
-    if new.get("kind", old.get("kind")) == old.get("kind"):
-        assert set(merged) == set(old) | set(new)
-        return
-    shared = set(old) & fields.get(new["kind"], frozenset())
-    assert set(merged) == set(new) | shared
-    for name in shared - set(new):
-        assert merged[name] == old[name]
 
 
 def test_kinds_of_all_sections():
@@ -109,22 +98,17 @@ def shuffled(tree: Any) -> Any:
 
 
 @settings(deadline=None, derandomize=True)
-@given(CHOICES)
-def test_canonical_json_round_trips_whatever_the_order_of_keys(values):
-    spec = spec_of(values)
+@given(CHOICES, CHOICES)
+def test_canonical_json_round_trips_and_its_hash_changes_exactly_if_a_value_changes(values, others):
+    spec, other = spec_of(values), spec_of(others)
+    assert (spec.digest() == other.digest()) == (spec == other)
     text = spec.canonical_json()
     read = RunSpec.model_validate_json(text)
     assert (read, read.canonical_json(), read.digest()) == (spec, text, spec.digest())
     again = json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert again == text
+    # The order of keys does not matter.
     assert RunSpec.model_validate(shuffled(spec.model_dump(mode="json"))).digest() == spec.digest()
-
-
-@settings(deadline=None, derandomize=True)
-@given(CHOICES, CHOICES)
-def test_the_hash_changes_exactly_if_a_value_changes(one, two):
-    first, second = spec_of(one), spec_of(two)
-    assert (first.digest() == second.digest()) == (first == second)
 
 
 def test_defaults_are_written_out_and_numbers_normalised():

@@ -15,6 +15,7 @@ from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 DDP = {"parallel": {"kind": "ddp"}}
+FOUR = {"devices_per_node": 4}
 
 
 def study(batching: dict[str, Any], **sections: Any) -> Study:
@@ -48,25 +49,25 @@ def test_variants_scale_the_batches_of_any_study(kind):
     assert list(sizes.values()) == [2_250, 4_500, 9_000, 18_000, 36_000]
 
 
-SMALL = [
-    (
-        study({"kind": "fixed_size", "pairs": 10}, machine={"devices_per_node": 4}),
-        scaled(0.3, DDP),
-        "makes global batches of 3 pairs",
-        "take at least 0.4, or at least 14 pairs",
-        "fewer devices",
-    ),
-    (
-        study({"kind": "token_budget", "tokens": 1_000}, filter={"max_tokens": 49}),
-        scaled(0.05),
-        "makes global batches of 50 tokens",
-        "take at least 0.1, or at least 2000 tokens",
-        "a smaller filter.max_tokens",
-    ),
-]
-
-
-@pytest.mark.parametrize(("base", "variants", "message", "remedy", "other"), SMALL)
+@pytest.mark.parametrize(
+    ("base", "variants", "message", "remedy", "other"),
+    [
+        (
+            study({"kind": "fixed_size", "pairs": 10}, machine=FOUR),
+            scaled(0.3, DDP),
+            "makes global batches of 3 pairs",
+            "take at least 0.4, or at least 14 pairs",
+            "fewer devices",
+        ),
+        (
+            study({"kind": "token_budget", "tokens": 1_000}, filter={"max_tokens": 49}),
+            scaled(0.05),
+            "makes global batches of 50 tokens",
+            "take at least 0.1, or at least 2000 tokens",
+            "a smaller filter.max_tokens",
+        ),
+    ],
+)
 def test_a_scale_that_leaves_a_device_without_work_is_refused(
     base, variants, message, remedy, other
 ):
@@ -80,9 +81,8 @@ def test_a_scale_that_leaves_a_device_without_work_is_refused(
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_scale_is_positive_and_the_remedies_are_sufficient(scale):
-    machine = {"devices_per_node": 4}
     for pairs, least in ((10, 0.4), (14, 0.3)):
-        base = study({"kind": "fixed_size", "pairs": pairs}, machine=machine)
+        base = study({"kind": "fixed_size", "pairs": pairs}, machine=FOUR)
         resolve(base, "v", scaled(least, DDP))
     with pytest.raises(ConfigError, match="at least"):
         resolve(study({"kind": "token_budget"}), "v", scaled(scale))

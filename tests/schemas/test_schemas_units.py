@@ -18,14 +18,11 @@ def study(**sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "canonical", "seconds"),
     [
-        ("90 s", "90 s", 90.0),
-        ("10 min", "10 min", 600.0),
         ("10min", "10 min", 600.0),
         (" 1h ", "1 h", 3_600.0),
         ("60 min", "1 h", 3_600.0),
         ("0.5 h", "30 min", 1_800.0),
         ("1.5 s", "1.5 s", 1.5),
-        ("604799 s", "604799 s", 604_799.0),
         ("168h", "168 h", MOST_SECONDS),
     ],
 )

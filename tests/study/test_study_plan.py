@@ -7,7 +7,6 @@ import pytest
 
 from schemas.config.study import Study
 from schemas.errors import ConfigError
-from tests.refusals import problem_in
 from transformer_core.common.yaml_files import read_mapping
 from transformer_core.study.compared_pairs import known_targets
 from transformer_core.study.plan import LINK_CHECKS, QUICK_VARIANTS, at_stage, link_trials
@@ -52,18 +51,6 @@ def test_a_trial_is_the_study_with_one_change():
     made = found["accumulation_no_sync_100mbit"].real.training.accumulation
     assert (made.micro_batches, made.synchronise) == (4, "last")
     assert set(LINK_CHECKS) == {trial.change for trial in found.values()}
-
-
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"links": {"lan": {"bandwidth": "fast"}}}, "projection.links.lan.bandwidth"),
-        ({"devices": 0}, "projection.devices"),
-        ({"links": {"lan": {"bandwidth": 1e9, "algorithm": "star"}}}, "projection.links.lan"),
-    ],
-)
-def test_mistakes_in_a_projection_are_named(settings, field):
-    assert problem_in(Study, MINE | {"projection": settings}).field.startswith(field)
 
 
 ROOT = Path(__file__).resolve().parents[2]
