@@ -1,5 +1,6 @@
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -11,6 +12,8 @@ from report_builders import EVIL_LANGUAGE
 from schemas.errors import ConfigError
 from transformer_core.common.digests import NAME
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.report import sections
+from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import legend_below
 from transformer_core.report.page import FIGURES, draw_all
@@ -19,6 +22,12 @@ from transformer_core.report.page import FIGURES, draw_all
 @pytest.fixture(scope="module")
 def drawings(drawing):
     return {name: drawing(name) for name in FIGURES}
+
+
+def test_every_figure_is_drawn_in_one_section():
+    written = "".join(path.read_text() for path in Path(sections.__file__).parent.glob("*.py"))
+    assert sorted(re.findall(r"^def draw_(\w+)", written, re.MULTILINE)) == sorted(FIGURES)
+    assert len(FIGURES) == sum(len(section.figures) for section in SECTIONS)
 
 
 @pytest.mark.parametrize("name", FIGURES)

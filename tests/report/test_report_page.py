@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 
 import pytest
 from drawn import section, words
@@ -165,6 +167,12 @@ def test_study_without_a_number_has_a_page(empty_report):
     assert "Faster:" not in page.texts["tried"]
     for name in VARIANTS:
         assert set(page.row(name)[2:]) <= {"–", "baseline", "unsupported", "different"}
+
+
+@pytest.mark.slow
+def test_the_page_needs_no_torch():
+    code = "import sys, transformer_core.report.page; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_missing_figure_is_named(results):

@@ -3,15 +3,13 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import Field
 
-from schemas.base import Count, Fraction, Name, Schema, schemas_in
+from schemas.base import Schema, schemas_in
 from schemas.config.claims import Claim, Claims
-from schemas.config.parallel import Bandwidth, Link
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Sweep, Variant, Variants
@@ -96,19 +94,3 @@ def test_numbers_have_their_units():
             if named and "number" in value and "by name" not in value:
                 place = f"{schema.__name__}.{name}"
                 assert unit_of(field) == OTHERWISE.get(place, named[0]), place
-
-
-@pytest.mark.parametrize(
-    ("annotation", "words"),
-    [
-        (Count, "whole number ≥ 1 and ≤ 1000"),
-        (Annotated[float, Field(gt=0, le=0.5)] | None, "number > 0 and ≤ 0.5 or `null`"),
-        (list[Name], "list of: name"),
-        (tuple[Fraction, Fraction], "[number ≥ 0 and < 1, number ≥ 0 and < 1]"),
-        (Literal["ring", "tree"], "`ring` or `tree`"),
-        (Bandwidth, "number > 0 and ≤ 1e+15, or text with a unit"),
-        (dict[Name, Link], "sections by name"),
-    ],
-)
-def test_values_in_words(annotation, words):
-    assert value_text(annotation) == words

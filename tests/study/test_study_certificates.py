@@ -51,27 +51,23 @@ def runs_of(of: Study, variants: dict[str, Variant] = VARIANTS) -> dict[str, Sho
     return short_runs(of, variants, resolve_all(of, variants))
 
 
-@pytest.mark.parametrize(
-    ("names", "seeds"),
-    [
-        # Every run has the largest number of seeds that any certificate needs.
-        (["single", "bf16", "fp16"], {"single": 1, REFERENCE: 8, "bf16": 8, "fp16": 6}),
-        # A bitwise variant needs the one that it must equal.
-        (["logging"], {"logging": 1, "ddp": 1}),
-        # A different model needs no run.
-        (["sgd"], {}),
-    ],
-)
-def test_runs_that_certificates_need(names, seeds):
-    found = runs_of(study(*names))
-    assert {name: run.seeds for name, run in found.items()} == seeds
-    assert all(run.spec.variant == name for name, run in found.items())
-
-
-def test_only_statistical_runs_look_at_losses_and_bitwise_ones_have_their_own_reference():
+def test_runs_that_certificates_need():
     found = runs_of(study("single", "bf16", "fp16"))
-    looks = {name: (run.first_look, run.margin) for name, run in found.items()}
-    assert looks == {"single": (0, 0), REFERENCE: (0, 0), "bf16": (4, 0.005), "fp16": (3, 0.005)}
+    assert all(run.spec.variant == name for name, run in found.items())
+    needs = {name: (run.seeds, run.first_look, run.margin) for name, run in found.items()}
+    assert needs == {
+        "single": (1, 0, 0),
+        # As many seeds as any certificate needs. Only statistical runs look at losses.
+        REFERENCE: (8, 0, 0),
+        "bf16": (8, 4, 0.005),
+        "fp16": (6, 3, 0.005),
+    }
+    # A bitwise variant needs the one that it must equal; a different model needs no run.
+    assert {name: run.seeds for name, run in runs_of(study("logging")).items()} == {
+        "logging": 1,
+        "ddp": 1,
+    }
+    assert runs_of(study("sgd")) == {}
     found = {name: compared_with(VARIANTS[name]) for name in ("sgd", "ddp", "logging")}
     assert found == {"sgd": None, "ddp": REFERENCE, "logging": "ddp"}
 

@@ -37,12 +37,17 @@ def record(event: str, **fields: Any) -> logging.LogRecord:
     return made
 
 
-def keeper(folder: Path, asked: float | None = None) -> tuple[Timekeeper, Now, list[str]]:
+def keeper(
+    folder: Path, jobs: dict[str, int], forecast: Forecast, asked: float | None = None
+) -> tuple[Timekeeper, Now, list[str]]:
+    """A timekeeper, its clock, and what it says."""
     now, said = Now(), list[str]()
-    forecast = Forecast({}, {}, start=2.0, shares={"train": 1.0, "page": 0.5})
     clock = RunningClock(folder / "clock.json", now)
-    jobs = {"train": 4, "page": 1}
     return Timekeeper(clock, jobs, forecast, asked, said.append, now), now, said
+
+
+JOBS = {"train": 4, "page": 1}
+FORECAST = Forecast({}, {}, start=2.0, shares={"train": 1.0, "page": 0.5})
 
 
 def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -> None:
@@ -53,7 +58,7 @@ def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -
 
 
 def test_the_line_has_progress_time_left_and_job(tmp_path):
-    one, now, _ = keeper(tmp_path)
+    one, now, _ = keeper(tmp_path, JOBS, FORECAST)
     for number in range(3):
         run_job(one, now, number, "train", 100.0)
     one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
@@ -65,25 +70,20 @@ def test_the_line_has_progress_time_left_and_job(tmp_path):
     assert 70 <= left.low <= 100 <= left.high <= 140
     now.now += 60.0
     assert one.left().high == pytest.approx(left.high - 60.0)
-
-
-def test_the_time_left_stalls_while_a_job_is_overdue(tmp_path):
-    one, now, _ = keeper(tmp_path)
-    run_job(one, now, 0, "train", 100.0)
-    one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
+    # The time left stalls while a job is overdue.
+    now.now += 60.0
+    overdue = one.left()
     now.now += 90.0
-    before = one.left()
-    now.now += 90.0
-    assert one.left() == before
-    assert f", {before} left | Train ddp" in one.line()
+    assert one.left() == overdue
+    assert f", {overdue} left | Train ddp" in one.line()
     # A job that failed no longer runs.
     one.emit(record("job_error", jobid=9))
     assert one.running == {}
-    assert one.clock.clock.jobs["train"].count == 1
+    assert one.clock.clock.jobs["train"].count == 3
 
 
 def test_the_log_has_a_line_now_and_then_with_the_time_limit(tmp_path):
-    one, now, said = keeper(tmp_path, asked=600.0)
+    one, now, said = keeper(tmp_path, dict(JOBS), FORECAST, asked=600.0)
     one.todo["refine"] = 1
     run_job(one, now, 0, "page", 60.0)
     assert len(said) == 1
@@ -116,9 +116,8 @@ def test_finished_trainings_correct_other_guesses():
 
 def test_turns_of_few_sides_correct_guesses_for_more_sides(tmp_path):
     guessed = {"turns a/1": 50.0, "turns a/2": 20.0}
-    clock, now = RunningClock(tmp_path / "clock.json", Now()), Now()
-    jobs, forecast = dict.fromkeys(guessed, 1), Forecast({}, guessed, 1.0, {})
-    one = Timekeeper(clock, jobs, forecast, None, print, now)
+    forecast = Forecast({}, guessed, 1.0, {})
+    one, now, _ = keeper(tmp_path, dict.fromkeys(guessed, 1), forecast)
     info = {"rule_name": "turns", "rule_msg": "Time", "wildcards": {"group": "a/2"}}
     one.emit(record("job_info", jobid=1, **info))
     now.now += 40.0
@@ -177,29 +176,34 @@ def test_ranges_in_words(seconds, words):
     assert str(seconds) == words
 
 
-def test_the_message_at_the_start_gives_its_basis():
+@pytest.mark.parametrize(
+    ("ended", "asked", "words"),
+    [
+        ([], None, "101 jobs: 3 to 11 min on this machine (a first guess: no such job has"),
+        (["train"], None, "no job of 1 of 2 kinds has ended"),
+        (["train", "turns"], None, "as such jobs took before"),
+        (
+            ["train", "turns"],
+            600.0,
+            "The time limit is 10:00, of which 1:00 is spent."
+            " The time left goes to undecided comparisons.",
+        ),
+        (
+            ["train", "turns"],
+            200.0,
+            "The required jobs take longer: comparisons get only their first round.",
+        ),
+    ],
+)
+def test_the_message_at_the_start_gives_its_basis(ended, asked, words):
     counts = {"train": 100, "turns": 1}
-    guess = Forecast({}, {"train": 4.0}, 0.0, {})
-    said = at_the_start(16, counts, guess, None, 0.0)
-    assert said == (
-        "16 variants, 101 jobs: 3 to 11 min on this machine"
-        " (a first guess: no such job has ended here yet)."
-    )
-    assert at_the_start(1, {"train": 1}, guess, None, 0.0).startswith("1 variant, 1 job: ")
-    known = {rule: JobTimes(count=1, seconds=4.0) for rule in counts}
-    part = Forecast({"train": known["train"]}, {}, 0.0, {})
-    assert "no job of 1 of 2 kinds has ended" in at_the_start(16, counts, part, None, 0.0)
-    forecast = Forecast(known, {}, 0.0, {})
-    said = at_the_start(16, counts, forecast, 600.0, 60.0)
-    assert "as such jobs took before" in said
-    assert said.endswith(
-        "The time limit is 10:00, of which 1:00 is spent. The time left goes to undecided comparisons."
-    )
-    said = at_the_start(16, counts, forecast, 200.0, 0.0)
-    assert said.endswith("The required jobs take longer: comparisons get only their first round.")
-    assert at_the_start(16, counts | {"refine": 1}, forecast, None, 0.0).startswith(
-        at_the_start(16, counts, forecast, None, 0.0).replace("101 jobs", "102 jobs")
-    )
+    known = {rule: JobTimes(count=1, seconds=4.0) for rule in ended}
+    forecast = Forecast(known, {"train": 4.0}, 0.0, {})
+    said = at_the_start(16, counts, forecast, asked, 60.0)
+    assert words in said
+    assert at_the_start(1, {"train": 1}, forecast, None, 0.0).startswith("1 variant, 1 job: ")
+    refined = at_the_start(16, counts | {"refine": 1}, forecast, asked, 60.0)
+    assert refined == said.replace("101 jobs", "102 jobs"), "refining takes the time that is left"
 
 
 def test_the_message_at_the_end_names_undecided_comparisons(tmp_path):

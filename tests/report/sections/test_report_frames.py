@@ -21,12 +21,19 @@ def test_rounds_show_drift_and_a_ratio_without_it():
     assert frame["ratio"].median() == pytest.approx(1.0)
 
 
-def test_memory_is_the_largest_of_the_repeats_by_rank():
+def test_memory_is_the_largest_of_the_repeats_by_rank_or_device():
     ranks = [memory(0, rss_bytes=5), memory(1, rss_bytes=7), memory(1, rss_bytes=3)]
+    # DataParallel drives all devices from one process: its imbalance must show.
+    devices = [memory(0, "cuda:0", reserved_bytes=9), memory(0, "cuda:1", reserved_bytes=4)]
+    measured = {"ddp": ranks, "data_parallel": devices}
+    results = [result(name, [1.0], [1.0], memory=of) for name, of in measured.items()]
     diverged = result("bad", [100.0], status="diverged", reason="loss is nan")
+    assert memory_frame([*results, diverged]).to_dict("list") == {
+        "variant": ["ddp"] * 2 + ["data_parallel"] * 2,
+        "rank": [0, 1, 0, 1],
+        "peak_bytes": [5, 7, 9, 4],
+    }
     assert list(memory_frame([diverged])) == ["variant", "rank", "peak_bytes"], "and no rows"
-    frame = memory_frame([result("ddp", [1.0], [1.0], memory=ranks), diverged])
-    assert frame.to_dict("list") == {"variant": ["ddp"] * 2, "rank": [0, 1], "peak_bytes": [5, 7]}
 
 
 def test_loss_leaves_out_steps_that_were_not_read(tmp_path):
@@ -51,11 +58,3 @@ def test_lengths_are_shares_of_each_side():
         "share": [0.75, 0.25, 1.0],
     }
     assert lengths_frame(LengthHistogram(unit="tokens", source={}, target={}), "a", "b").empty
-
-
-def test_devices_of_one_rank_have_their_own_rows():
-    """DataParallel drives all devices from one process: its imbalance must show."""
-    devices = [memory(0, "cuda:0", reserved_bytes=9), memory(0, "cuda:1", reserved_bytes=4)]
-    frame = memory_frame([result("data_parallel", [1.0], [1.0], memory=devices)])
-    assert frame["rank"].tolist() == [0, 1]
-    assert frame["peak_bytes"].tolist() == [9, 4]
