@@ -122,7 +122,7 @@ def test_study_without_a_number_still_has_its_figures(name, empty_report):
 def test_processes_share_the_figures_and_draw_the_same_bytes(
     study_folder, tmp_path, drawings, monkeypatch
 ):
-    some = ("throughput", "lengths_tokens", "scaling", "waterfall", "drift")
+    some = ("throughput", "scaling", "waterfall")
     monkeypatch.setattr(
         "transformer_core.report.page.FIGURES", {name: FIGURES[name] for name in some}
     )

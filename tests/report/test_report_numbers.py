@@ -4,14 +4,10 @@ import re
 from collections import defaultdict
 
 import pytest
+from drawn import section
 
 RATIO = re.compile(r'<data value="([^"]+)" title="[^"]*">[\d.,]+×</data>')
 VALUE = re.compile(r'<data value="([^"]+)"')
-
-
-def section(html: str, name: str) -> str:
-    found = re.search(rf'<section id="{name}".*?</section>', html, re.DOTALL)
-    return found[0]
 
 
 def rows(part: str) -> list[tuple[str, list[str]]]:
@@ -25,8 +21,8 @@ def rows(part: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_throughputs_are_to_each_other_as_the_ratios_say(html):
-    table = section(html, "variants").split('id="comparisons-caption"')[0]
+def test_throughputs_are_to_each_other_as_the_ratios_say(results):
+    table = section("variants", results).split('id="comparisons-caption"')[0]
     speeds, ratios = {}, {}
     for name, cells in rows(table):
         if found := VALUE.search(cells[2]):
@@ -38,18 +34,16 @@ def test_throughputs_are_to_each_other_as_the_ratios_say(html):
         assert speeds[name] / speeds["single"] == pytest.approx(ratio, rel=1e-6), name
 
 
-def test_a_ratio_to_the_baseline_is_the_same_everywhere(html):
+def test_a_ratio_to_the_baseline_is_the_same_everywhere(results):
     said: dict[str, set[str]] = defaultdict(set)
     for name in ("variants", "techniques"):
-        for variant, cells in rows(section(html, name)):
+        for variant, cells in rows(section(name, results)):
             against = [c for c in cells[1:3] if "#variant-" in c]
             if not against or "#variant-single" in against[0]:
                 shown = [found[1] for cell in cells[2:4] if (found := RATIO.search(cell))]
                 said[variant] |= set(shown[:1])
-    sentence = section(html, "tried")
-    for variant, ratio in re.findall(
-        r'href="#variant-(\w+)"><code>\w+</code></a> (?:ran at )?<data value="([^"]+)"', sentence
-    ):
+    in_sentence = r'href="#variant-(\w+)"><code>\w+</code></a> (?:ran at )?<data value="([^"]+)"'
+    for variant, ratio in re.findall(in_sentence, section("tried", results)):
         said[variant].add(ratio)
     assert len(said) >= 5
     assert {name: values for name, values in said.items() if len(values) > 1} == {}

@@ -183,17 +183,6 @@ def test_variants_that_need_different_values_are_all_reported():
     assert "at least 8 pairs" in found[1][3]
 
 
-def test_streams_on_a_cpu_are_blamed_on_the_variant_once():
-    variants = {
-        "single": variant(),
-        "streams": variant({"model": {"qkv": {"kind": "streams"}}}),
-        "published": variant({"model": {"qkv": {"device_synchronise": True}}}, parent="streams"),
-    }
-    base = study(variants=list(variants), machine={"device": "cpu"})
-    (found,) = problems(base, variants)
-    assert found[:3] == ("config/variants.yaml", "streams.change.model.qkv.kind", "streams")
-
-
 END = "equivalence: tolerance, summary: s"
 VARIANT_FILES = {
     "unknown parent": (
@@ -204,12 +193,7 @@ VARIANT_FILES = {
         f"a: {{parent: c, {END}}}\nb: {{parent: a, {END}}}\nc: {{parent: b, {END}}}\n",
         ("b.parent", "a", "is circular: a -> c -> b -> a", "break the circle"),
     ),
-    "its own parent": (
-        f"a: {{parent: a, {END}}}\n",
-        ("a.parent", "a", "is circular: a -> a", "break the circle"),
-    ),
     "no mapping": ("[a, b]\n", ("(top level)", ["a", "b"], "is not a mapping", "write name:")),
-    "empty": ("", ("(top level)", None, "is not a mapping", "write name:")),
 }
 
 

@@ -68,27 +68,19 @@ def variant(summary: str, change: Any = None, **fields: Any) -> Variant:
     return Variant(**(usual | {"summary": summary} | fields))
 
 
-MANY = {"micro_batches": 4, "synchronise": "every"}
 VARIANTS = {
-    "single": variant("One process on one device. The reference.", parent=None),
+    "single": variant("The reference.", parent=None),
     "amp_bf16": variant(
         f"bfloat16 autocast over 32-bit weights. {EVIL}",
         {"training": {"precision": {"kind": "bf16"}}},
         equivalence="statistical",
         tests=["A6", "C1"],
     ),
-    "qkv_separate": variant(
-        "Three matrix products for queries, keys and values instead of one.",
-        {"model": {"qkv": {"kind": "separate"}}},
-    ),
-    "ddp": variant(
-        "DistributedDataParallel. One process per device.",
-        {"parallel": {"kind": "ddp"}},
-        parent=None,
-    ),
+    "qkv_separate": variant("Three matrix products.", {"model": {"qkv": {"kind": "separate"}}}),
+    "ddp": variant("One process per device.", {"parallel": {"kind": "ddp"}}, parent=None),
     "accum4_sync": variant(
-        "Four micro-batches per step, gradients all-reduced after each of them.",
-        {"training": {"accumulation": MANY}},
+        "All-reduces after each micro-batch.",
+        {"training": {"accumulation": {"micro_batches": 4, "synchronise": "every"}}},
         parent="ddp",
     ),
     "sgd": variant(
@@ -96,9 +88,7 @@ VARIANTS = {
         {"training": {"optimizer": {"kind": "sgd"}}},
         equivalence={"kind": "different", "reason": f"Another update rule. {EVIL}"},
     ),
-    "forgetful": variant(
-        "Fastest of all, and it does not train the same model.", {"training": {"seed": 2}}
-    ),
+    "forgetful": variant("It does not train the same model.", {"training": {"seed": 2}}),
 }
 
 
