@@ -23,7 +23,7 @@ from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import brief, cell
 from transformer_core.report.sections.answer import read_answer, training_command
-from transformer_core.report.sections.tried import changed_settings, changes
+from transformer_core.report.sections.tried import changes
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
 
@@ -120,12 +120,9 @@ def test_the_brief_says_why_a_variant_did_not_finish(answer, text):
     assert "did not finish" not in brief(answer.model_copy(update={"variants": ok}))
 
 
-def test_changed_settings_are_nested_as_in_a_run_spec(results):
-    specs = results.specs
-    found = changed_settings(specs["single"], specs["amp_bf16"])
-    assert found == {"training": {"precision": {"kind": "bf16"}}}
-    assert changed_settings(specs["single"], specs["single"]) == {}
-    assert training_command(specs["ddp"]).startswith("torchrun --standalone --nproc-per-node=2 -m")
+def test_several_ranks_start_with_torchrun(results):
+    command = training_command(results.specs["ddp"])
+    assert command.startswith("torchrun --standalone --nproc-per-node=2 -m")
 
 
 @pytest.fixture
