@@ -19,6 +19,9 @@ pytestmark = [
 
 
 UNFOLD = "document.querySelectorAll('details').forEach(d => d.open = true)"
+SHORTEN = """document.querySelectorAll('section:not(#variants, #claims) tbody tr:nth-child(n+4)')
+.forEach(row => row.remove())"""
+"""Leaves three rows in tables whose rows have the same kinds of words, because axe-core is slow."""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,7 @@ def test_axe_finds_nothing_serious_on_a_desktop_that_scrolls_only_vertically(bro
     assert brightness(browser) > 600
     browser.evaluate(UNFOLD)
     assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    browser.evaluate(SHORTEN)
     assert problems(browser) == {}
 
 
