@@ -123,7 +123,7 @@ def test_a_side_that_ends_is_left_alone(tmp_path):
 @pytest.mark.slow
 def test_the_time_needed_to_decide_is_about_right(tmp_path):
     factors = []
-    for seed in range(5):
+    for seed in range(3):
         turns = FakeTurns({"slightly": 1.05, "equal": 1.0, "more": 1.06}, seed, noise=0.1)
         pairs = turns.pairs()
         expected = sum(one.seconds or 0.0 for one in unsettled(pairs, LIMITS))
@@ -135,6 +135,7 @@ def test_the_time_needed_to_decide_is_about_right(tmp_path):
 
 
 FALSE_ALARM_STUDIES = 30
+FALSE_ALARMS_ALLOWED = 0.05 * FALSE_ALARM_STUDIES
 
 
 @pytest.mark.slow
@@ -153,13 +154,14 @@ def test_repeated_looks_raise_no_false_alarm(monkeypatch, honest):
         monkeypatch.setattr(SoFar, "looks", property(lambda pair: 0))
     alarms = 0
     for seed in range(FALSE_ALARM_STUDIES):
+        if alarms > FALSE_ALARMS_ALLOWED:
+            break
         turns = FakeTurns({f"v{n}": 1.0 for n in range(4)}, seed, noise=0.05, between=0.02)
         pairs = turns.pairs()
         end = turns.seconds + 400
         spend(pairs, LIMITS, NotKept(), turns.measure, lambda e=end, t=turns: e - t.now())
         alarms += not {"FASTER", "SLOWER"}.isdisjoint(verdicts(pairs).values())
-    allowed = 0.05 * FALSE_ALARM_STUDIES
-    assert (alarms <= allowed) == honest, alarms
+    assert (alarms <= FALSE_ALARMS_ALLOWED) == honest, alarms
 
 
 def test_weights(tmp_path):

@@ -181,12 +181,6 @@ def test_an_impossible_run_is_not_tried_again(tmp_path, on_path, monkeypatch):
     assert (record.status, record.reason) == ("unsupported", "needs 8 GPUs")
 
 
-def test_rows_of_an_export(tmp_path):
-    assert rows(write_export(tmp_path, kernels=2, ranges=3)) == (2, 3)
-    (tmp_path / "rank-0.sqlite").unlink()
-    assert rows(write_export(tmp_path, kernels=0, ranges=0)) == (0, 0)
-
-
 def test_lines_that_describe_an_error_are_found():
     said = "fine\nerror: a\rmore\nPermission denied\n"
     assert telling_lines(said) == "error: a Permission denied"

@@ -19,18 +19,13 @@ from transformer_core.training.loop import train
 from transformer_core.training.observer import Observers
 from transformer_core.training.precision import Precision
 
+FUSED = {"kind": "adamw", "fused": True}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "adamw": {},
-    "fused": {"optimizer": {"kind": "adamw", "fused": True}},
-    "folded": {"optimizer": {"kind": "adamw", "fused": True}, "clipping": "folded"},
-    "sgd": {"optimizer": {"kind": "sgd"}},
-    "bf16": {"precision": {"kind": "bf16"}},
-    "bf16 weights": {
-        "precision": {"kind": "bf16_weights"},
-        "optimizer": {"kind": "adamw", "fused": True},
-    },
+    "adamw with noam": {"schedule": {"kind": "noam", "warmup": 4}},
+    "folded": {"optimizer": FUSED, "clipping": "folded"},
+    "sgd in bf16": {"optimizer": {"kind": "sgd"}, "precision": {"kind": "bf16"}},
+    "bf16 weights": {"optimizer": FUSED, "precision": {"kind": "bf16_weights"}},
     "fp16": {"precision": {"kind": "fp16", "initial_scale": 1024.0}},
-    "noam": {"schedule": {"kind": "noam", "warmup": 4}},
 }
 
 
