@@ -75,8 +75,6 @@ def test_evidence_has_the_number_and_its_files(study):
     assert "claims.json" in found.command
     (evidence,) = verdict(study, LESS_TRAFFIC).evidence
     assert "results/runs/fast/metrics.json" in evidence.files
-    (evidence,) = verdict(study, FASTER | {"at_least": 2}).evidence
-    assert evidence.outcome == "size_differs"
 
 
 def test_a_reference_without_traffic_gives_a_direction_but_no_size(tmp_path):
@@ -94,19 +92,15 @@ def test_a_reference_without_traffic_gives_a_direction_but_no_size(tmp_path):
     ("tests", "expected"),
     [
         # A slow-down is not faster, whatever else is claimed.
-        ([SLOW], "REFUTED"),
         ([FASTER, SLOW], "REFUTED"),
-        ([FASTER | {"direction": "less"}], "REFUTED"),
         # A bound that the data contradict
         ([measured("per_parameter", at_most=16)], "REFUTED"),
         ([measured("per_parameter", at_least=20)], "REFUTED"),
-        ([measured("per_parameter", at_least=18)], "REPRODUCED"),
         # The right direction and another size
         ([FASTER | {"at_least": 2}], "PARTLY"),
         ([FASTER | {"at_most": 1.4}], "PARTLY"),
         ([FASTER | {"at_least": 2}, SLOW], "REFUTED"),
         # An undecided direction or size
-        ([NOISY], "UNDECIDED"),
         ([NOISY, FASTER], "UNDECIDED"),
         ([NOISY, FASTER | {"at_least": 2}], "UNDECIDED"),
         ([FASTER | {"at_least": 1.6}], "UNDECIDED"),
@@ -175,15 +169,14 @@ def test_an_impossible_test_says_why(study, test, reason):
 def test_needs_of_the_claim_hold_for_all_its_tests(study):
     found = verdict(study, FASTER, SLOW, needs={"devices": 3})
     assert [item.outcome for item in found.evidence] == ["not_testable"] * 2
-    for needs in ({"devices": 2}, {"device": "cpu"}):
-        assert verdict(study, FASTER, needs=needs).verdict == "REPRODUCED"
+    met = {"devices": 2, "device": "cpu"}
+    assert verdict(study, FASTER, needs=met).verdict == "REPRODUCED"
 
 
 def test_impossible_parts_are_left_out_and_counted(study):
     found = verdict(study, FASTER, LOST)
     assert found.verdict == "REPRODUCED"
     assert found.reason.endswith("(1 of 2)")
-    assert found.evidence[1].reason == "lost ended unsupported: needs CUDA"
 
 
 def test_no_run_at_all(tmp_path):
@@ -195,17 +188,14 @@ def test_no_run_at_all(tmp_path):
 @pytest.mark.parametrize(
     ("value", "direction", "than", "expected"),
     [
-        ("per_parameter", "more", 17.9, "REPRODUCED"),
         ("per_parameter", "more", 18.0, "REFUTED"),
         ("per_parameter", "not_more", 18.0, "REPRODUCED"),
         ("per_parameter", "not_less", 18.0, "REPRODUCED"),
         ("per_parameter", "less", 18.0, "REFUTED"),
         ("per_parameter", "not_less", 18.1, "REFUTED"),
-        ("share", "more", 0.5, "REPRODUCED"),
         ("share", "more", 0.7, "UNDECIDED"),
         ("share", "not_less", 0.7, "REPRODUCED"),
         ("share", "more", 0.75, "UNDECIDED"),
-        ("share", "less", 0.75, "UNDECIDED"),
         ("rate", "more", 2.0, "REPRODUCED"),
         ("rate", "more", 3.5, "UNDECIDED"),
         ("rate", "more", 4.0, "REFUTED"),
@@ -264,8 +254,6 @@ def test_certificates(tmp_path, status, of_certificate, of_throughput):
 
 
 SIZES = {value: f"s{value}" for value in (1, 2, 4)}
-
-
 RISES = {"kind": "trend", "family": "sizes", "direction": "rises"}
 TO_BEST = {"until_best": True}
 FEWER = {"quantity": "all_reduces", "direction": "falls"}
@@ -279,10 +267,8 @@ UNCOUNTED = [None] * 3
         ([(1.2, 1.3), (1.5, 1.6)], UNCOUNTED, {}, "REPRODUCED"),
         ([(1.2, 1.3), (1.2, 1.3)], UNCOUNTED, {}, "REPRODUCED"),
         ([(1.5, 1.6), (1.2, 1.3)], UNCOUNTED, {}, "REFUTED"),
-        ([(0.7, 0.8), (1.2, 1.3)], UNCOUNTED, {}, "REFUTED"),
         (EQUAL, UNCOUNTED, {}, "REFUTED"),
         ([(0.95, 1.05), (0.9, 1.1)], UNCOUNTED, {}, "UNDECIDED"),
-        ([(0.6, 0.7), (0.5, 0.55)], UNCOUNTED, {}, "REFUTED"),
         # A trend may end at the best value.
         ([(1.5, 1.6), (1.2, 1.3)], UNCOUNTED, TO_BEST, "REPRODUCED"),
         ([(0.7, 0.8), (1.2, 1.3)], UNCOUNTED, TO_BEST, "REFUTED"),

@@ -1,6 +1,5 @@
 """Certificates of healthy trainings, and planted faults that must cost a training its certificate."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from analysis_builders import seed_trajectory, trajectory
 from safetensors.numpy import save_file
 from scipy import stats
 
-from schemas.config.measurement import Bitwise, Different, Statistical, Tolerance
+from schemas.config.measurement import Bitwise, Statistical, Tolerance
 from schemas.errors import ConfigError
 from schemas.results import Certificate, Deviation, SeedTrajectory, Trajectory
 from schemas.results.certificates import (
@@ -29,7 +28,7 @@ from tests.orders import run_job
 from tests.records import record
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.final_losses import LEVEL, compare_final_losses, final_loss_interval
-from transformer_core.certify.judge import certify, different
+from transformer_core.certify.judge import certify
 
 LOSSES = [8.0, 7.8, 7.5, 7.1, 6.8, 6.6]
 NORMS = [3.0, 2.5, 2.0, 1.5, 1.2, 1.0]
@@ -136,9 +135,11 @@ EVERY = (BITWISE, TOLERANCE, STATISTICAL)
 STILL = tensor("layer.bias", step=4, error=1.0, ratio=0.0, cosine=0.0)
 HALF = [tensor(error=0.5, ratio=0.5, rounding=0.01), tensor("layer.bias", rounding=0.01)]
 ONCE = [*seed().losses[:-1], seed().losses[-1] * 1.01]
+SHORTER = {"losses": LOSSES[:3], "grad_norms": NORMS[:3]}
 LOST_PREFIX = DecodedTokens(error=0.03, rounding=0.005)
 ROUNDED = [tensor(error=0.03, ratio=1.005, rounding=0.01)]
 TURNED = [tensor(error=0.05, ratio=1.005, rounding=0.01)]
+HIDDEN = [tensor(rounding=0.2)]
 GONE = [tensor(), tensor("gone", error=1.0, ratio=0.0, size=0.0)]
 LUCKY = [
     *(tensor(str(n), rounding=0.01) for n in range(5)),
@@ -166,12 +167,7 @@ LUCKY = [
         ("gradient gradient_ratio", "", [TOLERANCE], {"gradients": GONE}),
         ("grad_norm", "", [TOLERANCE], {"grad_norms": [None, *NORMS[1:]]}),
         ("", "starts from different weights", EVERY, {"initial_sha256": "1" * 64}),
-        (
-            "",
-            "different number of steps",
-            [TOLERANCE],
-            {"losses": LOSSES[:3], "grad_norms": NORMS[:3]},
-        ),
+        ("", "different number of steps", [TOLERANCE], SHORTER),
     ],
 )
 def test_planted_fault(failing, words, classes, found):
@@ -197,12 +193,7 @@ def test_planted_fault(failing, words, classes, found):
         # Nothing was compared, or rounding could hide a missing update.
         (TOLERANCE, None, "inconclusive", ""),
         (TOLERANCE, {"gradients": [], "points": []}, "inconclusive", ""),
-        (
-            TOLERANCE,
-            {"updates": [tensor(rounding=0.2)]},
-            "inconclusive",
-            "updates of layer.weight are too small",
-        ),
+        (TOLERANCE, {"updates": HIDDEN}, "inconclusive", "updates of layer.weight are too small"),
     ],
 )
 def test_rounding_explains_some_differences_and_hides_others(equivalence, found, status, words):
@@ -331,18 +322,16 @@ def test_an_overflow_in_both_trainings_is_no_difference():
     assert verdict(TOLERANCE, overflow, both).status == "equivalent"
 
 
-@pytest.mark.parametrize("status", ["unsupported", "oom", "diverged", "failed"])
-def test_a_run_that_failed_passes_its_status_on(status):
+def test_a_run_that_failed_passes_its_status_on():
     """If the reference failed instead, the certificate has the status ``failed``."""
     run, reference = (
-        trajectory(name, [], status=status, reason="because") for name in ("run", "reference")
+        trajectory(name, [], status="oom", reason="because") for name in ("run", "reference")
     )
     certificate = verdict(TOLERANCE, run)
-    assert (certificate.status, certificate.reason) == (status, "because")
+    assert (certificate.status, certificate.reason) == ("oom", "because")
     certificate = verdict(TOLERANCE, seed(), reference)
     assert certificate.status == "failed"
-    said = f"reference, with which it is compared, ended {status}: because"
-    assert said in certificate.reason
+    assert "reference, with which it is compared, ended oom: because" in certificate.reason
 
 
 def test_seeds_that_do_not_match_raise():
@@ -352,12 +341,6 @@ def test_seeds_that_do_not_match_raise():
         verdict(STATISTICAL, trajectory("run", [seed(1)]))
     with pytest.raises(ValueError, match="two seeds"):
         final_loss_interval([[1.0]], [[1.0]])
-
-
-def test_a_different_model_gets_only_its_reason():
-    certificate = different("sgd", Different(kind="different", reason="Another rule."))
-    assert (certificate.status, certificate.reason) == ("different", "Another rule.")
-    assert certificate.reference is None
 
 
 def test_the_interval_is_that_of_a_paired_t_test():
@@ -384,11 +367,13 @@ def test_the_job_writes_a_certificate_or_says_what_is_missing(tmp_path, capsys):
     output = tmp_path / "ddp.json"
     job = partial(run_job, "certify", variant="ddp", output=output)
     assert job(equivalence="tolerance", short_run=short_run, reference=reference) == 0
-    found = Certificate.model_validate(json.loads(output.read_text()))
+    found = Certificate.model_validate_json(output.read_text())
     assert (found.status, found.equivalence) == ("equivalent", TOLERANCE)
 
-    assert job(equivalence={"kind": "different", "reason": "r"}) == 0
-    assert json.loads(output.read_text())["status"] == "different"
+    assert job(equivalence={"kind": "different", "reason": "Another rule."}) == 0
+    found = Certificate.model_validate_json(output.read_text())
+    said = (found.status, found.reason, found.reference)
+    assert said == ("different", "Another rule.", None)
 
     assert job(equivalence="tolerance", short_run=short_run) == 1
     assert "reference" in capsys.readouterr().err
@@ -415,7 +400,6 @@ def test_the_table_gives_the_nearest_bound_or_the_reason_of_every_variant(tmp_pa
     assert run_job("certificates", certificates=files, output=tmp_path / "all.md") == 0
     lines = (tmp_path / "all.md").read_text().splitlines()
     assert lines[0] == "1 equivalent, 1 different."
-    assert "| ddp | tolerance | equivalent | update of a tensor, 90% (output.weight, step 2) |" in (
-        lines
-    )
+    nearest = "update of a tensor, 90% (output.weight, step 2)"
+    assert f"| ddp | tolerance | equivalent | {nearest} |" in lines
     assert lines[-1] == "| sgd | tolerance | different | another \\| rule here |"
