@@ -51,7 +51,6 @@ def test_errors_are_summarised_without_sign():
     trials = [judge(name, BANDWIDTH, trial(ratio)) for name, ratio in ratios.items()]
     trials.append(judge("d", BANDWIDTH, ended("oom", "too large", EMULATED, REAL)))
     summary = summarise(trials)
-    assert [t.name for t in summary.trials] == ["a", "b", "c", "d"]
     assert summary.median_error == pytest.approx(0.02, abs=0.01)
     assert summary.worst_error == pytest.approx(0.09, abs=0.015)
     nothing = summarise(trials[-1:])
@@ -71,8 +70,6 @@ def test_the_job_writes_all_trials_and_names_a_missing_one(tmp_path, capsys):
 
 
 SIZES = [2.0**power for power in range(10, 26, 3)]
-
-
 LINK = LinkModel(bandwidth=4e9, latency=30e-6)
 
 

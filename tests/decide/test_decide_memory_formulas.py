@@ -16,7 +16,6 @@ def spec(**sections: Any) -> RunSpec:
     ("training", "state"),
     [
         ({}, 16),
-        ({"precision": {"kind": "bf16"}}, 18),
         ({"precision": {"kind": "fp16"}}, 18),
         ({"precision": {"kind": "tf32"}}, 16),
         ({"optimizer": {"kind": "sgd"}}, 12),

@@ -57,16 +57,8 @@ def test_curves_cover_all_strategies_bucket_sizes_and_links():
         for point in curve.points:
             alone = point.step_seconds - point.exposed_seconds
             assert point.efficiency == pytest.approx(alone / point.step_seconds)
-
-
-def test_accumulation_is_projected_from_the_work_with_micro_batches():
-    plain, four = (
-        {curve.strategy for curve in curves([times], {"slow": SLOW}, 8)}
-        for times in (compute_times(), compute_times(4))
-    )
-    accumulated = {"accumulation_sync", "accumulation_no_sync"}
-    assert not plain & accumulated
-    assert four == accumulated
+    of_micro_batches = {curve.strategy for curve in curves([compute_times(4)], links, 8)}
+    assert of_micro_batches == {"accumulation_sync", "accumulation_no_sync"}
 
 
 def test_the_knee_is_where_communication_is_more_than_half():
@@ -100,6 +92,7 @@ def test_a_run_is_checked_with_the_measured_link():
     assert (check.link, check.devices, check.note) == ("measured", 2, "")
 
 
+HALVED = {"kind": "compress", "dtype": "fp16"}
 EMULATED = {"kind": "emulated_link", "bandwidth": "1Mbit/s", "devices": 8}
 LIMITED = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1Mbit/s"}}
 
@@ -124,12 +117,7 @@ def test_a_run_with_its_own_link_needs_no_measured_one(sections, kind, bandwidth
         ({"kind": "ddp", "bucket_mb": 1}, None, "ddp", {"bucket_mb": 1}),
         ({"kind": "ddp", "bucket_mb": 1, "overlap": False}, None, "ddp_no_overlap", {}),
         ({"kind": "ddp", "hook": {"kind": "ring"}}, None, "ddp", {}),
-        (
-            {"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}},
-            None,
-            "ddp",
-            {"payload": 0.5},
-        ),
+        ({"kind": "ddp", "hook": HALVED}, None, "ddp", {"payload": 0.5}),
         ({"kind": "central"}, None, "central", {}),
         ({"kind": "central", "local_loss": True}, None, "central", {"local_loss": True}),
         ({"kind": "fsdp"}, None, "fsdp", {}),

@@ -1,7 +1,5 @@
 """The self-test's report, on sessions with planted differences."""
 
-import json
-
 import numpy as np
 import pytest
 from pair_builders import session, side, window
@@ -16,18 +14,9 @@ from transformer_core.decide import self_test_report
 PLANTED = {"equal": 0.0, "equal_too": 0.0, "by_30": 0.03, "by_50": 0.05, "by_100": 0.10}
 
 
-def run(
-    noise: float,
-    comparisons: int = 40,
-    between: float = 0.0,
-    found: float = 1.0,
-    unequal: float = 0.0,
-) -> SelfTestRun:
-    """Sessions whose windows scatter by ``noise``, and whose sides by ``between``.
-
-    The machine shows the share ``found`` of a planted slow-down; equal sides are slower by
-    ``unequal``.
-    """
+def run(noise: float, comparisons: int = 40, between: float = 0.0, **shown: float) -> SelfTestRun:
+    """Sessions whose windows scatter by ``noise``, and whose sides by ``between``; ``shown`` are
+    the slow-downs that the machine shows instead of the planted ones."""
     random = np.random.default_rng(3)
     sessions = []
     for number in range(1, 2 * comparisons + 1):
@@ -36,9 +25,8 @@ def run(
         for _ in range(8):
             drift = np.exp(0.2 * random.normal())
             rates = {"reference": drift * np.exp(noise * random.normal())}
-            for name, share in PLANTED.items():
-                slow = 1 + found * share + (0.0 if share else unequal)
-                rates[name] = drift * own[name] / slow * np.exp(noise * random.normal())
+            for name, share in (PLANTED | shown).items():
+                rates[name] = drift * own[name] / (1 + share) * np.exp(noise * random.normal())
             rounds.append(Round(windows=[window(name, float(r)) for name, r in rates.items()]))
         sides = [side("reference"), *(side(n, planted=share) for n, share in PLANTED.items())]
         sessions.append(session(1.0, number, sides=sides, rounds=rounds))
@@ -88,7 +76,7 @@ def test_differences_between_processes_are_seen():
 
 
 def test_a_missed_slow_down_fails():
-    report, kinds = reported(run(noise=0.005, found=0.0))
+    report, kinds = reported(run(noise=0.005, **dict.fromkeys(PLANTED, 0.0)))
     assert not report.holds
     assert kinds[0.0].holds
     # A planted slow-down that has no effect is called SAME: wrong if it exceeds the margin.
@@ -96,7 +84,7 @@ def test_a_missed_slow_down_fails():
 
 
 def test_false_alarms_fail():
-    report, kinds = reported(run(noise=0.001, unequal=0.05))
+    report, kinds = reported(run(noise=0.001, equal=0.05, equal_too=0.05))
     equal = kinds[0.0]
     assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 80, 80)
     assert "at most 5% of equal sides" in report.reason
@@ -116,5 +104,5 @@ def test_job(tmp_path):
     output = tmp_path / "report.json"
     asked = {"together": 4, "margin": 0.02, "output": output}
     assert run_job("self_test_report", sessions=sessions, **asked) == 0
-    assert SelfTestReport.model_validate(json.loads(output.read_text())).sessions_each == 2
+    assert SelfTestReport.model_validate_json(output.read_text()).sessions_each == 2
     assert run_job("self_test_report", sessions=tmp_path / "none.json", **asked) == 1

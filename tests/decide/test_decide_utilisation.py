@@ -71,7 +71,6 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "two_ranks": ({"parallel": {"kind": "ddp"}, "machine": TWO}, 2),
     # One process reads for all.
     "central": ({"parallel": {"kind": "central"}, "machine": TWO}, 1),
-    "data_parallel": ({"parallel": {"kind": "data_parallel"}, "machine": TWO}, 1),
 }
 """Sections of a run spec, and how many processes read batches."""
 

@@ -46,10 +46,14 @@ def test_decided_comparisons_get_no_time(tmp_path):
     assert left > 0, "nothing is undecided any more, so the rest of the time is not spent"
 
 
-def test_the_time_limit_is_kept(tmp_path):
-    turns = FakeTurns({f"v{n}": 1.0 + 0.01 * n for n in range(5)}, noise=0.2, between=0.03)
-    left = go_on(turns, turns.pairs(), 60.0, tmp_path)
-    assert 0 <= left < 2 * (START + ROUNDS * ROUND), "less is left than a session takes"
+def test_the_time_limit_is_kept_and_comparisons_share_their_reference(tmp_path):
+    turns = FakeTurns({f"v{n}": 1.0 for n in range(6)}, noise=0.2, between=0.03)
+    pairs = turns.pairs()
+    left = go_on(turns, pairs, 60.0, tmp_path)
+    assert 0 <= left < LIMITS.together * (START + ROUNDS * ROUND), "too little for a session"
+    most = max(len(names) for names in turns.made)
+    assert most == LIMITS.together - 1, "as many as may run together with the reference"
+    assert set(pairs[0].record().others) <= {f"v{n}" for n in range(1, 6)}
 
 
 def test_important_comparisons_come_first(tmp_path):
@@ -58,15 +62,6 @@ def test_important_comparisons_come_first(tmp_path):
     pairs[1].weight = 100.0
     go_on(turns, pairs, 1000.0, tmp_path)
     assert turns.made[0][0] == "b"
-
-
-def test_comparisons_share_their_reference(tmp_path):
-    turns = FakeTurns({f"v{n}": 1.0 for n in range(6)}, noise=0.1)
-    pairs = turns.pairs()
-    go_on(turns, pairs, 60.0, tmp_path)
-    most = max(len(names) for names in turns.made)
-    assert most == LIMITS.together - 1, "as many as may run together with the reference"
-    assert set(pairs[0].record().others) <= {f"v{n}" for n in range(1, 6)}
 
 
 def test_more_time_builds_on_earlier_sessions(tmp_path):

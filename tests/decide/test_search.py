@@ -217,7 +217,7 @@ def test_the_recommended_spec_is_readable_and_states_the_possible_further_gain(u
     assert "Certificate: equivalent" in text
 
 
-@pytest.mark.parametrize("fastest", ["bf16", "ddp", "view", "rare"])
+@pytest.mark.parametrize("fastest", ["bf16", "view"])
 def test_no_certified_variant_is_faster_than_the_recommendation(hurried, fastest):
     """If the turns left open which variant is the fastest, the final comparison includes each of
     them as a whole."""
