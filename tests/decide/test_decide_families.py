@@ -6,7 +6,6 @@ import pytest
 from claim_builders import comparison, curves, ended, family, interval, run, write_study
 
 from schemas.results import CertificateStatus, FamilyCurve
-from tests.orders import run_job
 from transformer_core.decide.verdicts import ONE_SESSION
 
 SIZES = {value: f"s{value}" for value in (1, 2, 4, 8)}
@@ -111,16 +110,3 @@ def test_nothing_compared(tmp_path):
     found = curves(write_study(tmp_path, runs), {"sizes": family("s1", SIZES)})["sizes"]
     assert (found.best, found.knee) == (None, None)
     assert found.note == "Only 0 of 4 values could be compared"
-
-
-def test_the_job_names_what_is_missing(tmp_path, capsys):
-    study = write_study(tmp_path, [run("s1"), run("s2")], [comparison("s2", "s1", 1.0, 1.1)])
-    sizes = {"sizes": family("s1", {1: "s1", 2: "s2"}).model_dump(mode="json")}
-    (study / "equivalence/s2.json").unlink()
-    output = study / "families.json"
-    assert run_job("families", families=sizes, results=study, output=output) == 1
-    assert "equivalence/s2.json" in capsys.readouterr().err
-    wrong = {"sizes": {"title": "x"}}
-    assert run_job("families", families=wrong, results=study, output=output) == 1
-    assert "families.sizes.members" in capsys.readouterr().err
-    assert not output.exists()

@@ -34,9 +34,7 @@ def test_precision_and_optimizer(training, state):
         ({"kind": "ddp"}, 4),
         ({"kind": "ddp", "bucket_view": True}, 0),
         ({"kind": "ddp", "overlap": False}, 0),
-        ({"kind": "ddp", "hook": {"kind": "ring"}}, 4),
         ({"kind": "ddp", "hook": {"kind": "powersgd"}}, None),
-        ({"kind": "central"}, 0),
     ],
 )
 def test_buckets(parallel, buckets):

@@ -198,24 +198,21 @@ def test_without_a_measured_device_the_reason_is_given(times, reason):
 def test_the_job_fits_the_link_to_all_reduces_only(tmp_path, capsys):
     (tmp_path / "spec.json").write_text(spec().canonical_json())
     (tmp_path / "compute.json").write_text(ComputeRecord(times=[compute_times()]).model_dump_json())
+    collectives, metrics = tmp_path / "collectives.parquet", tmp_path / "metrics.json"
     rows = [
         (name, size, 10, all_reduce_seconds(SLOW, size, 2) * factor, 1.0, 1.0, 0.0)
         for name, factor in (("all_reduce", 1), ("broadcast", 7))
         for size in (2**10, 2**20, 2**24)
     ]
-    write_table(tmp_path / "collectives.parquet", rows, collective_run())
-    order = {
-        "compute": tmp_path / "compute.json",
-        "specs": [tmp_path / "spec.json"],
-        "results": [tmp_path / "metrics.json"],
-        "collectives": tmp_path / "collectives.parquet",
-        "settings": {"devices": 16, "links": {}},
-        "output": tmp_path / "projection.json",
-    }
-    (tmp_path / "metrics.json").write_text(result("other", [100.0]).model_dump_json())
+    write_table(collectives, rows, collective_run())
+    measured = {"compute": tmp_path / "compute.json", "collectives": collectives}
+    of_runs = {"specs": [tmp_path / "spec.json"], "results": [metrics]}
+    asked = {"settings": {"devices": 16, "links": {}}, "output": tmp_path / "projection.json"}
+    order = measured | of_runs | asked
+    metrics.write_text(result("other", [100.0]).model_dump_json())
     assert run_job("projection", **order) == 1
     assert "results/runs/ddp/metrics.json" in capsys.readouterr().err
-    (tmp_path / "metrics.json").write_text(result("ddp", [100.0]).model_dump_json())
+    metrics.write_text(result("ddp", [100.0]).model_dump_json())
     forget_all()
     assert run_job("projection", **order) == 0
     written = json.loads((tmp_path / "projection.json").read_text())

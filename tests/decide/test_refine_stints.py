@@ -10,7 +10,7 @@ from fake_turns import LIMITS, ROUND, ROUNDS, START, FakeTurns, kept_in
 from schemas.results import Session
 from transformer_core.common.digests import forget_all
 from transformer_core.decide.next_sessions import Plan, SoFar, standings, weights
-from transformer_core.decide.refine import spend, unsettled
+from transformer_core.decide.refine import KeptStints, spend, unsettled
 from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.statuses import Outcome
 
@@ -64,38 +64,29 @@ def test_important_comparisons_come_first(tmp_path):
     assert turns.made[0][0] == "b"
 
 
-def test_more_time_builds_on_earlier_sessions(tmp_path):
-    truths = {"a": 1.0, "b": 1.01, "c": 0.99}
-    turns = FakeTurns(truths, noise=0.2)
+def test_earlier_sessions_count_unless_they_are_foreign_or_damaged(tmp_path):
+    turns = FakeTurns({"a": 1.0, "b": 1.01, "c": 0.99}, noise=0.2)
     pairs = turns.pairs()
-    first = [pair.first for pair in pairs]
     go_on(turns, pairs, 40.0, tmp_path)
-    before = {pair.pair.variant: pair.record() for pair in pairs}
-    again = [SoFar(run) for run in first]
-    kept = kept_in(tmp_path, again)
-    kept.read_into(again)
-    assert {pair.pair.variant: pair.record() for pair in again} == before
-    assert kept.last == len(turns.made)
-    turns.made.clear()
-    spend(again, LIMITS, kept, turns.measure, lambda: 60.0 - turns.now() + 40.0, turns.now)
-    assert all(len(p.added) >= len(before[p.pair.variant].sessions) - 2 for p in again)
-    assert turns.made
 
+    def read(key: str = "key") -> tuple[list[SoFar], KeptStints]:
+        found = [SoFar(pair.first) for pair in pairs]
+        kept = kept_in(tmp_path, found, key)
+        kept.read_into(found)
+        return found, kept
 
-def test_damaged_and_foreign_sessions_do_not_count(tmp_path):
-    turns = FakeTurns({"a": 1.0}, noise=0.2)
-    pairs = turns.pairs()
-    go_on(turns, pairs, 30.0, tmp_path)
-    files = sorted(tmp_path.glob("session-*.json"))
-    assert len(pairs[0].added) == len(files) > 0
-    other = [SoFar(pairs[0].first)]
-    kept_in(tmp_path, other, key="another run spec").read_into(other)
-    assert (other[0].added, other[0].looks) == ([], 1)
-    files[0].write_text(files[0].read_text().replace('"stint": 1', '"stint": 2', 1))
+    again, kept = read()
+    assert [pair.record() for pair in again] == [pair.record() for pair in pairs]
+    assert kept.last == len(turns.made) > 0
+    foreign, _ = read("another run spec")
+    assert [(pair.added, pair.looks) for pair in foreign] == [([], 1)] * 3
+    file = tmp_path / "session-1.json"
+    file.write_text(file.read_text().replace('"stint": 1', '"stint": 2', 1))
     forget_all()
-    again = [SoFar(pairs[0].first)]
-    kept_in(tmp_path, again).read_into(again)
-    assert len(again[0].added) == len(files) - 1
+    damaged, _ = read()
+    for pair in damaged:
+        name = pair.pair.variant
+        assert len(pair.added) == sum(name in names for names in turns.made[1:])
 
 
 def test_a_side_that_ends_is_left_alone(tmp_path):

@@ -63,9 +63,3 @@ def test_an_unreadable_capture_has_a_failed_breakdown(tmp_path):
     assert damaged.status == empty.status == "failed"
     assert "damaged or cut off" in damaged.reason
     assert "the capture range never began" in empty.reason
-
-
-def test_a_missing_capture(tmp_path, capsys):
-    files = {name: tmp_path / f"{name}.json" for name in ("capture", "events", "output")}
-    assert run_job("breakdown", **files) == 1
-    assert "make it: snakemake" in capsys.readouterr().err

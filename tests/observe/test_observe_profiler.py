@@ -40,7 +40,10 @@ def test_marks_follow_the_phases_of_every_micro_batch_and_change_nothing():
         yield
         told.append(f"/{phase}")
 
-    spec = small_spec(training={"steps": 2, "accumulation": {"micro_batches": 2}})
+    spec = small_spec(
+        training={"steps": 2, "accumulation": {"micro_batches": 2}},
+        model={"encoder_layers": 1, "decoder_layers": 1},
+    )
     marked = small_setup(spec)
     mark_phases(marked, mark)
     train(marked, Watcher(), Path("unused"))

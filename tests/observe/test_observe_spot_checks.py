@@ -19,6 +19,7 @@ from transformer_core.training.loop import train
 from transformer_core.training.observer import Observers
 from transformer_core.training.precision import Precision
 
+ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 FUSED = {"kind": "adamw", "fused": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "adamw with noam": {"schedule": {"kind": "noam", "warmup": 4}},
@@ -30,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def checked(folder: Path, training: dict[str, Any]) -> list[SpotCheck]:
-    setup = small_setup(small_spec(training=training))
+    setup = small_setup(small_spec(training=training, model=ONE_LAYER))
     clock = WindowClock(1, 1, setup.strategy.synchronise)
     checks = SpotChecks(setup, clock, 4)
     train(setup, Observers(clock, checks), folder, validate_last=False)
