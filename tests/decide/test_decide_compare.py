@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from analysis_builders import certificate, memory, result
 from kernels_seen import KERNELS
-from pair_builders import ended, paired, session, side, state, window
+from pair_builders import ended, paired, side, state, window
 
 from schemas.results import (
     Certificate,
@@ -149,31 +149,28 @@ def test_a_ratio_counts_only_with_certificates_on_both_sides():
 
 def test_disturbances_of_the_sessions_are_noted():
     hot = record(GpuState, index=0, clock_megahertz=900.0, throttled=["power cap"])
-    run = paired(1.0, 1.0, after=state(0.5, gpus=[hot]), foreign_cpu_seconds=0.6)
-    total = sum(session.rounds_seconds for session in run.sessions)
-    for rnd in run.sessions[0].rounds[:2]:
-        held = {"power_held_seconds": 0.1 * total, "heat_held_seconds": 0.01 * total}
-        rnd.gpus.append(GpuWork(index=0, joules=1.0, **held))
+    windows = [window("single", 100.0), window("fast", 100.0, wait=2.0)]
+    # The rounds of a session take 3 s.
+    held = GpuWork(index=0, joules=1.0, power_held_seconds=0.6, heat_held_seconds=0.06)
+    run = paired(
+        1.0,
+        1.0,
+        sides=[side("single"), side("fast", world_size=2)],
+        rounds=[Round(windows=windows, gpus=[held]), *[Round(windows=windows)] * 5],
+        after=state(0.5, gpus=[hot]),
+        foreign_cpu_seconds=0.6,
+    )
     (comparison,) = compare(run)
     for words in (
         "power held the clock of GPU 0 down for 20% of the rounds",
         "other processes took up to 20% of the CPUs",
         "changed by a factor of 0.50 within a session",
         "the GPU's clock was held down: power cap",
+        "fast waited for input 20% of the time",
+        "2 against 1 ranks",
     ):
         assert words in comparison.note
     assert "heat held" not in comparison.note
-
-
-def test_waiting_and_other_devices_are_noted():
-    pair = [window("single", 100.0), window("ddp", 100.0, wait=2.0)]
-    rounds = [Round(windows=pair)] * 6
-    waiting = [session(1.0, number, variant="ddp", rounds=rounds) for number in (1, 2)]
-    run = paired(1.0, 1.0, variant="ddp").model_copy(update={"sessions": waiting})
-    assert "ddp waited for input 20% of the time" in compare(run)[0].note
-    sides = [side("single"), side("ddp", world_size=2)]
-    (comparison,) = compare(paired(1.0, 1.0, variant="ddp", sides=sides))
-    assert "2 against 1 ranks" in comparison.note
 
 
 def test_job(tmp_path, capsys):

@@ -17,6 +17,7 @@ from transformer_core.decide.step_model import (
 from transformer_core.parallel.link_times import broadcast_seconds, scatter_seconds
 
 ALONE = FORWARD + BACKWARD + UPDATE
+WITHOUT_OVERLAP = {"bucket_mb": 1, "overlap": False}
 PAIR = 2
 """Number of devices, each of which sends as many bytes as it all-reduces."""
 
@@ -29,6 +30,8 @@ def link(seconds_per_mib: float) -> LinkModel:
 FAST, SLOW = link(0.125), link(1.0)
 LATE = LinkModel(bandwidth=FAST.bandwidth, latency=0.25)
 ALL_SLOW = 1.0 * LAYERS
+MICRO_BATCHES = {"accumulation_sync": 4, "accumulation_no_sync": 4}
+ACCUMULATED = 4 * (FORWARD + BACKWARD) + UPDATE
 
 
 def test_a_bucket_is_full_when_its_size_is_reached():
@@ -69,27 +72,15 @@ def test_a_single_device_sends_nothing(strategy):
         ("fsdp", FAST, {"backend": "gloo"}, ALONE + 2 * 0.0625 + 2 * 0.0625),
         # Without resharding, layers are gathered once.
         ("fsdp", FAST, {"reshard": False}, ALONE + 0.0625 + 0.0625),
+        # Reductions in every micro-batch, or in the last; late ones hide nothing either.
+        ("accumulation_sync", SLOW, {"bucket_mb": 25}, ACCUMULATED + 4 * ALL_SLOW),
+        ("accumulation_no_sync", SLOW, {"bucket_mb": 25}, ACCUMULATED + ALL_SLOW),
+        ("accumulation_sync", SLOW, WITHOUT_OVERLAP, ACCUMULATED + 4 * ALL_SLOW),
     ],
 )
 def test_a_step_of_two_devices(strategy, on, options, seconds):
-    assert step_seconds(strategy, compute(), on, PAIR, **options) == pytest.approx(seconds)
-
-
-ACCUMULATED = 4 * (FORWARD + BACKWARD) + UPDATE
-
-
-@pytest.mark.parametrize(
-    ("strategy", "options", "seconds"),
-    [
-        ("accumulation_sync", {"bucket_mb": 25}, ACCUMULATED + 4 * ALL_SLOW),
-        ("accumulation_no_sync", {"bucket_mb": 25}, ACCUMULATED + ALL_SLOW),
-        # Late reductions hide nothing either.
-        ("accumulation_sync", {"bucket_mb": 1, "overlap": False}, ACCUMULATED + 4 * ALL_SLOW),
-    ],
-)
-def test_accumulation_reduces_in_every_micro_batch_or_in_the_last(strategy, options, seconds):
-    found = step_seconds(strategy, compute(micro_batches=4), SLOW, PAIR, **options)
-    assert found == pytest.approx(seconds)
+    times = compute(MICRO_BATCHES.get(strategy, 1))
+    assert step_seconds(strategy, times, on, PAIR, **options) == pytest.approx(seconds)
 
 
 def test_fsdp_on_a_slow_link_takes_as_long_as_its_messages():

@@ -52,19 +52,15 @@ def results(monkeypatch, tmp_path):
     return folder
 
 
-def refine(
-    monkeypatch: pytest.MonkeyPatch, results: Path, asked: str, spent: float
-) -> tuple[Refinement, dict[str, PairedRun]]:
-    """Run the job with this time; returns its output."""
-    study = Study(
-        name="timed", variants=["single", *VARIANTS], time=asked, comparison=COMPARING, search=None
-    )
+def refine(results: Path, spent: float) -> tuple[Refinement, dict[str, PairedRun]]:
+    """Run the job in a study of 1000 s, after so many seconds; returns its output."""
+    names = ("single", *VARIANTS)
+    study = Study(name="timed", variants=names, time="1000 s", comparison=COMPARING, search=None)
     forget_all()  # a real job has its own process
     write_result(results / "study.json", study.canonical_json())
     clock = Clock(began=time.time() - spent, seen=time.time(), running=True)
     (results / ".clock.json").write_text(clock.model_dump_json())
     shutil.rmtree(results / "refined", ignore_errors=True)
-    names = ("single", *VARIANTS)
     assert not run_job(
         "refine",
         study=results / "study.json",
@@ -87,19 +83,19 @@ def refine(
 
 def test_more_time_adds_sessions_and_keeps_earlier_ones(monkeypatch, results):
     monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
-    none, first = refine(monkeypatch, results, "1000 s", spent=999.5)
+    none, first = refine(results, spent=999.5)
     assert none.stints == []
     assert {len(run.sessions) for run in first.values()} == {2}
     assert none.kept_seconds == 1.0
     session = first["noisy"].sessions[-1].seconds
-    more, second = refine(monkeypatch, results, "1000 s", spent=999.0 - 2.5 * session)
+    more, second = refine(results, spent=999.0 - 2.5 * session)
     assert [stint.variants for stint in more.stints][:1] == [["noisy"]]
     added = second["noisy"].sessions
     assert added[:2] == first["noisy"].sessions
     assert len(added) == 2 + sum(stint.sessions for stint in more.stints)
     assert second["noisy"].looks == 1 + len(more.stints)
     assert second["fast"].model_dump() == first["fast"].model_dump()
-    again, third = refine(monkeypatch, results, "1000 s", spent=2000.0)
+    again, third = refine(results, spent=2000.0)
     assert again.stints == []
     assert third == second, "what was added stays when there is no more time"
     assert not [path for path in (results / "refined.sessions").iterdir() if path.is_dir()]
