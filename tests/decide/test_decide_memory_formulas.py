@@ -12,19 +12,27 @@ def spec(**sections: Any) -> RunSpec:
     return RunSpec.model_validate({"variant": "test"} | sections)
 
 
+FOUR_SHARDS = {"parallel": {"kind": "fsdp"}, "machine": {"devices_per_node": 4}}
+BF16 = {"training": {"precision": {"kind": "bf16"}}}
+
+
 @pytest.mark.parametrize(
-    ("training", "state"),
+    ("sections", "weights", "state"),
     [
-        ({}, 16),
-        ({"precision": {"kind": "fp16"}}, 18),
-        ({"precision": {"kind": "tf32"}}, 16),
-        ({"optimizer": {"kind": "sgd"}}, 12),
-        ({"optimizer": {"kind": "sgd", "momentum": 0.0}}, 8),
-        ({"optimizer": {"kind": "adamw_8bit"}}, 10),
+        ({}, 4, 16),
+        ({"training": {"precision": {"kind": "fp16"}}}, 6, 18),
+        ({"training": {"precision": {"kind": "tf32"}}}, 4, 16),
+        ({"training": {"optimizer": {"kind": "sgd"}}}, 4, 12),
+        ({"training": {"optimizer": {"kind": "sgd", "momentum": 0.0}}}, 4, 8),
+        ({"training": {"optimizer": {"kind": "adamw_8bit"}}}, 4, 10),
+        (FOUR_SHARDS, 1, 4),
+        # Copies are of whole layers.
+        (FOUR_SHARDS | BF16, 3, 6),
     ],
 )
-def test_precision_and_optimizer(training, state):
-    assert formula(spec(training=training)).model_state == state
+def test_model_state(sections, weights, state):
+    found = formula(spec(**sections))
+    assert (found.weights, found.model_state) == (weights, state)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +49,3 @@ def test_buckets(parallel, buckets):
     found = formula(spec(parallel=parallel))
     assert found.buckets == buckets
     assert found.model_state == 16
-
-
-def test_shards():
-    four = {"parallel": {"kind": "fsdp"}, "machine": {"devices_per_node": 4}}
-    assert formula(spec(**four)).model_state == 4
-    # Copies are of whole layers.
-    mixed = formula(spec(**four, training={"precision": {"kind": "bf16"}}))
-    assert (mixed.weights, mixed.model_state) == (3, 6)
