@@ -112,3 +112,10 @@ def test_job_refuses_records_that_do_not_belong_together(tmp_path, capsys, repea
     message = capsys.readouterr().err
     assert all(word in message for word in words)
     assert not (tmp_path / "out").exists()
+
+
+def test_job_names_a_broken_file(tmp_path, capsys):
+    command = options(tmp_path, repeat(1, [1.0]))
+    (tmp_path / "manifest.json").write_text('{"corpus": "x"')
+    assert run_job("combine", **command) == 1
+    assert "manifest.json" in capsys.readouterr().err
