@@ -16,35 +16,7 @@ import torch
 from schemas.base import merge
 from schemas.config.measurement import LOOKS, Statistical, Tolerance
 from schemas.results import Certificate
-from tests.attacks.planted.fault import (
-    BF16,
-    CENTRAL,
-    CHECKPOINT,
-    COMPRESS,
-    DDP,
-    FILLED,
-    FOLDED_MASTERS,
-    FP16,
-    FSDP,
-    FSDP_BF16,
-    GPT2,
-    JOINED,
-    MASTERS,
-    ONE_PASS,
-    ONEDNN,
-    PACKED,
-    POWER,
-    RESIDUAL,
-    RING,
-    SINUSOIDAL,
-    SOFTMAX,
-    SOFTMAX_BF16,
-    TEXTS,
-    TOGETHER,
-    TWO,
-    UNTIED,
-    WIDE,
-)
+from tests.attacks.planted import changes
 from tests.attacks.planted_faults import CLASSES, FEW_SEEDS
 from tests.attacks.short_trainings import (
     Recorded,
@@ -59,48 +31,52 @@ from transformer_core.common.files import write_text
 
 VARIANTS: list[tuple[dict[str, Any], str]] = [
     ({}, "tolerance"),
-    (BF16, "statistical"),
-    (CHECKPOINT, "tolerance"),
-    (ONE_PASS, "tolerance"),
-    (PACKED, "tolerance"),
-    (TWO, "tolerance"),
-    (FP16, "statistical"),
+    (changes.BF16, "statistical"),
+    (changes.CHECKPOINT, "tolerance"),
+    (changes.ONE_PASS, "tolerance"),
+    (changes.PACKED, "tolerance"),
+    (changes.TWO, "tolerance"),
+    (changes.FP16, "statistical"),
     ({"model": {"qkv": {"kind": "layout", "outermost": "batch"}}}, "tolerance"),
     ({"model": {"tokens": {"kind": "unpadded"}}}, "tolerance"),
     ({"training": {"loss": {"kind": "chunked", "rows": 16}}}, "tolerance"),
 ]
 NEWER: list[tuple[dict[str, Any], str]] = [
-    (SOFTMAX, "tolerance"),
-    (SOFTMAX_BF16, "statistical"),
-    (MASTERS, "statistical"),
-    (FOLDED_MASTERS, "statistical"),
-    (RESIDUAL, "statistical"),
-    (ONEDNN, "tolerance"),
-    (merge(BF16, ONE_PASS), "statistical"),
-    (merge(FILLED, TOGETHER), "tolerance"),
+    (changes.SOFTMAX, "tolerance"),
+    (changes.SOFTMAX_BF16, "statistical"),
+    (changes.MASTERS, "statistical"),
+    (changes.FOLDED_MASTERS, "statistical"),
+    (changes.RESIDUAL, "statistical"),
+    (changes.ONEDNN, "tolerance"),
+    (merge(changes.BF16, changes.ONE_PASS), "statistical"),
+    (merge(changes.FILLED, changes.TOGETHER), "tolerance"),
 ]
 OF_TEXTS: list[tuple[dict[str, Any], str]] = [
     ({}, "tolerance"),
-    (SOFTMAX, "tolerance"),
-    (MASTERS, "statistical"),
-    (merge(RESIDUAL, ONE_PASS), "statistical"),
-    (merge(ONE_PASS, TWO), "tolerance"),
-    (merge(CHECKPOINT, {"model": {"qkv": {"kind": "separate"}}}), "tolerance"),
+    (changes.SOFTMAX, "tolerance"),
+    (changes.MASTERS, "statistical"),
+    (merge(changes.RESIDUAL, changes.ONE_PASS), "statistical"),
+    (merge(changes.ONE_PASS, changes.TWO), "tolerance"),
+    (merge(changes.CHECKPOINT, {"model": {"qkv": {"kind": "separate"}}}), "tolerance"),
 ]
 """Variants of language models."""
 SHAPES: list[dict[str, Any]] = [
     {"model": {}},
-    WIDE,
+    changes.WIDE,
     {"model": {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3}},
     {"model": {"norm": "post"}},
-    UNTIED,
+    changes.UNTIED,
 ]
 TEXT_SHAPES: list[dict[str, Any]] = [
-    TEXTS,
-    merge(GPT2, {"model": {"d_model": 32, "d_ff": 64}}),
-    merge(TEXTS, {"model": {"d_model": 24, "heads": 6, "layers": 3, "tied_embeddings": False}}),
-    merge(JOINED, SINUSOIDAL),
-    merge(TEXTS, {"model": {"feed_forward": {"kind": "relu"}, "d_model": 32, "kv_heads": 1}}),
+    changes.TEXTS,
+    merge(changes.GPT2, {"model": {"d_model": 32, "d_ff": 64}}),
+    merge(
+        changes.TEXTS, {"model": {"d_model": 24, "heads": 6, "layers": 3, "tied_embeddings": False}}
+    ),
+    merge(changes.JOINED, changes.SINUSOIDAL),
+    merge(
+        changes.TEXTS, {"model": {"feed_forward": {"kind": "relu"}, "d_model": 32, "kv_heads": 1}}
+    ),
 ]
 SEEDS = (1, 11, 21, 31)
 HEALTHY = [
@@ -111,15 +87,15 @@ HEALTHY = [
 """340 of them: the change and class of the variant, the study, and its seed."""
 
 ON_RANKS: list[tuple[dict[str, Any], str]] = [
-    (DDP, "tolerance"),
-    (RING, "tolerance"),
-    (POWER, "statistical"),
-    (COMPRESS, "statistical"),
-    (FSDP, "tolerance"),
-    (CENTRAL, "tolerance"),
-    (merge(DDP, MASTERS), "statistical"),
-    (FSDP_BF16, "statistical"),
-    (merge(DDP, merge(TWO, FILLED)), "tolerance"),
+    (changes.DDP, "tolerance"),
+    (changes.RING, "tolerance"),
+    (changes.POWER, "statistical"),
+    (changes.COMPRESS, "statistical"),
+    (changes.FSDP, "tolerance"),
+    (changes.CENTRAL, "tolerance"),
+    (merge(changes.DDP, changes.MASTERS), "statistical"),
+    (changes.FSDP_BF16, "statistical"),
+    (merge(changes.DDP, merge(changes.TWO, changes.FILLED)), "tolerance"),
 ]
 """Variants with two ranks."""
 
@@ -127,14 +103,14 @@ ON_RANKS: list[tuple[dict[str, Any], str]] = [
 def recorded_on_ranks() -> list[Recorded]:
     """This rank's records of :data:`ON_RANKS`, one after the other, with dropout."""
     return [
-        recorded(spec_of(change, WIDE), FEW_SEEDS if kind == "statistical" else 1, 0.1)
+        recorded(spec_of(change, changes.WIDE), FEW_SEEDS if kind == "statistical" else 1, 0.1)
         for change, kind in ON_RANKS
     ]
 
 
 def certified_on_ranks() -> list[Certificate]:
     """The certificates of :data:`ON_RANKS`."""
-    against = reference(json.dumps(WIDE, sort_keys=True), FEW_SEEDS, 0.1)
+    against = reference(json.dumps(changes.WIDE, sort_keys=True), FEW_SEEDS, 0.1)
     main_rank, _ = run_ranks(recorded_on_ranks, 2)
     return [
         certificate(CLASSES[kind], found, against)

@@ -34,28 +34,21 @@ def compared(variant: str, reference: str) -> dict[str, Any]:
     return {"kind": "comparison", "direction": "more"} | names
 
 
-UNKNOWN = {
-    "kind": "measurement",
-    "what": "x",
-    "number": {"file": "results/nowhere.json", "value": "x"},
-    "at_least": 1,
-}
+def of_number(file: str) -> dict[str, Any]:
+    number = {"file": file, "value": "x"}
+    return {"kind": "measurement", "what": "x", "number": number, "at_least": 1}
 
 
-def test_the_comparisons_of_a_claim_are_timed_and_unknown_files_are_ignored(project, claims):
+def test_what_a_claim_needs_is_measured_and_unknown_files_are_ignored(project, claims):
     pairs = [("ddp", "single"), ("ddp", "central"), ("tf32", "single")]
-    write(claims, *(compared(*pair) for pair in pairs), UNKNOWN)
+    numbers = [of_number("results/nowhere.json"), of_number("results/machine/roofline.json")]
+    write(claims, *(compared(*pair) for pair in pairs), *numbers)
     planned, said = project.dry_run(CLAIMS)
     # The two groups of the study, which include the first pair, and one for the second pair.
     assert planned["turns"] == 3
     assert "Time central/1 in turns" in said
-    assert "roofline" not in planned
-
-
-def test_a_claim_on_a_number_plans_the_job_that_measures_it(project, claims):
-    number = UNKNOWN["number"] | {"file": "results/machine/roofline.json"}
-    write(claims, UNKNOWN | {"number": number})
-    assert project.planned(CLAIMS)["roofline"] == 1
+    assert planned["roofline"] == 1
+    assert "utilisation" not in planned
 
 
 def test_mistyped_names_are_refused_with_the_nearest_ones(project, claims):

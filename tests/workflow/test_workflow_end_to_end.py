@@ -1,7 +1,6 @@
 """A tiny study from start to report; then nothing is left to do; then only changed parts run."""
 
 import json
-import re
 from datetime import datetime, timedelta
 
 import pandas as pd
@@ -154,18 +153,6 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project):
         _, said = project.dry_run(REPORT)
     assert "Train ddp" in said
     assert "Train single" not in said
-
-
-def test_editing_a_source_reruns_the_jobs_that_it_changes(project):
-    """tests/study checks the rules of every file."""
-    file = project.folder / "transformer_core/models/sublayers.py"
-    # A statement without effect before every return is still a change of code.
-    other = re.sub(r"^( +)return ", r"\1del ()\n\1return ", file.read_text(), flags=re.M)
-    with put_back(file):
-        file.write_text(other)
-        planned = set(project.planned(REPORT))
-    assert planned >= {"train", "evaluate", "turns", "page"}
-    assert "shards" not in planned
 
 
 def test_sides_take_turns_in_two_sessions(project):

@@ -1,5 +1,6 @@
-"""Which changes of sources and of the user's files make results stale for Snakemake. The results of
-a small study are empty files that Snakemake considers finished."""
+"""Which changes of sources and of the user's files make results stale for Snakemake. Most results of
+a small study are empty files that Snakemake considers finished. Its title and the names of its files
+have braces, which are text here, although Snakemake treats braces as wildcards."""
 
 import os
 import re
@@ -8,18 +9,17 @@ import shutil
 import pytest
 from project import TINY, Project, put_back
 
+from schemas.config.data import SPLITS
 from transformer_core.common.sources import Sources
 from transformer_core.study.staleness import fingerprints, rules_of_files
 
 # Snakemake starts seven times.
 pytestmark = pytest.mark.slow
 
+CORPUS = {split: f"{{{split}}} {{corpus}}.tsv" for split in SPLITS}
 STUDY = TINY | {
-    "corpus": {
-        "name": "pairs",
-        "kind": "tsv",
-        **{split: f"{split}.tsv" for split in ("train", "validation", "test")},
-    },
+    "title": "{variant} {",
+    "corpus": {"name": "pairs", "kind": "tsv", **CORPUS},
     "model": {"kind": "import", "factory": "own.model:build"},
     "memory": None,
     "variants": ["single", "ddp", "log_every_1"],
@@ -33,8 +33,8 @@ TARGETS = ("results/report.html", "results/self_test/report.json")
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     project = Project(tmp_path_factory.mktemp("staleness"), STUDY)
-    for split in ("train", "validation", "test"):
-        (project.folder / f"{split}.tsv").write_text("a dog\tein Hund\n")
+    for file in CORPUS.values():
+        (project.folder / file).write_text("a dog\tein Hund\n")
     own = project.folder / "own"
     own.mkdir()
     # Importing the package would leave a file behind.
@@ -45,8 +45,10 @@ def finished(tmp_path_factory):
     lines = [line.split("\t") for line in output.splitlines()]
     rules = {name: rule for name, _, rule, *_ in (x for x in lines if x[0].startswith("results/"))}
     # Files that name the study of the results are really made: empty ones would be refused.
-    made = [name for name, rule in rules.items() if rule in ("describe_study", "resolve_spec")]
+    really = ("describe_study", "resolve_spec", "read_corpus")
+    made = [name for name, rule in rules.items() if rule in really]
     project.make(*made)
+    assert '"title":"{variant} {"' in (project.folder / "results/study.json").read_text()
     for name, rule in rules.items():
         if name in made:
             continue
@@ -148,7 +150,10 @@ def test_changed_files_of_the_user_make_their_jobs_stale(finished):
             "audit",
         }
     assert not (finished.folder / "imported").exists()
-    edit(finished, "train.tsv", "Hund", "Hund\na cat\teine Katze")
+    train = finished.folder / CORPUS["train"]
+    before = train.stat()
+    edit(finished, train.name, "Hund", "Hund\na cat\teine Katze")
+    os.utime(train, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert by_itself(stale(finished)) == {"read_corpus"}
 
 

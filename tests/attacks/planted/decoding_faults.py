@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attacks.planted.fault import IN_BF16, faults_of
+from tests.attacks.planted.changes import IN_BF16
+from tests.attacks.planted.fault import faults_of
 from tests.attacks.planted.planting import put, result, swap
 from transformer_core.models.decoding import DecoderCache, LayerCache, PrefixCache
 from transformer_core.models.transformer import EncoderDecoder

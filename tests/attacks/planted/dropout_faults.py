@@ -8,20 +8,12 @@ import torch
 import torch.utils.checkpoint as recomputation
 from torch import Tensor, nn
 
-from tests.attacks.planted.fault import (
-    CHECKPOINT,
-    DDP,
-    DROPPING,
-    IN_BF16,
-    PLAIN_ATTENTION,
-    dropping,
-    fault,
-    faults_of,
-)
+from tests.attacks.planted import changes
+from tests.attacks.planted.fault import dropping, fault, faults_of
 from tests.attacks.planted.planting import Patch, calling, put, several, swap
 from transformer_core.models import attention, compiled_loops, dropout, objective, sublayers
 from transformer_core.models.transformer import EncoderDecoder
-from transformer_core.training import assemble
+from transformer_core.training import assemble, evaluation
 
 
 def attending_without_dropout(real, q, k, v, mask, causal, p, *drop):
@@ -86,16 +78,18 @@ def seed_of_all(real: Any, seed: int) -> Any:
 
 OWN = {"kind": "import", "factory": "docs.examples.own_model:build"}
 OWN_MODEL = {"model": {**OWN, "d_model": 16, "d_ff": 32, "heads": 2}}
-drawn = faults_of("dropout", dropout.DROPOUTS, "shared_draws", **DROPPING)
+drawn = faults_of("dropout", dropout.DROPOUTS, "shared_draws", **changes.DROPPING)
 FUSED = {"model": {"dropout_method": {"kind": "fused"}}}
-fused = faults_of("dropout", change=FUSED, **DROPPING)
-attending = faults_of("dropout", attention.ATTENTIONS, **DROPPING)
+fused = faults_of("dropout", change=FUSED, **changes.DROPPING)
+attending = faults_of("dropout", attention.ATTENTIONS, **changes.DROPPING)
 
-dropping("both ranks drop the same", torch, "manual_seed", seed_of_all, change=DDP, ranks=2)
+dropping("both ranks drop the same", torch, "manual_seed", seed_of_all, change=changes.DDP, ranks=2)
 attending("attention drops nothing", "sdpa", attending_without_dropout)
-attending("attention drops nothing under bf16", "sdpa", attending_without_dropout, **IN_BF16)
+attending(
+    "attention drops nothing under bf16", "sdpa", attending_without_dropout, **changes.IN_BF16
+)
 in_plain = attending_without_dropout
-attending("plain attention drops nothing", "reference", in_plain, change=PLAIN_ATTENTION)
+attending("plain attention drops nothing", "reference", in_plain, change=changes.PLAIN_ATTENTION)
 
 
 @dropping("attention drops half of what it should", sublayers.Attention, "__init__")
@@ -132,6 +126,13 @@ def _(real, self, spec):
 drawn("a tenth less is dropped", lambda real, x, p: real(x, 0.9 * p))
 
 
+@dropping("after a validation nothing is dropped", evaluation, "validation_loss")
+def stays_in_evaluation(real, setup, *rest, **named):
+    found = real(setup, *rest, **named)
+    setup.model.eval()
+    return found
+
+
 in_evaluation = put(dropout.Dropout, "forward", lambda self, x: self.drop(x, self.p))
 dropping("dropout goes on in evaluation", in_evaluation)
 
@@ -154,12 +155,28 @@ def one_mask_for_all_rows(real, x, p):
     return x * (real(torch.ones_like(x[:1]), p) if p else 1.0)
 
 
+def alike_in(name: str, dimensions: int, part: Callable[[Tensor], Tensor]) -> None:
+    """Adds the fault that all elements of tensors of so many dimensions share the mask of a part."""
+
+    def drop(real: Any, x: Tensor, p: float) -> Tensor:
+        masked = part(x) if x.dim() == dimensions else x
+        return x * real(torch.ones_like(masked), p) if p else x
+
+    dropping(name, dropout.DROPOUTS, "shared_draws", drop)
+
+
+alike_in("one mask for all heads", 4, lambda x: x[:, :1])
+alike_in("one mask for all queries", 4, lambda x: x[:, :, :1])
+alike_in("whole tokens are dropped", 3, lambda x: x[..., :1])
+alike_in("one mask for all tokens of a sentence", 3, lambda x: x[:, :1])
+
+
 dropping(
     "other masks when layers are computed once more",
     recomputation,
     "checkpoint",
     lambda real, *args, **named: real(*args, preserve_rng_state=False, **named),
-    change=CHECKPOINT,
+    change=changes.CHECKPOINT,
 )
 
 

@@ -9,16 +9,9 @@ import torch
 import torch.utils.checkpoint as recomputation
 from torch import Tensor
 
+from tests.attacks.planted import changes
 from tests.attacks.planted.dropout_faults import unscaled
-from tests.attacks.planted.fault import (
-    CHECKPOINT,
-    DDP,
-    DROPPING,
-    IN_BF16,
-    IN_FP16,
-    PLAIN_ATTENTION,
-    faults_of,
-)
+from tests.attacks.planted.fault import faults_of
 from tests.attacks.planted.planting import before_update, calling, put, several, swap
 from transformer_core.certify import short_run_worker
 from transformer_core.data.batching.feeding import Feed
@@ -29,7 +22,7 @@ from transformer_core.training.history import History
 NOAM = {"schedule": {"kind": "noam", "warmup": 400}, "steps": 2_000}
 
 
-late = faults_of("late", **DROPPING)
+late = faults_of("late", **changes.DROPPING)
 
 
 def no_decoder_gradient() -> Any:
@@ -66,7 +59,7 @@ def clipping_that_stops() -> Any:
     return several(counted, swap(precision.Precision, "step", calling(update)))()
 
 
-@late("both ranks draw the same masks", short_run_worker, "assemble", change=DDP, ranks=2)
+@late("both ranks draw the same masks", short_run_worker, "assemble", change=changes.DDP, ranks=2)
 def seeded_alike(real, spec, *given, **named):
     setup = real(spec, *given, **named)
     torch.manual_seed(spec.training.seed)
@@ -76,7 +69,7 @@ def seeded_alike(real, spec, *given, **named):
 wrong_share = "rank 1 reads the share of rank 0 at the end of an epoch"
 
 
-@late(wrong_share, Feed, "_make", change=DDP, ranks=2)
+@late(wrong_share, Feed, "_make", change=changes.DDP, ranks=2)
 def share_of_another(real, self, epoch, batch):
     items = real(self, epoch, batch)
     held = next(items)
@@ -100,7 +93,7 @@ def still_training(real, setup, batches=None):
     "the first layer computed once more has other masks",
     recomputation,
     "checkpoint",
-    change=CHECKPOINT,
+    change=changes.CHECKPOINT,
     made=True,
 )
 def other_masks_in_the_first_layer(real):
@@ -123,9 +116,9 @@ def without_some_rows(real, grad, softmax, seed, p):
 
 
 fast = swap(dropout.DROPOUTS, "shared_draws", calling(unscaled))
-late("the fast dropout does not scale what it keeps", fast, **IN_BF16)
+late("the fast dropout does not scale what it keeps", fast, **changes.IN_BF16)
 in_plain_attention = faults_of(
-    "late", attention.ATTENTIONS, "reference", change=PLAIN_ATTENTION, **DROPPING
+    "late", attention.ATTENTIONS, "reference", change=changes.PLAIN_ATTENTION, **changes.DROPPING
 )
 
 
@@ -149,7 +142,7 @@ def shared_by_halves(real, q, k, v, mask, causal, p, drop):
     "a step that overflows is applied with finite numbers",
     precision.ScaledAutocast,
     "update",
-    **IN_FP16,
+    **changes.IN_FP16,
 )
 def applied_all_the_same(real, self, optimizer, norm):
     for group in optimizer.param_groups:
@@ -160,7 +153,7 @@ def applied_all_the_same(real, self, optimizer, norm):
     self.scaler.update(self.scaler.get_scale())
 
 
-late("half of the model gets no gradient every third step", no_decoder_gradient, **IN_BF16)
+late("half of the model gets no gradient every third step", no_decoder_gradient, **changes.IN_BF16)
 late(
     "clipping stops after some steps",
     clipping_that_stops,

@@ -15,23 +15,8 @@ import torch.utils.checkpoint as recomputation
 from torch import Tensor
 
 from schemas.base import merge
-from tests.attacks.planted.fault import (
-    BF16,
-    CHECKPOINT,
-    FILLED,
-    IN_BF16,
-    LARGER,
-    ONE_PASS,
-    PACKED,
-    PLAIN_ATTENTION,
-    SOFTMAX,
-    SOFTMAX_BF16,
-    TOGETHER,
-    UNPADDED,
-    WIDE,
-    fault,
-    faults_of,
-)
+from tests.attacks.planted import changes
+from tests.attacks.planted.fault import fault, faults_of
 from tests.attacks.planted.planting import calling, put, result, several, swap
 from transformer_core.data.tokenizing.special_tokens import EOS, PAD
 from transformer_core.models import (
@@ -72,8 +57,8 @@ def grids_without_masks(self: Any) -> Any:
 
 _GRIDS = unpadded.Blocks._grids.func
 
-packed = faults_of("packing", change=PACKED)
-unpadding = faults_of("unpadded", change=UNPADDED)
+packed = faults_of("packing", change=changes.PACKED)
+unpadding = faults_of("unpadded", change=changes.UNPADDED)
 fused_attention = faults_of("masks", F, "scaled_dot_product_attention")
 padding = faults_of("padding", transformer, "source_mask", made=True)
 
@@ -91,19 +76,32 @@ def shifted_causal(real, q, k, v, **named):
     return real(q, k, v, **named)
 
 
-@fused_attention("scores 2 % too large under bf16", base=LARGER, **IN_BF16)
+@fused_attention("scores 2 % too large under bf16", base=changes.LARGER, **changes.IN_BF16)
 @fused_attention("scores 2 % too large")
 def scores_of_another_size(real, q, *args, **named):
     return real(q * 1.02, *args, **named)
 
 
 one_of_another_size = "scores of one layer 2 % too large under bf16"
-fault(one_of_another_size, "masks", one_layer_of_another_size, base=LARGER, **IN_BF16)
+fault(
+    one_of_another_size, "masks", one_layer_of_another_size, base=changes.LARGER, **changes.IN_BF16
+)
 
 
 @fault("positions begin with 1", "masks", positions, "sinusoidal_positions")
 def _(real, n, d, device=None):
     return real(n + 1, d, device)[1:]
+
+
+@fault("the last key gets no gradient", "masks", sublayers.Attention, "attention")
+def second_half_of_keys(real, self, q, k, v, *rest, **named):
+    k = torch.cat([k[:, :, :-1], k[:, :, -1:].detach()], dim=2)
+    return real(self, q, k, v, *rest, **named)
+
+
+@fault("sources are cut after eight tokens", "padding", transformer.EncoderDecoder, "encode")
+def longer_rows_only(real, self, source, *rest):
+    return real(self, torch.where(torch.arange(source.size(1)) < 8, source, PAD), *rest)
 
 
 packed("packed pairs see each other", swap(transformer, "together", result(torch.ones_like)))
@@ -144,7 +142,9 @@ def later_seen(real, self, q, k, n, causal):
 
 
 kernel = faults_of("kernels")
-recomputed = faults_of("activation checkpointing", recomputation, "checkpoint", change=CHECKPOINT)
+recomputed = faults_of(
+    "activation checkpointing", recomputation, "checkpoint", change=changes.CHECKPOINT
+)
 
 
 @recomputed("recomputed layers do not reach the encoder")
@@ -152,6 +152,16 @@ def detached_memory(real, layer, x, *rest, **named):
     if rest and isinstance(rest[0], Tensor) and rest[0].is_floating_point():
         rest = (rest[0].detach(), *rest[1:])
     return real(layer, x, *rest, **named)
+
+
+@recomputed("layers are computed once more from 8 bits")
+def in_bf16_again(real, layer, *given, **named):
+    calls = itertools.count()
+
+    def once_more(first: Tensor, *rest: Any) -> Any:
+        return layer(first.bfloat16().float() if next(calls) else first, *rest)
+
+    return real(once_more, *given, **named)
 
 
 exchanged = result(lambda t: (t[0], t[2], t[1]) if len(t) == 3 else t)
@@ -171,7 +181,7 @@ larger = calling(lambda real, q, *a, **n: real(q * 1.1, *a, **n))
 kernel(
     "attention of the plain kernel scaled by another root",
     swap(attention.ATTENTIONS, "reference", larger),
-    change=PLAIN_ATTENTION,
+    change=changes.PLAIN_ATTENTION,
 )
 kernel(
     "the clipping in the optimizer's kernel adds another constant",
@@ -188,9 +198,11 @@ def first_head_silent(real, self, q, k, v, *rest):
 def softmax(name: str, *place: Any, bits: int = 32, **more: Any) -> Any:
     """A fault of the loop over scores, in 32 bits or bfloat16."""
     if bits == 32:
-        return fault(name, "fused softmax", *place, change=SOFTMAX, base=WIDE, **more)
-    more |= {"change": SOFTMAX_BF16, "kind": "statistical"}
-    return fault(f"{name} under bf16", "fused softmax", *place, base=WIDE, **more)
+        return fault(
+            name, "fused softmax", *place, change=changes.SOFTMAX, base=changes.WIDE, **more
+        )
+    more |= {"change": changes.SOFTMAX_BF16, "kind": "statistical"}
+    return fault(f"{name} under bf16", "fused softmax", *place, base=changes.WIDE, **more)
 
 
 @softmax("padding at the end of a row is seen", compiled_loops, "weights_of", bits=16)
@@ -274,25 +286,29 @@ def undropped_backward(real, g, shares, seed, p):
     return real(g, shares, seed, 0.0)
 
 
-one_pass = faults_of("loss", change=merge(BF16, ONE_PASS), kind="statistical")
+one_pass = faults_of("loss", change=merge(changes.BF16, changes.ONE_PASS), kind="statistical")
 in_one_loop = faults_of(
-    "loss", one_pass_loss, "_in_one_loop", change=merge(BF16, ONE_PASS), kind="statistical"
+    "loss",
+    one_pass_loss,
+    "_in_one_loop",
+    change=merge(changes.BF16, changes.ONE_PASS),
+    kind="statistical",
 )
-together = faults_of("kernels", transformer, "project_together", change=TOGETHER)
-filled = faults_of("unpadded", change=FILLED)
+together = faults_of("kernels", transformer, "project_together", change=changes.TOGETHER)
+filled = faults_of("unpadded", change=changes.FILLED)
 
 
 @one_pass(
     "smoothing has no gradient for the output map under bf16, small",
     objective,
     "one_pass_loss_sum",
-    base=WIDE,
+    base=changes.WIDE,
 )
 @one_pass(
     "smoothing has no gradient for the output map under bf16, larger",
     objective,
     "one_pass_loss_sum",
-    base=LARGER,
+    base=changes.LARGER,
 )
 def map_without_smoothing(real, hidden, output, labels, smoothing):
     """The evenly spread share of the target has no gradient for the output map."""

@@ -8,25 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from schemas.base import merge
-from tests.attacks.planted.fault import (
-    BF16,
-    BY_POWER,
-    COMPRESSED,
-    EIGHT_BITS,
-    FOLDED_MASTERS,
-    FP16,
-    FSDP_BF16,
-    MASTERS,
-    ONE_PASS,
-    ONEDNN,
-    RESIDUAL,
-    Change,
-    fault,
-    faults_of,
-    in_fsdp,
-    in_hooks,
-    reduced,
-)
+from tests.attacks.planted import changes
+from tests.attacks.planted.fault import fault, faults_of, in_fsdp, in_hooks, reduced
 from tests.attacks.planted.planting import (
     Patch,
     arguments,
@@ -47,13 +30,13 @@ from transformer_core.training import checkpoint, optimizer, precision
 from transformer_core.training.optimizer import MASTER
 
 in_backward = faults_of(
-    "precision", precision.Autocast, "backward", kind="statistical", change=BF16
+    "precision", precision.Autocast, "backward", kind="statistical", change=changes.BF16
 )
 
 in_backward("gradients of half the size under bf16", lambda real, self, loss: real(self, loss / 2))
 in_backward("gradients 5 % too large under bf16", lambda real, self, loss: real(self, loss * 1.05))
 scale_stays = put(precision.ScaledAutocast, "unscale", lambda *_: None)
-reduced("the loss scale stays in the gradients", scale_stays, change=FP16)
+reduced("the loss scale stays in the gradients", scale_stays, change=changes.FP16)
 in_bf16 = put(precision.Precision, "autocast", lambda self: torch.autocast("cpu", torch.bfloat16))
 fault("32-bit products secretly in bf16", "precision", in_bf16)
 reduced("the last decoder layer never learns under bf16", keep(lambda n, _: "decoder.1" in n))
@@ -73,7 +56,7 @@ def coarse(parameters):
             p.grad.copy_(torch.ldexp((mantissa * 8).round() / 8, exponent))
 
 
-masters = faults_of("bf16 weights", kind="statistical", change=MASTERS)
+masters = faults_of("bf16 weights", kind="statistical", change=changes.MASTERS)
 
 
 def after_update(change: Callable[..., None], only: int | None = None) -> Patch:
@@ -115,11 +98,11 @@ masters("masters keep 8 bits", after_update(lambda w, state, before: state[MASTE
 masters("weights are rounded toward zero", after_update(toward_zero))
 masters("second moments of masters keep 8 bits", after_update(few_bits_of_moments))
 in_updates = faults_of(
-    "bf16 weights", optimizer, "in_one_loop", kind="statistical", change=FOLDED_MASTERS
+    "bf16 weights", optimizer, "in_one_loop", kind="statistical", change=changes.FOLDED_MASTERS
 )
 
 
-@in_updates("updates go to the rounded weights", change=MASTERS)
+@in_updates("updates go to the rounded weights", change=changes.MASTERS)
 def from_rounded(real, ws, gs, states, *rest):
     """The update is added to the weights that the model uses, in 8 bits."""
     for w, state in zip(ws, states, strict=True):
@@ -155,14 +138,16 @@ def masters_rounded_once(real, self, model):
     return {new: new.detach().float() for new in real(self, model)}
 
 
-LARGE: Change = {"model": {"d_model": 64, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1}}
+LARGE: changes.Change = {
+    "model": {"d_model": 64, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1}
+}
 """Tensors of 4,096 elements, below which moments are not kept in 8 bits."""
-OF_EIGHT_BITS: dict[str, Any] = {"change": EIGHT_BITS, "base": LARGE, "kind": "statistical"}
+OF_EIGHT_BITS: dict[str, Any] = {"change": changes.EIGHT_BITS, "base": LARGE, "kind": "statistical"}
 
 
 eight_bits = faults_of("8-bit state", **OF_EIGHT_BITS)
-residual = faults_of("bf16 residual", change=RESIDUAL, kind="statistical")
-onednn = faults_of("oneDNN", change=ONEDNN)
+residual = faults_of("bf16 residual", change=changes.RESIDUAL, kind="statistical")
+onednn = faults_of("oneDNN", change=changes.ONEDNN)
 
 
 def stream(change: Callable[[Tensor], Tensor]) -> Patch:
@@ -272,7 +257,7 @@ onednn(
     "sums over chunks keep the last",
     # with chunks so small that there are several
     several(put(loss, "_CPU_ELEMENTS", 2**10), swap(precision, "_add_to", calling(overwritten))),
-    change=merge(ONEDNN, ONE_PASS),
+    change=merge(changes.ONEDNN, changes.ONE_PASS),
 )
 eight_bits("moments of 8 bits lose four of them", after_step_of_eight_bits(codes_of_four_bits))
 eight_bits(
@@ -289,13 +274,15 @@ in_fsdp("FSDP sums in bf16 what should be summed in 32 bits", sums_in_bf16)
 in_fsdp(
     "FSDP with weights in bf16 sums in bf16",
     sums_in_bf16,
-    change=FSDP_BF16,
+    change=changes.FSDP_BF16,
     kind="statistical",
     missed="to round the sum of two ranks once more is within the format's own error",
 )
 
 
-@in_hooks("messages of 16 bits are added, not averaged", hooks.Compressed, "average", **COMPRESSED)
+@in_hooks(
+    "messages of 16 bits are added, not averaged", hooks.Compressed, "average", **changes.COMPRESSED
+)
 def summed(real, self, bucket):
     bucket.buffer().mul_(torch.distributed.get_world_size())
     return real(self, bucket)
@@ -303,11 +290,15 @@ def summed(real, self, bucket):
 
 in_bf16 = arguments(lambda self, traffic, _: (self, traffic, torch.bfloat16))
 compressed = swap(hooks.Compressed, "__init__", in_bf16)
-in_hooks("messages in bf16 in the place of fp16", compressed, **COMPRESSED)
+in_hooks("messages in bf16 in the place of fp16", compressed, **changes.COMPRESSED)
 
 
 @in_hooks(
-    "PowerSGD with the error of another step", hooks.PowerSgd, "average", **BY_POWER, made=True
+    "PowerSGD with the error of another step",
+    hooks.PowerSgd,
+    "average",
+    **changes.BY_POWER,
+    made=True,
 )
 def stale_error(real):
     """Every other time, the remainder of a step is forgotten."""

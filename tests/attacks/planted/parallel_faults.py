@@ -1,27 +1,15 @@
 """Strategies and hooks of several ranks."""
 
+import itertools
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from schemas.base import merge
-from tests.attacks.planted.fault import (
-    BY_POWER,
-    CENTRAL,
-    COMPRESSED,
-    DDP,
-    FILLED,
-    LATE,
-    RING,
-    TWO,
-    faults_of,
-    in_central,
-    in_ddp,
-    in_fsdp,
-    in_hooks,
-)
-from tests.attacks.planted.planting import arguments, put, result, swap
+from tests.attacks.planted import changes
+from tests.attacks.planted.fault import faults_of, in_central, in_ddp, in_fsdp, in_hooks
+from tests.attacks.planted.planting import arguments, around_step, put, result, swap
 from transformer_core.models import objective
 from transformer_core.parallel import central, ddp, fsdp, hooks
 from transformer_core.parallel.strategy import Strategy
@@ -41,7 +29,7 @@ def zeroed(gradients: Any) -> None:
     "every rank divides by its own real tokens",
     objective.Objective,
     "forward",
-    change=merge(DDP, FILLED),
+    change=merge(changes.DDP, changes.FILLED),
 )
 def own_tokens(real, self, source, given, labels, *rest):
     own = (labels != 0).sum().float()
@@ -50,12 +38,17 @@ def own_tokens(real, self, source, given, labels, *rest):
     return real(self, source, given, labels, *rest) * (everyone / dist.get_world_size() / own)
 
 
-@in_ddp("an early micro-batch stays on its rank", ddp.DdpStrategy, "sync_context", change=DDP | TWO)
+@in_ddp(
+    "an early micro-batch stays on its rank",
+    ddp.DdpStrategy,
+    "sync_context",
+    change=changes.DDP | changes.TWO,
+)
 @in_lists(
     "an early micro-batch of real tokens stays on its rank",
     ddp.DdpStrategy,
     "sync_context",
-    change=merge(DDP | TWO, FILLED),
+    change=merge(changes.DDP | changes.TWO, changes.FILLED),
 )
 def forgets_early(real, self, last):
     if last:
@@ -85,29 +78,45 @@ def other_replica(real, self, module):
     return wrapped
 
 
-@in_ddp("late buckets summed, not averaged", ddp.DdpStrategy, "reduce_gradients", change=LATE)
+@in_ddp(
+    "late buckets summed, not averaged", ddp.DdpStrategy, "reduce_gradients", change=changes.LATE
+)
 def _(real, self):
     return (real(self), [p.grad.mul_(2) for p in self.replica.parameters()])[0]
 
 
-@in_hooks("a ring that leaves out the end", hooks, "ring_all_reduce", change=RING)
+@in_hooks("a ring that leaves out the end", hooks, "ring_all_reduce", change=changes.RING)
 def ring_without(real, values, group, count):
     last = values[-8:].clone()
     real(values, group, count)
     values[-8:] = last
 
 
-@in_hooks("compressed gradients of rank 0 only", hooks.Compressed, "average", **COMPRESSED)
+@in_hooks("a ring that adds the first chunk twice", hooks, "ring_all_reduce", change=changes.RING)
+def twice_the_first_chunk(real, values, group, count):
+    own = values[:8].clone()
+    real(values, group, count)
+    values[:8] += own * (group.rank() == 0)
+
+
+@in_hooks("compressed gradients of rank 0 only", hooks.Compressed, "average", **changes.COMPRESSED)
 def only_of_rank_0(real, self, bucket):
     if dist.get_rank() == 1:
         bucket.buffer().zero_()
     return real(self, bucket)
 
 
-@in_hooks("PowerSGD without its memory", hooks.PowerSgd, "__init__", **BY_POWER)
+@in_hooks("PowerSGD without its memory", hooks.PowerSgd, "__init__", **changes.BY_POWER)
 def no_memory(real, self, *args):
     real(self, *args)
     self.state.use_error_feedback = False
+
+
+@in_fsdp("shards of rank 1 learn 10 % slower", around_step)
+def own_rate_on_rank(trainer, before, _):
+    if torch.distributed.get_rank() == 1:
+        for p, old in zip(trainer.model.parameters(), before, strict=True):
+            p.copy_(old + (p - old) * 0.9)
 
 
 in_fsdp("FSDP without the sum over ranks", put(fsdp.FsdpStrategy, "loss_scale", 1.0))
@@ -120,11 +129,11 @@ def _(real, self):
 
 
 all_but_the_last = swap(ddp, "buckets", result(lambda groups: list(groups)[:-1]))
-small_buckets = merge(LATE, {"parallel": {"bucket_mb": 0.001}})
+small_buckets = merge(changes.LATE, {"parallel": {"bucket_mb": 0.001}})
 in_ddp("the last late bucket is forgotten", all_but_the_last, change=small_buckets)
 
 
-@in_hooks("a ring that does not divide", hooks.Ring, "_fulfil", change=RING)
+@in_hooks("a ring that does not divide", hooks.Ring, "_fulfil", change=changes.RING)
 def undivided(real, self, future, buffer):
     return real(self, future, buffer.mul_(self.group.size()))
 
@@ -143,8 +152,22 @@ first_alone = result(lambda losses: losses[:1] if losses.dim() else losses)
 in_central(
     "local losses of rank 0 only",
     swap(central, "gather_with_gradient", first_alone),
-    change=merge(CENTRAL, {"parallel": {"local_loss": True}}),
+    change=merge(changes.CENTRAL, {"parallel": {"local_loss": True}}),
 )
+
+
+@in_central(
+    "weights are broadcast every other step", central.CentralStrategy, "_broadcast", made=True
+)
+def stale_on_odd_steps(real):
+    count = itertools.count(1)
+
+    def broadcast(self: Any, tensors: Any) -> None:
+        call = next(count)
+        if call % 2 or call < 3:
+            real(self, tensors)
+
+    return broadcast
 
 
 @in_central("weights are broadcast before the update", central.CentralStrategy, "update")

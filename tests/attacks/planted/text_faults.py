@@ -10,22 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schemas.base import merge
+from tests.attacks.planted import changes
 from tests.attacks.planted.decoding_faults import kept_in_8_bits, one_too_late
 from tests.attacks.planted.dropout_faults import (
     attending_without_dropout,
     embeddings_drop_nothing,
     without_module,
 )
-from tests.attacks.planted.fault import (
-    GPT2,
-    IN_BF16,
-    JOINED,
-    ONE_PASS,
-    SINUSOIDAL,
-    TEXTS,
-    WIDE_TEXTS,
-    faults_of,
-)
+from tests.attacks.planted.fault import faults_of
 from tests.attacks.planted.planting import each_micro, put, result, swap
 from tests.attacks.planted.training_faults import padding_counts
 from transformer_core.data.tokenizing.special_tokens import PAD
@@ -33,8 +25,8 @@ from transformer_core.models import attention, language_model, objective
 from transformer_core.models.decoding import LayerCache
 from transformer_core.models.language_model import CausalAttention, Decoder
 
-texts = faults_of("language model", base=TEXTS)
-attending = faults_of("language model", CausalAttention, "attention", base=TEXTS)
+texts = faults_of("language model", base=changes.TEXTS)
+attending = faults_of("language model", CausalAttention, "attention", base=changes.TEXTS)
 
 
 @texts("a token of a document sees the next one", Decoder, "_stack")
@@ -44,7 +36,7 @@ def next_too(real, self, tokens, mask, *rest):
     return real(self, tokens, mask, *rest)
 
 
-@attending("a token of joined texts sees the next one", base=JOINED)
+@attending("a token of joined texts sees the next one", base=changes.JOINED)
 def joined_next_too(real, self, q, k, v, mask, causal):
     if causal:
         mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool).tril(1)
@@ -66,7 +58,7 @@ texts(
 texts(
     "places run on across documents",
     put(language_model, "places_within", lambda s: torch.arange(s.size(1)).expand_as(s)),
-    base=GPT2,
+    base=changes.GPT2,
 )
 texts("padding of a text has a loss", objective.LOGITS_LOSSES, "whole", padding_counts)
 
@@ -90,7 +82,7 @@ texts(
     language_model,
     "rotation",
     lambda real, p, w, base: real(p, w, 50 * base),
-    base=WIDE_TEXTS,
+    base=changes.WIDE_TEXTS,
 )
 
 
@@ -124,7 +116,7 @@ def up_before_gate(real, x):
     return F.silu(gate) * value
 
 
-@texts("gated by another function under bf16", language_model, "swiglu", **IN_BF16)
+@texts("gated by another function under bf16", language_model, "swiglu", **changes.IN_BF16)
 @texts("gated by another function", language_model, "swiglu")
 def gated_by_gelu(real, x):
     gate, value = x.chunk(2, dim=-1)
@@ -135,14 +127,14 @@ def gated_by_gelu(real, x):
     "the exact GELU for its approximation, of small numbers",
     nn,
     "GELU",
-    base=GPT2,
+    base=changes.GPT2,
     missed="both agree to 7 digits for initial weights of 0.02",
 )
 @texts(
     "the exact GELU for its approximation",
     nn,
     "GELU",
-    base=merge(GPT2, {"model": {"initial_std": 0.3}}),
+    base=merge(changes.GPT2, {"model": {"initial_std": 0.3}}),
 )
 def exact_gelu(real, approximate):
     return real("none")
@@ -158,7 +150,7 @@ def less_the_mean(real, self, x):
     "one RMS normalization with another eps under bf16",
     language_model,
     "build_decoder_norm",
-    **IN_BF16,
+    **changes.IN_BF16,
 )
 def other_eps(real, spec):
     norm = real(spec)
@@ -183,7 +175,7 @@ def unscaled(real, model, spec):
         real(model, spec)
 
 
-@texts("learned places begin with 1", Decoder, "_embed", base=GPT2)
+@texts("learned places begin with 1", Decoder, "_embed", base=changes.GPT2)
 def learned_place_too_late(real, self, tokens, places, start):
     return real(self, tokens, (places + 1).clamp(max=11), start)
 
@@ -193,18 +185,18 @@ texts(
     language_model.Positions,
     "forward",
     lambda real, self, x, *rest: real(self, x / 4, *rest),
-    base=merge(TEXTS, SINUSOIDAL),
+    base=merge(changes.TEXTS, changes.SINUSOIDAL),
 )
 texts(
     "the loss in one pass of texts leaves out label 7",
     objective.HEAD_LOSSES,
     "one_pass",
     lambda real, spec, h, w, y, share: real(spec, h, w, y.masked_fill(y == 7, PAD), share),
-    change=ONE_PASS,
+    change=changes.ONE_PASS,
 )
 
 
-in_dropout = faults_of("language model", base=WIDE_TEXTS, dropout=0.2)
+in_dropout = faults_of("language model", base=changes.WIDE_TEXTS, dropout=0.2)
 
 
 def prompts_with_padding(real: Tensor, start: int) -> Tensor:
@@ -235,7 +227,7 @@ seen = put(language_model, "seen_in_decoding", prompts_with_padding)
 texts("padding before a prompt is seen", seen)
 
 
-@texts("places of a prompt count its padding", Decoder, "_stack", base=GPT2)
+@texts("places of a prompt count its padding", Decoder, "_stack", base=changes.GPT2)
 def places_from_the_row(real, self, tokens, mask, places, cache=None):
     if cache is not None and places is not None:
         start = cache.length

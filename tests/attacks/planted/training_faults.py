@@ -8,18 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.attacks.planted.fault import (
-    BY_POWER,
-    FP16,
-    IN_BF16,
-    ONE_PASS,
-    TWO,
-    UNTIED,
-    fault,
-    faults_of,
-    reduced,
-    schedule,
-)
+from tests.attacks.planted import changes
+from tests.attacks.planted.fault import fault, faults_of, reduced
 from tests.attacks.planted.planting import (
     Patch,
     around_step,
@@ -33,12 +23,12 @@ from tests.attacks.planted.planting import (
     swap,
 )
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
-from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.data.tokenizing.special_tokens import EOS, PAD
 from transformer_core.models import loss as loss_module
 from transformer_core.models import objective
 from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.parallel import hooks
-from transformer_core.training import assemble, checkpoint, loop, optimizer, precision
+from transformer_core.training import assemble, checkpoint, evaluation, loop, optimizer, precision
 
 
 def again() -> Any:
@@ -63,6 +53,12 @@ def without_a_pair(micro):
     return replace(micro, target_output=labels)
 
 
+@fault("the end of a sentence has no loss", "loss", each_micro)
+def without_ends(micro):
+    labels = micro.target_output
+    return replace(micro, target_output=labels.masked_fill(labels == EOS, PAD))
+
+
 @fault("sources and targets are of other pairs", "data order", each_micro)
 def shuffled(micro):
     return replace(micro, source=micro.source.roll(1, 0))
@@ -73,7 +69,7 @@ def told(micro):
     return replace(micro, target_input=micro.target_output)
 
 
-@fault("the order has another seed", "data order", Feed, "__init__", change=TWO)
+@fault("the order has another seed", "data order", Feed, "__init__", change=changes.TWO)
 def _(real, self, store, batching, seed, *rest, **named):
     return real(self, store, batching, seed + (named.get("micro_batches") == 2), *rest, **named)
 
@@ -83,9 +79,9 @@ def padding_counts(real, x, labels, smoothing=0.0):
     return F.cross_entropy(x.flatten(0, 1), labels, label_smoothing=smoothing, reduction="sum")
 
 
-accumulated = faults_of("accumulation", change=TWO)
-backward = faults_of("accumulation", precision.Precision, "backward", change=TWO)
-in_one_pass = faults_of("loss", change=ONE_PASS)
+accumulated = faults_of("accumulation", change=changes.TWO)
+backward = faults_of("accumulation", precision.Precision, "backward", change=changes.TWO)
+in_one_pass = faults_of("loss", change=changes.ONE_PASS)
 whole_loss = faults_of("loss", objective.LOGITS_LOSSES, "whole")
 tied = faults_of("tied weights")
 
@@ -93,7 +89,7 @@ whole_loss("no label smoothing", lambda real, x, y, s=0.0: real(x, y, 0.0))
 
 
 @whole_loss("label smoothing off by a third")
-@whole_loss("label smoothing off by a third under bf16", **IN_BF16)
+@whole_loss("label smoothing off by a third under bf16", **changes.IN_BF16)
 def _(real, x, y, s=0.0):
     return real(x, y, s * 2 / 3)
 
@@ -137,7 +133,11 @@ def detached_output(real, self, *args, **named):
 
 
 never = keep(lambda name, _: name.startswith("target_embedding"))
-tied("the target embedding never learns", never, base=UNTIED)
+tied("the target embedding never learns", never, base=changes.UNTIED)
+
+
+smoothed = calling(lambda real, logits, labels, smoothing: real(logits, labels, 0.1))
+fault("validation smooths labels", "loss", swap(evaluation, "token_loss_sum", smoothed))
 
 
 @in_one_pass("the loss in one pass gives the output map 1 % less", loss_module._OnePass, "backward")
@@ -223,9 +223,39 @@ def updated_twice(real, *given):
     return real(*given)
 
 
+decaying = faults_of(
+    "optimizer",
+    assemble,
+    "build_optimizer",
+    base={"training": {"optimizer": {"kind": "adamw", "weight_decay": 0.1}}},
+)
+
+
+@decaying("decay in the gradient, not in the weights")
+def decay_in_the_gradient(real, spec, parameters, *_):
+    """L2 regularization in place of decoupled decay."""
+    usual = {"betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
+    return torch.optim.Adam([{"params": list(parameters)}], lr=0.0, **usual)
+
+
+@decaying("vectors do not decay")
+def without_decay_of_vectors(real, spec, parameters, *more):
+    made = real(spec, parameters, *more)
+    group = made.param_groups[0]
+    flat = [p for p in group["params"] if p.dim() < 2]
+    group["params"] = [p for p in group["params"] if p.dim() > 1]
+    made.add_param_group({"params": flat, "weight_decay": 0.0})
+    return made
+
+
+@fault("rates of two digits", "schedule", loop, "learning_rate", base=changes.schedule("cosine"))
+def rounded_rate(real, *args):
+    return float(f"{real(*args):.1e}")
+
+
 def other_step(name: str, base: str, change: Any) -> None:
     """Adds the fault that a step has the rate of another, in a study with the schedule ``base``."""
-    rate(name, lambda real, s, n, *rest: real(s, change(n), *rest), base=schedule(base))
+    rate(name, lambda real, s, n, *rest: real(s, change(n), *rest), base=changes.schedule(base))
 
 
 fault(
@@ -239,6 +269,20 @@ clipping("gradients are not clipped", lambda real, *given: real(*given[:3], 0.0)
 clipping(
     "gradients are clipped at half the norm", lambda real, *given: real(*given[:3], given[3] / 2)
 )
+
+
+@fault("every element of a gradient is clipped", "clipping", before_update)
+def clip_elements(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.clamp_(-0.02, 0.02)
+
+
+@clipping("gradients are clipped before they are unscaled", **changes.IN_FP16)
+def clipped_before_unscaling(real, self, optim, parameters, clip):
+    parameters = list(parameters)
+    nn.utils.clip_grad_norm_(parameters, clip)
+    return real(self, optim, parameters, clip)
 
 
 @fault("every tensor clipped by itself", "clipping", before_update)
@@ -300,10 +344,10 @@ resumed(
     after_loading(lambda state: state["exp_avg_sq"].copy_(state["exp_avg"].square())),
 )
 in_fp16 = put(precision.ScaledAutocast, "load", lambda *_: None)
-reduced("resumed without the loss scale", in_fp16, change=FP16)
+reduced("resumed without the loss scale", in_fp16, change=changes.FP16)
 resumed(
     "resumed without the memory of PowerSGD",
     put(hooks.PowerSgd, "remember", lambda *_: None),
     ranks=2,
-    **BY_POWER,
+    **changes.BY_POWER,
 )
