@@ -22,7 +22,7 @@ TIMEOUT = 5.0
 
 STUDY = TINY | {
     "machine": TINY["machine"] | {"nodes": 2, "devices_per_node": 1, "timeout": TIMEOUT},
-    "training": long_training(200, log_every=50),
+    "training": long_training(12),
 }
 
 
@@ -99,7 +99,7 @@ def test_a_host_that_stops_is_named(project):
     port = free_port()
     long = project.folder / "long.json"
     spec = (project.folder / "results/runs/ddp/spec.json").read_text()
-    long.write_text(spec.replace('"steps":200', '"steps":1000000'))
+    long.write_text(spec.replace('"steps":12,', '"steps":1000000,'))
     assert '"steps":1000000' in long.read_text()
     # Of two equal options the last one counts.
     options = ("--log-file", f"{output}.log")

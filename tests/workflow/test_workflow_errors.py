@@ -25,14 +25,14 @@ def test_all_mistakes_of_a_study_are_refused_together(project):
         output = project.refused("results/report.html")
     for words in ("study.yaml: variants[1] = 'dpp'", "did you mean ddp"):
         assert words in output
-    for words in ("study.yaml: model.heads = 3", "take 2 or 4 heads"):
+    for words in ("study.yaml: model.heads = 3", "remedy:  take 2 or 4 heads"):
         assert words in output
     assert not (project.folder / "results/runs").exists()
 
 
 def test_a_wrong_value_on_the_command_line_is_refused(project):
     output = project.refused("-n", "--config", 'memory={"largest_batch": {"variants": ["dpp"]}}')
-    for words in ("command line: memory", "'dpp'", "did you mean ddp"):
+    for words in (": memory = ", "'dpp'", "did you mean ddp"):
         assert words in output
 
 
@@ -72,9 +72,9 @@ def test_the_rules_make_all_known_targets(project):
     project.make("-n", *targets, "--config", f"against={there}")
 
 
-# tests/schemas resolves the variants of every study.
-@pytest.mark.parametrize("name", ["multi30k", "gpt2_small", "own_training"])
-def test_a_study_of_each_task_can_be_planned(project, name):
+# tests/schemas resolves the variants of every study; test_workflow_own_training.py plans a script.
+@pytest.mark.parametrize("name", ["multi30k", "gpt2_small"])
+def test_a_study_of_pairs_or_texts_can_be_planned(project, name):
     project.make("-n", "--configfile", f"config/studies/{name}.yaml")
 
 

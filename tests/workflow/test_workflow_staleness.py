@@ -58,7 +58,7 @@ def finished(tmp_path_factory):
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-    output = project.make("--touch", *TARGETS)
+    output = project.make("--touch", "--forceall", *TARGETS)
     assert "don't exist" not in output
     return project
 
