@@ -181,11 +181,9 @@ class Project:
         self, running: subprocess.Popen[str], folder: str, act: Callable[[], None]
     ) -> None:
         """Waits until the run in this folder has a checkpoint, and acts, unless Snakemake ended."""
-        while running.poll() is None:
-            if any((self.folder / folder / "checkpoint").glob("step-*")):
-                act()
-                return
-            time.sleep(0.02)
+        checkpoints = self.folder / folder / "checkpoint"
+        if wait_until(lambda: any(checkpoints.glob("step-*")), running):
+            act()
 
 
 SHARED = Path()
@@ -238,6 +236,15 @@ def put_back(*files: Path) -> Iterator[None]:
     finally:
         for file, content in before.items():
             file.write_bytes(content)
+
+
+def wait_until(happened: Callable[[], bool], running: subprocess.Popen[str]) -> bool:
+    """Waits until something has happened, or the process has ended: whether it has happened."""
+    while running.poll() is None:
+        if happened():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -10,11 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT, TINY, Project, kill_group, long_training
+from project import ROOT, TINY, Project, kill_group, long_training, wait_until
 
 HOSTS = ("first", "second")
 RUN = "results/runs/ddp/repeat-1"
@@ -106,7 +105,9 @@ def test_a_host_that_stops_is_named(project):
     changed = {"spec": str(long), "output": output}
     hosts = [start(project, node, port, *options, **changed) for node in (0, 1)]
     try:
-        wait_for_training(project.folder / f"{output}.log", hosts[0])
+        log = project.folder / f"{output}.log"
+        assert wait_until(lambda: log.exists() and "starts, step" in log.read_text(), hosts[0])
+        time.sleep(0.5)
         for process in processes_of(hosts[1]):
             process.send_signal(signal.SIGSTOP)
         said = hosts[0].communicate(timeout=120)[0]
@@ -129,13 +130,3 @@ def processes_of(host: subprocess.Popen[str]) -> list[psutil.Process]:
         first = psutil.Process(host.pid)
         return [*first.children(recursive=True)[::-1], first]
     return []
-
-
-def wait_for_training(log: Path, host: subprocess.Popen[str]) -> None:
-    """Waits until the log says that the training has begun."""
-    while host.poll() is None:
-        if log.exists() and "starts, step" in log.read_text():
-            time.sleep(0.5)
-            return
-        time.sleep(0.05)
-    raise AssertionError(host.communicate()[0])

@@ -5,27 +5,15 @@
 
 import os
 import signal
-import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from project import TINY, Project, kill_group, long_training
+from project import TINY, Project, kill_group, long_training, wait_until
 
 from tests.attacks.kills import what_must_be_the_same
 
 RUN = "results/runs/ddp/repeat-1"
 STUDY = TINY | {"training": long_training(120, log_every=1, checkpoint_every=5, validate_every=60)}
-
-
-def wait_for(folder: Path, pattern: str, seconds: float = 120.0) -> None:
-    """Waits until ``folder`` has a file of that pattern."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if any(folder.glob(pattern)):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"no {pattern} in {folder} within {seconds} s")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +24,7 @@ def project(tmp_path_factory):
 def test_the_same_command_resumes_a_killed_run(project):
     folder, target = project.folder / RUN, f"{RUN}/metrics.json"
     running = project.start(target)
-    wait_for(folder, "checkpoint/step-*")
-    kill_group(running)
+    project.at_a_checkpoint(running, RUN, lambda: kill_group(running))
     assert not (project.folder / target).exists(), "killed too late to show anything"
 
     project.make(target)
@@ -61,7 +48,8 @@ def test_data_is_right_after_a_kill_of_snakemake_alone(project, tmp_path):
     killed = Project(tmp_path / "project", STUDY)
     target = "results/data/grammar/shards/test/manifest.json"
     running = killed.start(target)
-    wait_for(killed.folder, "results/data/grammar/*")
+    data = killed.folder / "results/data/grammar"
+    assert wait_until(lambda: any(data.glob("*")), running)
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     assert not (killed.folder / target).exists(), "killed too late to show anything"

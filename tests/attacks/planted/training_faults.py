@@ -188,9 +188,9 @@ def targets_at_another_scale(real):
     return embed
 
 
-def other_arguments(name: str, **changes: Any) -> None:
+def other_arguments(name: str, **replaced: Any) -> None:
     """Adds the fault that Adam gets other arguments."""
-    other = result(lambda found: found | changes)
+    other = result(lambda found: found | replaced)
     fault(name, "optimizer", optimizer, "_adam_arguments", other, made=True)
 
 
