@@ -22,7 +22,7 @@ from schemas.config.measurement import LOOKS, Statistical, Tolerance
 from schemas.errors import ConfigError, Unsupported
 from schemas.results import Certificate
 from tests.attacks.healthy import NEWER, OF_TEXTS, VARIANTS
-from tests.attacks.planted.fault import GPT2, TEXTS
+from tests.attacks.planted.changes import GPT2, TEXTS
 from tests.attacks.short_trainings import certificate, nearest, recorded, reference, spec_of
 from transformer_core.common.files import write_text
 from transformer_core.study.checks import violations

@@ -9,7 +9,7 @@ import torch
 
 from schemas.base import merge
 from schemas.results import SeedTrajectory
-from tests.attacks.planted.fault import CHECKPOINT, DDP, PACKED, TEXTS, TWO, UNPADDED, WIDE
+from tests.attacks.planted.changes import CHECKPOINT, DDP, PACKED, TEXTS, TWO, UNPADDED, WIDE
 from tests.attacks.short_trainings import recorded, spec_of
 from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_store

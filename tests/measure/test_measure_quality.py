@@ -153,7 +153,7 @@ def test_without_a_search_there_is_nothing_to_race():
 
 @pytest.mark.parametrize("goals", [{}, {"bleu": 20, "loss": 4}])
 def test_a_race_has_one_goal(goals):
-    with pytest.raises(ValueError, match="neither bleu nor loss|both bleu and loss"):
+    with pytest.raises(ValueError, match=r"neither bleu nor loss|both bleu and loss"):
         Quality(**goals)
 
 

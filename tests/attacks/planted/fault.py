@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.attacks.planted import changes
-from tests.attacks.planted.changes import *  # noqa: F403 (other tests and benchmarks find them here)
 from tests.attacks.planted.changes import Change
 from tests.attacks.planted.planting import TAKE_A_FUNCTION, Patch, calling, swap
 
