@@ -1,7 +1,6 @@
 """Audits of small scripts: errors are named, and mended scripts are not called wrong."""
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -9,7 +8,6 @@ import pytest
 
 from benchmarks.fifty.__main__ import PLACE, findings
 from transformer_core.audit.command import main
-from transformer_core.audit.relations import Finding
 
 pytestmark = pytest.mark.slow
 
@@ -22,9 +20,6 @@ SEEN = {
     "pytorch_nlp_2": "samples",
     "siamcar_18": "trained",
 }
-
-
-Audit = Callable[[str, str], list[Finding]]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def test_a_mended_script_is_clean(name, audit):
 
 def test_the_command_ends_with_1_if_it_finds_an_error(capsys, monkeypatch):
     monkeypatch.chdir(PLACE)
-    assert main(["--json", "--time", "120s", "transformers_34191.py", "faulty"]) == 1
+    assert main(["--json", "--time", "20s", "transformers_34191.py", "faulty"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert "parts" in {each["relation"] for each in found if each["sure"]}
 

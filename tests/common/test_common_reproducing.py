@@ -1,19 +1,9 @@
 """The commands that results and errors name."""
 
-from pathlib import Path
-
-from transformer_core.common.endings import remake, reproducing_command
+from transformer_core.common.endings import remake
 
 
-def test_the_command_names_target_and_study(monkeypatch):
+def test_the_remedy_names_target_study_and_the_damaged_file(monkeypatch):
     monkeypatch.setenv("STUDY_OPTIONS", "--configfile=my.yaml")
-    command = reproducing_command(Path("results/runs/v/repeat-1/metrics.json"))
-    assert command == (
-        "snakemake --cores all results/runs/v/repeat-1/metrics.json --configfile=my.yaml"
-    )
-
-
-def test_the_remedy_forces_the_damaged_file(monkeypatch):
-    monkeypatch.delenv("STUDY_OPTIONS", raising=False)
-    assert remake("a.json") == "make it again: snakemake --cores all a.json --forcerun a.json"
-    assert remake("a.json", "b.arrow").endswith("a.json --forcerun b.arrow")
+    command = "snakemake --cores all a.json --forcerun b.arrow --configfile=my.yaml"
+    assert remake("a.json", "b.arrow") == f"make it again: {command}"

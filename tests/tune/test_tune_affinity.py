@@ -17,15 +17,8 @@ PINNED, NODE, NEAR = (
     TECHNIQUES[name] for name in ("pinned_threads", "one_numa_node", "cores_near_gpu")
 )
 CPUS = list(range(8))
-CPU: dict[str, Any] = {
-    "device": "cpu",
-    "threads": 4,
-    "cpus": CPUS,
-    "near": [],
-    "loaders": [],
-    "world": 1,
-    "devices": 1,
-}
+CPU: dict[str, Any] = {"device": "cpu", "threads": 4, "cpus": CPUS, "near": [], "loaders": []}
+CPU |= {"world": 1, "devices": 1}
 GPU = CPU | {"device": "cuda", "near": [2, 3, 6, 7]}
 
 

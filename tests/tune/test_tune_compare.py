@@ -2,7 +2,6 @@
 read, not repeated. More changes of a script are in test_tune_causes.py."""
 
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,20 +86,14 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_versions_are_called_by_their_commits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
-        monkeypatch.setenv(f"{name}_NAME", "a")
-        monkeypatch.setenv(f"{name}_EMAIL", "a@example.org")
-    run = partial(subprocess.run, cwd=tmp_path, check=True)
-    run(["git", "init", "-q"])
-    for tag, text in (
-        ("good", SCRIPT),
-        ("bad", SCRIPT.replace("schedule.step()", "schedul.step()")),
-    ):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    bad = SCRIPT.replace("schedule.step()", "schedul.step()")
+    for tag, text in (("good", SCRIPT), ("bad", bad)):
         (tmp_path / "plain.py").write_text(text)
-        run(["git", "add", "plain.py"])
-        run(["git", "commit", "-qm", tag])
-        run(["git", "tag", tag])
-    line = 1 + text[: text.index("schedul.step()")].count("\n")
+        for command in (["add", "plain.py"], ["commit", "-qm", tag], ["tag", tag]):
+            subprocess.run([*git, *command], check=True)
+    line = 1 + bad[: bad.index("schedul.step()")].count("\n")
     assert main(["--script", "plain.py", "--time", "10s", "good", "bad"]) == 2
     *_, said = capsys.readouterr().err.splitlines()
     assert said.startswith("bad: plain.py: failed, ")

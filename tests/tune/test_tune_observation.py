@@ -124,24 +124,20 @@ def steps(tmp_path_factory):
     double = texts["plain"].replace("torch.manual_seed(1)", default)
     checkpoint = "torch.utils.checkpoint.checkpoint(model, tokens, use_reentrant=False)"
     recomputed = texts["plain"].replace("model(tokens)", checkpoint)
-    kernels = [
+    sides = [
         Side(f"{kernel} {name}", (f"{kernel}_optimizer",), files={Path("train.py"): text})
         for name, text in texts.items()
         for kernel in ("foreach", "fused")
     ]
-    sides = [*kernels, Side("chunked", ("chunked_loss",))]
+    sides.append(Side("chunked", ("chunked_loss",)))
     more = [
-        Side("recomputed", files={Path("train.py"): recomputed}),
-        Side("double", files={Path("train.py"): double}),
+        Side(name, files={Path("train.py"): text})
+        for name, text in (("recomputed", recomputed), ("double", double))
     ]
     folder = tmp_path_factory.mktemp("steps")
     (folder / "train.py").write_text(texts["plain"], encoding="utf-8")
-    with session(
-        Program(("train.py",), folder),
-        [Side(OWN), *sides, *more],
-        tmp_path_factory.mktemp("logs"),
-        facts={"head": "0:2"},
-    ) as run:
+    program, logs = Program(("train.py",), folder), tmp_path_factory.mktemp("logs")
+    with session(program, [Side(OWN), *sides, *more], logs, facts={"head": "0:2"}) as run:
         found = {}
         for side in [*run.sides]:
             run.facts(side.name)

@@ -68,6 +68,10 @@ def record(scale: float = 1.0, noise: float = 0.0, inputs: float = 1.0, passes: 
 
 
 OWN, FLOOR = record(), record(noise=1e-6)
+OTHER_PASSES = record(noise=1e-6, passes=3)
+"""A floor of a policy whose actions change, so that it draws other batches itself."""
+OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
+"""A floor in which a generator passes other inputs to its critic; gradients judge them."""
 
 
 @pytest.mark.parametrize(
@@ -80,16 +84,8 @@ OWN, FLOOR = record(), record(noise=1e-6)
         (record(inputs=2.0), FLOOR, "float32", "different", "other numbers"),
         (record(passes=2), FLOOR, "float32", "different", "2 backward passes"),
         (Record(OWN.ranks * 2), FLOOR, "float32", "different", "2 ranks instead of 1"),
-        # A policy whose actions change with the floor draws other batches itself.
-        (record(passes=2), record(noise=1e-6, passes=3), "float32", "undecided", "so does"),
-        # The input that a generator passes to its critic changes with the floor: gradients judge it.
-        (
-            record(noise=1e-6, inputs=1.001),
-            record(noise=1e-6, inputs=1.0001),
-            "float32",
-            "same",
-            "gradients within",
-        ),
+        (record(passes=2), OTHER_PASSES, "float32", "undecided", "so does"),
+        (record(noise=1e-6, inputs=1.001), OTHER_INPUTS, "float32", "same", "gradients within"),
         # Rounding of data is allowed even if rounding the weights changes nothing.
         (record(noise=3e-3), FLOOR, "bfloat16", "same", "gradients within"),
         (record(noise=5e-2), FLOOR, "bfloat16", "different", "the gradient of"),
@@ -125,15 +121,14 @@ def test_a_bias_without_gradient_is_compared_at_the_size_of_its_weight(size, wor
     assert certificate.word == word, certificate
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [(8, 16), (16, 8)])
-def test_statistics_of_other_rows_are_named(mine, theirs):
+def test_statistics_of_more_rows_are_named():
     # Of all rows, or of two halves: how many values, their sum, and another number.
     inputs = {16: [[16.0, 3.0, 9.0]], 8: [[8.0, 1.0, 4.0, 8.0, 2.0, 5.0]]}
     found, own = (
         Record([OWN.ranks[0] | {"inputs": np.array(inputs[n]), "normalized": np.array([n])}])
-        for n in (mine, theirs)
+        for n in (16, 8)
     )
-    words = f"takes its statistics from {mine} values of a channel at a time instead of {theirs}"
+    words = "takes its statistics from 16 values of a channel at a time instead of 8"
     assert words in explained(found, own, own)
 
 
@@ -172,6 +167,13 @@ def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
     assert certificate.word == word, certificate
 
 
+def source_of(folder: Path, text: str, **lines: int) -> Source:
+    """The source of a script with this text, and the lines of its places."""
+    script = folder / "train.py"
+    script.write_text(text, encoding="utf-8")
+    return Source(folder, script, {place: (str(script), line) for place, line in lines.items()})
+
+
 SCRIPT = """import torch
 
 model = Model()
@@ -184,24 +186,21 @@ for epoch in range(3):
 
 
 def test_edits_come_back_as_a_diff_that_applies(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    places = {"optimizer": (str(script), 4), "call": (str(script), 7)}
-    source = Source(tmp_path, script, places)
+    source = source_of(tmp_path, SCRIPT, optimizer=4, call=7)
     assert source.keyword("optimizer", ["AdamW"], fused="True")
     assert source.before_loop(["MODEL.compile()"])
     assert source.around_call("with low():", "RESULT = RESULT.float()", True)
-    assert script.read_text(encoding="utf-8") == SCRIPT
+    assert source.script.read_text(encoding="utf-8") == SCRIPT
     (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8")
     subprocess.run(["git", "apply", "changes.diff"], cwd=tmp_path, check=True)
-    changed = script.read_text(encoding="utf-8")
+    changed = source.script.read_text(encoding="utf-8")
     assert source.files() == {Path("train.py"): changed}
     assert "AdamW(model.parameters(), lr=1e-3, fused=True)" in changed
     assert "model.compile()\nfor epoch" in changed
-    assert (
+    around = (
         "        with low():\n            logits = model(batch)\n        logits = logits.float()\n"
-        in changed
     )
+    assert around in changed
 
 
 @pytest.mark.parametrize(
@@ -214,17 +213,13 @@ def test_edits_come_back_as_a_diff_that_applies(tmp_path):
     ],
 )
 def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(f"{line}\n", encoding="utf-8")
-    source = Source(tmp_path, script, {"call": (str(script), 1)})
+    source = source_of(tmp_path, f"{line}\n", call=1)
     assert source.around_call("with low():", "RESULT = RESULT.float()", result)
     assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
 
 
 def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("load(data, num_workers=0)\nload(data, batch_size=2)\n", encoding="utf-8")
-    source = Source(tmp_path, script, {})
+    source = source_of(tmp_path, "load(data, num_workers=0)\nload(data, batch_size=2)\n")
     workers = {"num_workers": "1", "persistent_workers": "True"}
     assert source.keyword("loader", ["load"], **workers)
     changed = source.files()[Path("train.py")]
@@ -253,31 +248,19 @@ def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):
 
 
 def test_recomputed_blocks_give_the_same_gradients(tmp_path):
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(1)
-            blocks = (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2))
-            self.layers = nn.ModuleList(blocks)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
     technique, found = RecomputedBlocks(), []
     for again in (False, True):
-        model = Model()
+        torch.manual_seed(1)
+        block = nn.TransformerEncoderLayer(4, 1, 8, dropout=0.5)
+        model = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
         if again:
             technique.module(model)
         torch.manual_seed(2)
-        model(torch.ones(3, 4)).square().sum().backward()
+        model(torch.randn(3, 1, 4)).exp().sum().backward()
         found.append([p.grad for p in model.parameters()])
     assert technique.applied == 2
     torch.testing.assert_close(found[1], found[0])
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    source = Source(tmp_path, script, {"call": (str(script), 7)})
+    source = source_of(tmp_path, SCRIPT, call=7)
     assert technique.edit(source, {"block": "Sequential"})
     assert "partial(checkpoint, block.forward, use_reentrant=False)" in source.diff()
 
