@@ -36,22 +36,14 @@ def test_diffs_show_the_present_code(page, file, body):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_linked_files_exist(page):
-    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+def test_linked_files_and_named_modules_exist(page):
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)", text)
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    for name in re.findall(r"\b(?:transformer_core|schemas)(?:\.\w+)+", text):
+        place = ROOT / name.replace(".", "/")
+        missing += [] if place.with_suffix(".py").exists() or place.is_dir() else [name]
     assert not missing, f"{page.name}: {', '.join(missing)}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_named_modules_exist(page):
-    names = re.findall(
-        r"\b(?:transformer_core|schemas)(?:\.\w+)+", page.read_text(encoding="utf-8")
-    )
-    places = [ROOT / name.replace(".", "/") for name in names]
-    missing = [
-        place for place in places if not (place.with_suffix(".py").exists() or place.is_dir())
-    ]
-    assert not missing, f"{page.name} names {', '.join(map(str, missing))}"
 
 
 def test_the_citation_agrees_with_the_project():

@@ -10,23 +10,8 @@ from tests.records import write_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
-    "techniques",
-    "common",
-    "trace",
-    "study",
-    "data",
-    "models",
-    "parallel",
-    "training",
-    "machine",
-    "run",
-    "observe",
-    "measure",
-    "certify",
-    "decide",
-    "tune",
-    "audit",
-    "report",
+    *("techniques", "common", "trace", "study", "data", "models", "parallel", "training"),
+    *("machine", "run", "observe", "measure", "certify", "decide", "tune", "audit", "report"),
 )
 # Modules outside the packages: every package may import them, so they may import none.
 OUTSIDE = -1
@@ -100,45 +85,47 @@ def test_every_folder_is_a_room():
     assert folders <= set(ROOMS), f"not in the direction: {', '.join(folders - set(ROOMS))}"
 
 
-MODEL = "transformer_core/models/planted.py"
-PLANTED = [
-    (
-        MODEL,
-        "from transformer_core.training.loop import train",
-        "2: models, transformer_core.training.loop",
-    ),
-    (MODEL, "import transformer_core.report.page", "2: models, transformer_core.report"),
-    (MODEL, "from transformer_core import measure", "2: models, transformer_core.measure"),
-    (MODEL, "from ..parallel import ddp", "2: models, transformer_core.parallel"),
-    (MODEL, "from .. import decide", "2: models, transformer_core.decide"),
-    (MODEL, "def late():\n    import transformer_core.run", "3: models, transformer_core.run"),
-    (MODEL, "from transformer_core.data import batching", None),
-    (MODEL, "from transformer_core.models.loss import loss", None),
-    (MODEL, "from . import layers\nimport schemas.config.model", None),
-    (MODEL, "from transformer_core import sources\nimport torch, trainer", None),
-    ("schemas/planted.py", "import torch", "2: schemas, torch"),
-    ("schemas/planted.py", "import torch.nn", "2: schemas, torch.nn"),
-    (
-        "schemas/planted.py",
-        "import transformer_core.data.sharding.job",
-        "2: schemas, transformer_core.data.sharding",
-    ),
-    (
-        "transformer_core/shared.py",
-        "import transformer_core.data",
-        "2: a module outside the packages, transformer_core.data",
-    ),
-]
-"""A module, an import in it, and line, package and import of the complaint, if any."""
+PLANTED = {
+    "schemas/planted.py": '''"""Planted."""
+import torch
+import torch.nn
+import transformer_core.data.sharding.job
+''',
+    "transformer_core/models/bare.py": "x = 1\n",
+    "transformer_core/models/planted.py": '''"""Planted."""
+from transformer_core.training.loop import train
+import transformer_core.report.page
+from transformer_core import measure
+from ..parallel import ddp
+from .. import decide
+def late():
+    import transformer_core.run
+from transformer_core.data import batching
+from transformer_core.models.loss import loss
+from . import layers
+import schemas.config.model
+from transformer_core import sources
+import torch, trainer
+''',
+    "transformer_core/shared.py": '''"""Planted."""
+import transformer_core.data
+''',
+}
+COMPLAINTS = """\
+schemas/planted.py:2: schemas may not import torch
+schemas/planted.py:3: schemas may not import torch.nn
+schemas/planted.py:4: schemas may not import transformer_core.data.sharding
+transformer_core/models/bare.py: has no docstring
+transformer_core/models/planted.py:2: models may not import transformer_core.training.loop
+transformer_core/models/planted.py:3: models may not import transformer_core.report
+transformer_core/models/planted.py:4: models may not import transformer_core.measure
+transformer_core/models/planted.py:5: models may not import transformer_core.parallel
+transformer_core/models/planted.py:6: models may not import transformer_core.decide
+transformer_core/models/planted.py:8: models may not import transformer_core.run
+transformer_core/shared.py:2: a module outside the packages may not import transformer_core.data
+"""
 
 
-@pytest.mark.parametrize(("module", "code", "complaint"), PLANTED)
-def test_a_planted_import_is_reported_if_it_is_wrong(tmp_path, module, code, complaint):
-    write_tree(tmp_path, {module: f'"""Planted."""\n{code}\n'})
-    expected = [f"{module}:{complaint.replace(',', ' may not import')}"] if complaint else []
-    assert offenders(tmp_path) == expected
-
-
-def test_a_missing_docstring_is_reported(tmp_path):
-    write_tree(tmp_path, {MODEL: "x = 1\n"})
-    assert offenders(tmp_path) == [f"{MODEL}: has no docstring"]
+def test_planted_faults_are_reported_and_nothing_else(tmp_path):
+    write_tree(tmp_path, PLANTED)
+    assert "\n".join([*offenders(tmp_path), ""]) == COMPLAINTS

@@ -96,9 +96,8 @@ def test_a_copy_of_another_run_is_refused_by_name(results):
 
 def test_results_may_be_moved(results):
     made(results / "pairs/ddp.json", "ddp")
-    results.rename(results.with_name("results-default"))
-    moved = results.with_name("results-default") / "pairs/ddp.json"
-    assert read_record(moved, Speed).variant == "ddp"
+    moved = results.rename(results.with_name("results-default"))
+    assert read_record(moved / "pairs/ddp.json", Speed).variant == "ddp"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"of": "", "files": {"x": 3}}'])
