@@ -9,7 +9,7 @@ from tests.attacks.short_trainings import recorded, spec_of
 from transformer_core.certify.bounds import judge
 from transformer_core.certify.checker import _near_a_bound, moved
 from transformer_core.certify.floors import of_lengths, of_loss
-from transformer_core.certify.replay import _between_elements, _by_distance
+from transformer_core.certify.replay import _between_elements
 from transformer_core.certify.tensors import distance
 
 RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
@@ -60,11 +60,6 @@ def test_in_32_bits_floors_are_measured_only_if_a_deviation_needs_them() -> None
         _, (found,), _ = recorded(spec_of(change))
         assert found.checks is not None
         assert all((g.rounding > 0) == measured for g in found.checks.gradients if g.size > 1e-4)
-
-
-def test_sums_by_distance_are_sums_of_diagonals() -> None:
-    counts = torch.arange(36.0).view(6, 6)
-    assert _by_distance(counts) == [int(counts.diagonal(lag).sum()) for lag in range(1, 6)]
 
 
 def test_elements_are_compared_at_the_distance_at_which_they_agree_most() -> None:
