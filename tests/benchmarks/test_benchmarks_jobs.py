@@ -1,7 +1,6 @@
 """The jobs of a command are seen with all that they start."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,13 +32,9 @@ def test_a_job_owns_what_it_starts(tmp_path, monkeypatch):
     (package / "__init__.py").touch()
     (package / "job.py").write_text(JOB)
     run = f"{sys.executable} -m transformer_core.job --output made/by.it; exit 3"
-    with psutil.Popen(
-        ["sh", "-c", run],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as command:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with psutil.Popen(["sh", "-c", run], cwd=tmp_path, **pipes) as command:
         assert command.stdout.readline() == b"ready\n"
         seen: dict[int, jobs.Job] = {}
         everything = jobs._look(command, seen, 1.0) / 1e6
@@ -55,14 +50,9 @@ def test_disk_status_and_versions(tmp_path):
     disk, output = tmp_path / "disk", tmp_path / "record.json"
     disk.mkdir()
     (disk / "file").write_bytes(b"x" * 3_000_000)
-    benchmark = [sys.executable, "benchmarks/jobs.py", "--disk", disk, "--output", output]
-    done = subprocess.run(
-        [*benchmark, "--", "sh", "-c", "exit 3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "benchmarks/jobs.py", "--disk", disk, "--output", output]
+    command += ["--", "sh", "-c", "exit 3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 3, done.stderr
     assert "| everything |" in done.stdout
     recorded = json.loads(output.read_text())

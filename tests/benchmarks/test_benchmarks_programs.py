@@ -27,15 +27,9 @@ def benchmark(
         f"import runpy, sys; sys.modules.update(dict.fromkeys({hidden!r})); "
         f"runpy.run_path('benchmarks/{name}.py', run_name='__main__')"
     )
-    path = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'benchmarks'}{os.pathsep}{ROOT}"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.slow

@@ -133,14 +133,14 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nothing.py"], "command line: script = 'nothing.py'"),
-        (["--only", "bf17", "train.py"], "no such technique; did you mean bf16"),
-        (["train.py", "x" * 20_000], "remedy:  give at most 10000 characters"),
-        (["--folder", "train.py", "train.py"], "(File exists): name another with --folder"),
+        ("nothing.py", "command line: script = 'nothing.py'"),
+        ("--only bf17 train.py", "no such technique; did you mean bf16"),
+        (f"train.py {'x' * 20_000}", "remedy:  give at most 10000 characters"),
+        ("--folder train.py train.py", "(File exists): name another with --folder"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
-    assert command.main(arguments) == 2
+    assert command.main(arguments.split()) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in ended.iterdir()] == ["train.py"]
 
@@ -256,17 +256,14 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, m
 
 
 def test_the_answer_lists_everything_that_was_not_tried():
-    found = Answer(
-        "train.py",
-        tried=[
-            Tried(("bf16",), certificate=SAME, screened=1.3),
-            Tried(("tf32",), "unsupported", "TensorFloat-32 needs a GPU"),
-            Tried(("fp16",), "unsupported", "few CPUs multiply in float16"),
-            Tried(("gc_off",), "left out", "for lack of time"),
-        ],
-        left_out=["the comparison of bf16"],
-        facts={"named": ["fp16"]},
-    )
+    tried = [
+        Tried(("bf16",), certificate=SAME, screened=1.3),
+        Tried(("tf32",), "unsupported", "TensorFloat-32 needs a GPU"),
+        Tried(("fp16",), "unsupported", "few CPUs multiply in float16"),
+        Tried(("gc_off",), "left out", "for lack of time"),
+    ]
+    left_out = ["the comparison of bf16"]
+    found = Answer("train.py", tried=tried, left_out=left_out, facts={"named": ["fp16"]})
     best = "bf16 trains the same model, and was about 1.30 times as fast"
     for lines in (text(found).splitlines(), markdown(found).splitlines()):
         assert any(best in line for line in lines)
@@ -280,9 +277,9 @@ def test_the_answer_lists_everything_that_was_not_tried():
 
 def started(home: Path) -> subprocess.Popen[str]:
     # Surely slower, so not a candidate: a comparison would take all of the time.
-    arguments = ["--time", "5min", "--only", "recomputed_blocks", "--no-verify", "plain.py"]
+    options = ["--time", "5min", "--only", "recomputed_blocks", "--no-verify"]
     return subprocess.Popen(
-        [sys.executable, "-m", "transformer_core.tune", *arguments],
+        [sys.executable, "-m", "transformer_core.tune", *options, "plain.py"],
         cwd=home,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS.parents[2])},
         stdout=subprocess.PIPE,

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from transformer_core.tune.coordinator import Program, Side, session
 from transformer_core.tune.records import Record
@@ -170,7 +169,6 @@ def test_a_side_runs_the_changed_script_and_trains_the_same(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_host_waits_only_where_sums_are_used(tmp_path):
     program = Program(("logs.py", "cuda"), SCRIPTS)
     facts: dict[str, Any] = {}

@@ -24,14 +24,11 @@ from torch import nn, optim
 import time, torch
 
 def loss(module, batch): return module(batch).mean()
-def whole(rank, world_size, seed):
-    return {"module": nn.Linear(3, 1), "batches": [1], "loss": loss, "optimizer": optim.SGD}
-def more(**_): return whole(0, 1, 1) | {"clip_nom": 1.0}
+def whole(rank, world_size, seed, **given):
+    parts = {"module": nn.Linear(3, 1), "batches": [1], "loss": loss, "optimizer": optim.SGD}
+    return parts | given
 def few(**_): return {"module": nn.Linear(1, 1), "batches": []}
 def nothing(**_): return None
-def no_module(**_): return whole(0, 1, 1) | {"module": 3}
-def no_function(**_): return whole(0, 1, 1) | {"loss": 3}
-def no_batches(**_): return whole(0, 1, 1) | {"batches": 3}
 def hangs(**_): time.sleep(1000)
 
 def build(rank, world_size, seed):
@@ -74,20 +71,20 @@ def program(home: Path, function: str) -> Program:
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "given", "message"),
     [
-        ("more", "returns clip_nom, which is not known.*clip_norm"),
-        ("few", "returns no loss and no optimizer; remedy: return a dictionary of module, batches"),
-        ("nothing", "returns a NoneType"),
-        ("no_module", "module is a int"),
-        ("no_function", "loss is a int"),
-        ("no_batches", "batches is a int"),
-        ("hole", "has no function hole; remedy: .*whole"),
+        ("whole", {"clip_nom": 1.0}, "returns clip_nom, which is not known.*clip_norm"),
+        ("whole", {"module": 3}, "module is a int"),
+        ("whole", {"loss": 3}, "loss is a int"),
+        ("whole", {"batches": 3}, "batches is a int"),
+        ("few", {}, "returns no loss and no optimizer; remedy: return a dictionary of module, b"),
+        ("nothing", {}, "returns a NoneType"),
+        ("hole", {}, "has no function hole; remedy: .*whole"),
     ],
 )
-def test_wrong_parts_are_named(function, message, home):
+def test_wrong_parts_are_named(function, given, message, home):
     with pytest.raises(ValueError, match=f"task.factory = {NAME}:{function}.*{message}"):
-        load(f"{NAME}:{function}", {}, 0, 1, 1)
+        load(f"{NAME}:{function}", given, 0, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -106,14 +106,13 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
 def test_a_bias_without_gradient_is_compared_at_the_size_of_its_weight(size, word):
     def with_layer(noise: float, error: float) -> Record:
         (found,) = record(noise=noise).ranks
-        for name, scale in (("layer.weight", 1.0), ("layer.bias", size)):
-            found[f"0 weight {name}"] = found["0 weight a"]
-            for step in (1, 2):
-                gradient = scale * found[f"{step} gradient a"]
-                found[f"{step} gradient {name}"] = gradient
-                found[f"{step} weight {name}"] = found[f"{step} weight a"]
-            if name == "layer.bias":
-                found["1 gradient layer.bias"] = gradient + error * found["2 gradient b"]
+        for step in (0, 1, 2):
+            found[f"{step} weight layer.weight"] = found[f"{step} weight a"]
+            found[f"{step} weight layer.bias"] = found[f"{step} weight a"]
+        for step in (1, 2):
+            found[f"{step} gradient layer.weight"] = found[f"{step} gradient a"]
+            found[f"{step} gradient layer.bias"] = size * found[f"{step} gradient a"]
+        found["1 gradient layer.bias"] += error * found["2 gradient b"]
         return Record([found])
 
     own, floor = with_layer(0.0, 0.0), with_layer(1e-3, 0.0)
@@ -374,17 +373,13 @@ def test_gradients_in_float16_are_scaled_only_inside_the_model():
 
 
 def test_a_layout_is_set_although_the_module_overrides_to():
-    class Task(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Conv2d(3, 4, 3)
-
+    class Layer(nn.Conv2d):
         def to(self, device):
             return super().to(device)
 
-    task = Task()
-    TECHNIQUES["channels_last"].module(task)
-    assert task.inner.weight.is_contiguous(memory_format=torch.channels_last)
+    layer = Layer(3, 4, 3)
+    TECHNIQUES["channels_last"].module(layer)
+    assert layer.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_attention_uses_the_chosen_kernel():
