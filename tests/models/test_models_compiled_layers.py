@@ -59,7 +59,7 @@ def test_two_graphs_serve_all_layers_and_lengths(monkeypatch):
     compile_by("aot_eager", monkeypatch)
     sizes = {"dropout": 0.0, "encoder_layers": 3}
     models = built(compile="layers", **sizes), built(**sizes)
-    assert_same_gradients(models, [batch(*shape) for shape in ((4, 7, 6), (3, 9, 8), (2, 6, 11))])
+    assert_same_gradients(models, [batch(*shape) for shape in ((4, 7, 6), (3, 9, 11))])
     assert_graphs(2)
 
 
@@ -71,7 +71,7 @@ def test_one_graph_serves_all_layers_and_lengths_of_a_decoder_and_keeps_a_share(
         compile_by("aot_eager_decomp_partition", monkeypatch)
         model = decoder(compile="layers", kept_share=share).train()
         kept.append(kept_bytes(lambda model=model: model(*decoder_batch())))
-        batches = [[part[:, :columns] for part in decoder_batch()] for columns in (10, 7, 9)]
+        batches = [[part[:, :columns] for part in decoder_batch()] for columns in (10, 7)]
         assert_same_gradients((model, decoder()), batches)
         assert_graphs(1)
     assert kept[1] < kept[0]
@@ -84,12 +84,8 @@ def test_one_graph_serves_all_layers_and_lengths_of_a_decoder_and_keeps_a_share(
         ({"compile": "layers"}, r"model\.compile: layers cannot be compiled here"),
         ({"compile": "graphs"}, r"graphs needs a GPU.*this run is on a cpu"),
         (
-            {"compile": "layers", "kept_share": 0.5},
-            "kept_share: torch draws different dropout masks",
-        ),
-        (
             {"compile": "layers", "kept_share": 0.5, "dropout": 1e-9},
-            "draws different dropout masks",
+            "kept_share: torch draws different dropout masks",
         ),
     ],
 )

@@ -1,7 +1,4 @@
-"""Greedy decoding and beam search against plain, uncached oracles."""
-
-import itertools
-from functools import cache
+"""Greedy decoding and beam search against plain, uncached beam search."""
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 
 
-def build(seed, vocabulary, gain=3.0):
+def build(seed, vocabulary):
     """A model whose next-token distributions differ from each other and from the uniform one."""
     torch.manual_seed(seed)
     spec = Transformer(
@@ -20,16 +17,16 @@ def build(seed, vocabulary, gain=3.0):
     )
     model = build_model(spec, vocabulary).eval()
     with torch.no_grad():
-        model.output.weight.mul_(gain)
+        model.output.weight.mul_(3.0)
         for parameter in model.decoder.parameters():
             parameter.mul_(1.5)
     return model
 
 
-def sentences(seed, vocabulary, lengths=(3, 6, 1, 4)):
+def sentences(seed, vocabulary):
     generator = torch.Generator().manual_seed(seed)
-    source = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in zip(source, lengths, strict=True):
+    source = torch.full((4, 6), PAD)
+    for row, length in zip(source, (3, 6, 1, 4), strict=True):
         row[:length] = torch.randint(4, vocabulary, (length,), generator=generator)
     return source
 
@@ -63,20 +60,6 @@ def plain_beam(model, source, beam_size, alpha, max_length):
     return max(finished)[1] if finished else beam[0][1]
 
 
-def best_of_all(model, source, vocabulary, alpha, max_length):
-    """The best of all hypotheses that end within ``max_length`` tokens."""
-    log_p = cache(lambda prefix: next_log_p(model, source, prefix))
-    words = [token for token in range(vocabulary) if token not in (PAD, BOS, EOS)]
-    best = (-float("inf"), [])
-    for count in range(max_length):
-        for tokens in itertools.product(words, repeat=count):
-            total = 0.0
-            for i, token in enumerate([*tokens, EOS]):
-                total += log_p(tokens[:i])[token]
-            best = max(best, (total / ((5 + count + 1) / 6) ** alpha, list(tokens)))
-    return best[1]
-
-
 @pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (3, 6.0), (5, 0.6)])
 def test_beam_search_equals_plain_beam_search(beam_size, alpha):
     for seed in range(2):
@@ -86,18 +69,6 @@ def test_beam_search_equals_plain_beam_search(beam_size, alpha):
         assert results == expected
         if beam_size == 1:
             assert greedy(model, source, 7) == expected
-
-
-@pytest.mark.parametrize("alpha", [0.0, 3.0])
-def test_a_wide_beam_finds_the_best_hypothesis(alpha):
-    found = set()
-    for seed in range(3):
-        model, source = build(seed, 6, gain=1.0), sentences(seed, 6, lengths=(2, 3))
-        results = beam_search(model, source, 64, alpha, 4)
-        expected = [best_of_all(model, row[row != PAD], 6, alpha, 4) for row in source]
-        assert results == expected
-        found |= {len(tokens) for tokens in results}
-    assert alpha < 3 or max(found) > 1, "a strong length penalty must prefer long hypotheses"
 
 
 searches = pytest.mark.parametrize(
@@ -131,23 +102,6 @@ def test_stops_when_everything_has_ended_or_at_the_maximum_length(search):
 
 
 @searches
-def test_a_batch_equals_its_sentences_and_is_repeatable(search):
-    model, source = build(2, 15), sentences(2, 15)
-    results = search(model, source, 8)
-    assert results == search(model, source, 8)
-    assert results == [search(model, row[None], 8)[0] for row in source]
-
-
-@searches
 def test_training_mode_is_refused(search):
     with pytest.raises(ValueError, match=r"call eval\(\)"):
         search(build(0, 8).train(), sentences(0, 8), 5)
-
-
-@searches
-def test_works_under_inference_mode_and_autocast(search):
-    model, source = build(1, 9), sentences(1, 9)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        results = search(model, source, 6)
-    assert len(results) == len(source)
-    assert any(results)

@@ -61,6 +61,8 @@ def test_is_as_large_as_this_projects_model(tied):
 
 
 def test_takes_every_setting():
+    config = causal(dropout=0.25).causal.config
+    assert (config.attn_pdrop, config.embd_pdrop, config.resid_pdrop) == (0.25,) * 3
     fields = {"encoder_layers": 1, "decoder_layers": 3, "d_model": 24, "d_ff": 20, "heads": 3}
     config = build(**fields, dropout=0.25).marian.config
     assert (config.encoder_layers, config.decoder_layers) == (1, 3)
@@ -124,34 +126,21 @@ def test_losses_without_all_logits_have_the_same_gradients(attention):
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 
-def test_sets_dropout_of_every_kind():
-    config = causal(dropout=0.25).causal.config
-    assert (config.attn_pdrop, config.embd_pdrop, config.resid_pdrop) == (0.25,) * 3
+def test_models_that_cannot_take_a_loss_or_documents():
+    tokens, targets, segments = texts()
+    # Its logits are more than a product.
+    granite = causal("granite", options={"logits_scaling": 4.0})
+    assert granite(tokens, targets).isfinite()
+    with pytest.raises(ValueError, match=r"granite.*training\.loss"):
+        granite(tokens, targets, None, one_pass)
+    bloom = causal("bloom", attention="eager")
+    assert bloom(tokens, targets).isfinite()
+    with pytest.raises(ValueError, match=r"bloom.*takes no position_ids"):
+        bloom(tokens, targets, segments)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "fields", "more", "message"),
-    [
-        # Its logits are more than a product.
-        ("granite", {"options": {"logits_scaling": 4.0}}, (None, one_pass), r"training\.loss"),
-        ("bloom", {"attention": "eager"}, (torch.zeros(2, 8).long(),), "takes no position_ids"),
-    ],
-)
-def test_models_that_cannot_take_a_loss_or_documents(architecture, fields, more, message):
-    model = causal(architecture, **fields)
-    tokens, targets, _ = texts()
-    assert model(tokens, targets).isfinite()
-    with pytest.raises(ValueError, match=f"{architecture}.*{message}"):
-        model(tokens, targets, *more)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"architecture": "gpt22"}, "not a causal language model.*gpt2"),
-        ({"options": {"n_ctxx": 3}}, r"model\.options\.n_ctxx.*gpt2"),
-    ],
-)
-def test_unknown_architectures_and_options_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        causal(**fields)
+def test_unknown_architectures_and_options_are_refused():
+    with pytest.raises(ValueError, match=r"not a causal language model.*gpt2"):
+        causal("gpt22")
+    with pytest.raises(ValueError, match=r"model\.options\.n_ctxx.*gpt2"):
+        causal(options={"n_ctxx": 3})

@@ -1,7 +1,6 @@
 """Users' own models: what they must offer, and the messages if they do not."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from tests.models.token_batches import pairs
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "docs.examples.own_model:build"
 V = 31
 
@@ -128,9 +126,3 @@ def test_the_example_takes_sizes_and_options():
     model = build(EXAMPLE, d_model=24, encoder_layers=3, options={"layers": 1})
     assert model.own.reader.num_layers == 1
     assert model.own.source.embedding_dim == 24
-
-
-def test_the_guide_names_the_example():
-    text = (ROOT / "docs/own-model.md").read_text(encoding="utf-8")
-    assert EXAMPLE in text
-    assert "docs/own-model.md" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -36,17 +36,6 @@ def losses(folder: Path) -> list[float]:
     return pq.read_table(folder / "out/steps.parquet")["loss"].to_pylist()
 
 
-def test_training_alone_validates_and_saves(tmp_path):
-    spec = small_spec(training={"steps": 4, "validate_every": 2, "log_every": 1})
-    assert main(tmp_path, spec) == 0
-    assert len(losses(tmp_path)) == 4
-    validations = json.loads((tmp_path / "out/validations.json").read_text())
-    assert [found["step"] for found in validations] == [2, 4]
-    weights = load_file(tmp_path / "out/model.safetensors")
-    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-    assert "validation loss" in (tmp_path / "out/train.log").read_text()
-
-
 def test_the_same_command_resumes_from_the_last_checkpoint(tmp_path, monkeypatch):
     spec = small_spec(training={"steps": 5, "log_every": 1})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -69,17 +58,22 @@ def test_the_same_command_resumes_from_the_last_checkpoint(tmp_path, monkeypatch
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_finished_training_is_not_repeated(tmp_path, monkeypatch):
-    assert main(tmp_path, small_spec(training={"steps": 2})) == 0
-    monkeypatch.setattr(program, "run", lambda *_: pytest.fail("trained again"))
-    assert main(tmp_path, small_spec(training={"steps": 2})) == 0
-    assert "is trained already" in (tmp_path / "out/train.log").read_text()
-    model, runs = tmp_path / "out/model.safetensors", []
+def test_a_training_is_validated_saved_and_not_repeated(tmp_path, monkeypatch):
+    spec = small_spec(training={"steps": 4, "validate_every": 2, "log_every": 1})
+    assert main(tmp_path, spec) == 0
+    assert len(losses(tmp_path)) == 4
+    validations = json.loads((tmp_path / "out/validations.json").read_text())
+    assert [found["step"] for found in validations] == [2, 4]
+    model, log, runs = tmp_path / "out/model.safetensors", tmp_path / "out/train.log", []
+    assert all(tensor.isfinite().all() for tensor in load_file(model).values())
+    assert "validation loss" in log.read_text()
     monkeypatch.setattr(program, "run", lambda spec, *_: runs.append(spec.training.steps))
+    assert main(tmp_path, spec) == 0
+    assert "is trained already" in log.read_text()
     assert main(tmp_path, small_spec(training={"steps": 3})) == 0
     model.write_bytes(model.read_bytes()[:100])
-    assert main(tmp_path, small_spec(training={"steps": 2})) == 0
-    assert runs == [3, 2], "another training, or a damaged model"
+    assert main(tmp_path, spec) == 0
+    assert runs == [3, 4], "another training, or a damaged model"
 
 
 def test_too_few_processes_and_a_missing_spec_are_reported(tmp_path, capsys):

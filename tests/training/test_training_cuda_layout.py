@@ -161,8 +161,12 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def take_steps(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take two steps of a training; the second must not wait."""
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", [*(name for name in OURS if name not in COUNTERS), *UNSTUDIED])
+def test_the_second_step_does_not_wait(name, monkeypatch):
+    spec = small_spec(**UNSTUDIED[name]) if name in UNSTUDIED else on_a_cpu(SPECS[name])
+    if spec.model.compile != "none":  # the compiler itself may read tensors
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"compile": "none"})})
     with laid_out_for("cuda"), OneKernel():
         setup = small_setup(spec)
         setup.module.train()
@@ -171,21 +175,6 @@ def take_steps(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
             second = next(batches)
             with no_waiting(monkeypatch):
                 optimizer_step(setup, second, 1e-3)
-
-
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("name", [name for name in OURS if name not in COUNTERS])
-def test_no_step_waits(name, monkeypatch):
-    spec = on_a_cpu(SPECS[name])
-    if spec.model.compile != "none":  # the compiler itself may read tensors
-        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"compile": "none"})})
-    take_steps(spec, monkeypatch)
-
-
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("name", UNSTUDIED)
-def test_no_step_of_other_settings_waits(name, monkeypatch):
-    take_steps(small_spec(**UNSTUDIED[name]), monkeypatch)
 
 
 @pytest.mark.usefixtures("group")

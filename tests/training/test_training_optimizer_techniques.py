@@ -1,4 +1,4 @@
-"""Optimizers that are techniques: compiled, divided among ranks, schedule-free."""
+"""Optimizers that are techniques: compiled, divided among ranks, schedule-free, Muon."""
 
 import importlib
 from unittest.mock import Mock
@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from schemas.errors import Unsupported
-from tests.training.small_training import small_spec
+from tests.training.small_training import small_setup, small_spec
 from transformer_core.techniques.compiled_adamw import CompiledAdamW
+from transformer_core.techniques.muon import Muon, is_map_of_tokens
 from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
 from transformer_core.techniques.zero_redundancy import ZeroRedundancy
 
@@ -81,3 +82,46 @@ def test_the_rate_follows_the_batch(how, factor):
         if hasattr(plain.schedule, name):
             assert getattr(spec.schedule, name) == factor * getattr(plain.schedule, name)
     assert spec.training.schedule == plain.training.schedule
+
+
+NEEDS_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9 or newer")
+
+
+@NEEDS_MUON
+def test_muon_trains_matrices_and_adamw_the_rest():
+    setup = small_setup(small_spec(training={"optimizer": {"kind": "muon"}}))
+    names = {p: name for name, p in setup.module.named_parameters()}
+    of_adam, of_muon = ({names[p] for p in g["params"]} for g in setup.optimizer.param_groups)
+    assert not of_adam & of_muon
+    assert all("embedding" in n or n.endswith((".bias", "norm.weight")) for n in of_adam)
+    assert any("self_attention.output.weight" in name for name in of_muon)
+    assert not any("embedding" in name for name in of_muon)
+
+
+def test_the_output_map_has_a_row_for_every_token_but_attention_does_not():
+    assert is_map_of_tokens("module.model.output.weight")
+    assert not is_map_of_tokens("model.encoder.0.self_attention.output.weight")
+
+
+@NEEDS_MUON
+def test_an_update_of_a_matrix_by_muon_is_orthogonal():
+    weight = nn.Parameter(torch.zeros(8, 8))
+    optimizer = Muon(kind="muon").build([("layer.weight", weight)], CPU, False)
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    weight.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    optimizer.step()
+    values = torch.linalg.svdvals(weight.detach())
+    # Newton-Schulz brings most singular values only near 1; the gradient's are further apart.
+    before = torch.linalg.svdvals(weight.grad)
+    assert values.std() / values.mean() < 0.5 * before.std() / before.mean()
+
+
+def test_muon_on_shards_or_with_an_older_torch_is_unsupported(monkeypatch):
+    weight = nn.Parameter(torch.zeros(2, 2))
+    monkeypatch.setattr(torch.optim, "Muon", object(), raising=False)
+    with pytest.raises(Unsupported, match="whole matrices"):
+        Muon(kind="muon").build([("w", weight)], CPU, True)
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(Unsupported, match=r"torch 2\.9"):
+        Muon(kind="muon").build([], CPU, False)
