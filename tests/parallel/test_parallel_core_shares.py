@@ -64,17 +64,13 @@ def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these():
     assert told.endswith(", 1 threads on one core each")
 
 
-def test_fewer_cores_than_threads_are_refused(monkeypatch):
+def test_few_cores_and_systems_that_cannot_bind_threads_are_refused(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("bound"), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(Unsupported, match=r"2 processes of 2 threads .* 2 cores"):
         bind_threads(1, 2)
-
-
-def test_systems_that_cannot_bind_threads_are_refused(monkeypatch):
-    system = SimpleNamespace(sched_getaffinity=lambda _: {0, 1})
-    monkeypatch.setattr(settling, "os", system)
+    monkeypatch.setattr(settling, "os", SimpleNamespace(sched_getaffinity=lambda _: {0, 1}))
     with pytest.raises(Unsupported, match="needs Linux"):
         bind_threads(0, 1)
 

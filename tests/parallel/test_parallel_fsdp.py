@@ -8,10 +8,12 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -269,15 +271,24 @@ def stop_and_resume(folder: Path) -> list[Any]:
     return [(watcher.losses, watcher.validations[6], snapshot(setup)) for watcher, setup in runs]
 
 
+POWER_SGD = {"kind": "ddp", "hook": {"kind": "powersgd", "start_step": 2}}
+
+
 def all_checkpoints(folder: Path) -> dict[str, Any]:
-    saved = {name: save_at_3(STORING[name], folder / name) for name in DIVIDED}
-    read = {
-        (writer, reader): go_on_from(STORING[reader], step_3(folder, writer))
-        for writer in DIVIDED
-        for reader in DIVIDED
-    }
-    tied, resumed = tied_and_sharded(folder), stop_and_resume(folder)
-    return {"saved": saved, "read": read, "tied": tied, "resumed": resumed}
+    """Checkpoints by all strategies, and whether any message from another process was unpickled."""
+    with patch.object(c10d, "_tensor_to_object", wraps=c10d._tensor_to_object) as unpickle:
+        saved = {name: save_at_3(STORING[name], folder / name) for name in DIVIDED}
+        read = {
+            (writer, reader): go_on_from(STORING[reader], step_3(folder, writer))
+            for writer in DIVIDED
+            for reader in DIVIDED
+        }
+        tied, resumed = tied_and_sharded(folder), stop_and_resume(folder)
+        for name, parallel in {"central": {"kind": "central"}, "powersgd": POWER_SGD}.items():
+            training = {"steps": 3, "checkpoint_every": 2}
+            run_small(small_spec(parallel=parallel, training=training), folder / name)
+    found = {"saved": saved, "read": read, "tied": tied, "resumed": resumed}
+    return found | {"unpickled": unpickle.called}
 
 
 @pytest.fixture(scope="module")
@@ -330,6 +341,11 @@ def test_two_ranks_resume_to_the_last_bit(stored):
         (*numbers, tensors), (*resumed_numbers, resumed) = rank["resumed"]
         assert resumed_numbers == numbers
         assert all(torch.equal(resumed[name], tensors[name]) for name in tensors)
+
+
+def test_no_message_is_unpickled(stored):
+    """Anyone who reaches the port could send one."""
+    assert not any(rank["unpickled"] for rank in stored)
 
 
 def on_gpu(spec: RunSpec, port: int) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from tests.parallel.gradient_cases import (
     Found,
     assert_same,
     distance,
-    find,
     find_on_ranks,
     reference,
     spec_of,
@@ -165,12 +164,6 @@ def test_other_ways_find_the_same(found, expected, strategy, way):
         assert main.norm == pytest.approx(wanted.norm, rel=1e-5)
     else:
         assert_same(main, wanted, EXACT)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_one_process_finds_the_same_in_other_ways(expected, way):
-    wanted = expected["empty" if way == "packed_last" else "unequal"]
-    assert_same(find(in_another_way(way, {"kind": "single"})), wanted, EXACT)
 
 
 def having_gradients(ranks: list[Found], strategy: str) -> list[Found]:

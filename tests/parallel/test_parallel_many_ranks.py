@@ -23,15 +23,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "central": {"kind": "central"},
     "central_local": {"kind": "central", "local_loss": True},
 }
-FAST = ("ddp", "fsdp", "central")
-"""One strategy of each kind; a prediction takes a second."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in STRATEGIES],
-)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_rows_and_weights_by_the_number_of_ranks(name):
     machine = {"device": "cpu", "devices_per_node": RANKS}
     spec = small_spec(parallel=STRATEGIES[name], machine=machine)

@@ -13,6 +13,7 @@ from schemas.config.parallel import Machine
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import Gpu
+from tests.training.small_training import small_spec
 from transformer_core.measure import evaluation as evaluation_job
 from transformer_core.measure.evaluation import EvaluationOrder
 from transformer_core.parallel import nvml, settling
@@ -124,8 +125,9 @@ def test_every_program_checks_the_gpus_first(monkeypatch, tmp_path, capsys):
     spec = RunSpec(variant="single")
     with pytest.raises(Unsupported, match="sees none of them"):
         take_place(Order(spec=spec, output=tmp_path, command=""))
+    machine = {"device": "cuda", "devices_per_node": 4}
     with pytest.raises(Unsupported, match="sees none of them"):
-        evaluate(spec, tmp_path)
+        evaluate(small_spec(parallel={"kind": "ddp"}, machine=machine), tmp_path)
     (tmp_path / "spec.json").write_text(spec.canonical_json())
     options = ["--spec", str(tmp_path / "spec.json"), "--data", str(tmp_path)]
     assert train_alone.main([*options, "--output", str(tmp_path / "out")]) == 1
@@ -174,22 +176,12 @@ def test_a_driver_that_grows_no_segments_gets_those_of_fixed_size(monkeypatch, s
 
 def test_without_nvml_torch_explains_why_it_has_no_device(monkeypatch):
     old = "The NVIDIA driver on your system is too old (found version 12040). Please update it."
-
     refuse = Mock(side_effect=RuntimeError(old + "\nAlternatively, go to: ..."))
     monkeypatch.setattr(nvml, "gpus", lambda: ([], "pynvml is not installed"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", refuse)
     with pytest.raises(Unsupported, match=r"needs 1 CUDA device, this host has 0: .* is too old"):
         this_process(Machine(device="cuda", devices_per_node=1), 1)
-
-
-def test_an_evaluation_for_a_gpu_does_not_silently_use_the_cpu(tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
-    machine = {"device": "cuda", "devices_per_node": 4}
-    spec = RunSpec.model_validate({"variant": "v", "parallel": {"kind": "ddp"}, "machine": machine})
-    with pytest.raises(Unsupported, match="needs 1 CUDA device, this host has 0"):
-        evaluate(spec, tmp_path)
 
 
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"

@@ -24,27 +24,11 @@ def onednn():
     set_matmul(Fp32(), CPU)
 
 
-def linear_and_gradients(n, d, f, dtype=torch.float32):
-    torch.manual_seed(0)
-    shapes = (n, d), (f, d), (f,)
-    x, w, b = (torch.randn(*shape, dtype=dtype).requires_grad_() for shape in shapes)
-    y = F.linear(x, w, b)
-    y.square().mean().backward()
-    without = F.linear(x[None], w)
-    return [y.detach(), without.detach(), x.grad, w.grad, b.grad]
-
-
 def operators(dtype):
+    x, w, b = (torch.randn(*shape, dtype=dtype) for shape in ((8, 4), (6, 4), (6,)))
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        linear_and_gradients(8, 4, 6, dtype)
+        F.linear(x, w, b)
     return {event.key for event in found.key_averages()}
-
-
-@pytest.mark.parametrize("shape", [(40, 8, 32), (40, 32, 8), (7, 5, 3), (1, 4, 2), (3, 4, 1)])
-def test_values_and_gradients_are_those_of_torch(onednn, shape):
-    mine = linear_and_gradients(*shape)
-    set_matmul(Fp32(), CPU)
-    torch.testing.assert_close(mine, linear_and_gradients(*shape), rtol=1e-5, atol=1e-5)
 
 
 def forms(a, b):
@@ -76,7 +60,7 @@ def forms(a, b):
     yield torch.addmm(torch.full((n, m), torch.nan), a, b, beta=0)
 
 
-@pytest.mark.parametrize(("n", "k", "m"), [(6, 4, 5), (30, 2, 3), (1, 3, 1), (4, 1, 6)])
+@pytest.mark.parametrize(("n", "k", "m"), [(6, 4, 5), (30, 2, 3), (1, 4, 2), (3, 4, 1), (4, 1, 6)])
 def test_every_layout_and_form_gives_the_same(onednn, n, k, m):
     torch.manual_seed(0)
     a, b = torch.randn(n, k), torch.randn(k, m)
