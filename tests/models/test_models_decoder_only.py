@@ -1,4 +1,4 @@
-"""The decoder: what each option computes, masks of documents, initial weights."""
+"""The decoder: what each option computes, masks of documents, initial weights; and its objective."""
 
 from types import SimpleNamespace
 
@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from schemas.config.model import DecoderOnly
-from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.loss import one_pass_loss_sum
+from schemas.config.run_spec import LanguageModel
+from schemas.config.training import AnyLoss
+from transformer_core.data.tokenizing.special_tokens import BOS, PAD
+from transformer_core.models.loss import one_pass_loss_sum, token_loss_sum
+from transformer_core.models.objective import objective
 from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 from transformer_core.techniques import liger
@@ -188,3 +191,36 @@ def test_a_row_beyond_the_table_is_refused():
 def test_sizes_that_do_not_fit_are_refused(fields, message):
     with pytest.raises(ValidationError, match=message):
         DecoderOnly(**{"d_model": 24, "heads": 4, **fields})
+
+
+MASKED = LanguageModel(kind="language_model", context=16)
+JOINED = LanguageModel(kind="language_model", context=16, texts="joined")
+
+
+def texts():
+    """Three rows of tokens; the second has texts of 3 and 7 tokens and ends with padding."""
+    inputs, labels, _ = batch()
+    inputs[:, 0] = inputs[1, 3] = BOS
+    inputs[1, 7:] = PAD
+    return torch.empty((3, 0), dtype=torch.int64), inputs, labels
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["whole", "chunked", "one_pass"])
+def test_every_loss_of_texts_equals_that_of_the_logits(kind, smoothing):
+    loss = TypeAdapter(AnyLoss).validate_python({"kind": kind})
+    module = objective(MASKED, build(), smoothing, loss)
+    source, inputs, labels = texts()
+    expected = token_loss_sum(module.logits(source, inputs), labels, smoothing)
+    torch.testing.assert_close(module(source, inputs, labels), expected)
+
+
+def test_texts_in_a_row_are_independent_unless_joined():
+    source, inputs, _ = texts()
+    model = build(initial_std=0.3)
+    alone = objective(MASKED, model).logits(source[:1], inputs[1:2, 3:])
+    masked, joined = (
+        objective(task, model).logits(source[:1], inputs[1:2])[:, 3:] for task in (MASKED, JOINED)
+    )
+    torch.testing.assert_close(masked, alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(joined, alone, atol=1e-3)

@@ -1,11 +1,14 @@
-"""Models of the transformers library behind this project's interfaces."""
+"""Models of the transformers library behind this project's interfaces, and this project's decoder
+against GPT-2 and Llama with copied weights."""
 
 import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from schemas.config.model import HuggingFace, HuggingFaceCausal, Transformer
+from benchmarks._copied_weights import gpt2_weights, llama_weights
+from schemas.config.model import DecoderOnly, HuggingFace, HuggingFaceCausal, Transformer
 from schemas.errors import Unsupported
 from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import PAD
@@ -17,6 +20,7 @@ pytest.importorskip("transformers")
 
 V = 41
 SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2}
+DECODER = {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
 
 
 def build(seed=1, vocabulary=V, **fields):
@@ -27,9 +31,8 @@ def build(seed=1, vocabulary=V, **fields):
 
 def causal(architecture="gpt2", **fields):
     torch.manual_seed(1)
-    sizes = {"layers": 2, "d_model": 24, "d_ff": 40, "heads": 4}
     spec = HuggingFaceCausal(
-        kind="huggingface_causal", architecture=architecture, **(sizes | fields)
+        kind="huggingface_causal", architecture=architecture, **DECODER, **fields
     )
     return build_model(spec, V)
 
@@ -137,3 +140,79 @@ def test_unknown_architectures_and_options_are_refused():
         causal("gpt22")
     with pytest.raises(ValueError, match=r"model\.options\.n_ctxx.*gpt2"):
         causal(options={"n_ctxx": 3})
+
+
+GPT2 = {
+    "positions": {"kind": "learned", "length": 1024},
+    "norm": {"kind": "layer"},
+    "feed_forward": {"kind": "gelu"},
+    "bias": True,
+}
+UNTIED = {"tied_embeddings": False}
+MODELS = {
+    "gpt2": (GPT2, {"tied_embeddings": True}, gpt2_weights),
+    "llama": (
+        UNTIED | {"kv_heads": 2},
+        UNTIED | {"options": {"num_key_value_heads": 2}},
+        llama_weights,
+    ),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def pair(name):
+    """Our model, the library's with the same weights, and the translation of names."""
+    ours, theirs, translate = MODELS[name]
+    own, other = build_model(DecoderOnly(**DECODER, **ours), V), causal(name, **theirs)
+    with torch.no_grad():
+        for p in other.parameters():  # zero biases would hide mix-ups
+            p.add_(torch.randn_like(p) * 0.05)
+    own.load_state_dict(translate(other.causal.state_dict(), DECODER["layers"]))
+    return own.eval(), other.eval(), translate
+
+
+@every_model
+def test_logits_loss_and_gradients_are_those_of_the_library(name):
+    own, other, translate = pair(name)
+    tokens, targets, _ = texts()
+    tokens[0, 5:] = PAD
+    logits = other.causal(tokens).logits
+    torch.testing.assert_close(own.logits(tokens), logits, rtol=1e-4, atol=1e-5)
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum"
+    )
+    loss = own(tokens, targets)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(other(tokens, targets), expected)
+    loss.backward()
+    expected.backward()
+    gradients = {n: p.grad for n, p in other.causal.named_parameters()}
+    torch.testing.assert_close(
+        {n: p.grad for n, p in own.named_parameters()},
+        dict(translate(gradients, DECODER["layers"])),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+@every_model
+def test_generated_text_equals_that_of_the_library(name):
+    own, other, _ = pair(name)
+    with torch.no_grad():
+        (own.output or own.embedding).weight.mul_(5)
+        other.causal.get_output_embeddings().weight.mul_(5)
+    prompts = [[1, 5, 6, 7], [1], [1, 9]]
+    found = own.generate(prompts, 8)
+    assert found == other.generate(prompts, 8)
+    assert len({tuple(text) for text in found}) > 1
+    # The library's own loop, one prompt at a time.
+    for prompt, text in zip(prompts, found, strict=True):
+        tokens = other.causal.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=8,
+            do_sample=False,
+            suppress_tokens=[0, 1],
+        )
+        after = tokens[0, len(prompt) :].tolist()
+        assert text == (after[: after.index(2)] if 2 in after else after)

@@ -1,4 +1,5 @@
-"""For every kind of model: padding and later tokens change nothing, caches continue a prefix."""
+"""For every kind of model: padding and later tokens change nothing, caches continue a prefix; and
+torch.nn.Transformer with the same weights computes the same as this project's layers."""
 
 import pytest
 import torch
@@ -6,6 +7,9 @@ from pydantic import TypeAdapter
 
 from schemas.config.model import AnyModel
 from tests.models.token_batches import pairs
+from transformer_core.data.tokenizing.special_tokens import PAD
+from transformer_core.models.loss import token_loss_sum
+from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 
 V = 41
@@ -77,3 +81,41 @@ def test_drops_activations_only_in_training(kind):
     assert not torch.equal(model(source, target), model(source, target))
     model.eval()
     assert torch.equal(model(source, target), model(source, target))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_torchs_layers_start_from_the_same_weights(norm, tied):
+    ours, theirs = (build(kind, norm=norm, tied_embeddings=tied) for kind in ("pre", "torch_nn"))
+    mine, other = canonical_state_dict(ours), canonical_state_dict(theirs)
+    assert mine.keys() == other.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, other[name]), name
+    # Every parameter has a canonical name, so none lacks a value.
+    assert sum(t.numel() for t in other.values()) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_torchs_layers_compute_the_same_function_and_gradients(norm, training):
+    source, target = pairs(V)
+    target[2, 3:] = PAD
+    labels = target.roll(-1, dims=1)
+    labels[:, -1] = PAD
+    labels = labels.masked_fill(target == PAD, PAD)
+    logits, gradients = {}, {}
+    for kind in ("pre", "torch_nn"):
+        model = build(kind, norm=norm, tied_embeddings=True).train(training)
+        # Biases of 0 and normalizations of 1 would hide mix-ups.
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for _, tensor in sorted(canonical_state_dict(model).items()):
+                tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
+        found = model(source, target)
+        token_loss_sum(found, labels).backward()
+        logits[kind] = found[labels != PAD]
+        for p in model.parameters():
+            p.data = p.grad
+        gradients[kind] = canonical_state_dict(model)
+    torch.testing.assert_close(logits["torch_nn"], logits["pre"], **CLOSE)
+    torch.testing.assert_close(gradients["torch_nn"], gradients["pre"], rtol=1e-3, atol=2e-5)

@@ -1,4 +1,4 @@
-"""Properties of the encoder-decoder; test_models_torch_nn.py compares it with torch's own."""
+"""Properties of the encoder-decoder; test_models_kinds.py compares it with torch's own."""
 
 import math
 from typing import get_args
@@ -71,15 +71,6 @@ def test_several_tokens_after_a_cached_prefix_are_refused():
     model.decode(memory, SOURCE, TARGET, cache)
     with pytest.raises(ValueError, match="2 tokens after a cached prefix of 4"):
         model.decode(memory, SOURCE, TARGET[:, :2], cache)
-
-
-def test_tied_embeddings_are_one_matrix_with_one_name():
-    tied, free = build(tied_embeddings=True), build(tied_embeddings=False)
-    sizes = [sum(p.numel() for p in model.parameters()) for model in (tied, free)]
-    assert sizes[1] - sizes[0] == 2 * V * 16
-    for model in (tied, free):
-        pointers = [tensor.data_ptr() for tensor in model.state_dict().values()]
-        assert len(pointers) == len(set(pointers))
 
 
 def test_initial_weights():
