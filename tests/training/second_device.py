@@ -126,12 +126,6 @@ def register() -> torch.device:
     return torch.device(NAME, 0)
 
 
-def with_one_layer(spec: Any) -> Any:
-    """``spec`` with one layer on each side: more would repeat the same operators."""
-    model = spec.model.model_copy(update={"encoder_layers": 1, "decoder_layers": 1})
-    return spec.model_copy(update={"model": model})
-
-
 def step(spec: Any, device: torch.device) -> str:
     """The outcome of a step of ``spec`` on ``device``: "ok", or what was wrong."""
     from schemas.results import BatchShape
@@ -176,7 +170,14 @@ def certificate(device: torch.device) -> str:
 
 
 def main() -> None:
-    from tests.training.test_training_cuda_layout import OURS, SPECS, in_turn, on_a_cpu, sentences
+    from tests.training.test_training_cuda_layout import (
+        OURS,
+        SPECS,
+        in_turn,
+        on_a_cpu,
+        sentences,
+        with_one_layer,
+    )
     from transformer_core.models import qkv_projection, sublayers
     from transformer_core.models.device_kind import laid_out_for
 

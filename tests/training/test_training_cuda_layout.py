@@ -108,6 +108,16 @@ def on_a_cpu(spec: RunSpec) -> RunSpec:
     return memory_prediction._on_a_cpu(spec)
 
 
+def changed(spec: RunSpec, **fields: Any) -> RunSpec:
+    """``spec`` with other fields of its model."""
+    return spec.model_copy(update={"model": spec.model.model_copy(update=fields)})
+
+
+def with_one_layer(spec: RunSpec) -> RunSpec:
+    """``spec`` with one layer on each side: more would repeat the same operators."""
+    return changed(spec, encoder_layers=1, decoder_layers=1)
+
+
 @pytest.fixture(autouse=True)
 def _as_if_on_cuda(monkeypatch):
     """Replaces streams by calls in turn, and FlashAttention by :func:`sentences`."""
@@ -165,8 +175,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", [*(name for name in OURS if name not in COUNTERS), *UNSTUDIED])
 def test_the_second_step_does_not_wait(name, monkeypatch):
     spec = small_spec(**UNSTUDIED[name]) if name in UNSTUDIED else on_a_cpu(SPECS[name])
-    if spec.model.compile != "none":  # the compiler itself may read tensors
-        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"compile": "none"})})
+    spec = changed(with_one_layer(spec), compile="none")  # the compiler itself may read tensors
     with laid_out_for("cuda"), OneKernel():
         setup = small_setup(spec)
         setup.module.train()
@@ -198,8 +207,7 @@ def test_planted_fault_a_norm_that_is_read(monkeypatch):
 
 
 def compiled(spec: RunSpec) -> RunSpec:
-    model = spec.model.model_copy(update={"compile": "layers"})
-    return spec.model_copy(update={"model": model})
+    return changed(spec, compile="layers")
 
 
 # Only the model decides about graphs: one variant for each model is enough.
@@ -232,8 +240,7 @@ def test_no_layer_breaks_its_graph(name, projections, monkeypatch):
     runs: its layers have all parts of the encoder's."""
     spec = on_a_cpu(SPECS[name])
     if projections:
-        model = spec.model.model_copy(update={"qkv": SPECS[projections].model.qkv})
-        spec = spec.model_copy(update={"model": model})
+        spec = changed(spec, qkv=SPECS[projections].model.qkv)
     monkeypatch.setattr(
         transformers,
         "compile_layers",
@@ -253,19 +260,18 @@ def test_no_layer_breaks_its_graph(name, projections, monkeypatch):
     assert counters["stats"]["unique_graphs"] == (1 if projections else 2)
 
 
+@pytest.mark.slow
 def test_graphs_are_recorded_before_the_first_step(monkeypatch, tmp_path):
     """Every call of a layer in a step replays a graph, and the losses equal those without graphs.
     (On a CPU no graph is recorded; the layers themselves are called.)"""
     monkeypatch.setattr(transformers, "compile_layers", lambda *_: None)
-    spec = on_a_cpu(SPECS["layers_graphed"])
+    spec = with_one_layer(on_a_cpu(SPECS["layers_graphed"]))
     training = spec.training.model_copy(update={"steps": 3, "log_every": 1})
-    one_layer = {"encoder_layers": 1, "decoder_layers": 1}
+    spec = spec.model_copy(update={"training": training})
     losses = {}
     for kind in ("graphs", "none"):
-        model = spec.model.model_copy(update={"compile": kind, "dropout": 0.2, **one_layer})
-        changed = spec.model_copy(update={"model": model, "training": training})
         with laid_out_for("cuda"), OneKernel():
-            setup = small_setup(changed)
+            setup = small_setup(changed(spec, compile=kind, dropout=0.2))
             steps = Watcher()
             train(setup, steps, tmp_path / kind, validate_last=False)
         losses[kind] = steps.losses
