@@ -102,6 +102,14 @@ def test_stops_when_everything_has_ended_or_at_the_maximum_length(search):
 
 
 @searches
+def test_a_batch_from_which_sentences_leave_equals_its_sentences(search):
+    model, source = build(4, 15), sentences(4, 15)
+    results = search(model, source, 8)
+    assert len({len(tokens) for tokens in results}) > 1
+    assert results == [search(model, row[None], 8)[0] for row in source]
+
+
+@searches
 def test_training_mode_is_refused(search):
     with pytest.raises(ValueError, match=r"call eval\(\)"):
         search(build(0, 8).train(), sentences(0, 8), 5)
