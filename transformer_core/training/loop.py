@@ -75,9 +75,9 @@ def train(
                 _save(setup, observer, history, step, checkpoints)
     finally:
         batches.close()
-        checkpoint.wait()
         gc.unfreeze()
         gc.enable()
+        checkpoint.wait()  # last: it may raise
     if hasattr(setup.optimizer, "eval"):  # the final weights are the optimizer's averages
         setup.optimizer.eval()
     return history
