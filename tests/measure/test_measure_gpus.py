@@ -95,9 +95,8 @@ subprocess.run([sys.executable, "-c", {leased(1, SEEN)!r}], env=environment)
     assert run(3, SEEN, **visible) == everything, "both have let go of theirs"
 
 
-@pytest.mark.parametrize(("visible", "count"), [("", 1), ("GPU-a", 2)])
-def test_with_too_few_gpus_a_job_sees_all_of_them(tmp_path, visible, count):
-    assert run(count, SEEN, CUDA_VISIBLE_DEVICES=visible, XDG_CACHE_HOME=str(tmp_path)) == visible
+def test_with_too_few_gpus_a_job_sees_all_of_them(tmp_path):
+    assert run(2, SEEN, CUDA_VISIBLE_DEVICES="GPU-a", XDG_CACHE_HOME=str(tmp_path)) == "GPU-a"
 
 
 @pytest.mark.gpu

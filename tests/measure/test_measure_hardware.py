@@ -29,25 +29,25 @@ def _big_host(monkeypatch):
 
 CONTROL_GROUPS = {
     "none": (None, {}, 64, 1_000_000),
-    "version 2, no limit": (
-        "0::/job",
-        {"job/cpu.max": "max 100000", "job/memory.max": "max"},
-        *(64, 1_000_000),
-    ),
-    "version 2": (
-        "0::/slice/job",
-        {"slice/job/cpu.max": "350000 100000", "slice/job/memory.max": "5000"},
-        *(3, 5000),
-    ),
     "version 2, a tighter parent": (
         "0::/slice/job",
         {
-            "slice/cpu.max": "200000 100000",
+            "slice/cpu.max": "250000 100000",
             "slice/memory.max": "4000",
             "slice/job/cpu.max": "400000 100000",
             "slice/job/memory.max": "max",
         },
         *(2, 4000),
+    ),
+    "version 2, a tighter child": (
+        "0::/slice/job",
+        {
+            "slice/cpu.max": "max 100000",
+            "slice/memory.max": "6000",
+            "slice/job/cpu.max": "350000 100000",
+            "slice/job/memory.max": "5000",
+        },
+        *(3, 5000),
     ),
     "version 2, the path of the host inside a container": (
         "0::/docker/0123",
@@ -198,20 +198,21 @@ def test_the_job_says_why_it_cannot_write(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("cores", "text"),
-    [({5}, "cores 5"), ({0, 1, 2, 3}, "cores 0-3"), ({0, 1, 4, 6, 7}, "cores 0-1, 4, 6-7")],
+    [
+        ({5}, "cores 5"),
+        ({0, 1, 2, 3}, "cores 0-3, 2 threads on one core each"),
+        ({0, 1, 4, 6, 7}, "cores 0-1, 4, 6-7, 2 threads on one core each"),
+    ],
 )
-def test_cores_are_listed_as_ranges(cores, text, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores, raising=False)
-    assert affinity() == text
-
-
-def test_threads_bound_to_one_core_are_counted(tmp_path, monkeypatch):
+def test_cores_are_listed_as_ranges_and_threads_bound_to_one_are_counted(
+    cores, text, tmp_path, monkeypatch
+):
     own = os.getpid()
-    masks = {own: {0, 1}}
+    masks = {own: cores}
     monkeypatch.setattr(os, "sched_getaffinity", lambda t: masks.get(t, {1}), raising=False)
     write_tree(tmp_path, {f"proc/self/task/{own + thread}/comm": "" for thread in range(3)})
     monkeypatch.setattr(hardware, "_ROOT", tmp_path)
-    assert affinity() == "cores 0-1, 2 threads on one core each"
+    assert affinity() == text
 
 
 @pytest.mark.parametrize(

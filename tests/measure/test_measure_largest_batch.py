@@ -106,17 +106,18 @@ def test_the_answer_is_confirmed_and_a_step_more_fails_again():
     assert "fitted after all" in always["reason"]
 
 
-@pytest.mark.parametrize("status", ["failed", "unsupported"])
-def test_a_trial_that_fails_otherwise_gives_no_answer(status):
-    found = find(Pretended({2: status}), 4)
+@pytest.mark.parametrize(
+    ("trials", "status", "reason"),
+    [
+        (Pretended({2: "failed"}), "failed", "failed at"),
+        (Pretended({2: "unsupported"}), "unsupported", "unsupported at"),
+        (Pretended(border=1), "oom", "Not even the smallest batch fits. oom at 2"),
+    ],
+)
+def test_without_an_answer_there_is_a_reason(trials, status, reason):
+    found = find(trials, 4)
     assert (found["status"], found["largest_pairs"]) == (status, None)
-    assert found["reason"].startswith(f"{status} at")
-
-
-def test_not_even_the_smallest_batch_fits():
-    found = find(Pretended(border=1), 4)
-    assert found["status"] == "oom"
-    assert found["reason"].startswith("Not even the smallest batch fits. oom at 2")
+    assert found["reason"].startswith(reason)
 
 
 def test_sizes_start_at_those_of_the_study():

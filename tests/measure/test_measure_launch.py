@@ -53,41 +53,27 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_a_single_run_is_plain_python():
-    assert launcher(spec("single"), WORKER) == [sys.executable, "-m", QUICK_START, WORKER]
-    assert launcher(spec("single"), WORKER, fresh=True) == [sys.executable, "-m", WORKER]
-
-
-@pytest.mark.parametrize(("gpus", "fresh"), [(["GPU-1"], False), ([], True)])
-def test_one_process_per_device_through_torchrun(gpus, fresh, monkeypatch):
-    monkeypatch.setattr(launch, "visible_gpus", lambda: gpus)
-    command = launcher(spec("ddp", devices_per_node=3), WORKER, fresh=fresh)
-    assert AGENT in command
-    assert {"--nproc-per-node=3", "--rdzv-endpoint=127.0.0.1:0"} <= set(command)
-    assert command[command.index("-m", 3) + 1 :] == ([WORKER] if fresh else [QUICK_START, WORKER])
-
-
-def test_without_gpus_processes_are_forked(monkeypatch):
+def test_processes_of_one_host_are_forked_or_started_by_torchrun(monkeypatch):
+    single, ddp = spec("single"), spec("ddp", devices_per_node=3)
+    python = [sys.executable, "-m"]
+    assert launcher(single, WORKER) == [*python, QUICK_START, WORKER]
+    assert launcher(single, WORKER, fresh=True) == [*python, WORKER]
     monkeypatch.setattr(launch, "visible_gpus", list)
-    command = launcher(spec("ddp", devices_per_node=3), WORKER)
-    assert command[1:] == ["-m", QUICK_START, "--fork=3", WORKER]
+    assert launcher(ddp, WORKER) == [*python, QUICK_START, "--fork=3", WORKER]
+    fresh = launcher(ddp, WORKER, fresh=True)
     asked = launcher(spec("ddp", device="cuda"), WORKER)
     assert AGENT in asked, "the run itself says that there is no GPU"
+    monkeypatch.setattr(launch, "visible_gpus", lambda: ["GPU-1"])
+    on_gpus = launcher(ddp, WORKER)
+    for command, end in ((fresh, [WORKER]), (on_gpus, [QUICK_START, WORKER])):
+        assert AGENT in command
+        assert {"--nproc-per-node=3", "--rdzv-endpoint=127.0.0.1:0"} <= set(command)
+        assert command[command.index("-m", 3) + 1 :] == end
 
 
 def test_several_hosts_need_slurm_or_a_rendezvous():
     with pytest.raises(Unsupported, match=r"2 hosts.*Slurm.*NODE_RANK"):
         launcher(spec("ddp", nodes=2, devices_per_node=1), WORKER)
-
-
-def test_by_hand_every_host_starts_its_own_processes(monkeypatch):
-    monkeypatch.setenv("NODE_RANK", "1")
-    monkeypatch.setenv("RENDEZVOUS", "first:29500")
-    command = launcher(spec("ddp", nodes=2, devices_per_node=4), WORKER, place=3)
-    assert command == [*one_host.Hosts(2, 4, 600.0, 3).command, WORKER]
-    assert lends_processes_only()
-    monkeypatch.setenv("NODE_RANK", "0")
-    assert not lends_processes_only()
 
 
 @pytest.mark.parametrize(
@@ -111,13 +97,7 @@ def test_a_slurm_job_starts_workers_on_all_its_hosts(monkeypatch, tmp_path):
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(srun)
     assert "--cpus-per-task=6" in srun, "srun would give each task one CPU"
     assert "transformer_core.run.host_processes" in command
-
-
-def test_a_slurm_job_with_one_host_needs_no_srun(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "42")
-    command = launcher(spec("ddp", devices_per_node=2), WORKER)
-    assert command[0] == sys.executable
-    assert "transformer_core.run.host_processes" not in command
+    assert "srun" not in launcher(spec("ddp", devices_per_node=2), WORKER), "one host"
 
 
 def test_a_host_finds_its_place_in_a_slurm_step(monkeypatch, tmp_path):
@@ -145,11 +125,13 @@ def test_the_first_host_knows_its_address_for_the_others(monkeypatch, tmp_path):
     assert one_host.own_address() == "first"
 
 
-def test_one_host_becomes_its_torchrun(monkeypatch):
-    monkeypatch.setenv("NODE_RANK", "1")
+def test_by_hand_every_host_becomes_its_torchrun(monkeypatch):
     monkeypatch.setenv("RENDEZVOUS", "first:29500")
+    for node, lends in (("0", False), ("1", True)):
+        monkeypatch.setenv("NODE_RANK", node)
+        assert lends_processes_only() == lends
     command = launcher(spec("ddp", nodes=2, devices_per_node=4, timeout=7), WORKER, place=2)
-    assert command[1:3] == ["-m", one_host.__name__]
+    assert command == [*one_host.Hosts(2, 4, 7.0, 2).command, WORKER]
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, given: became.append(given))
     monkeypatch.setattr(sys, "argv", [*command[2:], "--option", "value"])

@@ -20,13 +20,6 @@ from transformer_core.machine.machine_state import CpuTime, cpu_time
 from transformer_core.parallel import nvml
 
 
-def test_probe_of_the_cpu():
-    found = machine_state.probe_cpu()
-    assert found.device == "cpu"
-    assert found.matmul_flops_per_second > 0
-    assert found.copy_bytes_per_second > 0
-
-
 def test_the_shortest_call_counts():
     # Calls of 20 and of 10 ms; then the 50 ms are over.
     times = iter([0.0, 0.0, 0.02, 0.02, 0.02, 0.03, 0.06])
@@ -142,21 +135,15 @@ def test_without_proc(monkeypatch, platform, factor):
     assert peak_memory.peak_rss_bytes() == 7 * factor
 
 
-def peaks(rank: int, device: str) -> tuple[int | str | None, ...]:
-    """The report of a rank on its device."""
-    found = peak_memory.rank_memory(rank, torch.device(device))
-    assert found.rss_bytes > 0
-    device_bytes = found.allocated_bytes, found.reserved_bytes, found.nvml_bytes
-    return found.rank, found.device, *device_bytes
-
-
-def test_cpu_has_no_device_peaks():
-    peak_memory.reset_peak(torch.device("cpu"))
-    assert peaks(3, "cpu") == (3, "cpu", None, None, None)
-
-
-@pytest.mark.parametrize(("device", "index"), [("cuda:1", 1), ("cuda:0", 0), ("cuda", 2)])
-def test_cuda_peaks_are_those_of_the_device(monkeypatch, device, index):
+@pytest.mark.parametrize(
+    ("device", "peaks"),
+    [
+        ("cpu", ("cpu", None, None, None)),
+        ("cuda:0", ("cuda:0", 100, 200, 300)),
+        ("cuda", ("cuda:2", 102, 202, 302)),
+    ],
+)
+def test_peaks_are_those_of_the_device(monkeypatch, device, peaks):
     reset = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda at: 100 + at)
@@ -164,8 +151,12 @@ def test_cuda_peaks_are_those_of_the_device(monkeypatch, device, index):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr(nvml, "device_memory_used", lambda at: 300 + at)
     peak_memory.reset_peak(torch.device(device))
-    assert reset == [torch.device(device)]
-    assert peaks(0, device) == (0, f"cuda:{index}", 100 + index, 200 + index, 300 + index)
+    assert reset == ([] if device == "cpu" else [torch.device(device)])
+    found = peak_memory.rank_memory(3, torch.device(device))
+    device_bytes = found.allocated_bytes, found.reserved_bytes, found.nvml_bytes
+    assert (found.device, *device_bytes) == peaks
+    assert found.rank == 3
+    assert found.rss_bytes > 0
 
 
 @pytest.mark.gpu

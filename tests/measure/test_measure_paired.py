@@ -67,35 +67,11 @@ def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine:
     return found[variant]
 
 
-def test_sides_take_turns_and_their_ratio_is_measured(fake, tmp_path):
-    found = run(tmp_path, "fast")
-    assert (found.status, found.stopped, len(found.sessions)) == ("ok", "sessions", 2)
-    first = found.sessions[0]
-    assert [s.name for s in first.sides] == ["single", "fast"]
-    assert log_ratios(first.rounds, Pair("fast", "single")) == pytest.approx([0.6931] * 6, abs=1e-3)
-    # First the warm-up, which ends with a pilot, then turns of three steps: a step takes 10 ms, a
-    # window 25 ms.
-    lines = fake.read_text().splitlines()
-    session_lines = lines[: len(lines) // 2]
-    assert session_lines[:3] == ["single 0 2", "single 0 1", "fast 0 3"]
-    names = [line.split()[0] for line in session_lines[3:]]
-    assert names == ["single", "fast"] * 4 + ["fast", "single"] * 2
-    assert set(session_lines[3:]) == {"single 1 3", "fast 1 3"}
-    assert first.sides[0].warmup_seconds == pytest.approx(0.0306)
-    assert first.sides[1].peak_memory_bytes == 1000
-    assert all(window.steps == 3 for rnd in first.rounds for window in rnd.windows)
-    begins = [window.began for rnd in first.rounds for window in rnd.windows]
-    assert begins == sorted(begins)
-    assert found.provenance["fast"].command == "the command"
-    assert first.before.probes[0].device == "cpu"
-
-
 @pytest.mark.parametrize(
     ("variant", "status", "reason"),
     [
         ("unsupported", "unsupported", "needs a device that is not here"),
         ("fails", "failed", "ValueError: a mistake"),
-        ("dies", "failed", r"ended before .* \(signal SIGKILL\)"),
         ("stalls", "failed", r"did not answer within 0.5 s \(machine.timeout\)"),
     ],
 )
@@ -233,10 +209,13 @@ def test_the_same_turns_serve_all_comparisons(fake, tmp_path):
     found = compare_pairs(sides, pairs, COMPARING, tmp_path, tmp_path / "turns", "the command")
     assert list(found) == pairs
     lines = fake.read_text().splitlines()
-    names = [line.split()[0] for line in lines[: len(lines) // 2]]
-    # Warm-ups, then rounds with the two processes of the reference between the others.
+    first = lines[: len(lines) // 2]
+    # First the warm-up, which ends with a pilot, then turns of three steps: a step takes 10 ms, a
+    # window 25 ms.
+    assert first[:3] == ["single 0 2", "single 0 1", "fast 0 3"]
+    # The two processes of the reference have turns between those of the others.
     order = ["single", "fast", "other", "single+2", "third"]
-    assert names[6:] == order * 4 + order[::-1] * 2
+    assert first[6:] == [f"{name} 1 3" for name in order * 4 + order[::-1] * 2]
     for pair, (ratio, processes, others) in expected.items():
         record = found[pair]
         assert (record.status, record.variant, record.reference) == ("ok", *pair)
@@ -247,6 +226,18 @@ def test_the_same_turns_serve_all_comparisons(fake, tmp_path):
             assert [s.name for s in made.sides] == [pair.reference, pair.variant]
             assert {w.side for rnd in made.rounds for w in rnd.windows} == {*pair}
             assert log_ratios(made.rounds, pair) == pytest.approx([ratio] * 6, abs=1e-3)
+    fast = found[Pair("fast", "single")]
+    assert (fast.stopped, fast.provenance["fast"].command) == ("sessions", "the command")
+    session_of_fast = fast.sessions[0]
+    windows = [window for rnd in session_of_fast.rounds for window in rnd.windows]
+    begins = [window.began for window in windows]
+    assert begins == sorted(begins)
+    assert {window.steps for window in windows} == {3}
+    assert session_of_fast.sides[1].warmup_seconds == pytest.approx(0.0153)
+    assert session_of_fast.sides[1].peak_memory_bytes == 1000
+    probe = session_of_fast.before.probes[0]
+    assert probe.device == "cpu"
+    assert min(probe.matmul_flops_per_second, probe.copy_bytes_per_second) > 0
 
 
 def test_a_side_that_ends_affects_only_its_own_comparisons(fake, tmp_path):
@@ -262,6 +253,7 @@ def test_a_side_that_ends_affects_only_its_own_comparisons(fake, tmp_path):
         ("fast", "single"): ("ok", None, 2),
         ("other", "single"): ("ok", None, 2),
     }
+    assert re.search(r"ended before .* \(signal SIGKILL\)", found["fast", "dies"].reason)
 
 
 def test_a_comparison_with_an_unknown_side_is_refused():

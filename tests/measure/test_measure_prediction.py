@@ -173,7 +173,7 @@ def per_parameter(parts: Parts) -> dict[str, float]:
     return {part: getattr(parts, part) / parameters for part in PARTS}
 
 
-def test_the_formulas_of_the_study(measured_alone):
+def test_the_formulas_of_the_study(measured_alone, measured_together):
     plain = per_parameter(measured_alone["single"][2])
     state = ("weights_bytes", "master_weights_bytes", "gradients_bytes", "optimizer_bytes")
     assert [plain[part] for part in state] == pytest.approx([4, 0, 4, 8], rel=0.01)
@@ -183,20 +183,15 @@ def test_the_formulas_of_the_study(measured_alone):
     mixed = per_parameter(measured_alone["amp_bf16"][2])
     assert mixed["weights_bytes"] + mixed["master_weights_bytes"] == pytest.approx(6, rel=0.03)
     assert sum(mixed[part] for part in state) == pytest.approx(18, rel=0.03)
-
-
-def test_buckets_are_a_second_copy_of_the_gradients_unless_they_are_views(measured_together):
-    found = {name: per_parameter(one[2]) for name, one in measured_together[0].items()}
-    assert found["ddp"]["buckets_bytes"] == pytest.approx(4, rel=0.02)
-    assert found["ddp"]["gradients_bytes"] == pytest.approx(4, rel=0.02)
-    assert found["ddp_view"]["buckets_bytes"] == pytest.approx(0, abs=0.02)
-    assert found["ddp_view"]["gradients_bytes"] == pytest.approx(4, rel=0.02)
-
-
-def test_shards_add_up_to_the_model(measured_together):
-    both = [per_parameter(one["fsdp"][2]) for one in measured_together]
+    # Buckets of gradients are a second copy, unless gradients are views of them.
+    first, second = measured_together
+    ddp, view = (per_parameter(first[name][2]) for name in ("ddp", "ddp_view"))
+    assert ddp["buckets_bytes"] == pytest.approx(4, rel=0.02)
+    assert view["buckets_bytes"] == pytest.approx(0, abs=0.02)
+    assert ddp["gradients_bytes"] == view["gradients_bytes"] == pytest.approx(4, rel=0.02)
+    shards = [per_parameter(rank["fsdp"][2]) for rank in (first, second)]
     for part, whole in (("weights_bytes", 4), ("gradients_bytes", 4), ("optimizer_bytes", 8)):
-        assert sum(rank[part] for rank in both) == pytest.approx(whole, rel=0.03)
+        assert sum(shard[part] for shard in shards) == pytest.approx(whole, rel=0.03)
 
 
 def test_a_local_loss_does_not_gather_all_logits(measured_together):
@@ -215,11 +210,8 @@ def test_memory_saving_techniques_save_memory(measured_alone):
     assert checkpoint[2].activations_bytes < plain[2].activations_bytes / 3
     assert checkpoint[0] < 0.8 * plain[0]
     assert chunks[0] < plain[0]
-
-
-def test_autograd_saves_the_activations(measured_alone):
-    _, _, largest, saved = measured_alone["single"]
-    assert saved == pytest.approx(largest.activations_bytes, rel=0.05)
+    _, _, largest, saved = plain
+    assert saved == pytest.approx(largest.activations_bytes, rel=0.05), "by autograd"
 
 
 def test_a_model_of_a_billion_parameters_takes_no_memory():

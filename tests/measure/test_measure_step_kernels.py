@@ -35,8 +35,12 @@ def seen(folder: Path, **sections: Any) -> StepKernels:
 
 def test_kernels_show_the_changes_of_a_variant(tmp_path):
     """Attention backend, fused update and number format are observed, not taken from the spec."""
-    steps = {"training": {"steps": 1}}
-    usual = seen(tmp_path, **steps, model={"dropout": 0.0})
+
+    def seen_with(dropout: float = 0.0, attention: str = "sdpa", **training: Any) -> StepKernels:
+        model = {"dropout": dropout, "attention": {"kind": attention}}
+        return seen(tmp_path, model=model, training={"steps": 1} | training)
+
+    usual = seen_with()
     assert [name.split(".")[1].split()[0] for name in usual.attention] == [
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -44,26 +48,14 @@ def test_kernels_show_the_changes_of_a_variant(tmp_path):
     assert "aten._fused_adamw_ float32" in usual.update
     assert not usual.compiled
     assert not usual.deterministic
-    plain = seen(
-        tmp_path,
-        model={"dropout": 0.0, "attention": {"kind": "reference"}},
-        training={"steps": 1, "optimizer": {"kind": "adamw", "fused": False}},
-    )
+    plain = seen_with(attention="reference", optimizer={"kind": "adamw", "fused": False})
     assert plain.attention == []
     assert any(name.startswith("aten._foreach_") for name in plain.update)
-    reduced = seen(
-        tmp_path, model={"dropout": 0.0}, training={"steps": 1, "precision": {"kind": "bf16"}}
-    )
+    reduced = seen_with(precision={"kind": "bf16"})
     assert "aten.addmm bfloat16" in {*reduced.operators} - {*usual.operators}
-
-
-def test_a_tiny_dropout_uses_the_same_kernels(tmp_path):
-    """So a short run uses the same kernels as a timed run."""
-    timed, short = (
-        seen(tmp_path, training={"steps": 1}, model={"dropout": share}) for share in (0.1, 1e-9)
-    )
-    assert timed == short
-    assert timed != seen(tmp_path, training={"steps": 1}, model={"dropout": 0.0})
+    # A tiny dropout uses the same kernels: a short run is like a timed run.
+    timed, short = seen_with(dropout=0.1), seen_with(dropout=1e-9)
+    assert timed == short != usual
 
 
 def test_observation_ends_with_a_failed_step():

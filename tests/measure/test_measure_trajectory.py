@@ -36,50 +36,45 @@ def spec_of(**sections: Any) -> RunSpec:
 
 def verdict(
     equivalence: Bitwise | Tolerance,
-    run: SeedTrajectory,
+    runs: dict[str, SeedTrajectory],
     folder: Path,
-    reference: tuple[Trajectory, Path],
+    run: str,
+    reference: str,
 ) -> Certificate:
-    against, its_folder = reference
+    """The certificate of one of these runs, whose weights are below ``folder``, against another."""
     weights = Weights(
-        run=read_tensors(folder / "final.safetensors"),
-        reference=read_tensors(its_folder / "final.safetensors"),
-        initial=read_tensors(its_folder / "initial.safetensors"),
+        run=read_tensors(folder / run / "final.safetensors"),
+        reference=read_tensors(folder / reference / "final.safetensors"),
+        initial=read_tensors(folder / reference / "initial.safetensors"),
     )
-    return certify(equivalence, trajectory("run", [run]), against, weights)
+    mine, theirs = (trajectory(name, [runs[name]]) for name in (run, reference))
+    return certify(equivalence, mine, theirs, weights)
 
 
-TOLERANCE = Tolerance(kind="tolerance")
+BITWISE, TOLERANCE = Bitwise(kind="bitwise"), Tolerance(kind="tolerance")
 
 
-def test_another_way_to_compute_is_equivalent_to_the_plain_one(tmp_path):
-    plain = tmp_path / "plain"
-    spec = spec_of(model=PLAIN)
-    reference = trajectory("reference", [recorded(spec, plain, False).trajectory]), plain
-    run = recorded(spec_of(), tmp_path).trajectory
-    certificate = verdict(TOLERANCE, run, tmp_path, reference)
+def test_equivalent_runs_and_runs_of_the_same_bits(tmp_path):
+    changes = {"plain": {"model": PLAIN}, "usual": {}, "seldom": {"training": {"log_every": 4}}}
+    runs = {
+        name: recorded(spec_of(**sections), tmp_path / name, name != "plain").trajectory
+        for name, sections in changes.items()
+    }
+    usual = runs["usual"]
+    assert usual.losses[-1] < usual.losses[0], "a training without progress shows nothing"
+    assert len(usual.losses) == len(usual.grad_norms) == spec_of().training.steps
+    assert usual.replica_differences is None
+
+    certificate = verdict(TOLERANCE, runs, tmp_path, "usual", "plain")
     assert certificate.status == "equivalent", certificate.reason
     assert certificate.left_out, "biases of keys"
-    assert run.losses[-1] < run.losses[0], "a training without progress shows nothing"
-    assert run.replica_differences is None
-    exact = verdict(Bitwise(kind="bitwise"), run, tmp_path, reference)
+    exact = verdict(BITWISE, runs, tmp_path, "usual", "plain")
     assert exact.status == "not_equivalent", "another order of sums is not the same bits"
 
-
-def test_a_run_is_bitwise_equal_however_often_the_loss_is_read(tmp_path):
-    runs = []
-    for every in (1, 4, 100):
-        spec = spec_of(training={"log_every": every})
-        folder = tmp_path / str(every)
-        runs.append((recorded(spec, folder).trajectory, folder))
-    (first, folder), *others = runs
-    assert len(first.losses) == len(first.grad_norms) == spec.training.steps
-    against = (trajectory("first", [first]), folder)
-    for run, its_folder in others:
-        certificate = verdict(Bitwise(kind="bitwise"), run, its_folder, against)
-        assert certificate.status == "equivalent", certificate.reason
-        same = {d.quantity for d in certificate.deviations if d.measured == 0}
-        assert {"loss", "grad_norm", "weights"} <= same
+    certificate = verdict(BITWISE, runs, tmp_path, "seldom", "usual")
+    assert certificate.status == "equivalent", "however often the loss is read"
+    same = {d.quantity for d in certificate.deviations if d.measured == 0}
+    assert {"loss", "grad_norm", "weights"} <= same
 
 
 def test_recording_does_not_disturb_the_training(tmp_path):
