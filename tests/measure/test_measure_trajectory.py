@@ -64,6 +64,7 @@ def test_equivalent_runs_and_runs_of_the_same_bits(tmp_path):
     assert usual.losses[-1] < usual.losses[0], "a training without progress shows nothing"
     assert len(usual.losses) == len(usual.grad_norms) == spec_of().training.steps
     assert usual.replica_differences is None
+    assert usual.as_timed is None, "its algorithms were those of a timed run"
 
     certificate = verdict(TOLERANCE, runs, tmp_path, "usual", "plain")
     assert certificate.status == "equivalent", certificate.reason

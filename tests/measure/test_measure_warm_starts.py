@@ -213,23 +213,6 @@ def test_a_fork_is_awaited_without_a_proxy(starts: Starts, monkeypatch: pytest.M
     assert parents != {os.getpid()}
 
 
-def test_a_fork_ends_with_the_process_that_asked_for_it(starts: Starts) -> None:
-    program = f"""
-import os, time
-from transformer_core.run import warm_start
-program = warm_start.Program({NAME!r}, [{str(starts.folder / "left")!r}, "wait"], None)
-fork = warm_start.start_fork(program, os.environ, None)
-time.sleep(100)
-"""
-    command = [sys.executable, "-c", program]
-    asking = subprocess.Popen(command, env=starts.environment, cwd=starts.folder)
-    pid = starts.told("left")["pid"]
-    assert psutil.pid_exists(pid)
-    asking.kill()
-    asking.wait()
-    assert gone(pid)
-
-
 def test_a_program_starts_normally_if_the_server_does_not_start_it() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", "raise SystemExit(3)"]
