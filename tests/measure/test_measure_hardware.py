@@ -102,14 +102,6 @@ def test_affinity_bounds_cores(tmp_path, monkeypatch):
     assert hardware.usable_cores(Path("/nonexistent")) == 7
 
 
-@pytest.fixture
-def said(monkeypatch):
-    """The outputs of tools that describe the CPU, by tool."""
-    outputs: dict[str, str] = {}
-    monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: outputs.get(tool))
-    return outputs
-
-
 def test_cpu_of_x86(tmp_path):
     text = (
         "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\n"
@@ -120,7 +112,9 @@ def test_cpu_of_x86(tmp_path):
     assert hardware.cpu_features(tmp_path) == ["amx_bf16", "avx2", "avx512f"]
 
 
-def test_cpu_of_arm(tmp_path, said):
+def test_cpu_of_arm_and_without_proc(tmp_path, monkeypatch):
+    said: dict[str, str] = {}
+    monkeypatch.setattr(hardware, "output_of", lambda tool, *_, **__: said.get(tool))
     text = "processor : 0\nFeatures : fp asimd bf16 i8mm sve\n"
     write_tree(tmp_path, {"proc/cpuinfo": text})
     said["lscpu"] = "Architecture: aarch64\nModel name:          Neoverse-V2\n"
@@ -128,14 +122,10 @@ def test_cpu_of_arm(tmp_path, said):
     assert hardware.cpu_features(tmp_path) == ["asimd", "bf16", "i8mm", "sve"]
     said["lscpu"] = "Model name: -\n"
     assert hardware.cpu_name(tmp_path) not in ("-", "")
-
-
-def test_without_proc(tmp_path, said):
     said["sysctl"] = "Apple M9\n"
-    assert hardware.cpu_name(tmp_path) == "Apple M9"
-    assert hardware.cpu_features(tmp_path) == []
-    said.clear()
-    assert hardware.cpu_name(tmp_path)
+    without_proc = tmp_path / "nowhere"
+    assert hardware.cpu_name(without_proc) == "Apple M9"
+    assert hardware.cpu_features(without_proc) == []
 
 
 def test_allocator_and_its_settings(tmp_path, monkeypatch):

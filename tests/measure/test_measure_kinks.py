@@ -33,12 +33,9 @@ def test_both_sides_of_every_relu_are_tried():
     exact = FakeExact()
     assert kinks(exact, [0.1, 0.2]) == pytest.approx(0.02, rel=1e-3)
     assert exact.gates == [(0.1, 0.2), (-0.1, -0.2)]
-
-
-def test_without_a_relu_nothing_is_widened():
-    exact = FakeExact()
-    assert kinks(exact, []) == 0.0
-    assert not exact.gates
+    without_relu = FakeExact()
+    assert kinks(without_relu, []) == 0.0
+    assert not without_relu.gates
 
 
 def test_an_input_is_near_zero_within_the_rounding_of_its_layer():

@@ -166,9 +166,7 @@ def test_a_limited_link_joins_two_hosts_on_this_machine(monkeypatch):
     assert command == [*Linked(1, 600.0, "namespaces", 1e8, []).command, WORKER]
     assert not spans_machines(linked())
     assert spans_machines(spec("ddp", nodes=2))
-
-
-def test_without_namespaces_the_link_is_emulated(monkeypatch):
+    # Without namespaces it is emulated.
     monkeypatch.setattr(launch, "refusal", lambda: "not here")
     for hook in (None, {"kind": "compress", "dtype": "fp16"}):
         assert told_of_hosts(linked(hook=hook))["link"] == "emulated"

@@ -80,7 +80,7 @@ def test_foreign_time_is_the_rest_and_never_negative():
     assert CpuTime(10.0, 4.0).foreign_until(CpuTime(11.0, 5.02)) == 0.0
 
 
-def test_values_unknown_to_the_kernel_are_null(monkeypatch):
+def test_values_unknown_to_the_kernel_are_null_and_the_hottest_sensor_counts(monkeypatch):
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
@@ -89,9 +89,6 @@ def test_values_unknown_to_the_kernel_are_null(monkeypatch):
     monkeypatch.setattr(nvml, "states", list)
     state = machine_state.machine_state([])
     assert (state.cpu_megahertz, state.cpu_celsius, state.gpus) == (None, None, [])
-
-
-def test_the_hottest_sensor_of_the_cpu_counts(monkeypatch):
     readings = {
         "coretemp": [SimpleNamespace(current=55.0), SimpleNamespace(current=61.0)],
         "nvme": [SimpleNamespace(current=90.0)],

@@ -23,20 +23,18 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A repository with two committed files."""
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    git(tmp_path, "init", "--quiet")
-    write_tree(tmp_path, {"one.py": "pass\n", "two.py": "pass\n"})
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "--message", "Two files")
-    return tmp_path
-
-
-def test_the_commit_says_whether_tracked_files_have_changed(repository, monkeypatch):
+def test_the_commit_says_whether_tracked_files_have_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    repository, outside = tmp_path / "repository", tmp_path / "outside"
+    write_tree(repository, {"one.py": "pass\n", "two.py": "pass\n"})
+    git(repository, "init", "--quiet")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message", "Two files")
     head, file = git(repository, "rev-parse", "HEAD"), repository / "one.py"
     assert re.fullmatch(r"[0-9a-f]{40}", head)
+    for folder in (repository / "site-packages", outside):
+        write_tree(folder, {"module.py": "pass\n"})
+        assert provenance.git_commit(folder / "module.py") is None, "not tracked, or no repository"
     assert provenance.git_commit(file) == head
     write_tree(repository, {"results/metrics.json": "{}"})
     assert provenance.git_commit(file) == head, "untracked files are no change"
@@ -46,12 +44,6 @@ def test_the_commit_says_whether_tracked_files_have_changed(repository, monkeypa
     assert provenance.git_commit(file) == f"{head}-dirty"
     monkeypatch.setenv("PATH", "")
     assert provenance.git_commit(file) is None, "no git"
-
-
-def test_no_commit(repository, tmp_path_factory):
-    for folder in (repository / "site-packages", tmp_path_factory.mktemp("outside")):
-        write_tree(folder, {"module.py": "pass\n"})
-        assert provenance.git_commit(folder / "module.py") is None, "not tracked, or no repository"
 
 
 def test_versions(monkeypatch):

@@ -24,13 +24,11 @@ def rounds(*ratios: float, backwards: bool = False) -> list[Round]:
     return found
 
 
-def test_a_drift_of_the_machine_cancels():
+def test_a_drift_of_the_machine_cancels_and_the_rate_counts_tokens():
     assert log_ratios(rounds(1.5, 1.5, 1.5), PAIR) == pytest.approx([math.log(1.5)] * 3)
     assert log_ratios(rounds(1.5, backwards=True), PAIR) == pytest.approx([math.log(1.5)])
     assert log_ratios(rounds(1.5), Pair("a", "b")) == pytest.approx([-math.log(1.5)])
-
-
-def test_the_rate_counts_tokens():
+    # The rate counts tokens.
     half = window("b", 100.0).model_copy(update={"tokens": 500})
     (found,) = log_ratios([Round(windows=[window("a", 100.0), half])], PAIR)
     assert found == pytest.approx(math.log(0.5))
