@@ -111,14 +111,17 @@ def test_a_side_prepares_once_and_rests_before_the_next_side_starts():
     assert done == ["answer", "prepare", "rest", "answer", "rest", "answer"]
 
 
-def test_a_side_reports_the_kernels_of_its_first_step_only():
-    made = InTurns(Turn(0, 1), TellKernels(), Turn(0, 3), TellKernels())
+def test_a_side_reports_memory_probes_and_the_kernels_of_its_first_step_only():
+    turn_and_reports = Turn(0, 1), TellKernels(), TellMemory()
+    made = InTurns(ProbeDevices(), *turn_and_reports, *turn_and_reports)
     first = FirstStep()
     taker = made.taker(first=first, kernels=lambda: first.read(made.setup.model))
     began: list[int] = []
     begin = first.begin
     first.begin = lambda: (began.append(1), begin())[1]
-    _, once, _, again = made.answers(taker)
+    probes, _, once, memory, _, again, later = made.answers(taker)
+    assert probes == [], "the supervisor probes the CPU"
+    assert 1 << 20 < memory <= later
     assert once == again
     assert began == [1]
     assert any("_fused_adamw" in name for name in once.update)
@@ -142,14 +145,6 @@ def test_the_rate_never_becomes_negative(kind):
     training = endless(small_spec(training={"steps": 4, "schedule": schedule})).training
     rates = [learning_rate(training.schedule, s, training.steps, 16) for s in (3, 50, 5_000)]
     assert all(0.0 < rate <= 0.01 for rate in rates)
-
-
-def test_memory_and_probes_are_reported_between_turns():
-    answers, _ = train_in_turns(ProbeDevices(), Turn(0, 1), TellMemory(), TellMemory())
-    probes, _, memory, again = answers
-    assert probes == [], "the supervisor probes the CPU"
-    assert memory > 1 << 20
-    assert again >= memory
 
 
 def _rank_in_turns() -> list[float]:
