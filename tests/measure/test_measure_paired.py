@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from transformer_core.measure import sessions as session_module
 from transformer_core.measure import turns as module
 from transformer_core.measure.comparison import Kept, compare_pairs, enough, leave_sessions, stop
 from transformer_core.measure.session_ratio import log_ratios
-from transformer_core.measure.sessions import Sessions, Side, TurnsOrder
+from transformer_core.measure.sessions import Side, TurnsOrder
 from transformer_core.measure.turns import pairs_of
-from transformer_core.run.coordinator import Coordinator
 
 pytestmark = pytest.mark.slow
 
@@ -261,23 +259,6 @@ def test_a_comparison_with_an_unknown_side_is_refused():
     assert pairs_of(["c/b"], ["a", "b", "c"]) == [("c", "b")]
     with pytest.raises(ConfigError, match="VARIANT/REFERENCE of a, b, c"):
         pairs_of(["b/d"], ["a", "b", "c"])
-
-
-def test_sessions_may_share_a_coordinator(fake, tmp_path):
-    """As in a search, whose sessions share one and have folders of their own."""
-    sides = side(tmp_path, "single"), side(tmp_path, "fast")
-    with Coordinator(tmp_path / "coordinator.json", False) as coordinator:
-        made = Sessions(
-            sides,
-            COMPARING,
-            tmp_path,
-            tmp_path / "round-1",
-            coordinator,
-            "",
-            datetime.now(UTC),
-            print,
-        )
-        assert len(made.run(1, lambda rounds, seconds: len(rounds) == 2).rounds) == 2
 
 
 def test_a_killed_job_resumes(fake, tmp_path):
