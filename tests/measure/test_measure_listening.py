@@ -112,5 +112,5 @@ def test_only_real_hosts_connect_to_a_coordinator_over_the_network(link, tmp_pat
         Bench.coordinator(searching)
     found: Any = SimpleNamespace(status="found", spec=ddp, baseline={}, parts=["v"])
     with pytest.raises(StartedError):
-        quality.time_to_quality(ddp, found, [], Quality(), tmp_path, tmp_path, "")
+        quality.time_to_quality(ddp, found, [], Quality(loss=4.0), tmp_path, tmp_path, "")
     assert asked == [link is None] * 2
