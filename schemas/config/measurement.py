@@ -183,7 +183,7 @@ class Quality(Schema):
     def _has_one_goal(self) -> "Quality":
         if (self.bleu is None) == (self.loss is None):
             given = "neither bleu nor loss" if self.bleu is None else "both bleu and loss"
-            raise refusal(f"has {given}", "give one of them, such as bleu: 20 or loss: 3.5")
+            raise refusal(f"has {given}", "give one of them, such as bleu: 20 or loss: 4")
         return self
 
 

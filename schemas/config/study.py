@@ -43,7 +43,7 @@ class Study(Sections):
     search: Search | None = Search()
     """The search for the best combination of techniques; null for none."""
     quality: Quality | None = None
-    """Measures how long the baseline and the recommendation take to translate well; null to
+    """Measures how long the baseline and the recommendation take to reach the same quality; null to
     skip."""
     link_check: LinkCheck | None = None
     """How the emulated link is checked against a real one; null to skip."""

@@ -24,6 +24,15 @@ def other(folder, tmp_path):
     return Path(shutil.copytree(folder, tmp_path / "results"))
 
 
+def test_equal_results_show_no_change(folder):
+    found = against(read_side(folder), read_side(folder))
+    assert found.same_device
+    assert found.changes
+    assert {change.ratio.median for change in found.changes if change.ratio} == {1.0}
+    assert not {change.verdict for change in found.changes} & {"FASTER", "SLOWER", "LESS", "MORE"}
+    assert not [*found.statuses, *found.certificates, *found.other_specs]
+
+
 def test_a_regression_is_named_on_the_page(folder, other):
     file = other / "comparisons.json"
     records = json.loads(file.read_text())

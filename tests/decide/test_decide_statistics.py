@@ -17,12 +17,15 @@ def study(
     between: float,
     sessions: int = 2,
     pairs: int = 8,
+    truth: float = 0.0,
     reference: str = "reference",
 ) -> list[list[LogRatio]]:
-    """A comparison of equal sides for each of ``noise``, the standard deviation of its rounds, which
-    have heavy tails; ``between`` is the standard deviation of the sessions."""
+    """A comparison for each of ``noise``, the standard deviation of its rounds; heavy tails.
+
+    ``between`` is the standard deviation of the sessions, ``truth`` the logarithm of the ratio.
+    """
     shape = (len(noise), sessions)
-    values_csp = between * random.normal(size=(*shape, 1))
+    values_csp = truth + between * random.normal(size=(*shape, 1))
     rounds_csp = random.standard_t(4, size=(*shape, pairs)) / np.sqrt(2)
     values_csp = np.sort(values_csp + np.array(noise)[:, None, None] * rounds_csp)
     # Like session_ratio for one session, but for all at once.
@@ -53,6 +56,7 @@ MOST_FAILED = stats.binom.ppf(0.99, STUDIES, 1 - CONFIDENCE)
         (ALIKE, 0.0, 2, 6),
         (ALIKE, 0.03, 5, 5),
         ([0.03] * 12 + [0.12], 0.01, 2, 8),
+        ([0.03], 0.02, 5, 5),
     ],
 )
 def test_all_intervals_of_a_study_hold_at_once(noise, between, sessions, pairs):
@@ -61,6 +65,30 @@ def test_all_intervals_of_a_study_hold_at_once(noise, between, sessions, pairs):
         intervals = simultaneous_ratios(study(random, noise, between, sessions, pairs))
         failed += any(interval.low > 1 or interval.high < 1 for interval in intervals)
     assert failed <= MOST_FAILED
+
+
+def test_many_short_sessions_resolve_more_than_few_long_ones():
+    random = np.random.default_rng(9)
+
+    def width(sessions: int, pairs: int) -> float:
+        found = [
+            np.log(interval.high / interval.low)
+            for _ in range(20)
+            for interval in simultaneous_ratios(study(random, [0.05] * 7, 0.02, sessions, pairs))
+        ]
+        return float(np.median(found))
+
+    assert width(2, 30) > 1.5 * width(3, 20) > 1.5 * width(5, 12)
+
+
+def test_a_real_difference_is_found():
+    random = np.random.default_rng(6)
+    found = [
+        interval.high < 1
+        for _ in range(40)
+        for interval in simultaneous_ratios(study(random, ALIKE, 0.003, 4, truth=np.log(1 / 1.06)))
+    ]
+    assert np.mean(found) > 0.95
 
 
 def test_errors_are_moderated_the_more_the_more_alike_they_are():
@@ -99,6 +127,7 @@ APART = {name: (0.03 if name == "c" else 0.01, 1) for name in "abcdef"}
     ("groups", "share", "sessions", "processes"),
     [
         (SHARED, 0.9, 2, 1),
+        (SHARED, 0.9, 5, 4),
         (UNLIKE, 0.9, 4, 1),
         (UNLIKE, 0.9, 5, 4),
         (UNLIKE, 0.1, 4, 1),

@@ -124,6 +124,17 @@ def test_collectives(trace):
         assert [found.count, found.time_ns, found.union_ns] == expected
 
 
+def test_collectives_wait_for_the_slowest_rank():
+    devices = read("param_dlrm_8ranks").devices
+    for name in COLLECTIVES.values():
+        of_ranks = [c for device in devices for c in device.collectives if c.collective == name]
+        transfers = {c.transfer_ns for c in of_ranks}
+        assert len(of_ranks) == 8
+        assert len(transfers) == 1
+        assert all((c.transfer_ns or 0) + (c.waiting_ns or 0) == c.time_ns for c in of_ranks)
+        assert min(transfers, key=int) <= min(c.time_ns for c in of_ranks)
+
+
 def test_copies(trace):
     for row in trace.reference("memops"):
         of_kind = [a for a in trace.device(row).activities if a.kind == row["op"]]

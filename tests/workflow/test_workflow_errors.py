@@ -72,9 +72,9 @@ def test_the_rules_make_all_known_targets(project):
     project.make("-n", *targets, "--config", f"against={there}")
 
 
-# tests/schemas resolves the variants of every study; test_workflow_own_training.py plans a script.
-@pytest.mark.parametrize("name", ["multi30k", "gpt2_small"])
-def test_a_study_of_pairs_or_texts_can_be_planned(project, name):
+# tests/schemas resolves the variants of every study.
+@pytest.mark.parametrize("name", ["multi30k", "gpt2_small", "own_training"])
+def test_a_study_of_each_task_can_be_planned(project, name):
     project.make("-n", "--configfile", f"config/studies/{name}.yaml")
 
 

@@ -31,8 +31,8 @@ STUDY = {name: TINY[name] for name in TINY if name not in ("corpus", "filter", "
     "projection": None,
     "variants": ["single", "memory_together"],
 }
-# The first gathers all weights in bfloat16, those of normalizations too.
-TRIED = ["fsdp_bf16", "accum4_no_sync"]
+# The second gathers all weights in bfloat16, those of normalizations too.
+TRIED = ["amp_bf16", "fsdp_bf16", "accum4_no_sync"]
 
 
 @pytest.fixture(scope="module")

@@ -156,14 +156,12 @@ def named(goal: Quality) -> str:
     return f"{goal.bleu:g} BLEU" if goal.bleu is not None else f"a validation loss of {goal.loss:g}"
 
 
-def _best(looks: Sequence[QualityLook], goal: Quality) -> str:
-    """The best evaluation, in words."""
-    if goal.bleu is not None:
-        return f"{max(look.bleu or 0.0 for look in looks):.1f} BLEU"
-    return f"a loss of {min(look.loss for look in looks):.3f}"
+def _score(look: QualityLook) -> float:
+    """The higher, the better."""
+    return -look.loss if look.bleu is None else look.bleu
 
 
-def _seen(look: QualityLook) -> str:
+def _words(look: QualityLook) -> str:
     return f"loss {look.loss:.3f}" if look.bleu is None else f"{look.bleu:.1f} BLEU"
 
 
@@ -175,7 +173,7 @@ def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
     away = [runner for runner in runners if not runner.arrived(goal)]
     if not away:
         return "arrived", f"all reach {named(goal)}"
-    best = [_best(runner.looks, goal) for runner in away if runner.looks]
+    best = [_words(max(runner.looks, key=_score)) for runner in away if runner.looks]
     said = " and ".join(runner.side.name for runner in away)
     return "not_arrived", (
         f"{said}: {' and '.join(best) or 'no evaluation'} after "
@@ -264,7 +262,7 @@ def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
                 for runner in left[::-1] if turn % 2 else left:
                     seen = runner.run(ask, goal)
                     sessions.progress(
-                        f"{runner.side.name}, step {seen.step}: {_seen(seen)} after "
+                        f"{runner.side.name}, step {seen.step}: {_words(seen)} after "
                         f"{seen.seconds:.0f} s"
                     )
                 turn += 1

@@ -121,9 +121,8 @@ def guesses(
         sessions = max(half, session(study.search.together)) + max(half, least * session(5))
         found["search"] = sessions + found["short_run"] + 2 * training
     if study.quality is not None:
-        # Two trainings, one of them faster; a higher BLEU takes longer, a loss less than any.
-        part = 0.3 if study.quality.bleu is None else min(1.0, 0.4 + study.quality.bleu / 100)
-        race = 1.6 * study.quality.steps * step * part
+        # Two trainings, one of them faster; a higher BLEU takes longer.
+        race = 1.6 * study.quality.steps * step * min(1.0, 0.4 + (study.quality.bleu or 0.0) / 100)
         found["quality"] = start + min(study.quality.budget, race)
     return found
 

@@ -1,5 +1,5 @@
-"""The time that trainings need to reach the same quality, and how much of a technique's gain in its kernels
-remains in it."""
+"""The time that trainings need to reach the same quality, and how much of a technique's gain in its
+kernels remains in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
