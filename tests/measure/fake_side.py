@@ -41,8 +41,8 @@ def run(order: TurnsOrder) -> None:
                 slow = {"fast": 0.5}.get(side, 1.0) * (1 + 0.02 * (own % 2))
                 if COPY in order.side:
                     slow *= 1.21  # the mean of both is 1.1 times as long
-                if side == "noisy":
-                    slow *= random.uniform(0.9, 1.1)
+                if side == "noisy":  # the same noise in every session
+                    slow *= random.Random(done).uniform(0.9, 1.1)
                 turns.answer(
                     coordinator.Report(slow * steps * 0.01, 100 * steps, 110 * steps, 0.001)
                 )

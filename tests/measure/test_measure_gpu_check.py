@@ -135,7 +135,8 @@ def test_a_broken_or_hanging_file_does_not_affect_the_others(monkeypatch, tmp_pa
     assert failed[name].startswith("assert 0")
     (skipped,) = told[-1].skipped
     assert "needs 2 CUDA devices" in skipped.text
-    assert told[-1].seconds > 0.5, "all files together"
+    # The times of pytest's report are rounded; a test that does nothing may take 0 s.
+    assert told[-1].seconds >= 0.5, "all files together"
     assert [len(state.failed) for state in told] == [0, 1, 2, 3, 4, 4]
 
 
