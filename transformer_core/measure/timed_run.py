@@ -112,7 +112,8 @@ def work(order: TimedRunOrder, program: "Program") -> None:
     from transformer_core.parallel.sharded_weights import whole_weights
     from transformer_core.training.loop import train
 
-    started, began = datetime.now(UTC), program.began
+    began = program.began
+    started = datetime.fromtimestamp(began, UTC)
     setup = program.assemble()
     for device in setup.strategy.devices:
         reset_peak(device)
