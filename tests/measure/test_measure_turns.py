@@ -75,15 +75,15 @@ def test_only_the_asked_side_works_and_its_ranks_answer_in_order(coordinator):
 
     ranks = [("a", 2), ("a", 0), ("b", 0), ("a", 1)]
     threads = [join(coordinator, *who, partial(act, *who)) for who in ranks]
-    found = coordinator.gather({"a": 3, "b": 1}, alive, timeout=10)
+    found = coordinator.gather({"a": 3, "b": 1}, alive, timeout=60)
     assert found["a"][0] == TOPOLOGY
     for side, count in (("a", 3), ("b", 1), ("b", 1), ("a", 3)):
-        answers = coordinator.ask(side, Turn(1, 5), alive, timeout=10)
+        answers = coordinator.ask(side, Turn(1, 5), alive, timeout=60)
         assert answers == [report(rank, 5) for rank in range(count)]
     assert asked == [*"aaabbaaa"]
     coordinator.dismiss()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -92,21 +92,21 @@ def test_a_side_that_hangs_up_has_ended(coordinator):
     connection.send_bytes(
         json.dumps({"side": "a", "rank": 0, "topology": TOPOLOGY.model_dump()}).encode()
     )
-    coordinator.gather({"a": 1}, alive, timeout=10)
+    coordinator.gather({"a": 1}, alive, timeout=60)
     connection.close()
     with pytest.raises(SideEndedError, match="a ended before its turn was over"):
-        coordinator.ask("a", Turn(0, 1), alive, timeout=10)
+        coordinator.ask("a", Turn(0, 1), alive, timeout=60)
 
 
 def test_a_side_that_stalls_has_ended(coordinator):
     over = threading.Event()
-    stalled = join(coordinator, "a", 0, lambda task: over.wait(60))
-    coordinator.gather({"a": 1}, alive, timeout=10)
+    stalled = join(coordinator, "a", 0, lambda task: over.wait(60) and Report(1.0, 2, 3, 0.0))
+    coordinator.gather({"a": 1}, alive, timeout=60)
     with pytest.raises(SideEndedError, match=r"did not answer within 0\.3 s \(machine\.timeout\)"):
         coordinator.ask("a", Turn(0, 1), alive, timeout=0.3)
     over.set()
     coordinator.dismiss()
-    stalled.join(10)
+    stalled.join(60)
     assert not stalled.is_alive()
 
 
@@ -118,7 +118,7 @@ def test_a_side_that_does_not_connect(coordinator):
     with pytest.raises(SideEndedError, match=r"a was not ready after 0\.3 s"):
         coordinator.gather({"a": 2}, alive, timeout=0.3)
     with pytest.raises(SideEndedError, match="b is gone"):
-        coordinator.gather({"a": 2}, gone, timeout=10)
+        coordinator.gather({"a": 2}, gone, timeout=60)
 
 
 def test_strangers_are_refused(coordinator, tmp_path):
@@ -131,5 +131,5 @@ def test_strangers_are_refused(coordinator, tmp_path):
     # A client that does not send JSON is ignored.
     connect(coordinator.file).send(Hello("a", 0, TOPOLOGY))
     join(coordinator, "a", 0, lambda task: Report(1.0, 2, 3, 0.0))
-    coordinator.gather({"a": 1}, alive, timeout=10)
-    assert coordinator.ask("a", Turn(0, 1), alive, timeout=10) == [Report(1.0, 2, 3, 0.0)]
+    coordinator.gather({"a": 1}, alive, timeout=60)
+    assert coordinator.ask("a", Turn(0, 1), alive, timeout=60) == [Report(1.0, 2, 3, 0.0)]

@@ -133,7 +133,7 @@ def test_ignored_signals_do_not_end_a_program(starts):
     assert child.poll() is None
     assert psutil.pid_exists(pid)
     child.terminate()
-    assert child.wait(20) == -signal.SIGTERM
+    assert child.wait(60) == -signal.SIGTERM
     assert gone(pid)
 
 

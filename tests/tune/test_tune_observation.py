@@ -214,7 +214,7 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path, mo
 
             monkeypatch.setattr(coordinator, "wait", wait_for_all)
         assert run.attempt(run.steps, OWN, 5) is None
-        _, alive = psutil.wait_procs(started, timeout=5)
+        _, alive = psutil.wait_procs(started, timeout=60)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
         assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
 
