@@ -17,8 +17,7 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import exact, quotient
-from transformer_core.decide.study_results import StudyResults
-from transformer_core.decide.turn_throughput import throughputs
+from transformer_core.decide.study_results import StudyResults, throughputs
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.study.ownership import check_results
 
