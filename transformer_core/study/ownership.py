@@ -24,13 +24,13 @@ CHANGES_NO_RESULT = True  # it only decides whether work may begin
 def check_results(folder: str | Path | None) -> None:
     """Refuses a folder given with ``--config against=`` that holds no results of a study, or none
     given. Raises ConfigError."""
-    if folder is None or not Path(folder, "study.json").is_file():
-        message = "is not a folder of results: it has no study.json"
-        if folder is None:
-            message = "names no folder of results"
-        remedy = "name one with --config against=FOLDER, of another commit or machine"
-        value = None if folder is None else str(folder)
-        raise ConfigError([ConfigProblem("command line", "against", value, message, remedy)])
+    value, message = None, "names no folder of results"
+    if folder is not None:
+        if Path(folder, "study.json").is_file():
+            return
+        value, message = str(folder), "is not a folder of results: it has no study.json"
+    remedy = "name one with --config against=FOLDER, of another commit or machine"
+    raise ConfigError([ConfigProblem("command line", "against", value, message, remedy)])
 
 
 def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> None:
