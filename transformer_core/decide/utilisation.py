@@ -14,6 +14,7 @@ bandwidth; the longer of the two is what perfect kernels for the same operators 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,6 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     Breakdown,
     Interval,
-    OperatorClass,
     Repeat,
     Roofline,
     Session,
@@ -45,8 +45,7 @@ from transformer_core.decide.intervals import median_interval
 from transformer_core.study.reservations import layer_weights
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Sums over the pairs (or padded rows) of each of n batches; all [n]."""
 
     sources: NDArray[np.int64]  # source tokens
@@ -103,8 +102,7 @@ def forward_flops(model: AnyTrained, vocabulary: int, lengths: Lengths) -> NDArr
     return 2.0 * total
 
 
-@dataclass(frozen=True)
-class StepFlops:
+class StepFlops(NamedTuple):
     """FLOPs of the steps of a run, by optimizer step from 1 on; [steps + 1], NaN at 0."""
 
     model: NDArray[np.float64]  # FLOPs on non-padding tokens
@@ -117,10 +115,8 @@ def feed_parts(spec: RunSpec) -> int:
     If one process reads for all (central, DataParallel), these are its micro-batches; the devices
     get rows of equal width.
     """
-    micro_batches = spec.training.accumulation.micro_batches
-    if spec.parallel.central:
-        return micro_batches
-    return spec.world_size * micro_batches
+    readers = 1 if spec.parallel.central else spec.world_size
+    return readers * spec.training.accumulation.micro_batches
 
 
 def step_flops(spec: RunSpec, store: PairStore, steps: pd.DataFrame, file: Path) -> StepFlops:
@@ -136,17 +132,15 @@ def step_flops(spec: RunSpec, store: PairStore, steps: pd.DataFrame, file: Path)
         seed = spec.training.seed
         for window in plan_epoch(store, spec.batching, seed, int(str(epoch)), first):
             rows = WindowRows(store, window, parts, spec.batching.rows)
-            counts = {"tokens": rows.tokens, "padded_tokens": rows.padded_tokens}
-            of_window = pd.DataFrame(
-                {
-                    **{f"{name}_planned": count for name, count in counts.items()},
-                    "model": training_flops(spec.model, vocabulary, non_padding(rows)),
-                    "with_padding": training_flops(spec.model, vocabulary, padded(rows)),
-                },
-                index=range(window.first_batch, window.first_batch + len(window)),
-            )
-            there = wanted.join(of_window, how="inner")
-            for name in counts:
+            batches = {
+                "tokens_planned": rows.tokens,
+                "padded_tokens_planned": rows.padded_tokens,
+                "model": training_flops(spec.model, vocabulary, non_padding(rows)),
+                "with_padding": training_flops(spec.model, vocabulary, padded(rows)),
+            }
+            index = range(window.first_batch, window.first_batch + len(window))
+            there = wanted.join(pd.DataFrame(batches, index=index), how="inner")
+            for name in ("tokens", "padded_tokens"):
                 wrong = there[there[name] != there[f"{name}_planned"]]
                 if len(wrong):
                     raise _other_batches(file, name, wrong.iloc[0])
@@ -210,11 +204,9 @@ def utilisation(
     model = with_padding = above = why = peak = None
     if reason is None and topology is not None:
         flops = [step_flops(spec, store, read_table(path).to_pandas(), path) for path in steps]
-        pairs = list(zip(result.repeats, flops, strict=True))
-        model = median_interval([rates(repeat, found.model) for repeat, found in pairs])
-        with_padding = median_interval(
-            [rates(repeat, found.with_padding) for repeat, found in pairs]
-        )
+        runs = list(zip(result.repeats, flops, strict=True))
+        model = median_interval([rates(run, found.model) for run, found in runs])
+        with_padding = median_interval([rates(run, found.with_padding) for run, found in runs])
         above, why, peak = ceiling(spec, topology, roofline)
     return Utilisation(
         variant=spec.variant,
@@ -307,30 +299,26 @@ def headroom(
     matrix products was not measured."""
     rate, _, _ = ceiling(spec, topology, roofline)
     summary = profile.summary
-    bandwidth = _bandwidth(spec, topology, roofline)
+    # Of all devices of the run; on a CPU, for the threads of all its processes.
+    devices, threads = devices_and_threads(spec, topology)
+    rates = [m.bytes_per_second for m in roofline.memory if m.threads == threads]
     total = sum(use.time_ns for use in summary.operators) if summary else 0
-    if summary is None or rate is None or bandwidth is None or not total:
+    if summary is None or rate is None or not rates or not total:
         return None
+    bandwidth = max(rates) * devices
     steps = max(1, len(profile.devices[0].steps))
     idle = seconds * (summary.idle or 0.0)
-
-    def part(use: OperatorClass) -> Part:
-        return Part(
+    parts = [
+        Part(
             name=use.operator_class,
             seconds=(seconds - idle) * use.time_ns / total,
             products=None if use.flops is None else use.flops / steps / rate,
             traffic=None if use.bytes is None else use.bytes / steps / bandwidth,
         )
-
-    parts = sorted(map(part, summary.operators), key=lambda found: -found.seconds)
+        for use in summary.operators
+    ]
+    parts.sort(key=lambda part: -part.seconds)
     return Headroom(name, seconds, parts, idle)
-
-
-def _bandwidth(spec: RunSpec, topology: Topology, roofline: Roofline) -> float | None:
-    """Bytes per second of all devices of a run; on a CPU, for the threads of all its processes."""
-    devices, threads = devices_and_threads(spec, topology)
-    rates = [m.bytes_per_second for m in roofline.memory if m.threads == threads]
-    return max(rates) * devices if rates else None
 
 
 class UtilisationJob(Job):
