@@ -53,13 +53,17 @@ def compare(
     """A comparison for each paired run, in order; the intervals of all hold at once."""
     timed = [run for run in runs if run.status == "ok"]
     speed = _effects("throughput", timed, [run.ratios for run in timed], margin)
-    weighed = [run for run in timed if all(map(_peaks, run.sessions))]
-    memory = _effects(
-        "peak_memory",
-        weighed,
-        [[_memory_ratio(session, run.pair) for session in run.sessions] for run in weighed],
-        margin,
-    )
+    weighed, ratios = [], []
+    for run in timed:
+        peaks = [[side.peak_memory_bytes or 0 for side in one.sides] for one in run.sessions]
+        if all(map(all, peaks)):
+            weighed.append(run)
+            # One number per session, without its own error.
+            logs = (log(variant / reference) for reference, variant in peaks)
+            ratios.append(
+                [LogRatio(*run.pair, each, error=0.0, freedom=0, pairs=1) for each in logs]
+            )
+    memory = _effects("peak_memory", weighed, ratios, margin)
     comparisons = []
     for run in runs:
         ended = f"{run.ended_by} ended {run.status}"
@@ -99,16 +103,6 @@ def _effects(
         run.pair: judge(quantity, interval, margin, len(run.sessions))
         for run, interval in zip(runs, intervals, strict=True)
     }
-
-
-def _peaks(session: Session) -> bool:
-    return all(side.peak_memory_bytes for side in session.sides)
-
-
-def _memory_ratio(session: Session, pair: Pair) -> LogRatio:
-    """Ratio of the largest peaks of both sides: one number per session, without its own error."""
-    reference, variant = (side.peak_memory_bytes or 1 for side in session.sides)
-    return LogRatio(*pair, estimate=log(variant / reference), error=0.0, freedom=0, pairs=1)
 
 
 def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:

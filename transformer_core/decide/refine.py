@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from schemas.base import seconds_of
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -71,7 +69,7 @@ class KeptStints:
                 kept = json.loads(path.read_text())
                 session = Session.model_validate(kept["session"])
                 stint, keys = int(kept["stint"]), dict(kept["keys"])
-            except (OSError, ValueError, KeyError, TypeError, ValidationError):
+            except (OSError, ValueError, KeyError, TypeError):
                 continue
             self.last_stint = max(self.last_stint, stint)
             for variant, key in keys.items():

@@ -227,9 +227,8 @@ def _sessions(bench: Bench, specs: Mapping[str, Trial]) -> list[Session]:
     """Sessions of these trials and the baseline, at least as many as a comparison needs."""
     comparing, done = bench.study.comparison, list[Session]()
     with bench.coordinator() as coordinator:
-        sessions = bench.sessions(
-            {side: trial.spec for side, trial in specs.items()}, comparing, coordinator, "final"
-        )
+        run_specs = {side: trial.spec for side, trial in specs.items()}
+        sessions = bench.sessions(run_specs, coordinator, "final")
         while len(done) < comparing.sessions_least or (
             len(done) < comparing.sessions_most
             and bench.left() > fmean(session.seconds for session in done)

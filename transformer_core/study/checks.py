@@ -351,7 +351,15 @@ def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
 def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
     """All problems of a study whose sections are each valid."""
     yield from of_imported_study(study, file)
-    for field, path in _named_files(study):
+    # Single files that no job checks and reports more precisely.
+    files = {
+        f"traces.{name}[{position}]": path
+        for name, paths in study.traces.items()
+        for position, path in enumerate(paths)
+    }
+    if study.tokenizer.kind != "bpe":
+        files = {"tokenizer.path": study.tokenizer.path} | files
+    for field, path in files.items():
         message = _unusable(path)
         if message is not None:
             remedy = f"check the path (relative ones start at {Path.cwd()})"
@@ -382,15 +390,6 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
                 message, remedy = "is given twice", "give each value once"
                 yield ConfigProblem(file, f"{field}[{position}]", value, message, remedy)
             seen.add(value)
-
-
-def _named_files(study: Study) -> Iterator[tuple[str, str]]:
-    """Fields and paths of single files that no job checks and reports more precisely."""
-    if study.tokenizer.kind != "bpe":
-        yield "tokenizer.path", study.tokenizer.path
-    for name, files in study.traces.items():
-        for position, path in enumerate(files):
-            yield f"traces.{name}[{position}]", path
 
 
 def _unusable(path: str) -> str | None:

@@ -69,16 +69,13 @@ def guard(arguments: Sequence[str] | None = None) -> None:
     try:
         study_settings(given.configfile, given.config)
     except ConfigError as error:
-        sys.exit(f"the study cannot run as it is:\n{error}{_swallowed(given.configfile)}")
-
-
-def _swallowed(files: Sequence[str]) -> str:
-    """The remedy if targets follow --configfile, which takes every name after it."""
-    targets = [file for file in files if Path(file).suffix not in _SETTINGS]
-    if not targets:
-        return ""
-    first = " ".join(targets)
-    return f"\nIf this is a target, write it before the option: {first} --configfile ..."
+        said = f"the study cannot run as it is:\n{error}"
+        # --configfile takes every name after it.
+        targets = [file for file in given.configfile if Path(file).suffix not in _SETTINGS]
+        if targets:
+            first = f"{' '.join(targets)} --configfile ..."
+            said += f"\nIf this is a target, write it before the option: {first}"
+        sys.exit(said)
 
 
 CLAIMS_FILE = "config/claims.yaml"
