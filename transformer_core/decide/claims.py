@@ -8,6 +8,7 @@ left out and named; a claim without any possible test is NOT_TESTABLE.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -25,7 +26,6 @@ from schemas.config.claims import (
     ComparisonTest,
     Direction,
     Expected,
-    FamilyQuantity,
     MeasurementTest,
     Needs,
     Number,
@@ -40,7 +40,6 @@ from schemas.results import (
     ClaimVerdict,
     Evidence,
     FamilyCurve,
-    FamilyPoint,
     Interval,
     Outcome,
     Pair,
@@ -213,16 +212,17 @@ def _sized(
 def _trend(test: TrendTest, results: StudyResults) -> Judgement:
     """Whether a family's curve moves in the direction that the test claims."""
     curve = curve_of(test, results)
-    values = [
-        (point.value, size)
+    # Counts are exact: any difference is real.
+    counted = test.quantity == "all_reduces"
+    values: list[tuple[float, Interval]] = [
+        (point.value, exact(size) if counted else size)
         for point in curve.points
-        if (size := _quantity(point, test.quantity)) is not None
+        if point.counts and (size := getattr(point, test.quantity)) is not None
     ]
     if len(values) < FEWEST_MEMBERS:
         few = f"only {len(values)} of {len(curve.points)} values have this quantity"
         return Judgement("not_testable", few if curve.points else curve.note)
-    # Counts are exact: any difference is real.
-    margin = 0.0 if test.quantity == "all_reduces" else results.study.comparison.margin
+    margin = 0.0 if counted else results.study.comparison.margin
     if test.until_best:
         best = max(range(len(values)), key=lambda index: values[index][1].median)
         values = values[: best + 1] if best else values
@@ -251,13 +251,6 @@ def _side(ratio: Interval, margin: float) -> int | None:
     return SIGNS.get(verdict_of("throughput", ratio, margin))
 
 
-def _quantity(point: FamilyPoint, quantity: FamilyQuantity) -> Interval | None:
-    if not point.counts:
-        return None
-    value = getattr(point, quantity)
-    return exact(value) if quantity == "all_reduces" and value is not None else value
-
-
 class Unmeasured(LookupError):
     """A number missing from the results; the message says why."""
 
@@ -275,9 +268,13 @@ def read_number(number: Number, folder: Path) -> Interval:
         # A function got null or a wrong type: its input was not measured.
         message = " ".join(str(error).split())
         raise Unmeasured(f"{number.target} has no number at {number.value}: {message}") from None
-    found = _as_interval(value)
-    if found is None:
+    values = value if isinstance(value, list) else [value]
+    with suppress(ValidationError):
+        if isinstance(value, dict):
+            return widened(Interval.model_validate(value), number.uncertainty)
+    if not values or not all(type(item) in (int, float) and isfinite(item) for item in values):
         raise Unmeasured(f"{number.target} has no number at {number.value}")
+    found = range_of(values) if len(values) > 1 else exact(values[0])
     return widened(found, number.uncertainty)
 
 
@@ -293,22 +290,6 @@ def _read(target: str, folder: Path) -> Any:
         reason = content.get("reason") or "no reason was given"
         raise Unmeasured(f"{target} ended {content['status']}: {reason}")
     return content
-
-
-def _as_interval(value: Any) -> Interval | None:
-    if isinstance(value, dict):
-        try:
-            return Interval.model_validate(value)
-        except ValidationError:
-            return None
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(_is_number(item) for item in values):
-        return None
-    return range_of(values) if len(values) > 1 else exact(values[0])
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and isfinite(value)
 
 
 def what_of(test: ClaimTest, results: StudyResults) -> str:
