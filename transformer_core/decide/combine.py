@@ -15,10 +15,7 @@ from transformer_core.decide.intervals import median_interval
 
 
 def combine(
-    variant: str,
-    repeats: Sequence[Repeat],
-    evaluation: EvaluationResult,
-    train: ShardManifest,
+    variant: str, repeats: Sequence[Repeat], evaluation: EvaluationResult, train: ShardManifest
 ) -> VariantResult:
     """One record of all ``repeats``, ordered by number.
 
@@ -63,10 +60,7 @@ def peak_memory(repeats: Sequence[Repeat]) -> int | None:
 
 
 def check(
-    spec_file: Path,
-    variant: str,
-    repeat_files: Sequence[Path],
-    evaluation_file: Path,
+    spec_file: Path, variant: str, repeat_files: Sequence[Path], evaluation_file: Path
 ) -> tuple[list[Repeat], EvaluationResult]:
     """The records of ``variant``; ConfigError if one belongs to another variant or run spec."""
     spec = read_record(spec_file, RunSpec)

@@ -188,10 +188,7 @@ def checks(
 
 
 def _check(
-    spec: RunSpec,
-    result: VariantResult,
-    times: ComputeTimes | None,
-    measured: MeasuredLink | None,
+    spec: RunSpec, result: VariantResult, times: ComputeTimes | None, measured: MeasuredLink | None
 ) -> ProjectionCheck:
     seconds = median(window.step_seconds for window in result.windows)
     link, name = _link_of(spec, measured)

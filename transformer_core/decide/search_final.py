@@ -218,8 +218,7 @@ def rows_of(bench: Bench, comparisons: Sequence[Comparison]) -> list[Row]:
         )
         if parts is not None:
             bench.trials.setdefault(parts, trial)
-        effect = next(e for e in comparison.effects if e.quantity == "throughput")
-        found.append(Row(trial, effect, speedup))
+        found.append(Row(trial, comparison.effect("throughput"), speedup))
     return sorted(found, key=lambda row: -row.speedup.median)
 
 

@@ -15,15 +15,7 @@ from schemas.config.measurement import (
 from schemas.config.model import DecoderOnly, ReferenceAttention, SeparateQkv, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.config.training import (
-    Accumulation,
-    AdamW,
-    Constant,
-    Evaluation,
-    Fp16,
-    Fp32,
-    WholeLoss,
-)
+from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp16, Fp32, WholeLoss
 from schemas.config.variants import Variant
 from transformer_core.study.resolve import spec_of
 from transformer_core.study.variants import with_compositions

@@ -35,10 +35,7 @@ def check_study(data: Any, file: str) -> Study:
 
 
 def resolve(
-    study: Study,
-    variant: str,
-    variants: Mapping[str, Variant],
-    study_file: str = "study",
+    study: Study, variant: str, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> RunSpec:
     """The complete, checked run spec of ``variant`` in ``study``; ConfigError if it is invalid."""
     data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
@@ -73,10 +70,7 @@ def resolve(
 
 
 def spec_of(
-    study: Study,
-    name: str,
-    variants: Mapping[str, Variant],
-    study_file: str = "study",
+    study: Study, name: str, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> RunSpec:
     """The run spec of a variant. If its change does not apply to the study's task, that of the study
     itself, with the reason. ConfigError if the change is wrong for any task."""
@@ -120,9 +114,7 @@ def _without_meaning(
 
 
 def resolve_all(
-    study: Study,
-    variants: Mapping[str, Variant],
-    study_file: str = "study",
+    study: Study, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> dict[str, RunSpec]:
     """The run specs of all variants of the study, by name; all problems in one ConfigError."""
     variants = with_compositions(variants, study.variants, study_file)
