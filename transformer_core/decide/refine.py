@@ -274,7 +274,8 @@ class RefineJob(Job):
             kept.read_into(pairs)
             began = spent()
             log.info("%.0f s of %.0f s spent; %.0f s reserved for the report", began, asked, rest)
-            stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent(), spent)
+            # Stints have their own clock: the study's may stall, and then be set back.
+            stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent())
             result = Refinement(
                 asked_seconds=asked,
                 began_at_seconds=began,
