@@ -9,7 +9,7 @@ from small_training import small_spec
 
 from schemas.results import Bandwidth, OperatorClass
 from tests.records import record
-from transformer_core.decide.headroom import headroom, topology_of
+from transformer_core.decide.utilisation import headroom, topology_of
 from transformer_core.measure.session_ratio import step_seconds
 
 

@@ -16,9 +16,8 @@ from schemas.results import Against, Change, Interval, Lost, Origin, Quantity
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
-from transformer_core.decide.intervals import exact, quotient
-from transformer_core.decide.study_results import StudyResults
-from transformer_core.decide.turn_throughput import throughputs
+from transformer_core.decide.intervals import exact, product, quotient
+from transformer_core.decide.study_results import StudyResults, throughputs
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.study.ownership import check_results
 
@@ -52,12 +51,7 @@ class Side(StudyResults):
         if base is None:
             return {}
         return {self.study.baseline: base} | {
-            name: Interval(
-                median=base.median * ratio.median,
-                low=base.low * ratio.low,
-                high=base.high * ratio.high,
-                samples=ratio.samples,
-            )
+            name: product(base, ratio).model_copy(update={"samples": ratio.samples})
             for name, comparison in there.items()
             if (ratio := comparison.speedup) is not None
         }

@@ -32,18 +32,13 @@ def formula(spec: RunSpec) -> Formula:
     shards = spec.world_size if spec.parallel.sharded else 1
     state = spec.training.optimizer.state
     kept = spec.training.precision.numbers
+    parallel, hook = spec.parallel, spec.parallel.message_hook
+    apart = isinstance(parallel, Ddp) and parallel.overlap and not parallel.bucket_view
+    buckets = kept.gradients if apart else 0.0
     return Formula(
         # Copies are made of gathered layers, regardless of sharding.
         weights=kept.weights / shards + kept.copies,
         gradients=kept.gradients / shards,
         optimizer=(kept.masters + state.bytes) / (spec.world_size if state.divided else shards),
-        buckets=_buckets(spec),
+        buckets=None if hook is not None and hook.keeps_errors else buckets,
     )
-
-
-def _buckets(spec: RunSpec) -> float | None:
-    parallel, hook = spec.parallel, spec.parallel.message_hook
-    if hook is not None and hook.keeps_errors:
-        return None
-    apart = isinstance(parallel, Ddp) and parallel.overlap and not parallel.bucket_view
-    return spec.training.precision.numbers.gradients if apart else 0.0

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import EvaluationResult, Repeat, ShardManifest, VariantResult, Window
+from schemas.results import EvaluationResult, Repeat, ShardManifest, VariantResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
@@ -16,10 +15,7 @@ from transformer_core.decide.intervals import median_interval
 
 
 def combine(
-    variant: str,
-    repeats: Sequence[Repeat],
-    evaluation: EvaluationResult,
-    train: ShardManifest,
+    variant: str, repeats: Sequence[Repeat], evaluation: EvaluationResult, train: ShardManifest
 ) -> VariantResult:
     """One record of all ``repeats``, ordered by number.
 
@@ -30,11 +26,16 @@ def combine(
         raise ValueError(f"{variant} has no repeat")
     repeats = sorted(repeats, key=lambda repeat: repeat.repeat)
     ended = next((repeat for repeat in repeats if repeat.status != "ok"), None)
-    tokens = pairs = None
-    if ended is None:
-        tokens = median_interval(rates(repeats, "tokens"))
-        pairs = median_interval(rates(repeats, "pairs"))
+    tokens, pairs = (
+        median_interval(rates(repeats, count)) if ended is None else None
+        for count in ("tokens", "pairs")
+    )
     windows = [window for repeat in repeats for window in repeat.windows]
+    seconds = sum(window.seconds for window in windows)
+    waited = sum(window.input_wait_seconds for window in windows)
+    padded = sum(window.padded_tokens for window in windows)
+    # Each side of a pair has one additional end token.
+    of_epoch = train.source_tokens + train.target_tokens + (0 if train.texts else 2 * train.pairs)
     validations = repeats[0].validations
     return VariantResult(
         variant=variant,
@@ -44,19 +45,12 @@ def combine(
         evaluation=evaluation,
         tokens_per_second=tokens,
         pairs_per_second=pairs,
-        padding_share=padding_share(windows),
-        input_wait_share=input_wait_share(windows),
+        padding_share=1 - sum(w.tokens for w in windows) / padded if padded else None,
+        input_wait_share=waited / seconds if seconds else None,
         validation_loss=validations[-1].loss if validations else None,
         peak_memory_bytes=peak_memory(repeats),
-        epoch_seconds=epoch_tokens(train) / tokens.median if tokens else None,
+        epoch_seconds=of_epoch / tokens.median if tokens else None,
     )
-
-
-def epoch_tokens(train: ShardManifest) -> int:
-    """Non-padding tokens trained on per pass over the split: each side of a pair has one
-    additional end token."""
-    tokens = train.source_tokens + train.target_tokens
-    return tokens if train.texts else tokens + 2 * train.pairs
 
 
 def peak_memory(repeats: Sequence[Repeat]) -> int | None:
@@ -66,26 +60,19 @@ def peak_memory(repeats: Sequence[Repeat]) -> int | None:
 
 
 def check(
-    spec_file: Path,
-    variant: str,
-    repeat_files: Sequence[Path],
-    evaluation_file: Path,
+    spec_file: Path, variant: str, repeat_files: Sequence[Path], evaluation_file: Path
 ) -> tuple[list[Repeat], EvaluationResult]:
     """The records of ``variant``; ConfigError if one belongs to another variant or run spec."""
     spec = read_record(spec_file, RunSpec)
     repeats = [read_record(file, Repeat) for file in repeat_files]
     evaluation = read_record(evaluation_file, EvaluationResult)
-    names = [
-        (spec_file, spec.variant),
-        *zip(repeat_files, (repeat.variant for repeat in repeats), strict=True),
-        (evaluation_file, evaluation.variant),
-    ]
+    files = [spec_file, *repeat_files, evaluation_file]
+    records: list[RunSpec | Repeat | EvaluationResult] = [spec, *repeats, evaluation]
+    message, remedy = f"is not {variant}", f"give the file of {variant}"
     problems = [
-        ConfigProblem(
-            str(file), "variant", name, f"is not {variant}", f"give the file of {variant}"
-        )
-        for file, name in names
-        if name != variant
+        ConfigProblem(str(file), "variant", record.variant, message, remedy)
+        for file, record in zip(files, records, strict=True)
+        if record.variant != variant
     ]
     digest = spec.digest()
     problems += [
@@ -130,20 +117,8 @@ class CombineJob(Job):
         write_result(self.output, result.model_dump_json(indent=1) + "\n")
 
 
-def rates(repeats: Iterable[Repeat], count: Literal["tokens", "pairs"]) -> list[list[float]]:
+def rates(repeats: Iterable[Repeat], count: str) -> list[list[float]]:
     """Non-padding tokens or sentence pairs per second of every timed window, by repeat."""
     return [
         [getattr(window, count) / window.seconds for window in repeat.windows] for repeat in repeats
     ]
-
-
-def padding_share(windows: Sequence[Window]) -> float | None:
-    """Fraction of padding among the tokens of the windows, 0 to 1; null without tokens."""
-    padded = sum(window.padded_tokens for window in windows)
-    return 1 - sum(window.tokens for window in windows) / padded if padded else None
-
-
-def input_wait_share(windows: Sequence[Window]) -> float | None:
-    """Fraction of the windows' time spent waiting for input, 0 to 1; null without a window."""
-    seconds = sum(window.seconds for window in windows)
-    return sum(window.input_wait_seconds for window in windows) / seconds if seconds else None

@@ -21,7 +21,6 @@ from schemas.results import (
     PairedRun,
     Quantity,
     Session,
-    Side,
     VariantResult,
 )
 from transformer_core.certify.kernels import turns_otherwise
@@ -54,13 +53,17 @@ def compare(
     """A comparison for each paired run, in order; the intervals of all hold at once."""
     timed = [run for run in runs if run.status == "ok"]
     speed = _effects("throughput", timed, [run.ratios for run in timed], margin)
-    weighed = [run for run in timed if all(map(_peaks, run.sessions))]
-    memory = _effects(
-        "peak_memory",
-        weighed,
-        [[_memory_ratio(session, run.pair) for session in run.sessions] for run in weighed],
-        margin,
-    )
+    weighed, ratios = [], []
+    for run in timed:
+        peaks = [[side.peak_memory_bytes or 0 for side in one.sides] for one in run.sessions]
+        if all(map(all, peaks)):
+            weighed.append(run)
+            # One number per session, without its own error.
+            logs = (log(variant / reference) for reference, variant in peaks)
+            ratios.append(
+                [LogRatio(*run.pair, each, error=0.0, freedom=0, pairs=1) for each in logs]
+            )
+    memory = _effects("peak_memory", weighed, ratios, margin)
     comparisons = []
     for run in runs:
         ended = f"{run.ended_by} ended {run.status}"
@@ -100,16 +103,6 @@ def _effects(
         run.pair: judge(quantity, interval, margin, len(run.sessions))
         for run, interval in zip(runs, intervals, strict=True)
     }
-
-
-def _peaks(session: Session) -> bool:
-    return all(side.peak_memory_bytes for side in session.sides)
-
-
-def _memory_ratio(session: Session, pair: Pair) -> LogRatio:
-    """Ratio of the largest peaks of both sides: one number per session, without its own error."""
-    reference, variant = (side.peak_memory_bytes or 1 for side in session.sides)
-    return LogRatio(*pair, estimate=log(variant / reference), error=0.0, freedom=0, pairs=1)
 
 
 def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
@@ -161,10 +154,10 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
     foreign = max((session.foreign_share(cores) or 0.0 for session in run.sessions), default=0.0)
     if foreign > FOREIGN_LIMIT:
         yield f"other processes took up to {foreign:.0%} of the CPUs"
-    if changes := [change for session in run.sessions if (change := _probe_change(session))]:
-        worst = max(changes, key=lambda change: abs(log(change)))
-        if abs(log(worst)) > log(1 + PROBE_LIMIT):
-            yield f"the machine's own speed changed by a factor of {worst:.2f} within a session"
+    changes = [change for session in run.sessions for change in _probe_changes(session)]
+    worst = max(changes, key=lambda change: abs(log(change)), default=1.0)
+    if abs(log(worst)) > log(1 + PROBE_LIMIT):
+        yield f"the machine's own speed changed by a factor of {worst:.2f} within a session"
     throttled = {
         reason
         for session in run.sessions
@@ -175,13 +168,12 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
     if throttled:
         yield f"the GPU's clock was held down: {', '.join(sorted(throttled))}"
     yield from _held_down(run)
-    labels = {"device": "{} against {}", "world_size": "{} against {} ranks"}
-    labels["threads_per_rank"] = "{} against {} threads per rank"
-    first, second = run.sessions[0].sides
-    for field, label in labels.items():
-        theirs, ours = _topology(first, field), _topology(second, field)
-        if ours and theirs and ours != theirs:
-            yield label.format(ours, theirs)
+    places = {"device": "", "world_size": " ranks", "threads_per_rank": " threads per rank"}
+    theirs, ours = (side.topology for side in run.sessions[0].sides)
+    for field, unit in places.items() if ours and theirs else ():
+        one, other = getattr(ours, field), getattr(theirs, field)
+        if one != other:
+            yield f"{one} against {other}{unit}"
 
 
 def _held_down(run: PairedRun) -> Iterator[str]:
@@ -190,10 +182,8 @@ def _held_down(run: PairedRun) -> Iterator[str]:
     work = [gpu for s in run.sessions for r in s.rounds for gpu in r.gpus]
     for index in sorted({gpu.index for gpu in work}):
         mine = [gpu for gpu in work if gpu.index == index]
-        for limit, seconds in (
-            ("power", sum(gpu.power_held_seconds or 0.0 for gpu in mine)),
-            ("heat", sum(gpu.heat_held_seconds or 0.0 for gpu in mine)),
-        ):
+        for limit in ("power", "heat"):
+            seconds = sum(getattr(gpu, f"{limit}_held_seconds") or 0.0 for gpu in mine)
             if seconds > HELD_LIMIT * total:
                 yield (
                     f"{limit} held the clock of GPU {index} down for {seconds / total:.0%} of the "
@@ -201,20 +191,15 @@ def _held_down(run: PairedRun) -> Iterator[str]:
                 )
 
 
-def _probe_change(session: Session) -> float | None:
-    """Largest change of a probe from before a session to after it, as a factor."""
+def _probe_changes(session: Session) -> list[float]:
+    """Changes of the probes from before a session to after it, as factors."""
     before = {probe.device: probe for probe in session.before.probes}
-    changes = [
+    return [
         getattr(after, rate) / getattr(before[after.device], rate)
         for after in session.after.probes
         if after.device in before
         for rate in ("matmul_flops_per_second", "copy_bytes_per_second")
     ]
-    return max(changes, key=lambda change: abs(log(change)), default=None)
-
-
-def _topology(side: Side, field: str) -> str:
-    return str(getattr(side.topology, field)) if side.topology is not None else ""
 
 
 class CompareJob(Job):
@@ -231,19 +216,17 @@ class CompareJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         runs = [read_record(file, PairedRun) for file in self.pairs]
-        results = {
-            one.variant: one for one in (read_record(f, VariantResult) for f in self.results)
+        results = {r.variant: r for r in (read_record(f, VariantResult) for f in self.results)}
+        certificates = {
+            one.variant: one for one in (read_record(f, Certificate) for f in self.certificates)
         }
-        read = [read_record(file, Certificate) for file in self.certificates]
-        certificates = {certificate.variant: certificate for certificate in read}
         names = {name for run in runs for name in (run.reference, run.variant)}
         _refuse_missing("results", names - {*results}, "results/runs/{}/metrics.json")
         _refuse_missing("certificates", names - {*certificates}, "results/equivalence/{}.json")
+        compared = compare(runs, results, certificates, self.margin)
         comparisons = [
             one.model_copy(update={"record": os.path.relpath(file, self.output.parent)})
-            for one, file in zip(
-                compare(runs, results, certificates, self.margin), self.pairs, strict=True
-            )
+            for one, file in zip(compared, self.pairs, strict=True)
         ]
         text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
         write_result(self.output, text + "\n")

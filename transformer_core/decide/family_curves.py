@@ -112,7 +112,7 @@ def _note(
         return f"Only {len(counted)} of {len(points)} values could be compared"
     if knee is None:
         return "No value is shown to be slower than another"
-    place = f"{knee:g}" + (f" {family.unit}" if family.unit else "")
+    place = f"{knee:g} {family.unit}".rstrip()
     if knee != best.value:
         return f"{place} is the smallest value not shown to be slower than the best, {best.value:g}"
     if knee == counted[0].value:

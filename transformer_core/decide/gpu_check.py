@@ -100,11 +100,9 @@ def sections(results: Path) -> Iterator[tuple[str, Callable[[], Iterable[Check]]
 
 
 def tests(found: GpuTests) -> Check:
-    outcome, reason = outcome_of(found.status), found.reason
-    if found.status == "ok":
-        outcome = judged(found.passed > 0 and not found.failed)
-        failed = (f"{test.name}: {test.text.splitlines()[-1]}" for test in found.failed)
-        reason = "; ".join(failed) or None
+    outcome = outcome_of(found.status, found.passed > 0 and not found.failed)
+    failed = (f"{test.name}: {test.text.splitlines()[-1]}" for test in found.failed)
+    reason = "; ".join(failed) or None if found.status == "ok" else found.reason
     text = f"{found.passed} passed, {len(found.failed)} failed, {len(found.skipped)} skipped"
     expected = "The tests that need a GPU pass."
     return line("tests", expected, outcome, text, reason, "gpu_check/tests.json")
@@ -113,13 +111,12 @@ def tests(found: GpuTests) -> Check:
 def roofline(found: Roofline) -> Check:
     rates = {rate.format: rate.flops_per_second for rate in found.matrix}
     bf16, fp32 = rates.get("bf16"), rates.get("fp32")
-    outcome, reason = outcome_of(found.status), found.reason
-    if found.status == "ok":
-        outcome = judged(bf16 is not None and fp32 is not None and bf16 > 2 * fp32)
+    twice = bf16 is not None and fp32 is not None and bf16 > 2 * fp32
     told = [f"{name} {rate / 1e12:.1f} TFLOP/s" for name, rate in rates.items() if rate]
     told += [f"{m.operation} {m.bytes_per_second / 1e12:.2f} TB/s" for m in found.memory]
     expected = "Matrix products in bfloat16 are more than twice as fast as in 32 bits."
-    return line("roofline", expected, outcome, ", ".join(told), reason, "machine/roofline.json")
+    outcome, text = outcome_of(found.status, twice), ", ".join(told)
+    return line("roofline", expected, outcome, text, found.reason, "machine/roofline.json")
 
 
 def attention(found: AttentionTruths) -> Iterator[Check]:
@@ -141,7 +138,7 @@ def attention(found: AttentionTruths) -> Iterator[Check]:
         wrong += [f"an error of {c.error:.3g}" for c in ran if (c.error or 0.0) > LARGEST_ERROR]
         wrong += ["numbers that are not finite" for case in ran if not case.finite]
         others = sorted({case.reason for case in cases if case.status != "ok" and case.reason})
-        outcome = judged(not wrong) if ran else "unsupported"
+        outcome = outcome_of("ok" if ran else "unsupported", not wrong)
         if any(case.status == "failed" for case in cases):
             outcome = "failed"
         text = "; ".join(
@@ -158,7 +155,7 @@ def trained(name: str, run: Repeat) -> Check:
     if run.validations:
         loss = run.validations[-1].loss  # null if it is not finite
         text = f"validation loss {loss} after {run.steps} steps"
-        outcome = judged(loss is not None)
+        outcome = outcome_of("ok", loss is not None)
     expected = f"{name} trains to the end on CUDA."
     if run.topology is not None and run.topology.device != "cuda":
         outcome = "not_held"
@@ -180,10 +177,10 @@ def windows(pairs: dict[str, PairedRun]) -> Check:
     if not found:
         reasons = sorted({run.reason for run in pairs.values() if run.reason})
         statuses: set[Status] = {run.status for run in pairs.values()}
-        outcome: Outcome = "unsupported" if statuses <= {"unsupported"} else "failed"
+        outcome = outcome_of("unsupported" if statuses <= {"unsupported"} else "failed")
         return line("windows", expected, outcome, "", "; ".join(reasons) or None, "turns")
     steps, seconds = (min(values) for values in zip(*found, strict=True))
-    outcome = judged(steps >= LEAST_STEPS and seconds >= LEAST_SECONDS)
+    outcome = outcome_of("ok", steps >= LEAST_STEPS and seconds >= LEAST_SECONDS)
     text = f"the shortest of {len(found)}: {steps} steps, {seconds:.2f} s"
     return line("windows", expected, outcome, text, None, "turns")
 
@@ -219,8 +216,7 @@ def comparison(
     pairs: dict[str, PairedRun], variant: str, other: str, expected: str, holds: Expected
 ) -> Check:
     """A variant against another, both through their ratios to the reference."""
-    name = f"{variant} against {other}"
-    file = "comparisons.json"
+    name, file = f"{variant} against {other}", "comparisons.json"
     ratios = []
     for side in (variant, other):
         run = pairs.get(side)
@@ -234,16 +230,15 @@ def comparison(
             found = [session.ratio(Pair(side, REFERENCE)) for session in run.sessions]
             ratios.append(sum(one.estimate for one in found) / len(found))
     ratio = math.exp(ratios[0] - ratios[1])
-    return line(name, expected, judged(holds(ratio)), f"{ratio:.3f} times as fast", None, file)
+    outcome = outcome_of("ok", holds(ratio))
+    return line(name, expected, outcome, f"{ratio:.3f} times as fast", None, file)
 
 
 def profile(found: Capture) -> Check:
     expected = f"The profile of {found.variant} has CUDA kernels."
     text = f"{found.profiler}: {found.profiler_reason}" if found.profiler else ""
-    file = f"profiles/{found.variant}/capture.json"
-    return line(
-        f"profile {found.variant}", expected, outcome_of(found.status), text, found.reason, file
-    )
+    name, file = f"profile {found.variant}", f"profiles/{found.variant}/capture.json"
+    return line(name, expected, outcome_of(found.status), text, found.reason, file)
 
 
 def check(results: Path) -> GpuCheck:
@@ -270,8 +265,12 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
         "NVML also counts cached memory and the context of the process."
     )
     memory = run.memory[0] if run.memory else None
-    outcome: Outcome = "unsupported" if run.status == "unsupported" else "failed"
-    found, reason = _predicted(predicted), run.reason or predicted.reason
+    outcome = outcome_of("unsupported" if run.status == "unsupported" else "failed")
+    found, reason = "nothing predicted", run.reason or predicted.reason
+    if predicted.peak_bytes is not None:
+        found = f"{predicted.peak_bytes / GIB:.2f} GiB predicted"
+        if predicted.context_bytes is not None:
+            found += f" plus a context of {predicted.context_bytes / GIB:.2f} GiB"
     if memory is not None and memory.allocated_bytes is None:
         reason = f"{name} ran on {memory.device}"
         outcome = "unsupported"
@@ -279,7 +278,7 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
         ratio = predicted.peak_bytes / memory.allocated_bytes
         found += f", {memory.allocated_bytes / GIB:.2f} GiB allocated ({ratio:.2f} times)"
         found += f", {(memory.reserved_bytes or 0) / GIB:.2f} GiB reserved"
-        outcome = judged(abs(ratio - 1) <= TOLERANCE)
+        outcome = outcome_of("ok", abs(ratio - 1) <= TOLERANCE)
         if memory.nvml_bytes is not None:
             found += f", {memory.nvml_bytes / GIB:.2f} GiB by NVML"
             if memory.nvml_bytes < (memory.reserved_bytes or 0):
@@ -287,31 +286,21 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
     return line(f"memory {name}", expected, outcome, found, reason, *files)
 
 
-def _predicted(prediction: Prediction) -> str:
-    if prediction.peak_bytes is None:
-        return "nothing predicted"
-    context = prediction.context_bytes
-    beside = "" if context is None else f" plus a context of {context / GIB:.2f} GiB"
-    return f"{prediction.peak_bytes / GIB:.2f} GiB predicted{beside}"
-
-
 def largest_batch(found: LargestBatchResult) -> Check:
-    outcome = "not_held" if found.status == "oom" else outcome_of(found.status)
+    outcome = "not_held" if found.status == "oom" else outcome_of(found.status, found.confirmed)
     text = f"{len(found.trials)} trials"
     if found.status == "ok":
-        outcome = judged(found.confirmed)
         text = f"{found.largest_pairs} pairs fit, {found.step_pairs} more do not; {text}"
     expected = "The largest batch that fits is found, runs again, and a larger one fails again."
     file = f"memory/largest_batch/{found.variant}.json"
     return line(f"largest batch {found.variant}", expected, outcome, text, found.reason, file)
 
 
-def outcome_of(status: Status) -> Outcome:
-    return "held" if status == "ok" else "unsupported" if status == "unsupported" else "failed"
-
-
-def judged(holds: bool) -> Outcome:
-    return "held" if holds else "not_held"
+def outcome_of(status: Status, holds: bool = True) -> Outcome:
+    """The outcome if jobs ended with this status, and if so whether the expectation ``holds``."""
+    if status == "ok":
+        return "held" if holds else "not_held"
+    return "unsupported" if status == "unsupported" else "failed"
 
 
 def line(
@@ -334,8 +323,7 @@ LOG_CHARACTERS = 2000  # characters of a log shown in the report: its end, where
 def device(found: DeviceFacts) -> Iterator[Check]:
     """Checks that the environment around the device works."""
     for one in found.facts:
-        outcome = judged(bool(one.holds)) if one.status == "ok" else outcome_of(one.status)
-        file = "gpu_check/device.json"
+        outcome, file = outcome_of(one.status, bool(one.holds)), "gpu_check/device.json"
         yield line(one.name, one.expected, outcome, one.found, one.reason, file)
 
 

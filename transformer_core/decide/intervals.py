@@ -74,7 +74,11 @@ def simultaneous_ratios(
         raise ValueError("a comparison needs at least one session")
     if not comparisons:
         return []
-    squares, known = _moderated_by_comparison(comparisons)
+    own_squares = [_squares(sessions) for sessions in comparisons]
+    own_freedom = np.array([s.freedom for sessions in comparisons for s in sessions], np.float64)
+    cuts = np.cumsum([len(sessions) for sessions in comparisons])[:-1]
+    moderated = _moderated(np.concatenate(own_squares), own_freedom)
+    squares, known = (np.split(values, cuts) for values in moderated)
     between = between_sessions(comparisons, squares)
     error = 1 - CONFIDENCE ** (1 / max(1, len(comparisons)))
     intervals = []
@@ -108,19 +112,6 @@ def _weighted_mean(values: Values, variances: Values) -> tuple[float, Values]:
     weights = np.ones_like(values) if variances.min() <= 0 else 1 / variances
     weights /= weights.sum()
     return float(weights @ values), weights
-
-
-def _moderated_by_comparison(
-    comparisons: Sequence[Sequence[LogRatio]],
-) -> tuple[list[Values], list[Values]]:
-    """For each comparison, the moderated squared errors of its sessions and their degrees of
-    freedom."""
-    squares, freedom = _moderated(
-        np.concatenate([_squares(sessions) for sessions in comparisons]),
-        np.array([s.freedom for sessions in comparisons for s in sessions], np.float64),
-    )
-    cuts = np.cumsum([len(sessions) for sessions in comparisons])[:-1]
-    return np.split(squares, cuts), np.split(freedom, cuts)
 
 
 def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from math import exp
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -33,18 +32,20 @@ def judge(name: str, bandwidth: float, run: PairedRun) -> LinkTrial:
     status, reason = run.status, run.reason
     if links and any(link is None or link.kind != "namespaces" for link in links):
         status, reason = "unsupported", "this machine cannot create a limited link"
-    known: dict[str, Any] = {"name": name, "bandwidth": bandwidth, "status": status}
-    if status != "ok":
-        unknown: dict[str, Any] = dict.fromkeys(("real_seconds", "emulated_seconds", "error"))
-        return LinkTrial(**known, **unknown, reason=reason)
-    ratios = [value for session in run.sessions for value in log_ratios(session.rounds, run.pair)]
-    return LinkTrial(
-        **known,
-        reason=None,
-        real_seconds=step_seconds(run.sessions, REAL),
-        emulated_seconds=step_seconds(run.sessions, EMULATED),
+    real = emulated = error = None
+    if status == "ok":
+        ratios = [value for one in run.sessions for value in log_ratios(one.rounds, run.pair)]
+        real, emulated = (step_seconds(run.sessions, side) for side in (REAL, EMULATED))
         # These are throughput ratios: a longer step means a smaller ratio.
-        error=exp(-median(ratios)) - 1,
+        error, reason = exp(-median(ratios)) - 1, None
+    return LinkTrial(
+        name=name,
+        bandwidth=bandwidth,
+        status=status,
+        reason=reason,
+        real_seconds=real,
+        emulated_seconds=emulated,
+        error=error,
     )
 
 

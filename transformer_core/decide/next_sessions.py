@@ -122,12 +122,22 @@ def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Pla
     ]
     if not waiting:
         return None
-    soon = [standing for standing in waiting if limits.seconds(standing) <= left]
-    if soon:
+    if soon := [standing for standing in waiting if limits.seconds(standing) <= left]:
+        waiting = soon
         lead = max(soon, key=lambda standing: standing.weight / limits.seconds(standing))
     else:
         lead = max(waiting, key=lambda s: (s.weight, -limits.seconds(s)))
-    crew = _crew(lead, soon or waiting, limits)
+    # The others that join it, most important first.
+    least = WORTH_JOINING * limits.sessions(lead)
+    others = [
+        standing
+        for standing in waiting
+        if standing is not lead
+        and standing.pair.reference == lead.pair.reference
+        and limits.sessions(standing) >= least
+    ]
+    others.sort(key=lambda standing: -standing.weight / limits.seconds(standing))
+    crew = [lead, *others][: limits.together - 1]
     sides, rounds = 1 + len(crew), limits.rounds(lead)
     while sides > 2 and lead.costs.session(sides, rounds) > left:
         sides -= 1
@@ -142,20 +152,6 @@ def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Pla
         rounds=rounds,
         session_seconds=seconds,
     )
-
-
-def _crew(lead: Standing, waiting: Sequence[Standing], limits: Limits) -> list[Standing]:
-    """The most important comparison, and those that join it."""
-    least = WORTH_JOINING * limits.sessions(lead)
-    others = [
-        standing
-        for standing in waiting
-        if standing is not lead
-        and standing.pair.reference == lead.pair.reference
-        and limits.sessions(standing) >= least
-    ]
-    others.sort(key=lambda standing: -standing.weight / limits.seconds(standing))
-    return [lead, *others][: limits.together - 1]
 
 
 def distance(ratio: float, margin: float) -> float:
@@ -195,8 +191,7 @@ class SoFar:
         return 1 + len(self.stints)
 
     def add(self, session: Session, stint: int) -> None:
-        alone = of_two(session, self.pair)
-        self.added.append(alone)
+        self.added.append(of_two(session, self.pair))
         self.stints.add(stint)
         self.ratios.append(session.ratio(self.pair))
         self.costs = _costs(session, len(session.sides))
@@ -264,15 +259,13 @@ def weights(
     compared with the baseline, and possibly faster. A quarter if the comparison does not count
     because one side lacks a certificate that it trains the same model.
     """
-    found = {}
-    for pair in pairs:
-        weight = 1.0
-        if pair.pair in claimed:
-            weight *= 2
-        # Perhaps faster.
-        if pair.reference == baseline and any(r.estimate + 2 * r.error > 0 for r in pair.ratios):
-            weight *= 2
-        if not (certified[pair.variant] and certified[pair.reference]):
-            weight /= 4
-        found[pair.pair] = weight
-    return found
+
+    def weight(run: PairedRun) -> float:
+        perhaps_faster = any(ratio.estimate + 2 * ratio.error > 0 for ratio in run.ratios)
+        return (
+            (2.0 if run.pair in claimed else 1.0)
+            * (2.0 if run.reference == baseline and perhaps_faster else 1.0)
+            * (1.0 if certified[run.variant] and certified[run.reference] else 0.25)
+        )
+
+    return {run.pair: weight(run) for run in pairs}

@@ -79,9 +79,7 @@ class ProjectionJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         specs = [read_record(file, RunSpec) for file in self.specs]
-        results = {
-            one.variant: one for one in (read_record(f, VariantResult) for f in self.results)
-        }
+        results = {r.variant: r for r in (read_record(f, VariantResult) for f in self.results)}
         for name in sorted({spec.variant for spec in specs} - {*results}):
             remedy = f"add results/runs/{name}/metrics.json"
             raise ConfigError([ConfigProblem("--order", "results", name, "is missing", remedy)])
@@ -113,44 +111,41 @@ def curves(
     for name, link in links.items():
         for strategy in get_args(ProjectedStrategy):
             accumulates = strategy.startswith("accumulation")
-            found = [t for t in times if (t.micro_batches > 1) == accumulates]
-            if not found:
+            found = next((t for t in times if (t.micro_batches > 1) == accumulates), None)
+            if found is None:
                 continue
-            compute = Compute.of(found[0])
+            compute = Compute.of(found)
             sizes = (None,) if strategy in ("fsdp", "central") else CURVE_BUCKETS_MB
             for bucket_mb in sizes:
-                yield _curve(strategy, name, link, compute, most, bucket_mb)
+                # Strategies without buckets ignore their size.
+                size = DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb
+                seconds = {
+                    devices: step_seconds(strategy, compute, link, devices, size)
+                    for devices in (2**power for power in range(most.bit_length()))
+                }
+                yield _curve(strategy, name, bucket_mb, compute.alone, seconds)
 
 
 def _curve(
     strategy: ProjectedStrategy,
-    name: str,
-    link: LinkModel,
-    compute: Compute,
-    most: int,
+    link: str,
     bucket_mb: float | None,
+    alone: float,
+    seconds: Mapping[int, float],
 ) -> ProjectedCurve:
-    points = []
-    devices = 1
-    while devices <= most:
-        # Strategies without buckets ignore their size.
-        size = DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb
-        seconds = step_seconds(strategy, compute, link, devices, size)
-        points.append(
-            ProjectedPoint(
-                devices=devices,
-                step_seconds=seconds,
-                exposed_seconds=seconds - compute.alone,
-                efficiency=compute.alone / seconds,
-            )
+    """The curve of these ``seconds`` of a step by devices; ``alone`` are those of one device."""
+    points = [
+        ProjectedPoint(
+            devices=devices,
+            step_seconds=step,
+            exposed_seconds=step - alone,
+            efficiency=alone / step,
         )
-        devices *= 2
+        for devices, step in seconds.items()
+    ]
+    knee = next((p.devices for p in points if p.exposed_seconds > p.step_seconds / 2), None)
     return ProjectedCurve(
-        strategy=strategy,
-        link=name,
-        bucket_mb=bucket_mb,
-        points=points,
-        knee=next((p.devices for p in points if p.exposed_seconds > p.step_seconds / 2), None),
+        strategy=strategy, link=link, bucket_mb=bucket_mb, points=points, knee=knee
     )
 
 
@@ -159,9 +154,7 @@ def best_buckets(
 ) -> Iterator[BestBucket]:
     """DistributedDataParallel's best bucket size on each link, for several numbers of devices."""
     for name, link in links.items():
-        for devices in BUCKET_DEVICES:
-            if devices > most:
-                continue
+        for devices in (count for count in BUCKET_DEVICES if count <= most):
             seconds = {
                 size: step_seconds("ddp", compute, link, devices, size) for size in BUCKETS_MB
             }
@@ -195,16 +188,11 @@ def checks(
 
 
 def _check(
-    spec: RunSpec,
-    result: VariantResult,
-    times: ComputeTimes | None,
-    measured: MeasuredLink | None,
+    spec: RunSpec, result: VariantResult, times: ComputeTimes | None, measured: MeasuredLink | None
 ) -> ProjectionCheck:
     seconds = median(window.step_seconds for window in result.windows)
     link, name = _link_of(spec, measured)
-    described = _strategy_of(spec)
-    strategy, manner = (None, {}) if isinstance(described, str) else described
-    note = described if isinstance(described, str) else ""
+    strategy, manner, note = _strategy_of(spec)
     if not note and link is None:
         note = "the link between its processes was not measured"
     elif not note and times is None:
@@ -228,29 +216,26 @@ def _check(
     )
 
 
-def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy, dict[str, Any]] | str:
-    """Strategy of a spec and its options as :func:`step_seconds` takes them, or why it has none."""
+def _strategy_of(spec: RunSpec) -> tuple[ProjectedStrategy | None, dict[str, Any], str]:
+    """Strategy of a spec and its options as :func:`step_seconds` takes them, and why if none."""
     parallel, accumulation = spec.parallel, spec.training.accumulation
     if isinstance(parallel, Fsdp):
         if parallel.bf16:
-            return "the model covers FSDP in 32 bits only"
-        return "fsdp", {"reshard": parallel.reshard_after_forward}
+            return None, {}, "the model covers FSDP in 32 bits only"
+        return "fsdp", {"reshard": parallel.reshard_after_forward}, ""
     if isinstance(parallel, Central):
-        return "central", {"local_loss": parallel.local_loss}
+        return "central", {"local_loss": parallel.local_loss}, ""
     if not isinstance(parallel, Ddp):
-        return f"the model does not cover {parallel.kind}"
+        return None, {}, f"the model does not cover {parallel.kind}"
     payload = parallel.hook.payload if parallel.hook else 1.0
     if payload is None:
-        return f"the model does not cover the hook {parallel.hook.kind}"  # type: ignore[union-attr]
-    manner = {
-        "bucket_mb": parallel.bucket_mb,
-        "payload": payload,
-        "overlap": parallel.overlap,
-    }
+        kind = parallel.hook.kind  # type: ignore[union-attr]
+        return None, {}, f"the model does not cover the hook {kind}"
+    manner = {"bucket_mb": parallel.bucket_mb, "payload": payload, "overlap": parallel.overlap}
     if accumulation.micro_batches == 1:
-        return "ddp" if parallel.overlap else "ddp_no_overlap", manner
+        return "ddp" if parallel.overlap else "ddp_no_overlap", manner, ""
     every = accumulation.synchronise == "every"
-    return "accumulation_sync" if every else "accumulation_no_sync", manner
+    return "accumulation_sync" if every else "accumulation_no_sync", manner, ""
 
 
 def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | None, str]:

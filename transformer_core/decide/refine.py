@@ -14,10 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from schemas.base import seconds_of
 from schemas.config.measurement import Comparing
@@ -61,11 +58,8 @@ class KeptStints:
     def __init__(self, folder: Path, keys: Mapping[Pair, str]) -> None:
         self._folder = folder
         self._keys = keys
-        files = self._files()
-        self.last = max(files, default=0)
-        """Number of the last session; 0 for none."""
-        self.last_stint = 0
-        """Number of the last stint; 0 for none."""
+        self.last = max(self._files(), default=0)  # number of the last session; 0 for none
+        self.last_stint = 0  # number of the last stint; 0 for none
 
     def read_into(self, pairs: Iterable[SoFar]) -> None:
         by_name = {pair.pair: pair for pair in pairs}
@@ -75,7 +69,7 @@ class KeptStints:
                 kept = json.loads(path.read_text())
                 session = Session.model_validate(kept["session"])
                 stint, keys = int(kept["stint"]), dict(kept["keys"])
-            except (OSError, ValueError, KeyError, TypeError, ValidationError):
+            except (OSError, ValueError, KeyError, TypeError):
                 continue
             self.last_stint = max(self.last_stint, stint)
             for variant, key in keys.items():
@@ -119,23 +113,6 @@ def sessions_of(
     return measure
 
 
-def comparisons(
-    runs: Sequence[PairedRun],
-    specs: dict[str, RunSpec],
-    certificates: Sequence[Certificate],
-    claimed: Sequence[tuple[str, str]],
-    baseline: str,
-) -> list[SoFar]:
-    """The comparisons with their importance, and the reason if one cannot continue."""
-    certified = {one.variant: one.status == "equivalent" for one in certificates}
-    matters = weights(runs, claimed, baseline, certified)
-    pairs = [SoFar(run, matters[run.pair]) for run in runs]
-    for pair in pairs:
-        if any(spans_machines(specs[name]) for name in pair.pair):
-            pair.stuck = "sides on several hosts are timed in their first round only"
-    return pairs
-
-
 def keys(
     pairs: Sequence[SoFar], specs: dict[str, RunSpec], comparing: Comparing, code: str
 ) -> dict[Pair, str]:
@@ -146,32 +123,6 @@ def keys(
         asked = for_devices(comparing, [side.spec for side in sides])
         found[pair.pair] = Kept(Path(), sides, asked, code).key
     return found
-
-
-def refine(
-    pairs: Sequence[SoFar],
-    study: Study,
-    kept: KeptStints,
-    measure: Measure,
-    spent: Callable[[], float],
-    rest: float,
-) -> Refinement:
-    """Spend the study's time except for ``rest`` seconds; ``spent`` reads its clock."""
-    asked = seconds_of(study.time) if study.time else 0.0
-    comparing = study.comparison
-    limits = Limits(comparing.margin, comparing.pairs, comparing.together)
-    kept.read_into(pairs)
-    began = spent()
-    log.info("%.0f s of %.0f s spent; %.0f s reserved for the report", began, asked, rest)
-    stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent(), spent)
-    return Refinement(
-        asked_seconds=asked,
-        began_at_seconds=began,
-        kept_seconds=rest,
-        ended_at_seconds=spent(),
-        stints=stints,
-        unsettled=unsettled(pairs, limits),
-    )
 
 
 def spend(
@@ -241,19 +192,15 @@ def _stint(
 def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
     """The comparisons without a verdict, and the approximate additional time for each."""
     reasons = {pair.pair: pair.stuck for pair in pairs}
-    found = []
-    for standing in standings(pairs, limits.margin):
-        if standing.decided:
-            continue
-        reason = reasons[standing.pair]
-        found.append(
-            Unsettled(
-                variant=standing.pair.variant,
-                reference=standing.pair.reference,
-                seconds=None if reason else limits.seconds(standing),
-                reason=reason,
-            )
+    found = [
+        Unsettled(
+            **standing.pair._asdict(),
+            seconds=None if reasons[standing.pair] else limits.seconds(standing),
+            reason=reasons[standing.pair],
         )
+        for standing in standings(pairs, limits.margin)
+        if not standing.decided
+    ]
     return sorted(found, key=lambda one: (one.seconds is None, one.seconds))
 
 
@@ -268,32 +215,18 @@ HEAVIER = {"figures": 5.0, "tables": 2.0, "page": 2.0}
 def kept_for_the_rest(study: Study, jobs: Mapping[str, JobTimes]) -> float:
     """Seconds reserved for everything after the comparisons: as long as it took before on this
     machine, or as long as earlier jobs suggest."""
-    light = max((jobs[rule].mean for rule in LIGHT if rule in jobs), default=1.0)
-    total = 0.0
-    for rule in FOLLOWING:
-        if rule in jobs:
-            total += jobs[rule].mean
-        elif rule == "search":
-            total += _search(study, jobs)
-        else:
-            total += HEAVIER.get(rule, 1.0) * light
-    return total + _quality(study, jobs)
-
-
-def _search(study: Study, jobs: Mapping[str, JobTimes]) -> float:
-    """The search's budget, the short runs of a certificate, and a profile."""
-    if study.search is None or not study.search.budget:
-        return 0.0
-    runs = [jobs[rule].mean for rule in ("short_run", "profile") if rule in jobs]
-    return study.search.budget + 2 * sum(runs)
-
-
-def _quality(study: Study, jobs: Mapping[str, JobTimes]) -> float:
-    """The quality trainings, which restart for a new recommendation: half of their budget, until
-    one has been timed."""
-    if study.quality is None:
-        return 0.0
-    return jobs["quality"].mean if "quality" in jobs else study.quality.budget / 2
+    means = {rule: times.mean for rule, times in jobs.items()}
+    light = max((means[rule] for rule in LIGHT if rule in means), default=1.0)
+    guessed = {rule: HEAVIER.get(rule, 1.0) * light for rule in FOLLOWING}
+    guessed["search"] = 0.0
+    if study.search is not None and study.search.budget:
+        # The search's budget, the short runs of a certificate, and a profile.
+        runs = (means.get(rule, 0.0) for rule in ("short_run", "profile"))
+        guessed["search"] = study.search.budget + 2 * sum(runs)
+    if study.quality is not None:
+        # The quality trainings restart for a new recommendation.
+        guessed["quality"] = study.quality.budget / 2
+    return sum(means.get(rule, guess) for rule, guess in guessed.items())
 
 
 class RefineJob(Job):
@@ -320,18 +253,37 @@ class RefineJob(Job):
         specs = {name: read_record(file, RunSpec) for name, file in files.items()}
         runs = [read_record(file, PairedRun) for file in self.pairs]
         certificates = [read_record(file, Certificate) for file in self.certificates]
-        pairs = comparisons(runs, specs, certificates, self.claimed, study.baseline)
-        clock = partial(read_clock, self.clock)
+        certified = {one.variant: one.status == "equivalent" for one in certificates}
+        matters = weights(runs, self.claimed, study.baseline, certified)
+        pairs = [SoFar(run, matters[run.pair]) for run in runs]
+        for pair in pairs:
+            if any(spans_machines(specs[name]) for name in pair.pair):
+                pair.stuck = "sides on several hosts are timed in their first round only"
+        comparing = study.comparison
+        limits = Limits(comparing.margin, comparing.pairs, comparing.together)
+        asked = seconds_of(study.time) if study.time else 0.0
 
         def spent() -> float:
-            return max(0.0, clock().spent(time.time()))  # clocks may be set back
+            return max(0.0, read_clock(self.clock).spent(time.time()))  # clocks may be set back
 
         with exclusive(self.sessions):
             command = reproducing_command(self.output)
-            made = sessions_of(specs, study.comparison, self.data, self.sessions, command)
-            kept = KeptStints(self.sessions, keys(pairs, specs, study.comparison, self.of_turns))
-            rest = kept_for_the_rest(study, clock().jobs)
-            result = refine(pairs, study, kept, made, spent, rest)
+            measure = sessions_of(specs, comparing, self.data, self.sessions, command)
+            kept = KeptStints(self.sessions, keys(pairs, specs, comparing, self.of_turns))
+            rest = kept_for_the_rest(study, read_clock(self.clock).jobs)
+            kept.read_into(pairs)
+            began = spent()
+            log.info("%.0f s of %.0f s spent; %.0f s reserved for the report", began, asked, rest)
+            # Stints have their own clock: the study's may stall, and then be set back.
+            stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent())
+            result = Refinement(
+                asked_seconds=asked,
+                began_at_seconds=began,
+                kept_seconds=rest,
+                ended_at_seconds=spent(),
+                stints=stints,
+                unsettled=unsettled(pairs, limits),
+            )
             for path in self.sessions.iterdir():
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)

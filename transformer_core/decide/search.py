@@ -35,19 +35,17 @@ from transformer_core.common.records import read_as, read_record
 from transformer_core.decide.intervals import between_sessions
 from transformer_core.decide.search_final import (
     FinalComparison,
-    Row,
     certified,
     compare_stages,
     has,
     profile_of,
+    ratios_of,
     rows_of,
     timed_otherwise,
 )
 from transformer_core.decide.search_moves import (
     NAME,
     Exploration,
-    Parts,
-    Space,
     beside,
     considered,
     eligible,
@@ -144,12 +142,14 @@ def search(
         reference=reference,
     )
     rows = rows_of(bench, comparisons)
-    whole = [row.trial.parts for row in rows if not row.trial.bundle]
-    space = space_of(study, variants, [*parts, *_inherited(whole, parts)], effects)
-    exploration = Exploration(
-        space, bench.measure, bench.room, bench.more, alone, [_measured(rows, space)]
-    )
-    bundles = [parts for parts in exploration.seen[0] if len(parts) > 1]
+    # Speeds of combinations that the study's own turns already measured, fastest first.
+    measured = {row.trial.parts: row.speed for row in rows if not row.trial.bundle}
+    # Some techniques occur only in bundles of the study.
+    inherited = sorted({part for combination in measured for part in combination} - {*parts})
+    space = space_of(study, variants, [*parts, *inherited], effects)
+    known = {p: s for p, s in measured.items() if p <= {*space.parts} and space.fits(p)}
+    exploration = Exploration(space, bench.measure, bench.room, bench.more, alone, [known])
+    bundles = [parts for parts in known if len(parts) > 1]
     exploration.run(starts(space, effects, bundles[:BUNDLES], asked.candidates))
     trials = sorted(bench.trials.values(), key=lambda trial: -exploration.rank(trial.parts))
     best = certified(bench, [trial for trial in trials if trial.status == "ok"])
@@ -162,7 +162,7 @@ def search(
     # The intervals hold for all at once, so the one chosen for its ratio keeps its interval.
     winner = final.fastest(bench, best)
     shown = final.shown_for(winner) | tried
-    if final.of(winner).verdict != "FASTER":
+    if final.effects[final.side(winner)].verdict != "FASTER":
         reason = "the best combination of the search is not shown to be faster than the baseline"
         return ended("baseline", reason=reason, **shown)
     if otherwise := timed_otherwise(bench, final.sessions, final.side(winner), winner.certificate):
@@ -180,28 +180,12 @@ def search(
     )
 
 
-def _inherited(rows: Sequence[Parts], parts: Sequence[str]) -> list[str]:
-    """The techniques that occur only in bundles of the study."""
-    return sorted({part for row in rows for part in row} - {*parts})
-
-
-def _measured(rows: Sequence[Row], space: Space) -> dict[Parts, float]:
-    """Speeds of combinations that the study's own turns already measured, fastest first."""
-    return {
-        row.trial.parts: row.speed
-        for row in rows
-        if not row.trial.bundle
-        and row.trial.parts <= {*space.parts}
-        and space.fits(row.trial.parts)
-    }
-
-
 def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:
     """Each technique's effect together with the winner, and how much faster anything else could
     still be; empty if the winner is not a sum of techniques."""
     if winner.bundle or not winner.parts <= {*exploration.space.parts}:
         return {}
-    ratios = final.ratios()
+    ratios = ratios_of(final.sessions, final.sides)
     for session in final.sessions:
         exploration.seen.append(
             {

@@ -62,15 +62,7 @@ class FinalComparison:
 
     def side(self, trial: Trial) -> str:
         """Name of the side for ``trial``."""
-        return next(side for side, other in self.sides.items() if other.key == trial.key)
-
-    def of(self, trial: Trial) -> Effect:
-        """The effect of ``trial`` against the baseline."""
-        return self.effects[self.side(trial)]
-
-    def ratios(self) -> dict[str, list[LogRatio]]:
-        """The ratios to the baseline of each side."""
-        return ratios_of(self.sessions, self.sides)
+        return next(side for side, one in self.sides.items() if one.key == trial.key)
 
     def fastest(self, bench: Bench, best: Trial) -> Trial:
         """The trial with the highest ratio among those that train the same model, as ``best`` is
@@ -103,8 +95,8 @@ class FinalComparison:
         }
 
     def _stages(self, chosen: Mapping[str, Trial]) -> list[Stage]:
-        sides = {trial.key for trial in self.sides.values()} | self.measured.keys()
-        return [self._stage(trial, [part]) for part, trial in chosen.items() if trial.key in sides]
+        have = {trial.key for trial in self.sides.values()} | self.measured.keys()
+        return [self._stage(trial, [part]) for part, trial in chosen.items() if trial.key in have]
 
     def _stage(self, trial: Trial, changes: list[str]) -> Stage:
         side = next((side for side, one in self.sides.items() if one.key == trial.key), None)
@@ -226,8 +218,7 @@ def rows_of(bench: Bench, comparisons: Sequence[Comparison]) -> list[Row]:
         )
         if parts is not None:
             bench.trials.setdefault(parts, trial)
-        effect = next(e for e in comparison.effects if e.quantity == "throughput")
-        found.append(Row(trial, effect, speedup))
+        found.append(Row(trial, comparison.effect("throughput"), speedup))
     return sorted(found, key=lambda row: -row.speedup.median)
 
 
@@ -235,9 +226,8 @@ def _sessions(bench: Bench, specs: Mapping[str, Trial]) -> list[Session]:
     """Sessions of these trials and the baseline, at least as many as a comparison needs."""
     comparing, done = bench.study.comparison, list[Session]()
     with bench.coordinator() as coordinator:
-        sessions = bench.sessions(
-            {side: trial.spec for side, trial in specs.items()}, comparing, coordinator, "final"
-        )
+        run_specs = {side: trial.spec for side, trial in specs.items()}
+        sessions = bench.sessions(run_specs, coordinator, "final")
         while len(done) < comparing.sessions_least or (
             len(done) < comparing.sessions_most
             and bench.left() > fmean(session.seconds for session in done)
@@ -261,8 +251,7 @@ def _paying(least: int) -> Enough:
 def certified(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
     """The first trial that beats the baseline and trains the same model; None if none does."""
     better = [trial for trial in trials if trial.estimate > 1]
-    alike = (trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial))
-    return next(alike, None)
+    return next((trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial)), None)
 
 
 def holds(bench: Bench, trial: Trial) -> bool:
@@ -275,18 +264,15 @@ def holds(bench: Bench, trial: Trial) -> bool:
 def _of_its_turns(trial: Trial, certificate: Certificate) -> Certificate:
     """The certificate, inconclusive if the trial's winning turns were computed differently."""
     packages = package_versions()
-    otherwise = [
+    clauses = dict.fromkeys(
         clause
         for session, side in trial.turns
         for clause in sessions_otherwise([session], side, packages, certificate)
-    ]
-    if certificate.status != "equivalent" or not otherwise:
-        return certificate
-    otherwise = list(dict.fromkeys(otherwise))
-    reason = timed_differently("it", otherwise)
-    return certificate.model_copy(
-        update={"status": "inconclusive", "reason": reason, "timed_otherwise": otherwise}
     )
+    if certificate.status != "equivalent" or not clauses:
+        return certificate
+    otherwise = {"timed_otherwise": [*clauses], "reason": timed_differently("it", clauses)}
+    return certificate.model_copy(update={"status": "inconclusive"} | otherwise)
 
 
 def timed_otherwise(
@@ -333,20 +319,15 @@ def profile_of(bench: Bench, spec: RunSpec) -> Breakdown | None:
     fails, which does not affect the search's result."""
     folder = bench.folder / "profile"
     write_text(folder / "spec.json", spec.model_dump_json() + "\n")
+    file, profiling = folder / "breakdown.json", bench.study.profiling
     asked = ProfileJob(
-        spec=folder / "spec.json",
-        data=bench.data,
-        profiling=bench.study.profiling,
-        output=folder,
+        spec=folder / "spec.json", data=bench.data, profiling=profiling, output=folder
     )
-    reading = BreakdownJob(
-        capture=folder / "capture.json",
-        events=folder / "events.parquet",
-        output=folder / "breakdown.json",
-    )
+    events = folder / "events.parquet"
+    reading = BreakdownJob(capture=folder / "capture.json", events=events, output=file)
     for job in (asked, reading):
         ended = subprocess.run(command_of(job), check=False, capture_output=True, text=True)
         if ended.returncode:
             progress_log.warning("search: the winner has no profile: %s", ended.stderr[-500:])
             return None
-    return read_record(folder / "breakdown.json", Breakdown)
+    return read_record(file, Breakdown)

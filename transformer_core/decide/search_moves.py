@@ -56,8 +56,8 @@ def eligible(study: Study, certificates: Mapping[str, Certificate]) -> list[str]
 def own_effects(
     study: Study, variants: Mapping[str, Variant], comparisons: Sequence[Comparison]
 ) -> dict[str, tuple[float, float]]:
-    """Logarithm of the effect of each variant's own change on throughput, and its standard error,
-    where it was measured.
+    """Logarithm of the effect of each variant's own change on throughput, and its approximate
+    standard error, where it was measured.
 
     This is the effect of a variant minus that of its parent; absent if either was not measured. A
     variant without a parent changes the study itself, which is what the oldest ancestor of the
@@ -71,16 +71,11 @@ def own_effects(
     measured = {name: log(ratio.median) for name, ratio in found.items()} | {study.baseline: 0.0}
     origin = lineage(study.baseline, variants)[0]
     return {
-        name: (measured[name] - measured[parent], error_of(found[name]))
+        # The ends of simultaneous intervals are about three standard errors away.
+        name: (measured[name] - measured[parent], log(found[name].high / found[name].low) / 6)
         for name in study.variants
         if name in found and (parent := variants[name].parent or origin) in measured
     }
-
-
-def error_of(ratio: Interval) -> float:
-    """The approximate standard error of a ratio's logarithm: the ends of simultaneous intervals
-    are about three of them away."""
-    return log(ratio.high / ratio.low) / 6
 
 
 def parts_of(
@@ -316,18 +311,14 @@ def beside(exploration: Exploration, best: Parts, deviation: float) -> dict[str,
     """By technique, the throughput of its step from ``best`` over that of ``best``, with its 95 %
     interval, from the sessions in which both took turns, whose ratios vary by ``deviation``."""
     reach = student(0.975, FREEDOM) * deviation
-    steps = exploration.space.steps(best)
-    found = {part: exploration.gains(step, best) for part, step in steps.items()}
-    return {
-        part: Interval(
-            median=exp(fmean(gains)),
-            low=exp(fmean(gains) - reach * sqrt(2 / len(gains))),
-            high=exp(fmean(gains) + reach * sqrt(2 / len(gains))),
-            samples=len(gains),
-        )
-        for part, gains in found.items()
-        if gains
-    }
+    found = {}
+    for part, step in exploration.space.steps(best).items():
+        if gains := exploration.gains(step, best):
+            middle, half, count = fmean(gains), reach * sqrt(2 / len(gains)), len(gains)
+            found[part] = Interval(
+                median=exp(middle), low=exp(middle - half), high=exp(middle + half), samples=count
+            )
+    return found
 
 
 def regret(exploration: Exploration, best: Parts, deviation: float) -> Interval:
@@ -356,9 +347,8 @@ def regret(exploration: Exploration, best: Parts, deviation: float) -> Interval:
     waiting = [*drawn]
     while waiting:
         group = {waiting.pop()}
-        while more_of := [
-            p for p in waiting if not exploration.space.excluded[p].isdisjoint(group)
-        ]:
+        excluded = exploration.space.excluded
+        while more_of := [part for part in waiting if not excluded[part].isdisjoint(group)]:
             group |= {*more_of}
             waiting = [part for part in waiting if part not in group]
         total += np.max([drawn[part] for part in group], axis=0)

@@ -8,7 +8,6 @@ from math import exp
 from pathlib import Path
 from statistics import fmean
 
-from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
@@ -99,15 +98,14 @@ class Bench:
         Returns the logarithms of their throughputs over that of the baseline.
         """
         trials = {f"trial_{n}": self.trial(parts) for n, parts in enumerate(combinations)}
-        comparing, began = self.study.comparison, time.monotonic()
+        least, began = self.study.comparison.pairs, time.monotonic()
         name = f"session-{sum(len(trial.turns) for trial in self.trials.values())}"
         while trials:
             specs = {side: trial.spec for side, trial in trials.items()}
             with self.coordinator() as coordinator:
                 try:
-                    session = self.sessions(specs, comparing, coordinator, name).run(
-                        1, lambda rounds, _: len(rounds) >= comparing.pairs
-                    )
+                    sessions = self.sessions(specs, coordinator, name)
+                    session = sessions.run(1, lambda rounds, _: len(rounds) >= least)
                 except SessionEndedError as error:
                     if error.side == BASELINE:
                         raise
@@ -126,17 +124,13 @@ class Bench:
         return {}
 
     def sessions(
-        self,
-        specs: Mapping[str, RunSpec],
-        comparing: Comparing,
-        coordinator: Coordinator,
-        name: str,
+        self, specs: Mapping[str, RunSpec], coordinator: Coordinator, name: str
     ) -> Sessions:
         """Sessions of these run specs together with the baseline."""
         sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
         return Sessions(
             sides,
-            comparing,
+            self.study.comparison,
             self.data,
             self.folder / name,
             coordinator,

@@ -13,7 +13,7 @@ from statistics import median
 
 from scipy import stats
 
-from schemas.results import Interval, LogRatio, Pair, Session
+from schemas.results import Interval, LogRatio, Pair
 from schemas.results.comparisons import SelfTestKind, SelfTestReport, SelfTestRun, Share
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
@@ -35,7 +35,10 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
     ]
     planted = {side.name: side.planted for side in run.sessions[0].sides}
     names = [name for name in planted if name != run.reference]
-    ratios = [{name: _ratios(group, run.reference, name) for name in names} for group in groups]
+    ratios = [
+        {name: [session.ratio(Pair(name, run.reference)) for session in group] for name in names}
+        for group in groups
+    ]
     size = max(1, round(together / len(names)))
     intervals: dict[float, list[Interval]] = {planted[name]: [] for name in names}
     for part in _parts(ratios, size):
@@ -62,10 +65,6 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
         seconds=run.seconds,
         provenance=run.provenance,
     )
-
-
-def _ratios(sessions: Sequence[Session], reference: str, name: str) -> list[LogRatio]:
-    return [session.ratio(Pair(name, reference)) for session in sessions]
 
 
 def _parts(

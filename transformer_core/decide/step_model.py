@@ -11,8 +11,8 @@ Every device does the work that was measured on one, so more devices train on la
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Literal
+from itertools import product
+from typing import Literal, NamedTuple
 
 from schemas.config.parallel import LinkModel
 from schemas.results import (
@@ -77,8 +77,7 @@ class Compute:
         return self.micro_batches * (self.forward + self.backward) + self.update + self.other
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Gradients that are reduced together."""
 
     bytes: int
@@ -125,7 +124,6 @@ def step_seconds(
     if devices == 1:
         return compute.alone
     rest = compute.update + compute.other
-    plain = compute.forward + compute.backward
     match strategy:
         case "fsdp":
             sharded = _fully_sharded(compute, link, devices, backend, reshard)
@@ -139,6 +137,7 @@ def step_seconds(
     overlapped = overlap and strategy != "ddp_no_overlap"
     reducing = compute.forward + _reduced(found, compute, link, devices, overlapped, payload)
     every = compute.micro_batches if strategy == "accumulation_sync" else 1
+    plain = compute.forward + compute.backward
     return every * reducing + (compute.micro_batches - every) * plain + rest
 
 
@@ -176,36 +175,29 @@ def _fully_sharded(
         gathers = reshard or not backward
         gathered = now
         if gathers:
-            gathered = free = max(free, now) + gather_seconds(link, order[0].bytes, devices)
-        for position, group in enumerate(order):
+            gathered = free = max(free, now) + gather_seconds(link, order[0][0], devices)
+        for position, (size, share) in enumerate(order):
             now = max(now, gathered)
             if gathers and position + 1 < len(order):
-                free = max(free, now) + gather_seconds(link, order[position + 1].bytes, devices)
+                free = max(free, now) + gather_seconds(link, order[position + 1][0], devices)
                 gathered = free
-            now += group.share * duration
+            now += share * duration
             if backward:
-                free = max(free, now) + reduce_scatter(link, group.bytes, devices)
+                free = max(free, now) + reduce_scatter(link, size, devices)
     return max(now, free)
 
 
-@dataclass(frozen=True)
-class _Group:
-    bytes: int
-    share: float  # its fraction of backward
-
-
-def _groups(compute: Compute) -> list[_Group]:
-    """The layers, each gathered as one, in the order in which backward completes them."""
-    runs = groupby(compute.gradients, key=lambda gradient: gradient.layer)
-    ends: dict[int | None, tuple[int, float]] = {}
-    for layer, members in runs:
-        listed = list(members)
-        size, _ = ends.get(layer, (0, 0.0))
-        ends[layer] = (size + sum(g.bytes for g in listed), listed[-1].seconds)
-    found, before = [], 0.0
-    for size, end in sorted(ends.values(), key=lambda item: item[1]):
-        found.append(_Group(size, (end - before) / compute.backward))
-        before = end
+def _groups(compute: Compute) -> list[tuple[int, float]]:
+    """The layers, each gathered as one, in the order in which backward completes them: bytes, and
+    fraction of backward."""
+    layers: dict[int | None, Bucket] = {}
+    for gradient in compute.gradients:
+        before = layers.get(gradient.layer, Bucket(0, 0.0))
+        layers[gradient.layer] = Bucket(before.bytes + gradient.bytes, gradient.seconds)
+    found, done = [], 0.0
+    for size, ready in sorted(layers.values(), key=lambda layer: layer.ready):
+        found.append((size, (ready - done) / compute.backward))
+        done = ready
     return found
 
 
@@ -253,24 +245,21 @@ def worked_example() -> OriginalMachine:
     # Table look-ups are not products: of the three tables, only the projection counts.
     multiplied = weights - 2 * VOCABULARY * D_MODEL
     cases = []
-    for rate in LINK_BYTES_PER_SECOND:
-        for utilisation in UTILISATIONS:
-            for tokens in TOKENS_PER_PAIR:
-                link = LinkModel(bandwidth=8 * rate)
-                communication = all_reduce_seconds(link, 4 * weights, DEVICES)
-                # Half of the tokens are the encoder's, half the decoder's, each with its weights.
-                flops = 6 * multiplied * PAIRS_PER_DEVICE * tokens / 2
-                compute = flops / (utilisation * PEAK_FLOPS_PER_SECOND)
-                cases.append(
-                    ExplainedShare(
-                        link_bytes_per_second=rate,
-                        utilisation=utilisation,
-                        tokens_per_pair=tokens,
-                        all_reduce_seconds=communication,
-                        compute_seconds=compute,
-                        share=communication / (communication + compute),
-                    )
-                )
+    for rate, utilisation, tokens in product(LINK_BYTES_PER_SECOND, UTILISATIONS, TOKENS_PER_PAIR):
+        communication = all_reduce_seconds(LinkModel(bandwidth=8 * rate), 4 * weights, DEVICES)
+        # Half of the tokens are the encoder's, half the decoder's, each with its weights.
+        flops = 6 * multiplied * PAIRS_PER_DEVICE * tokens / 2
+        compute = flops / (utilisation * PEAK_FLOPS_PER_SECOND)
+        cases.append(
+            ExplainedShare(
+                link_bytes_per_second=rate,
+                utilisation=utilisation,
+                tokens_per_pair=tokens,
+                all_reduce_seconds=communication,
+                compute_seconds=compute,
+                share=communication / (communication + compute),
+            )
+        )
     return OriginalMachine(
         parameters=weights,
         devices=DEVICES,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import pandas as pd
@@ -23,6 +24,7 @@ from schemas.results import (
     CorpusSplit,
     FamilyCurve,
     Hardware,
+    Interval,
     LargestBatchResult,
     LinkError,
     MemoryResult,
@@ -41,6 +43,7 @@ from schemas.results import (
 from transformer_core.common.endings import damaged
 from transformer_core.common.records import Record, read_as, read_record
 from transformer_core.common.tables import read_table
+from transformer_core.decide.intervals import range_of
 
 Found = TypeVar("Found")
 
@@ -191,3 +194,45 @@ class StudyResults:
         except (KeyError, ValidationError) as error:
             raise damaged(path, error, "(metadata)") from None
         return run, table.to_pandas()
+
+
+def session_rates(results: StudyResults) -> list[float]:
+    """Non-padding tokens per second of the baseline in each of its sessions with any variant.
+
+    Variants that took turns in the same sessions share them; each counts once.
+    """
+    baseline = results.study.baseline
+    rates: dict[tuple[str, int], float] = {}
+    for run in results.paired_runs:
+        for session in run.sessions:
+            windows = session.windows(baseline)
+            seconds = sum(window.seconds for window in windows)
+            if seconds:
+                tokens = sum(window.tokens for window in windows)
+                rates.setdefault((session.started, session.number), tokens / seconds)
+    return list(rates.values())
+
+
+def throughputs(results: StudyResults) -> dict[str, Interval]:
+    """Tokens per second by variant, for the baseline and those that took turns with it.
+
+    The machine drifts between consecutive runs, so their throughputs may contradict the ratios,
+    which come from adjacent windows. Therefore that of the baseline is taken over all its sessions,
+    with their range, and that of any other variant is its ratio times this.
+    """
+    rates = session_rates(results)
+    if not rates:
+        return {}
+    middle = median(rates)
+    return {results.study.baseline: range_of(rates)} | {
+        name: comparison.speedup.mapped(lambda ratio: middle * ratio)
+        for name, comparison in results.comparisons.items()
+        if comparison.speedup is not None
+    }
+
+
+def epoch_seconds(result: VariantResult, throughput: Interval | None) -> float | None:
+    """Seconds per epoch at this throughput; null without one."""
+    if result.epoch_seconds is None or result.tokens_per_second is None or throughput is None:
+        return None
+    return result.epoch_seconds * result.tokens_per_second.median / throughput.median

@@ -1,13 +1,20 @@
-"""Device utilisation of every variant.
+"""Device utilisation of every variant, and the headroom of its steps.
 
 Model FLOPs per second, relative to the rate that the devices reach in matrix products of the same
 format, and to the vendor's peak. The FLOPs are exact: the batches of the timed steps follow from
 the lengths of the corpus, and their counts must match those recorded by the run.
+
+For the headroom, a timed step is divided among operator classes in the proportions of the profile.
+Each class is compared with the time for its products at the measured rate of matrix products, and
+with the time for its bytes, read and written by one operator after another, at the measured
+bandwidth; the longer of the two is what perfect kernels for the same operators would take
+(Williams, Waterman and Patterson, Roofline, 2009).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,9 +24,11 @@ from schemas.config.model import DecoderOnly, HuggingFaceCausal, ImportedModel
 from schemas.config.run_spec import AnyTrained, RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
+    Breakdown,
     Interval,
     Repeat,
     Roofline,
+    Session,
     Topology,
     Utilisation,
     VariantResult,
@@ -36,8 +45,7 @@ from transformer_core.decide.intervals import median_interval
 from transformer_core.study.reservations import layer_weights
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Sums over the pairs (or padded rows) of each of n batches; all [n]."""
 
     sources: NDArray[np.int64]  # source tokens
@@ -94,8 +102,7 @@ def forward_flops(model: AnyTrained, vocabulary: int, lengths: Lengths) -> NDArr
     return 2.0 * total
 
 
-@dataclass(frozen=True)
-class StepFlops:
+class StepFlops(NamedTuple):
     """FLOPs of the steps of a run, by optimizer step from 1 on; [steps + 1], NaN at 0."""
 
     model: NDArray[np.float64]  # FLOPs on non-padding tokens
@@ -108,10 +115,8 @@ def feed_parts(spec: RunSpec) -> int:
     If one process reads for all (central, DataParallel), these are its micro-batches; the devices
     get rows of equal width.
     """
-    micro_batches = spec.training.accumulation.micro_batches
-    if spec.parallel.central:
-        return micro_batches
-    return spec.world_size * micro_batches
+    readers = 1 if spec.parallel.central else spec.world_size
+    return readers * spec.training.accumulation.micro_batches
 
 
 def step_flops(spec: RunSpec, store: PairStore, steps: pd.DataFrame, file: Path) -> StepFlops:
@@ -127,17 +132,15 @@ def step_flops(spec: RunSpec, store: PairStore, steps: pd.DataFrame, file: Path)
         seed = spec.training.seed
         for window in plan_epoch(store, spec.batching, seed, int(str(epoch)), first):
             rows = WindowRows(store, window, parts, spec.batching.rows)
-            counts = {"tokens": rows.tokens, "padded_tokens": rows.padded_tokens}
-            of_window = pd.DataFrame(
-                {
-                    **{f"{name}_planned": count for name, count in counts.items()},
-                    "model": training_flops(spec.model, vocabulary, non_padding(rows)),
-                    "with_padding": training_flops(spec.model, vocabulary, padded(rows)),
-                },
-                index=range(window.first_batch, window.first_batch + len(window)),
-            )
-            there = wanted.join(of_window, how="inner")
-            for name in counts:
+            batches = {
+                "tokens_planned": rows.tokens,
+                "padded_tokens_planned": rows.padded_tokens,
+                "model": training_flops(spec.model, vocabulary, non_padding(rows)),
+                "with_padding": training_flops(spec.model, vocabulary, padded(rows)),
+            }
+            index = range(window.first_batch, window.first_batch + len(window))
+            there = wanted.join(pd.DataFrame(batches, index=index), how="inner")
+            for name in ("tokens", "padded_tokens"):
                 wrong = there[there[name] != there[f"{name}_planned"]]
                 if len(wrong):
                     raise _other_batches(file, name, wrong.iloc[0])
@@ -201,11 +204,9 @@ def utilisation(
     model = with_padding = above = why = peak = None
     if reason is None and topology is not None:
         flops = [step_flops(spec, store, read_table(path).to_pandas(), path) for path in steps]
-        pairs = list(zip(result.repeats, flops, strict=True))
-        model = median_interval([rates(repeat, found.model) for repeat, found in pairs])
-        with_padding = median_interval(
-            [rates(repeat, found.with_padding) for repeat, found in pairs]
-        )
+        runs = list(zip(result.repeats, flops, strict=True))
+        model = median_interval([rates(run, found.model) for run, found in runs])
+        with_padding = median_interval([rates(run, found.with_padding) for run, found in runs])
         above, why, peak = ceiling(spec, topology, roofline)
     return Utilisation(
         variant=spec.variant,
@@ -236,6 +237,88 @@ def _other_batches(file: Path, name: str, row: pd.Series) -> ConfigError:
         f"run it again: snakemake --cores all --force {file}",
     )
     return ConfigError([problem])
+
+
+@dataclass(frozen=True)
+class Part:
+    """One class of operators in a step; all in seconds."""
+
+    name: str
+    seconds: float  # time of the class within the step
+    products: float | None
+    """Time for its floating-point operations at the measured rate; None if unknown."""
+    traffic: float | None  # time for its bytes at the measured bandwidth; None if unknown
+
+    @property
+    def least(self) -> float | None:
+        """Minimum time by both limits; None if neither is known."""
+        known = [time for time in (self.products, self.traffic) if time is not None]
+        return max(known, default=None)
+
+    @property
+    def left(self) -> float | None:
+        """Time beyond that minimum; negative if cached bytes make it faster."""
+        return None if self.least is None else self.seconds - self.least
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """A step and its parts."""
+
+    name: str
+    seconds: float  # duration of the timed step
+    parts: list[Part]  # parts by class, longest first
+    idle: float  # seconds of the step in which no operator runs
+
+    @property
+    def products(self) -> float:
+        """Seconds needed for all floating-point operations."""
+        return sum(part.products or 0.0 for part in self.parts)
+
+    @property
+    def traffic(self) -> float:
+        """Seconds needed for all bytes."""
+        return sum(part.traffic or 0.0 for part in self.parts)
+
+
+def topology_of(sessions: Sequence[Session], side: str) -> Topology | None:
+    """Devices and processes of ``side``."""
+    sides = (found for session in sessions for found in session.sides if found.name == side)
+    return next((found.topology for found in sides if found.topology), None)
+
+
+def headroom(
+    name: str,
+    spec: RunSpec,
+    topology: Topology,
+    seconds: float,
+    profile: Breakdown,
+    roofline: Roofline,
+) -> Headroom | None:
+    """The limits of a step of ``seconds``; None if the profile has no events, or the rate of
+    matrix products was not measured."""
+    rate, _, _ = ceiling(spec, topology, roofline)
+    summary = profile.summary
+    # Of all devices of the run; on a CPU, for the threads of all its processes.
+    devices, threads = devices_and_threads(spec, topology)
+    rates = [m.bytes_per_second for m in roofline.memory if m.threads == threads]
+    total = sum(use.time_ns for use in summary.operators) if summary else 0
+    if summary is None or rate is None or not rates or not total:
+        return None
+    bandwidth = max(rates) * devices
+    steps = max(1, len(profile.devices[0].steps))
+    idle = seconds * (summary.idle or 0.0)
+    parts = [
+        Part(
+            name=use.operator_class,
+            seconds=(seconds - idle) * use.time_ns / total,
+            products=None if use.flops is None else use.flops / steps / rate,
+            traffic=None if use.bytes is None else use.bytes / steps / bandwidth,
+        )
+        for use in summary.operators
+    ]
+    parts.sort(key=lambda part: -part.seconds)
+    return Headroom(name, seconds, parts, idle)
 
 
 class UtilisationJob(Job):

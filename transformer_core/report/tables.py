@@ -12,8 +12,7 @@ from typing import Any
 from schemas.results import PARTS, Interval, LayerUse, OperatorClass, Partition, ShapeUse
 from transformer_core.common.digests import write_result
 from transformer_core.decide.bytes_per_parameter import formula
-from transformer_core.decide.study_results import StudyResults
-from transformer_core.decide.turn_throughput import epoch_seconds, throughputs
+from transformer_core.decide.study_results import StudyResults, epoch_seconds, throughputs
 from transformer_core.report.contents import TABLES
 from transformer_core.report.sections.memory import expected, measured
 from transformer_core.report.sections.profiles import measured_roofline, shown

@@ -15,15 +15,7 @@ from schemas.config.measurement import (
 from schemas.config.model import DecoderOnly, ReferenceAttention, SeparateQkv, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.config.training import (
-    Accumulation,
-    AdamW,
-    Constant,
-    Evaluation,
-    Fp16,
-    Fp32,
-    WholeLoss,
-)
+from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp16, Fp32, WholeLoss
 from schemas.config.variants import Variant
 from transformer_core.study.resolve import spec_of
 from transformer_core.study.variants import with_compositions
@@ -51,13 +43,10 @@ class ShortRun:
 
 def compared_with(variant: Variant) -> str | None:
     """Name of the run that a variant must match; null if no certificate is possible."""
-    match variant.equivalence:
-        case Different():
-            return None
-        case Bitwise(against=against):
-            return against
-        case _:
-            return REFERENCE
+    equivalence = variant.equivalence
+    if isinstance(equivalence, Bitwise):
+        return equivalence.against
+    return None if isinstance(equivalence, Different) else REFERENCE
 
 
 def short_runs(
@@ -85,11 +74,10 @@ def short_runs(
     runs = {}
     for name, needed in seeds.items():
         look = looks.get(name)
-        timed = specs.get(name)
         if name == REFERENCE:
             timed = reference_spec(study)
-        elif timed is None:
-            timed = spec_of(study, name, variants, study_file)
+        else:
+            timed = specs.get(name) or spec_of(study, name, variants, study_file)
         runs[name] = ShortRun(
             spec=short_spec(study, timed),
             seeds=needed,
@@ -135,8 +123,7 @@ def short_spec(study: Study, spec: RunSpec) -> RunSpec:
     A variant's own dropout and schedule are kept: it must not look equal to the study. Settings of
     timing and evaluation are reset.
     """
-    settings = study.certificate
-    model = spec.model
+    settings, model = study.certificate, spec.model
     if model.dropout == study.model.dropout:
         model = model.model_copy(update={"dropout": min(model.dropout, NEXT_TO_NONE)})
     training = spec.training.model_copy(

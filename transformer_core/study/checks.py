@@ -91,12 +91,10 @@ def _width(model: AnyModel) -> Iterator[Violation]:
 
 
 def _attention(spec: RunSpec) -> Iterator[Violation]:
-    model = spec.model
+    model, field = spec.model, "model.attention.backend"
     if not isinstance(model, Transformer | DecoderOnly):
         return
-    if not isinstance(model.attention, SdpaAttention):
-        return
-    field, backend = "model.attention.backend", model.attention.backend
+    backend = model.attention.backend if isinstance(model.attention, SdpaAttention) else "auto"
     if backend == "auto":
         return
     if spec.machine.device == "cpu":
@@ -192,8 +190,15 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
         )
         remedy = "take loss: {kind: one_pass}, or precision: {kind: fp32}"
         yield "training.loss.kind", loss.kind, message, remedy
-    if loss.of_hidden:
-        yield from _loss_of_hidden(spec)
+    known = isinstance(spec.model, Transformer | DecoderOnly | HuggingFaceCausal)
+    if loss.of_hidden and not known:
+        message = f"needs the decoder's output, but a model of kind {spec.model.kind} gives logits"
+        remedy = "take loss: {kind: whole}, or model: {kind: transformer}"
+        yield "training.loss.kind", loss.kind, message, remedy
+    if loss.of_hidden and spec.parallel.gathers_logits:
+        message = f"leaves no logits for {spec.parallel.kind} to gather"
+        remedy = "set parallel.local_loss: true, or take loss: {kind: whole}"
+        yield "training.loss.kind", loss.kind, message, remedy
     warmup = training.schedule.warmup
     if warmup > training.steps:
         message = f"is longer than the training ({training.steps} steps)"
@@ -214,17 +219,6 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
         )
         remedy = "take a smaller start_step, or more steps"
         yield "parallel.hook.start_step", hook.steps_before, message, remedy
-
-
-def _loss_of_hidden(spec: RunSpec) -> Iterator[Violation]:
-    if not isinstance(spec.model, Transformer | DecoderOnly | HuggingFaceCausal):
-        message = f"needs the decoder's output, but a model of kind {spec.model.kind} gives logits"
-        remedy = "take loss: {kind: whole}, or model: {kind: transformer}"
-        yield "training.loss.kind", spec.training.loss.kind, message, remedy
-    if spec.parallel.gathers_logits:
-        message = f"leaves no logits for {spec.parallel.kind} to gather"
-        remedy = "set parallel.local_loss: true, or take loss: {kind: whole}"
-        yield "training.loss.kind", spec.training.loss.kind, message, remedy
 
 
 def _formats(spec: RunSpec) -> Iterator[Violation]:
@@ -357,7 +351,15 @@ def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
 def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
     """All problems of a study whose sections are each valid."""
     yield from of_imported_study(study, file)
-    for field, path in _named_files(study):
+    # Single files that no job checks and reports more precisely.
+    files = {
+        f"traces.{name}[{position}]": path
+        for name, paths in study.traces.items()
+        for position, path in enumerate(paths)
+    }
+    if study.tokenizer.kind != "bpe":
+        files = {"tokenizer.path": study.tokenizer.path} | files
+    for field, path in files.items():
         message = _unusable(path)
         if message is not None:
             remedy = f"check the path (relative ones start at {Path.cwd()})"
@@ -367,35 +369,27 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         message = "asks for a BLEU, but task.kind is language_model"
         remedy = "ask for a validation loss instead, quality: {loss: 4.0}"
         yield ConfigProblem(file, "quality.bleu", bleu, message, remedy)
-    lists: dict[str, Iterable[object]] = {}
-    if study.link_check is not None:
-        lists["link_check.bandwidths"] = study.link_check.bandwidths
-    if study.memory is not None:
-        lists["memory.largest_batch.variants"] = study.memory.largest_batch.variants
-    if study.quality is not None:
-        lists["quality.also"] = study.quality.also
-        for position, name in enumerate(study.quality.also):
-            if name not in study.variants or name == study.baseline:
-                message = "is not among the study's variants, or is its baseline"
-                remedy = nearest(name, [v for v in study.variants if v != study.baseline])
-                yield ConfigProblem(file, f"quality.also[{position}]", name, message, remedy)
+    also = study.quality.also if study.quality else []
+    others = [name for name in study.variants if name != study.baseline]
+    for position, name in enumerate(also):
+        if name not in others:
+            message = "is not among the study's variants, or is its baseline"
+            remedy = nearest(name, others)
+            yield ConfigProblem(file, f"quality.also[{position}]", name, message, remedy)
+    lists: dict[str, Iterable[object]] = {
+        "link_check.bandwidths": study.link_check.bandwidths if study.link_check else [],
+        "memory.largest_batch.variants": study.memory.largest_batch.variants
+        if study.memory
+        else [],
+        "quality.also": also,
+    }
     for field, values in lists.items():
         seen = set()
         for position, value in enumerate(values):
             if value in seen:
-                yield ConfigProblem(
-                    file, f"{field}[{position}]", value, "is given twice", "give each value once"
-                )
+                message, remedy = "is given twice", "give each value once"
+                yield ConfigProblem(file, f"{field}[{position}]", value, message, remedy)
             seen.add(value)
-
-
-def _named_files(study: Study) -> Iterator[tuple[str, str]]:
-    """Fields and paths of single files that no job checks and reports more precisely."""
-    if study.tokenizer.kind != "bpe":
-        yield "tokenizer.path", study.tokenizer.path
-    for name, files in study.traces.items():
-        for position, path in enumerate(files):
-            yield f"traces.{name}[{position}]", path
 
 
 def _unusable(path: str) -> str | None:

@@ -2,9 +2,9 @@
 the nearest names."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
+from itertools import count, starmap
 from pathlib import Path
 
 from schemas.config.data import SPLITS
@@ -41,19 +41,13 @@ def compared_pairs(
 def members_in(family: Family, study: Study) -> list[Member]:
     """The members that ``study`` runs, along with their references, smallest value first."""
     runs = set(study.variants)
-    number = _number(study, family.field)
     found = [m for m in family.members if {m.variant, family.reference_of(m)} <= runs]
-    if number is not None:
+    number: object = study  # in the family's dotted field
+    for name in family.field.split("."):
+        number = getattr(number, name, None)
+    if isinstance(number, int | float):
         found = [m for m in found if m.variant not in family.as_in_study or m.value == number]
     return sorted(found, key=lambda member: member.value)
-
-
-def _number(study: Study, field: str) -> float | None:
-    """The number that the study has in a dotted field; None if it is not a number."""
-    found: object = study
-    for name in field.split("."):
-        found = getattr(found, name, None)
-    return found if isinstance(found, int | float) else None
 
 
 def family_pairs(families: Mapping[str, Family], study: Study) -> list[Pair]:
@@ -108,13 +102,8 @@ def turn_groups(
             groups.append(TurnGroup(sides, served))
             left = [pair for pair in left if pair not in served]
     groups.sort(key=lambda group: min(map(pairs.index, group.pairs)))
-    named: dict[str, TurnGroup] = {}
-    count: dict[str, int] = defaultdict(int)
-    for group in groups:
-        reference = group.sides[0]
-        count[reference] += 1
-        named[f"{reference}/{count[reference]}"] = group
-    return named
+    numbers = defaultdict[str, Iterator[int]](lambda: count(1))
+    return {f"{group.sides[0]}/{next(numbers[group.sides[0]])}": group for group in groups}
 
 
 def _crews(names: Sequence[str], pairs: Iterable[Pair], room: int) -> list[list[str]]:

@@ -24,13 +24,13 @@ CHANGES_NO_RESULT = True  # it only decides whether work may begin
 def check_results(folder: str | Path | None) -> None:
     """Refuses a folder given with ``--config against=`` that holds no results of a study, or none
     given. Raises ConfigError."""
-    if folder is None or not Path(folder, "study.json").is_file():
-        message = "is not a folder of results: it has no study.json"
-        if folder is None:
-            message = "names no folder of results"
-        remedy = "name one with --config against=FOLDER, of another commit or machine"
-        value = None if folder is None else str(folder)
-        raise ConfigError([ConfigProblem("command line", "against", value, message, remedy)])
+    value, message = None, "names no folder of results"
+    if folder is not None:
+        if Path(folder, "study.json").is_file():
+            return
+        value, message = str(folder), "is not a folder of results: it has no study.json"
+    remedy = "name one with --config against=FOLDER, of another commit or machine"
+    raise ConfigError([ConfigProblem("command line", "against", value, message, remedy)])
 
 
 def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> None:
@@ -46,24 +46,21 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
             found = Path(place).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             continue  # it will be made, or its reader reports the error
-        if found != text:
-            raise ConfigError([_problem(place, found, text, study)])
-
-
-def _problem(place: str, found: str, text: str, study: str) -> ConfigProblem:
-    field, there, beside = WHOLE_FILE, None, ""
-    with contextlib.suppress(ValueError):
-        field, there, here = _difference(json.loads(found), json.loads(text))
-        beside = f", where this is {here!r}"
-    return ConfigProblem(
-        place,
-        field,
-        there,
-        f"the results belong to another study than {study}{beside}; .snakemake/metadata has no "
-        "record of them, so Snakemake would keep them all",
-        "if they were copied here, copy .snakemake too; or keep them with `mv results "
-        "results-before`; or remake all of them: add --forceall to the command",
-    )
+        if found == text:
+            continue
+        field, there, beside = WHOLE_FILE, None, ""
+        with contextlib.suppress(ValueError):
+            field, there, here = _difference(json.loads(found), json.loads(text))
+            beside = f", where this is {here!r}"
+        message = (
+            f"the results belong to another study than {study}{beside}; .snakemake/metadata has no "
+            "record of them, so Snakemake would keep them all"
+        )
+        remedy = (
+            "if they were copied here, copy .snakemake too; or keep them with `mv results "
+            "results-before`; or remake all of them: add --forceall to the command"
+        )
+        raise ConfigError([ConfigProblem(place, field, there, message, remedy)])
 
 
 def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from schemas.base import kinds_of, merge
 from schemas.config.claims import Claim
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
-from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
+from schemas.errors import ConfigError, ConfigProblem, nearest
 from schemas.results.comparisons import Pair
+from transformer_core.common.yaml_files import check_entries
 from transformer_core.study.certification import ShortRun, short_runs
 from transformer_core.study.checks import contradictions
 from transformer_core.study.compared_pairs import compared_pairs, family_pairs
@@ -54,25 +53,15 @@ def link_trials(study: Study, file: str = "study") -> dict[str, TrialSpecs]:
     trials = {}
     for bandwidth in study.link_check.bandwidths:
         for change, fields in LINK_CHECKS.items():
-            real, emulated = (
-                _spec(shared, fields, name, {"bandwidth": bandwidth, "emulate": emulate}, file)
-                for name, emulate in (("real_link", False), ("emulated_link", True))
-            )
-            name = f"{change}_{bandwidth / 1e6:g}mbit"
-            trials[name] = TrialSpecs(change, bandwidth, real, emulated)
+            specs = []
+            for name, emulate in (("real_link", False), ("emulated_link", True)):
+                link = {"bandwidth": bandwidth, "emulate": emulate}
+                machine = {"nodes": 2, "devices_per_node": 1, "link": link}
+                data = merge(shared, {"parallel": {"kind": "ddp"}, "machine": machine})
+                data = merge(data, fields, kinds_of(RunSpec))
+                specs.append(check_entries(data | {"variant": name}, RunSpec, file))
+            trials[f"{change}_{bandwidth / 1e6:g}mbit"] = TrialSpecs(change, bandwidth, *specs)
     return trials
-
-
-def _spec(
-    shared: dict[str, Any], change: dict[str, Any], name: str, link: dict[str, Any], file: str
-) -> RunSpec:
-    machine = {"nodes": 2, "devices_per_node": 1, "link": link}
-    data = merge(shared, {"parallel": {"kind": "ddp"}, "machine": machine})
-    data = merge(data, change, kinds_of(RunSpec))
-    try:
-        return RunSpec.model_validate(data | {"variant": name})
-    except ValidationError as error:
-        raise from_validation(error, RunSpec, file) from None
 
 
 @dataclass(frozen=True)
@@ -139,14 +128,6 @@ def at_stage(study: Study, stage: Any, file: str = "study") -> Study:
         raise ConfigError([ConfigProblem(file, "stage", stage, message, remedy)])
     others = [name for name in study.variants if name != study.baseline][:QUICK_VARIANTS]
     variants = [name for name in study.variants if name in (study.baseline, *others)]
-    return study.model_copy(
-        update={
-            "variants": variants,
-            "comparisons": [pair for pair in study.comparisons if {*pair} <= {*variants}],
-            "memory": None,
-            "search": None,
-            "quality": None,
-            "projection": None,
-            "link_check": None,
-        }
-    )
+    pairs = [pair for pair in study.comparisons if {*pair} <= {*variants}]
+    left_out = dict.fromkeys(("memory", "search", "quality", "projection", "link_check"))
+    return study.model_copy(update={"variants": variants, "comparisons": pairs, **left_out})

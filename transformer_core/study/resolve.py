@@ -13,6 +13,7 @@ from schemas.config.run_spec import LanguageModel, RunSpec, Sections, Translatio
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
+from transformer_core.common.yaml_files import check_entries
 from transformer_core.study.checks import violations
 from transformer_core.study.variants import (
     VARIANTS_FILE,
@@ -29,17 +30,12 @@ _KINDS = kinds_of(RunSpec)
 
 
 def check_study(data: Any, file: str) -> Study:
-    try:
-        return Study.model_validate(data or {})
-    except ValidationError as error:
-        raise from_validation(error, Study, file) from None
+    study: Study = check_entries(data or {}, Study, file)
+    return study
 
 
 def resolve(
-    study: Study,
-    variant: str,
-    variants: Mapping[str, Variant],
-    study_file: str = "study",
+    study: Study, variant: str, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> RunSpec:
     """The complete, checked run spec of ``variant`` in ``study``; ConfigError if it is invalid."""
     data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
@@ -74,10 +70,7 @@ def resolve(
 
 
 def spec_of(
-    study: Study,
-    name: str,
-    variants: Mapping[str, Variant],
-    study_file: str = "study",
+    study: Study, name: str, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> RunSpec:
     """The run spec of a variant. If its change does not apply to the study's task, that of the study
     itself, with the reason. ConfigError if the change is wrong for any task."""
@@ -109,24 +102,19 @@ def _without_meaning(
         resolve(other, name, variants)
     except ConfigError:
         return None
-    lacks = {
-        f"{problem.field.rpartition('change.')[2]} = {_kind(problem.value)}"
-        for problem in error.problems
-    }
+    lacks = set()
+    for problem in error.problems:
+        value = problem.value
+        kind = value.get("kind", value) if isinstance(value, dict) else value
+        lacks.add(f"{problem.field.rpartition('change.')[2]} = {kind}")
     return (
         f"its change means nothing for a {'language model' if texts else 'translation'} of kind "
         f"{study.model.kind}, which has no {', no '.join(sorted(lacks))}"
     )
 
 
-def _kind(value: Any) -> Any:
-    return value.get("kind", value) if isinstance(value, dict) else value
-
-
 def resolve_all(
-    study: Study,
-    variants: Mapping[str, Variant],
-    study_file: str = "study",
+    study: Study, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> dict[str, RunSpec]:
     """The run specs of all variants of the study, by name; all problems in one ConfigError."""
     variants = with_compositions(variants, study.variants, study_file)
@@ -180,16 +168,12 @@ def combine(
     for first, second in combinations(fields, 2):
         if contradiction(first, second) is not None:
             return None
-    chain = dict(variants)
-    parent = study.baseline
-    for number, part in enumerate(parts, 1):
-        link = f"{name}_{number}" if number < len(parts) else name
-        chain[link] = variants[part].model_copy(update={"parent": parent})
-        parent = link
-    if not parts:
-        chain[name] = variants[study.baseline].model_copy(
-            update={"parent": study.baseline, "change": {}}
-        )
+    chain, parent = dict(variants), study.baseline
+    for number, part in enumerate(parts):
+        chain[f"{name}_{number}"] = variants[part].model_copy(update={"parent": parent})
+        parent = f"{name}_{number}"
+    nothing: dict[str, Any] = {"parent": parent, "change": {}}
+    chain[name] = variants[study.baseline].model_copy(update=nothing)
     try:
         return resolve(study, name, chain)
     except ConfigError:

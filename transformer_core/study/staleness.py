@@ -11,7 +11,7 @@ results and remakes them when it changes.
 import argparse
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.errors import nearest
@@ -90,22 +90,6 @@ def rules_of_files(sources: Sources) -> dict[str, list[str]]:
     return {name: [rule for rule in PROGRAMS if name in files[rule]] for name in sources.all_files}
 
 
-def _table(rows: Mapping[str, Sequence[str]]) -> str:
-    """Each name with its words, wrapped, below it."""
-    wrapper = textwrap.TextWrapper(100, "    ", "    ", break_on_hyphens=False)
-    return "\n".join(
-        f"{name}\n{wrapper.fill(', '.join(words) or '(nothing)')}" for name, words in rows.items()
-    )
-
-
-def _chosen(
-    option: str, name: str, rows: Mapping[str, Sequence[str]], parser: argparse.ArgumentParser
-) -> dict[str, Sequence[str]]:
-    if name not in rows:
-        parser.error(f"{option} {name}: is not known; {nearest(name, rows)}")
-    return {name: rows[name]}
-
-
 @program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -117,18 +101,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked.add_argument("--rule", help="only this rule, with the files that it depends on")
     options = parser.parse_args(arguments)
     sources = Sources()
-    rows: Mapping[str, Sequence[str]]
-    if options.rule is not None:
-        rows = _chosen("--rule", options.rule, files_of_rules(sources), parser)
-    else:
-        rows = rules_of_files(sources)
-        if options.file is not None:
-            file = options.file.resolve()
-            below = file.is_relative_to(sources.root)
-            name = (file.relative_to(sources.root) if below else options.file).as_posix()
-            rows = _chosen("--file", name, rows, parser)
+    option, only = "--rule", options.rule
+    rows = rules_of_files(sources) if only is None else files_of_rules(sources)
+    if options.file is not None:
+        file = options.file.resolve()
+        below = file.is_relative_to(sources.root)
+        option = "--file"
+        only = (file.relative_to(sources.root) if below else options.file).as_posix()
+    if only is not None and only not in rows:
+        parser.error(f"{option} {only}: is not known; {nearest(only, rows)}")
     sources.keep()
-    print(_table(rows))
+    wrapper = textwrap.TextWrapper(100, "    ", "    ", break_on_hyphens=False)
+    for name in rows if only is None else [only]:
+        print(name)
+        print(wrapper.fill(", ".join(rows[name]) or "(nothing)"))
     return 0
 
 

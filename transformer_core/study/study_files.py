@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,29 +69,44 @@ def guard(arguments: Sequence[str] | None = None) -> None:
     try:
         study_settings(given.configfile, given.config)
     except ConfigError as error:
-        sys.exit(f"the study cannot run as it is:\n{error}{_swallowed(given.configfile)}")
-
-
-def _swallowed(files: Sequence[str]) -> str:
-    """The remedy if targets follow --configfile, which takes every name after it."""
-    targets = [file for file in files if Path(file).suffix not in _SETTINGS]
-    if not targets:
-        return ""
-    first = " ".join(targets)
-    return f"\nIf this is a target, write it before the option: {first} --configfile ..."
+        said = f"the study cannot run as it is:\n{error}"
+        # --configfile takes every name after it.
+        targets = [file for file in given.configfile if Path(file).suffix not in _SETTINGS]
+        if targets:
+            first = f"{' '.join(targets)} --configfile ..."
+            said += f"\nIf this is a target, write it before the option: {first}"
+        sys.exit(said)
 
 
 CLAIMS_FILE = "config/claims.yaml"
 
 
 def read_claims(
-    path: str | Path,
-    variants: Mapping[str, Variant],
-    families: Mapping[str, Family],
+    path: str | Path, variants: Mapping[str, Variant], families: Mapping[str, Family]
 ) -> dict[str, Claim]:
     """All claims by id; ConfigError if one names an unknown variant or family."""
-    claims: dict[str, Claim] = check_entries(read_mapping(path), Claims, str(path))
-    problems = list(_unknown(str(path), claims, variants, families))
+    file = str(path)
+    claims: dict[str, Claim] = check_entries(read_mapping(path), Claims, file)
+    tests = {
+        f"{name}.tests[{position}]": test
+        for name, claim in claims.items()
+        for position, test in enumerate(claim.tests)
+    }
+    named = {name for test in tests.values() for name in variants_of(test).values()}
+    variants = with_compositions(variants, named, file)
+    problems = []
+    for place, test in tests.items():
+        for field, variant in variants_of(test).items():
+            if variant not in variants:
+                explained = unknown_variant(variant, variants)
+                problems.append(ConfigProblem(file, f"{place}.{field}", variant, *explained))
+        if isinstance(test, TrendTest) and test.family not in families:
+            message, remedy = f"is not a curve of {VARIANTS_FILE}", nearest(test.family, families)
+            problems.append(ConfigProblem(file, f"{place}.family", test.family, message, remedy))
+        if isinstance(test, ComparisonTest) and test.variant == test.reference:
+            message, remedy = "is compared with itself", "name another reference"
+            field, name = f"{place}.reference", test.reference
+            problems.append(ConfigProblem(file, field, name, message, remedy))
     if problems:
         raise ConfigError(problems)
     return claims
@@ -118,28 +133,3 @@ def claim_files(claims: Mapping[str, Claim]) -> list[str]:
         for number in numbers_of(test)
     ]
     return list(dict.fromkeys(targets))
-
-
-def _unknown(
-    file: str,
-    claims: Mapping[str, Claim],
-    variants: Mapping[str, Variant],
-    families: Mapping[str, Family],
-) -> Iterator[ConfigProblem]:
-    tests = [test for claim in claims.values() for test in claim.tests]
-    named = {name for test in tests for name in variants_of(test).values()}
-    variants = with_compositions(variants, named, file)
-    for name, claim in claims.items():
-        for position, test in enumerate(claim.tests):
-            place = f"{name}.tests[{position}]"
-            for field, variant in variants_of(test).items():
-                if variant not in variants:
-                    message, remedy = unknown_variant(variant, variants)
-                    yield ConfigProblem(file, f"{place}.{field}", variant, message, remedy)
-            if isinstance(test, TrendTest) and test.family not in families:
-                message = f"is not a curve of {VARIANTS_FILE}"
-                remedy = nearest(test.family, families)
-                yield ConfigProblem(file, f"{place}.family", test.family, message, remedy)
-            if isinstance(test, ComparisonTest) and test.variant == test.reference:
-                message, remedy = "is compared with itself", "name another reference"
-                yield ConfigProblem(file, f"{place}.reference", test.reference, message, remedy)

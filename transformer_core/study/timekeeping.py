@@ -172,11 +172,12 @@ class Forecast:
             count = self.known[kind(job)].count
             return factor * self.guess(job), KNOWN + SPREAD / sqrt(count)
         found = [factor for rule in STEPS if (factor := self._factor(rule))]
-        if found and kind(job) in (*STEPS, "search", "quality"):
-            return geometric_mean(found) * self.guess(job), ALIKE
-        # Before any steps, the limits of the machine show how long programs take to start.
-        found = [factor for rule in LIMITS if (factor := self._factor(rule))]
-        return (geometric_mean(found) if found else 1.0) * self.guess(job), GUESSED
+        error = ALIKE
+        if not found or kind(job) not in (*STEPS, "search", "quality"):
+            # Before any steps, the limits of the machine show how long programs take to start.
+            found = [factor for rule in LIMITS if (factor := self._factor(rule))] or [1.0]
+            error = GUESSED
+        return geometric_mean(found) * self.guess(job), error
 
     def jobs(self, counts: Mapping[str, float]) -> Range:
         """Seconds for these numbers of jobs, each of which takes its share of the machine."""

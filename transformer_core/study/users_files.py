@@ -79,13 +79,8 @@ def own_models(specs: Iterable[RunSpec]) -> list[str]:
     """The user's own models and trainings in run specs, for Snakemake: files, and digests of their
     contents."""
     sections = [section for spec in specs for section in (spec.model, spec.task)]
-    found = {
-        line
-        for section in sections
-        if section.kind == "import"
-        for line in _digests(section.factory)
-    }
-    return sorted(found)
+    factories = {section.factory for section in sections if section.kind == "import"}
+    return sorted({line for factory in factories for line in _digests(factory)})
 
 
 @cache
@@ -100,7 +95,11 @@ def own_sources(module: str, folders: Sequence[str]) -> dict[Path, Source]:
     folder = next((Path(folder) for folder in folders if _find(module, Path(folder))), None)
     if folder is None:
         return {}
-    own, installed = _find(module, folder), _installed(folder)
+    # Names of the modules that pip has installed there.
+    records = [record.read_text("utf-8", "replace") for record in folder.glob("*.dist-info/RECORD")]
+    lines = "".join(records).splitlines()
+    installed = {line.split(",")[0].split("/")[0].removesuffix(".py") for line in lines}
+    own = _find(module, folder)
 
     def find(name: str) -> Path | None:
         path = _find(name, folder)
@@ -114,18 +113,9 @@ def own_sources(module: str, folders: Sequence[str]) -> dict[Path, Source]:
     return dict(sorted(follow([module], find, read).items()))
 
 
-def _installed(folder: Path) -> set[str]:
-    """Names of the modules that pip has installed into a folder."""
-    records = [record.read_text("utf-8", "replace") for record in folder.glob("*.dist-info/RECORD")]
-    files = "".join(records).splitlines()
-    return {file.split(",")[0].split("/")[0].removesuffix(".py") for file in files}
-
-
 def _find(module: str, folder: Path) -> Path | None:
     """The file of a module below a folder, found without running packages."""
     base = folder.joinpath(*module.split("."))
-    candidates = [base / "__init__.py", base.with_name(f"{base.name}.py")]
-    return next(
-        (path for path in [*candidates, *base.parent.glob(f"{base.name}.*.so")] if path.is_file()),
-        None,
-    )
+    compiled = base.parent.glob(f"{base.name}.*.so")
+    candidates = [base / "__init__.py", base.with_name(f"{base.name}.py"), *compiled]
+    return next(filter(Path.is_file, candidates), None)

@@ -6,8 +6,8 @@ python -m transformer_core.study.variants        # all of them, as a table
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,26 +72,25 @@ def read_variants(path: str | Path = VARIANTS_FILE) -> Declared:
     """
     file = str(path)
     variants, compositions, sweeps = _entries(read_mapping(path), file)
-    problems = [p for name, sweep in sweeps.items() for p in _wrong_with(name, sweep, file)]
-    problems += _names_given_twice({**variants, **compositions}, sweeps, file)
-    for name in (*variants, *compositions):
-        if JOINT in name:
-            message = f"holds {JOINT}, which joins the names of a composition"
-            problems.append(ConfigProblem(file, name, name, message, "rename it"))
-    if problems:
-        raise ConfigError(problems)
+    _refuse(file, _wrong_names(variants, compositions, sweeps))
     _derive(variants, compositions, sweeps, file)
-    problems = list(_unknown(variants, file))
-    for name, sweep in sweeps.items():
-        problems += _wrong_families(name, sweep, variants, file)
-    if problems:
-        raise ConfigError(problems)
+    wrong = (p for name, sweep in sweeps.items() for p in _wrong_families(name, sweep, variants))
+    _refuse(file, [*_unknown(variants, file), *wrong])
     families = {
         name: _family(sweep, curve)
         for sweep in sweeps.values()
         for name, curve in sweep.curves.items()
     }
     return Declared(variants, families)
+
+
+_Problem = tuple[str, Any, str, str]  # field, value, message, remedy
+
+
+def _refuse(file: str, problems: Iterable[_Problem]) -> None:
+    """ConfigError if there are any problems in the file."""
+    if found := [ConfigProblem(file, *problem) for problem in problems]:
+        raise ConfigError(found)
 
 
 def _entries(
@@ -117,23 +116,40 @@ def _entries(
     return variants, compositions, sweeps
 
 
-def _names_given_twice(
-    plain: Mapping[str, Any], sweeps: Mapping[str, Sweep], file: str
-) -> Iterator[ConfigProblem]:
-    owner = dict.fromkeys(plain, "another entry")
+def _wrong_names(
+    variants: Mapping[str, Variant],
+    compositions: Mapping[str, Composition],
+    sweeps: Mapping[str, Sweep],
+) -> Iterator[_Problem]:
+    """Problems that can be found without knowing the derived variants."""
+    for name, sweep in sweeps.items():
+        yield from _wrong_with(name, sweep)
+    owner = dict.fromkeys((*variants, *compositions), "another entry")
     families: dict[str, str] = {}
     for name, sweep in sweeps.items():
         for one in _swept(sweep):
             if one.name in owner:
                 message = f"makes {one.name}, which is {owner[one.name]} already"
                 remedy = "change names, or the name of a value"
-                yield ConfigProblem(file, f"{name}.names", sweep.names, message, remedy)
+                yield f"{name}.names", sweep.names, message, remedy
             owner[one.name] = f"made by {name}"
         for curve in sweep.curves:
             if curve in families:
-                message, remedy = f"is a curve of {families[curve]} already", "rename it"
-                yield ConfigProblem(file, f"{name}.curves.{curve}", curve, message, remedy)
+                message = f"is a curve of {families[curve]} already"
+                yield f"{name}.curves.{curve}", curve, message, "rename it"
             families[curve] = name
+    for name in (*variants, *compositions):
+        if JOINT in name:
+            message = f"holds {JOINT}, which joins the names of a composition"
+            yield name, name, message, "rename it"
+
+
+class _Waiting(NamedTuple):
+    """A variant to be derived once others are known."""
+
+    name: str
+    needs: dict[str, str]  # the variants that it is derived from, by the field that names them
+    derive: Callable[[], DerivedVariant]
 
 
 def _derive(
@@ -143,54 +159,52 @@ def _derive(
     file: str,
 ) -> None:
     """Add the variants that compositions and sweeps derive from ``variants`` and from each other."""
-    composed = dict(compositions)
-    swept = [(name, one) for name, sweep in sweeps.items() for one in _swept(sweep)]
-    while composed or swept:
-        before = len(variants)
-        for name, composition in list(composed.items()):
-            if set(composition.parts) <= variants.keys():
-                variants[name] = _compose(name, composed.pop(name), variants, file)
-        waiting, swept = swept, []
-        for name, one in waiting:
-            if one.parent in variants:
-                variants[one.name] = _swept_variant(name, sweeps[name], one, variants[one.parent])
+    waiting = []
+    for name, composition in compositions.items():
+        needs = {f"{name}.with[{n}]": part for n, part in enumerate(composition.parts)}
+        derive = partial(_compose, name, composition, variants, file)
+        waiting.append(_Waiting(name, needs, derive))
+    for name, sweep in sweeps.items():
+        for swept in _swept(sweep):
+            needs = {f"{name}.parents[{swept.parent_at}]": swept.parent}
+            derive = partial(_swept_variant, name, sweep, swept, variants)
+            waiting.append(_Waiting(swept.name, needs, derive))
+    while waiting:
+        left = []
+        for one in waiting:
+            if {*one.needs.values()} <= variants.keys():
+                variants[one.name] = one.derive()
             else:
-                swept.append((name, one))
-        if len(variants) == before:
-            raise ConfigError(_of_unknown(composed, swept, variants, file))
+                left.append(one)
+        if len(left) == len(waiting):
+            _refuse(file, _unknown_needs(left, variants, compositions))
+        waiting = left
 
 
-def _of_unknown(
-    composed: Mapping[str, Composition],
-    swept: Iterable[tuple[str, "_Swept"]],
-    variants: Mapping[str, Variant],
-    file: str,
-) -> Iterator[ConfigProblem]:
+def _unknown_needs(
+    waiting: Iterable[_Waiting], variants: Mapping[str, Variant], compositions: Iterable[str]
+) -> Iterator[_Problem]:
     """Unknown names among the parts of compositions and the parents of sweeps."""
-    unknown = {f"{name}.parents[{one.parent_at}]": one.parent for name, one in swept}
-    for name, composition in composed.items():
-        for position, part in enumerate(composition.parts):
-            if part not in variants:
-                unknown[f"{name}.with[{position}]"] = part
-    for field, name in unknown.items():
-        if name in composed:
-            message, remedy = "is composed of unknown variants", "correct these first"
+    needs = {field: name for one in waiting for field, name in one.needs.items()}
+    for field, name in needs.items():
+        if name in variants:
+            continue
+        if name in compositions:
+            yield field, name, "is composed of unknown variants", "correct these first"
         else:
-            message, remedy = "is not a variant", nearest(name, variants)
-        yield ConfigProblem(file, field, name, message, remedy)
+            yield field, name, "is not a variant", nearest(name, variants)
 
 
-def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[ConfigProblem]:
+def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[_Problem]:
     """References to unknown variants, and names that are not allowed."""
     for name, variant in variants.items():
         lineage(name, variants, file)
         if name == REFERENCE:
-            message, remedy = "is the name of the run that certificates compare with", "rename it"
-            yield ConfigProblem(file, name, name, message, remedy)
+            yield name, name, "is the name of the run that certificates compare with", "rename it"
         equivalence = variant.equivalence
         if isinstance(equivalence, Bitwise) and equivalence.against not in variants:
             field, other = place(name, variant, "equivalence.against"), equivalence.against
-            yield ConfigProblem(file, field, other, "is not a variant", nearest(other, variants))
+            yield field, other, "is not a variant", nearest(other, variants)
 
 
 def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FILE) -> list[str]:
@@ -199,14 +213,11 @@ def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FIL
     current: str | None = name
     while current is not None:
         field = place(line[-1], variants[line[-1]], "parent") if line else current
-        message = remedy = ""
         if current in line:
-            message = f"is circular: {' -> '.join([*line, current])}"
-            remedy = "break the circle"
-        elif current not in variants:
-            message, remedy = "is not a variant", nearest(current, variants)
-        if message:
-            raise ConfigError([ConfigProblem(file, field, current, message, remedy)])
+            circle = " -> ".join([*line, current])
+            _refuse(file, [(field, current, f"is circular: {circle}", "break the circle")])
+        if current not in variants:
+            _refuse(file, [(field, current, "is not a variant", nearest(current, variants))])
         line.append(current)
         current = variants[current].parent
     return line[::-1]
@@ -224,13 +235,12 @@ def _compose(
     """
     base, others = one.parts[0], one.parts[1:]
     own = {part: variants[part].change for part in others}
-    problems = list(_conflicts(name, own, file))
-    for position, part in enumerate(one.parts):
-        if part in one.parts[:position]:
-            field, remedy = f"{name}.with[{position}]", "remove one"
-            problems.append(ConfigProblem(file, field, part, "is named twice", remedy))
-    if problems:
-        raise ConfigError(problems)
+    twice = (
+        (f"{name}.with[{position}]", part, "is named twice", "remove one")
+        for position, part in enumerate(one.parts)
+        if part in one.parts[:position]
+    )
+    _refuse(file, [*_conflicts(name, own), *twice])
     change: dict[str, Any] = {}
     for laid in (*own.values(), one.change):
         change = merge(change, laid)
@@ -265,27 +275,8 @@ def with_compositions(
     return found
 
 
-_FORMER = {"published": "as_published", "written_out": "written_out"}
-"""Prefixes of former names of compositions, and the variants that now stand for them."""
-_RENAMED = {
-    "adamw_fused": "adamw",
-    "update_folded": "adamw_with_clipping_folded",
-    "fused_softmax": "attention_fused_softmax",
-    "onednn": "fp32_onednn",
-    "sdpa": "attention_sdpa",
-    "shared_draws": "dropout_shared_draws",
-}
-"""Suffixes of such names that differ from the names of variants."""
-
-
 def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, str]:
     """Explains why a name is not a variant, and what to write instead."""
-    for start, base in _FORMER.items():
-        end = name.removeprefix(f"{start}_")
-        if end != name and (end in _RENAMED or end in variants):
-            now = JOINT.join((base, _RENAMED.get(end, end)))
-            parts = ", ".join(now.split(JOINT))
-            return "is now a composition", f"write {{with: [{parts}]}}, whose name is {now}"
     for part in name.split(JOINT):
         if JOINT in name and part not in variants:
             return f"is composed with {part}, which is not a variant", nearest(part, variants)
@@ -312,7 +303,7 @@ def loosest(classes: Sequence[ClassOfEquivalence]) -> ClassOfEquivalence:
     return max(classes, key=lambda one: order.index(type(one)), default=Tolerance(kind="tolerance"))
 
 
-def _conflicts(name: str, own: Mapping[str, dict[str, Any]], file: str) -> Iterator[ConfigProblem]:
+def _conflicts(name: str, own: Mapping[str, dict[str, Any]]) -> Iterator[_Problem]:
     for one, other in combinations(own, 2):
         first, second = dict(leaves(own[one])), dict(leaves(own[other]))
         if (path := contradiction(first, second)) is not None:
@@ -320,8 +311,7 @@ def _conflicts(name: str, own: Mapping[str, dict[str, Any]], file: str) -> Itera
                 f"set {'.'.join(path)} differently: {one} to {first[path]}, "
                 f"{other} to {second[path]}"
             )
-            remedy = f"leave {one} or {other} out"
-            yield ConfigProblem(file, f"{name}.with", f"{one}, {other}", message, remedy)
+            yield f"{name}.with", f"{one}, {other}", message, f"leave {one} or {other} out"
 
 
 def _promised(base: Name, every: Sequence[Variant], changed: bool) -> ClassOfEquivalence:
@@ -358,7 +348,10 @@ def _swept(sweep: Sweep) -> Iterator[_Swept]:
             yield _Swept(name, parent, value, parent_at, value_at)
 
 
-def _swept_variant(name: str, sweep: Sweep, one: _Swept, parent: Variant) -> DerivedVariant:
+def _swept_variant(
+    name: str, sweep: Sweep, one: _Swept, variants: Mapping[str, Variant]
+) -> DerivedVariant:
+    parent = variants[one.parent]
     change: Any = one.value.value
     for part in reversed(sweep.field.split(".")):
         change = {part: change}
@@ -401,30 +394,26 @@ def _family(sweep: Sweep, curve: Curve) -> Family:
     )
 
 
-def _wrong_with(name: str, sweep: Sweep, file: str) -> Iterator[ConfigProblem]:
+def _wrong_with(name: str, sweep: Sweep) -> Iterator[_Problem]:
     """Problems of a sweep that can be found without knowing the variants."""
     if sweep.field not in _fields():
-        remedy = nearest(sweep.field, _fields())
         message = "is not a field that a variant can change"
-        yield ConfigProblem(file, f"{name}.field", sweep.field, message, remedy)
+        yield f"{name}.field", sweep.field, message, nearest(sweep.field, _fields())
     for one in _swept(sweep):
         try:
             TypeAdapter(Name).validate_python(one.name)
         except ValidationError:
             message = f"makes the name {one.name}, which is not a valid variant name"
             remedy = "use lower-case letters, digits and underscores, 64 at most: give it a name"
-            field = f"{name}.values[{one.value_at}]"
-            yield ConfigProblem(file, field, one.value.value, message, remedy)
+            yield f"{name}.values[{one.value_at}]", one.value.value, message, remedy
     for key, curve in sweep.curves.items():
         if curve.parent is not None and curve.parent not in sweep.parents:
-            field, remedy = f"{name}.curves.{key}.parent", nearest(curve.parent, sweep.parents)
-            yield ConfigProblem(file, field, curve.parent, "is not a parent of the sweep", remedy)
-        yield from _off_the_axis(name, sweep, key, file)
+            message, remedy = "is not a parent of the sweep", nearest(curve.parent, sweep.parents)
+            yield f"{name}.curves.{key}.parent", curve.parent, message, remedy
+        yield from _off_the_axis(name, sweep, key)
 
 
-def _wrong_families(
-    name: str, sweep: Sweep, variants: Mapping[str, Variant], file: str
-) -> Iterator[ConfigProblem]:
+def _wrong_families(name: str, sweep: Sweep, variants: Mapping[str, Variant]) -> Iterator[_Problem]:
     """References and ``others`` of the curves of a sweep that are not variants."""
     for key, curve in sweep.curves.items():
         named = {"reference": curve.reference}
@@ -437,28 +426,26 @@ def _wrong_families(
             if other.reference is None and "{value}" in curve.reference:
                 field = f"{name}.curves.{key}.others[{position}].reference"
                 message = f"is missing: {other.variant} has nothing to be compared with"
-                yield ConfigProblem(file, field, None, message, "name a variant")
+                yield field, None, message, "name a variant"
         for field, variant in named.items():
             if variant and variant not in variants:
                 field, remedy = f"{name}.curves.{key}.{field}", nearest(variant, variants)
-                yield ConfigProblem(file, field, variant, "is not a variant", remedy)
+                yield field, variant, "is not a variant", remedy
 
 
-def _off_the_axis(name: str, sweep: Sweep, curve: str, file: str) -> Iterator[ConfigProblem]:
+def _off_the_axis(name: str, sweep: Sweep, curve: str) -> Iterator[_Problem]:
     seen = {other.value for other in sweep.curves[curve].others}
     here: set[Any] = set()
     for position, value in enumerate(sweep.values):
         at, field = _on_axis(value), f"{name}.values[{position}].at"
         if isinstance(at, str) or at <= 0:
             message = f"has no place on the curve {curve}, whose values are numbers above 0"
-            yield ConfigProblem(file, field, at, message, "add at, its number on the axis")
+            yield field, at, message, "add at, its number on the axis"
         elif at in here:
-            message = "is the place of another value of the curve"
-            yield ConfigProblem(file, field, at, message, "give another number")
+            yield field, at, "is the place of another value of the curve", "give another number"
         here.add(at)
     if len(here | seen) == 1:
-        message, remedy = "has only one member", "add values, or others"
-        yield ConfigProblem(file, f"{name}.curves.{curve}", None, message, remedy)
+        yield f"{name}.curves.{curve}", None, "has only one member", "add values, or others"
 
 
 def _in_names(value: SweepValue) -> str:

@@ -28,8 +28,7 @@ from schemas.results import (
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import CLOCK, read_clock
-from transformer_core.decide.study_results import StudyResults
-from transformer_core.decide.turn_throughput import throughputs
+from transformer_core.decide.study_results import StudyResults, throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
 from transformer_core.report.kit.formats import combination
 from transformer_core.report.kit.language import also, say

@@ -3,8 +3,8 @@
 from typing import Any
 
 from schemas.results.common import BASELINE, BEST
-from transformer_core.decide.headroom import Headroom, headroom, topology_of
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.utilisation import Headroom, headroom, topology_of
 from transformer_core.measure.session_ratio import step_seconds
 
 

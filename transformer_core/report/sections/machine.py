@@ -8,8 +8,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLoc
 from pandas import DataFrame
 
 from schemas.results import Interval, Utilisation
-from transformer_core.decide.study_results import StudyResults
-from transformer_core.decide.turn_throughput import throughputs
+from transformer_core.decide.study_results import StudyResults, throughputs
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.formats import plain_size

@@ -8,8 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from schemas.results import PairedRun
-from transformer_core.decide.study_results import StudyResults
-from transformer_core.decide.turn_throughput import epoch_seconds, session_rates, throughputs
+from transformer_core.decide.study_results import (
+    StudyResults,
+    epoch_seconds,
+    session_rates,
+    throughputs,
+)
 from transformer_core.measure.session_ratio import log_ratios
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
