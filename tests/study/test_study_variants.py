@@ -109,6 +109,12 @@ def test_a_value_that_no_run_can_have_names_its_part(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message", "remedy"),
     [
+        (
+            "published_update_folded",
+            "is now a composition",
+            "write {with: [as_published, adamw, clipping_folded]}, whose name is "
+            "as_published_with_adamw_with_clipping_folded",
+        ),
         ("ddp_with_bf61", "is composed with bf61, which is not a variant", "did you mean bf16"),
         ("bf16_with_clipped_with_fp16", "set training", "leave clipped or fp16 out"),
         ("clippd", "is not a variant", "did you mean clipped"),

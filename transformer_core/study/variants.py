@@ -275,8 +275,27 @@ def with_compositions(
     return found
 
 
+_FORMER = {"published": "as_published", "written_out": "written_out"}
+"""Prefixes of former names of compositions, and the variants that now stand for them."""
+_RENAMED = {
+    "adamw_fused": "adamw",
+    "update_folded": "adamw_with_clipping_folded",
+    "fused_softmax": "attention_fused_softmax",
+    "onednn": "fp32_onednn",
+    "sdpa": "attention_sdpa",
+    "shared_draws": "dropout_shared_draws",
+}
+"""Suffixes of such names that differ from the names of variants."""
+
+
 def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, str]:
     """Explains why a name is not a variant, and what to write instead."""
+    for start, base in _FORMER.items():
+        end = name.removeprefix(f"{start}_")
+        if end != name and (end in _RENAMED or end in variants):
+            now = JOINT.join((base, _RENAMED.get(end, end)))
+            parts = ", ".join(now.split(JOINT))
+            return "is now a composition", f"write {{with: [{parts}]}}, whose name is {now}"
     for part in name.split(JOINT):
         if JOINT in name and part not in variants:
             return f"is composed with {part}, which is not a variant", nearest(part, variants)
