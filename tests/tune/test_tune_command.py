@@ -19,7 +19,7 @@ from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, mar
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import Tuning, verdict_beside
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DIFF = """--- a/train.py

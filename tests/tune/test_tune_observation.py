@@ -16,7 +16,7 @@ from transformer_core.tune.driver import CannotObserve, learn, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.slow
 

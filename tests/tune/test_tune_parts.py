@@ -21,9 +21,9 @@ from transformer_core.tune.facts import Watch
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.attention_kernels import KERNELS
+from transformer_core.tune.techniques import TECHNIQUES
+from transformer_core.tune.techniques.kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
-from transformer_core.tune.techniques.registry import TECHNIQUES
 
 
 def test_a_sketch_is_linear_and_keeps_distances_and_small_tensors():
@@ -290,7 +290,7 @@ ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
     ],
 )
 def test_a_technique_says_why_it_cannot_be_tried(name, facts, why, monkeypatch):
-    monkeypatch.setattr("transformer_core.tune.techniques.float8.find_spec", lambda name: None)
+    monkeypatch.setattr("transformer_core.tune.techniques.formats.find_spec", lambda name: None)
     found = TECHNIQUES[name].obstacle(facts)
     assert found is None if why is None else why in str(found)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 FAILED = "failed.json"
 """File that replaces the answer if the training cannot be observed, and says why."""

@@ -8,7 +8,7 @@ call: its boundaries are the ends of ``backward``.
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -258,15 +258,16 @@ def plain_name(name: str) -> str:
     return name
 
 
-def wrap(module: nn.Module, around: Callable[[Call], Call]) -> None:
-    """Replace calls of ``module`` by ``around(call)``.
+def wrap(module: nn.Module, function: Call) -> None:
+    """Replace calls of ``module`` by ``function``. It gets the original call as its first argument,
+    before those of the call.
 
     Uses the slot in which ``nn.Module.compile`` stores its compiled call: copies and pickles of the
     module do not include it, and inner modules are not touched.
     """
     # Not by setattr: a compiled module would pass it to the module inside.
     inner = module.__dict__.get("_compiled_call_impl") or module._call_impl
-    module.__dict__["_compiled_call_impl"] = around(inner)
+    module.__dict__["_compiled_call_impl"] = partial(function, inner)
 
 
 def replacing(owner: Any, name: str) -> Callable[[Call], None]:

@@ -25,7 +25,7 @@ from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
 from transformer_core.tune.budget import BEGAN
 from transformer_core.tune.driver import parser, with_script
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:

@@ -28,7 +28,7 @@ from transformer_core.run.supervisor import Child
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.order import SIDE, Boundary, Order
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
+from transformer_core.tune.techniques import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import Rounding
 
 HELLO_SECONDS = 120.0

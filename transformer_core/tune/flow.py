@@ -56,7 +56,7 @@ from transformer_core.tune.sessions import (
     status_of,
 )
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
+from transformer_core.tune.techniques import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
 FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last")

@@ -34,7 +34,7 @@ from transformer_core.tune.isolation import enter
 from transformer_core.tune.observers import Memory, Profile
 from transformer_core.tune.order import UNOBSERVED, Order
 from transformer_core.tune.records import Sketch, fingerprint, sketch
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique
 
 

@@ -15,7 +15,6 @@ class CompiledBlocks(Technique):
     words = "torch.compile of each repeated block"
     group = "compile"
     advice = "Call .compile() of each {block} of the model before the first step."
-    rounding = "float32"
     slow = True
     idle = "no block was compiled"
 

@@ -48,7 +48,10 @@ class Technique:
     usual: ClassVar[bool] = True
     """Whether it is tried by default, without being named."""
     advice: ClassVar[str] = ""
-    """A sentence that tells the user how to make the change; facts in braces are filled in."""
+    """A sentence that tells the user how to make the change; facts and attributes of ``self`` in braces
+    are filled in."""
+    for_trainer: ClassVar[str] = ""
+    """The same for a script whose loop is that of transformers' Trainer."""
     idle: ClassVar[str] = ""
     """Why it has no effect if it was never applied; empty if :attr:`applied` does not count."""
     applied = 0
@@ -84,7 +87,9 @@ class Technique:
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         """Instructions that replace a diff: a sentence, or lines for the shell."""
+        if self.for_trainer and facts["caller"] in ("transformers", "trl"):
+            return [self.for_trainer]
         if self.advice:
-            return [self.advice.format(**facts)]
+            return [self.advice.format(self=self, **facts)]
         given = self.environment(facts)
         return [f"export {name}={shlex.quote(value)}" for name, value in given.items()]
