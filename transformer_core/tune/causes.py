@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from transformer_core.certify.floors import MARGIN
-from transformer_core.tune.records import Record, Sketch, distance, norm
+from transformer_core.tune.records import Key, Record, Sketch, distance, norm
 
 AGREES = 0.3
 """Fraction of an update by which weights in another format may differ after the same update."""
@@ -42,8 +42,9 @@ def other_statistics(found: Record, own: Record, floor: Record) -> str:
     )
     if not mine or not theirs or mine == theirs or not _same_rows(found, own):
         return ""
-    running = [key for key in own.keys("buffer") if key[1] == 1 and ".running_" in f".{key[2]}"]
-    moved = [key[2] for key in running if not _within(found, own, floor, key)]
+    buffers = [each.of("buffer") for each in (found, own, floor)]
+    running = [key for key in buffers[1] if key[1] == 1 and ".running_" in f".{key[2]}"]
+    moved = [key[2] for key in running if not _within(key, *buffers)]
     if running and not moved:
         return ""
     return (
@@ -54,8 +55,13 @@ def other_statistics(found: Record, own: Record, floor: Record) -> str:
 
 def no_optimizer(found: Record, own: Record) -> str:
     """Parameters that the script updates, but whose gradients reach no optimizer in the changed one."""
-    orphans = {*found.keys("orphan")} - {*own.keys("orphan")}
-    lost = {key[2] for key in orphans if _norm(own, key) and not _norm(found, key)}
+    mine, theirs = found.of("gradient"), own.of("gradient")
+    none = np.zeros(0)
+    lost = {
+        key[2]
+        for key in {*found.of("orphan")} - {*own.of("orphan")}
+        if norm(theirs.get(key, none)) and not norm(mine.get(key, none))
+    }
     return (
         f"no optimizer updates {some(sorted(lost))}, though the model computes with it: replaced "
         "after the optimizer was made, or never handed to it"
@@ -82,7 +88,7 @@ def older_weights(found: Record, own: Record, held: Callable[[], Record | None])
     are farther off than those before it, and closest to those of the script with its weights
     ``held`` constant."""
     step, update = _first_update(own)
-    later = sorted({each for _, each, _ in own.keys("gradient") if each > step})
+    later = sorted({each for _, each, _ in own.of("gradient") if each > step})
     if (
         not later
         or _apart("weight", found, step, own, step) > AGREES * update
@@ -113,7 +119,7 @@ def older_weights(found: Record, own: Record, held: Callable[[], Record | None])
 def _first_update(own: Record) -> tuple[int, float]:
     """The first step that changes weights, and how far it moves them. It is a later step if the
     learning rate starts at 0."""
-    for step in sorted({each for _, each, _ in own.keys("weight")}):
+    for step in sorted({each for _, each, _ in own.of("weight")}):
         if update := _apart("weight", own, step, own, 0):
             return step, update
     return 0, 0.0
@@ -131,26 +137,23 @@ def _same_rows(found: Record, own: Record) -> bool:
     return bool(np.isclose(mine, theirs, rtol=1e-6, atol=1e-6))
 
 
-def _within(found: Record, own: Record, floor: Record, key: tuple[int, int, str]) -> bool:
-    """Whether a buffer differs by no more than rounding."""
-    mine, theirs, disturbed = (each.get("buffer", key) for each in (found, own, floor))
+def _within(key: Key, *buffers: dict[Key, Sketch]) -> bool:
+    """Whether a buffer of a script differs from the original's by no more than that of its disturbed
+    copy."""
+    mine, theirs, disturbed = (each.get(key) for each in buffers)
     if mine is None or theirs is None or disturbed is None:
         return True
     bound = MARGIN * max(distance(disturbed, theirs), 1e-6 * norm(theirs))
     return distance(mine, theirs) <= bound
 
 
-def _norm(record: Record, key: tuple[int, int, str]) -> float:
-    gradient = record.get("gradient", key)
-    return 0.0 if gradient is None else norm(gradient)
-
-
 def _apart(kind: str, one: Record, step: int, other: Record, its_step: int) -> float:
     """Distance of all tensors of a kind in a step of one record from those in a step of another,
     relative to the latter; infinite if they have no tensors in common."""
     gap = size = 0.0
-    for rank, _, name in {(rank, 0, name) for rank, _, name in other.keys(kind)}:
-        mine, theirs = one.get(kind, (rank, step, name)), other.get(kind, (rank, its_step, name))
+    ones, others = one.of(kind), other.of(kind)
+    for rank, name in dict.fromkeys((rank, name) for rank, _, name in others):
+        mine, theirs = ones.get((rank, step, name)), others.get((rank, its_step, name))
         if mine is not None and theirs is not None:
             gap, size = gap + distance(mine, theirs) ** 2, size + norm(theirs) ** 2
     return float(np.sqrt(gap / size)) if size else float("inf")
@@ -221,7 +224,7 @@ def _listed(rates: Sketch) -> str:
 def other_tensors(found: Record, own: Record) -> str:
     """How the sets of tensors with gradients or updates differ, or the number of backward passes."""
     for kind in ("gradient", "update"):
-        mine, theirs = set(found.keys(kind)), set(own.keys(kind))
+        mine, theirs = {*found.of(kind)}, {*own.of(kind)}
         if lost := sorted({k[2] for k in theirs - mine}):
             return f"{some(lost)} get no {kind}"
         if new := sorted({k[2] for k in mine - theirs}):
