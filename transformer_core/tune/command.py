@@ -23,8 +23,8 @@ from transformer_core.common.files import write_text
 from transformer_core.study.resolve import check_study
 from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
-from transformer_core.tune.budget import BEGAN
 from transformer_core.tune.driver import parser, with_script
+from transformer_core.tune.sessions import BEGAN
 from transformer_core.tune.techniques import TECHNIQUES
 
 DISTRIBUTION = "transformer-training-study"

@@ -318,11 +318,8 @@ def session(
     ``failed``. Raises TooLarge if the folder would have to be copied and is too large.
     """
     with ExitStack() as stack:
-        exchange = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
-            )
-        )
+        folder = tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
+        exchange = Path(stack.enter_context(folder))
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
         made = Session(sides, logs, coordinator, say)
         stack.callback(_stop, made)

@@ -134,17 +134,9 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         command = command[1:]
     script = command[0] if command else ""
     if script != "-m" and not (folder / script).is_file():
-        raise ConfigError(
-            [
-                ConfigProblem(
-                    source,
-                    field,
-                    shlex.join(task.command),
-                    f"names no script in {folder}",
-                    "give the path of a Python file, relative to that folder",
-                )
-            ]
-        )
+        problem = f"names no script in {folder}"
+        remedy = "give the path of a Python file, relative to that folder"
+        raise ConfigError([ConfigProblem(source, field, shlex.join(task.command), problem, remedy)])
     return Program(tuple(command), folder, tuple(launcher))
 
 

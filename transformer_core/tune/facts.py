@@ -5,13 +5,16 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.nvml import cpus_near
 from transformer_core.tune.boundaries import Boundaries, replacing
 
@@ -85,7 +88,7 @@ class Watch:
 
         warnings.showwarning = show  # type: ignore[assignment]
         warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if uses_gpu():
             torch.cuda.set_sync_debug_mode("warn")
             self._looking = True
 
@@ -204,6 +207,60 @@ class Watch:
             self.note_place(what)
             original(made, *args, **kwargs)
             note(made, kwargs)
+
+
+def uses_gpu() -> bool:
+    """Whether the script has used a GPU."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def bytes_of(tensors: Any) -> int:
+    """Bytes of this rank's shards of tensors; shared memory counts once."""
+    found = {}
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        found[local.data_ptr(), local.numel()] = local.numel() * local.element_size()
+    return sum(found.values())
+
+
+class Memory:
+    """Peak memory of the steps that are not recorded, and its parts."""
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self.boundaries = boundaries
+        self.before = psutil.Process().memory_info().rss
+        """Bytes in use before the script's first line: Python and its libraries."""
+
+    def reset(self) -> None:
+        """Forget the peak so far, if the system allows it."""
+        if uses_gpu():
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            with suppress(OSError):  # The peak is then that of the whole process.
+                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def parts(self) -> dict[str, int]:
+        """Bytes at a boundary, while gradients exist: the peak, its known parts, and the memory of the
+        device (``room``)."""
+        modules, optimizers = self.boundaries.modules, self.boundaries.optimizers
+        parameters = [parameter for _, parameter in self.boundaries.parameters()]
+        buffers = [buffer for module in modules for buffer in module.buffers()]
+        states = [
+            value
+            for optimizer in optimizers
+            for state in optimizer.state.values()
+            for value in (state.values() if isinstance(state, dict) else ())
+            if isinstance(value, Tensor)
+        ]
+        gpu = uses_gpu()
+        return {
+            "peak": int(torch.cuda.max_memory_allocated()) if gpu else peak_rss_bytes(),
+            "libraries": 0 if gpu else self.before,
+            "weights": bytes_of([*parameters, *buffers]),
+            "gradients": bytes_of(p.grad for p in parameters if p.grad is not None),
+            "optimizer": bytes_of(states),
+            "room": torch.cuda.mem_get_info()[1] if gpu else psutil.virtual_memory().total,
+        }
 
 
 def device_of(module: nn.Module) -> torch.device:

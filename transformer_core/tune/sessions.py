@@ -1,4 +1,5 @@
-"""Measures sides in a session: certificates of the first steps, then times in turns.
+"""Measures sides in a session: certificates of the first steps, then times in turns. Estimates the time
+of a session from earlier ones, to keep a whole command within its time.
 
 The outcome is one JSON file. A session whose file exists is not run again, so an interrupted study
 continues where it stopped.
@@ -6,6 +7,7 @@ continues where it stopped.
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +34,11 @@ TURN_SECONDS = 0.15
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 ROUNDS_SECONDS = 8.0
 """Seconds for all rounds of a session, if the steps are short enough."""
+
+REPORT_SECONDS = 10.0
+"""Time reserved for writing the report."""
+BEGAN = "TUNE_TRAINING_BEGAN"
+"""Environment variable that holds the start time of the user's command."""
 
 
 @dataclass
@@ -82,22 +89,68 @@ class Plan:
     """Steps to compare again after the last round."""
 
 
+@dataclass
+class Budget:
+    """The seconds to spend, and the cost of sessions."""
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+    start: float = 5.0
+    """Seconds until two copies of the script have reached their first step."""
+    record: float = 1.0
+    """Seconds that a copy takes for the steps that certificates compare."""
+    step: float = 1.0
+    """Seconds of a step."""
+    _estimated: float = 0.0
+    _took: float = 0.0
+
+    def __post_init__(self) -> None:
+        if BEGAN in os.environ:
+            self.began -= max(0.0, time.time() - float(os.environ[BEGAN]))
+
+    @property
+    def gone(self) -> float:
+        """Seconds since the command was started."""
+        return time.monotonic() - self.began
+
+    @property
+    def left(self) -> float:
+        """Seconds that sessions may still take."""
+        return self.seconds - REPORT_SECONDS - self.gone
+
+    def cost(self, sides: int, steps: int) -> float:
+        """Seconds of a session of ``sides`` copies that take ``steps`` steps each, corrected by how far
+        earlier sessions exceeded their estimates."""
+        pace = self._took / self._estimated if self._took else 1.0
+        return pace * self._expected(sides, steps)
+
+    def learn(self, sides: int, steps: int, took: float) -> None:
+        """Remember that a session took ``took`` seconds."""
+        self._estimated += self._expected(sides, steps)
+        self._took += took
+
+    def _expected(self, sides: int, steps: int) -> float:
+        cores = max(2, len(os.sched_getaffinity(0)))
+        start = self.start * max(1.0, sides / cores)
+        return start + sides * (self.record + steps * self.step)
+
+
+@dataclass
 class Sessions:
-    """Runs sessions of one program, and stores their outcomes in ``folder``.
+    """Runs sessions of one program, and stores their outcomes in ``folder``."""
 
-    ``key`` identifies the program: outcomes with another key are not used.
-    """
-
-    def __init__(self, program: Program, folder: Path, key: str) -> None:
-        self.program, self.folder, self.key = program, folder, key
-        self.facts: dict[str, Any] = {}
-        self.step_seconds = 1.0
-        self.steps: int | None = None
-        """Steps after which the script ends, once a session has seen its end."""
-        self.deadline = inf
-        """By ``time.monotonic``; after this time, sessions have the minimum number of rounds."""
-        self.certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
-        """Called with each side's certificate as soon as it is known."""
+    program: Program
+    folder: Path
+    key: str
+    """Identifies the program: outcomes with another key are not used."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    step_seconds: float = 1.0
+    steps: int | None = None
+    """Steps after which the script ends, once a session has seen its end."""
+    deadline: float = inf
+    """By ``time.monotonic``; after this time, sessions have the minimum number of rounds."""
+    certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
+    """Called with each side's certificate as soon as it is known."""
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
         """The outcome of a session, from its file if it exists. Raises SideEnded if the unchanged
