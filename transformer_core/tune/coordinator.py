@@ -29,7 +29,7 @@ from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.order import SIDE, Boundary, Order
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
-from transformer_core.tune.techniques.technique import Rounding
+from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 HELLO_SECONDS = 120.0
 """Time limit in seconds for a process to import torch."""
@@ -124,9 +124,8 @@ class Side:
         unknown."""
         if self.files or self.program:
             return None
-        order: tuple[Rounding, ...] = ("exact", "float32", "tf32", "bfloat16")
-        found = (order.index(TECHNIQUES[name].rounding) for name in self.techniques)
-        return order[max(found, default=0)]
+        found = {TECHNIQUES[name].rounding for name in self.techniques}
+        return max(found, key=list(NOISE).index, default="exact")
 
     @property
     def divided(self) -> bool:

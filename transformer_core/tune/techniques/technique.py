@@ -19,7 +19,7 @@ NOISE: dict[Rounding, float] = {
     "bfloat16": 2.0**-8,
     "float8": 2.0**-4,
 }
-"""Half a unit in the last place of each format, relative to the number."""
+"""Half a unit in the last place of each format, relative to the number; the finest format first."""
 
 
 class Technique:
