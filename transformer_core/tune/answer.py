@@ -12,16 +12,14 @@ from transformer_core.tune.techniques import TECHNIQUES
 
 FAILED = "failed.json"
 """File that replaces the answer if the training cannot be observed, and says why."""
-LEFT_OUT = "left out"
-"""Status of a technique for which there was no time."""
+LEFT_OUT = "left out"  # status of a technique for which there was no time
 NOT_TRIED = ("unsupported", LEFT_OUT)
 DISTURBED = (
     "The script is not even as fast as itself: something disturbed these sessions. So no change is "
     "called faster or slower; repeat this on a quieter machine."
 )
 """Said if sessions were :func:`disturbed`."""
-SHARE = 0.9
-"""Largest share of a device's memory that a batch may fill."""
+SHARE = 0.9  # largest share of a device's memory that a batch may fill
 
 
 @dataclass
@@ -32,14 +30,12 @@ class Tried:
     status: str = "ok"
     reason: str = ""
     certificate: dict[str, Any] | None = None
-    screened: float | None = None
-    """Ratio of speeds from the screening session alone."""
+    screened: float | None = None  # ratio of speeds from the screening session alone
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
     verdict: str = ""
-    memory: dict[str, int] | None = None
-    """Bytes: the peak of its steps, and its known parts."""
+    memory: dict[str, int] | None = None  # bytes: the peak of its steps, and its known parts
 
     @property
     def name(self) -> str:
@@ -52,10 +48,8 @@ class Profiled:
     """A profile of a few steps."""
 
     techniques: tuple[str, ...]
-    breakdown: dict[str, Any] | None = None
-    """Its :class:`Breakdown`; None if nothing was recorded."""
-    reason: str = ""
-    """Why there is no breakdown."""
+    breakdown: dict[str, Any] | None = None  # its Breakdown; None if nothing was recorded
+    reason: str = ""  # why there is no breakdown
 
 
 @dataclass
@@ -63,8 +57,7 @@ class Answer:
     """All results about a script."""
 
     command: str
-    status: str = "ok"
-    """ok, or failed if the script cannot be observed."""
+    status: str = "ok"  # ok, or failed if the script cannot be observed
     reason: str = ""
     boundary: str = "optimizer"
     reproducible: bool = False
@@ -77,14 +70,11 @@ class Answer:
     """Ratio and interval of the script against itself."""
     diff: str = ""
     lines: list[str] = field(default_factory=list)
-    patched: Tried | None = None
-    """The changed script against the original."""
-    memory: dict[str, int] | None = None
-    """Memory of the script itself."""
+    patched: Tried | None = None  # the changed script against the original
+    memory: dict[str, int] | None = None  # memory of the script itself
     profiles: list[Profiled] = field(default_factory=list)
     """Profiles of the script itself and of the recommendation."""
-    left_out: list[str] = field(default_factory=list)
-    """Steps for which there was no time."""
+    left_out: list[str] = field(default_factory=list)  # steps for which there was no time
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -93,7 +83,6 @@ class Answer:
         return next((each for each in self.tried if each.techniques == tuple(techniques)), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
         return asdict(self)
 
     @property

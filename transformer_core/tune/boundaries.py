@@ -27,8 +27,7 @@ BACKWARDS_WITHOUT_STEP = 8
 """Weights that have changed after this many backward passes without an optimizer were updated by
 hand. If they have not changed, the step accumulates gradients."""
 
-ORDER_KEPT = 64
-"""Optimizer steps whose order is remembered."""
+ORDER_KEPT = 64  # optimizer steps whose order is remembered
 
 
 class Boundaries:
@@ -42,14 +41,11 @@ class Boundaries:
         self.kind = kind
         self.modules: list[nn.Module] = []
         """Outermost modules with parameters that were called in training, in order."""
-        self.optimizers: list[Optimizer] = []
-        """Optimizers that have stepped, in order."""
+        self.optimizers: list[Optimizer] = []  # optimizers that have stepped, in order
         self.losses: list[Tensor] = []
         """Detached losses of the backward passes since the last boundary."""
-        self.backwards = 0
-        """Backward passes so far."""
-        self.calls = 0
-        """Calls of outermost modules in training since the last boundary."""
+        self.backwards = 0  # backward passes so far
+        self.calls = 0  # calls of outermost modules in training since the last boundary
         self.on_module: Callable[[nn.Module], None] = lambda module: None
         """Called once for each outermost module, before its first call in training."""
         self.on_inputs: Callable[[nn.Module, Any, Any], None] | None = None
@@ -65,8 +61,7 @@ class Boundaries:
         with a closure, called after each call of the closure."""
         self.order: list[int] = []
         """Numbers of the optimizers in the order of their first :data:`ORDER_KEPT` steps."""
-        self.on_boundary: Callable[[], None] = lambda: None
-        """Called at the end of each step."""
+        self.on_boundary: Callable[[], None] = lambda: None  # called at the end of each step
         self.result: bool | list[bool] | None = None
         """Whether the first result of a module was a floating-point tensor that is not a scalar; for
         a tuple, whether each of its members was."""

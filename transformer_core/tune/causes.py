@@ -62,11 +62,11 @@ def no_optimizer(found: Record, own: Record) -> str:
         for key in {*found.of("orphan")} - {*own.of("orphan")}
         if norm(theirs.get(key, none)) and not norm(mine.get(key, none))
     }
+    if not lost:
+        return ""
     return (
         f"no optimizer updates {some(sorted(lost))}, though the model computes with it: replaced "
         "after the optimizer was made, or never handed to it"
-        if lost
-        else ""
     )
 
 
@@ -159,13 +159,18 @@ def _apart(kind: str, one: Record, step: int, other: Record, its_step: int) -> f
     return float(np.sqrt(gap / size)) if size else float("inf")
 
 
+def _values(row: Sketch) -> Sketch:
+    """The numbers of a row that is padded with NaN."""
+    return row[~np.isnan(row)]
+
+
 def other_batches(found: Record, own: Record, floor: Record) -> str:
     """How the inputs of modules differ, if they do. Inputs that change with the weights, such as those
     that a generator passes to its critic, are not data: the gradients judge them."""
     for one, two, third in zip(found.ranks, own.ranks, floor.ranks, strict=True):
         mine, theirs, disturbed = one["inputs"], two["inputs"], third["inputs"]
         for step in range(min(len(mine), len(theirs), len(disturbed))):
-            a, b, c = (row[~np.isnan(row)] for row in (mine[step], theirs[step], disturbed[step]))
+            a, b, c = (_values(each[step]) for each in (mine, theirs, disturbed))
             if a.shape != b.shape:
                 return f"the model is called with other batches in step {step + 1}"
             data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
@@ -179,14 +184,10 @@ def other_parts(found: Record, own: Record) -> str:
     some of its tensors into equal parts that have the same sum as the whole."""
     steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
     for step in range(steps):
-        mine, theirs = (
-            [
-                row[~np.isnan(row)].reshape(-1, 3)
-                for row in (r["inputs"][step] for r in record.ranks)
-            ]
+        parts, whole = (
+            np.concatenate([_values(each["inputs"][step]).reshape(-1, 3) for each in record.ranks])
             for record in (found, own)
         )
-        whole, parts = np.concatenate(theirs), np.concatenate(mine)
         if not len(whole) or len(parts) % len(whole):
             return f"the model is called with other batches in step {step + 1}"
         parts = parts.reshape(-1, *whole.shape)
@@ -213,12 +214,9 @@ def other_rates(found: Record, own: Record) -> str:
     for one, two in zip(found.ranks, own.ranks, strict=True):
         mine, theirs = (each.get("rates", np.zeros(0)) for each in (one, two))
         if len(mine) and len(theirs) and not np.array_equal(mine, theirs):
-            return f"dropout at {_listed(mine)} instead of {_listed(theirs)}"
+            both = (" and ".join(f"{rate:g}" for rate in rates) for rates in (mine, theirs))
+            return f"dropout at {' instead of '.join(both)}"
     return ""
-
-
-def _listed(rates: Sketch) -> str:
-    return " and ".join(f"{rate:g}" for rate in rates)
 
 
 def other_tensors(found: Record, own: Record) -> str:

@@ -62,22 +62,16 @@ class Certificate:
 
     word: Word
     reason: str
-    loss: float = 0.0
-    """Largest relative difference of a loss."""
-    gradient: float = 0.0
-    """Largest relative difference of a tensor's gradient (2-norms)."""
-    update: float = 0.0
-    """Largest relative difference of a tensor's update."""
+    loss: float = 0.0  # largest relative difference of a loss
+    gradient: float = 0.0  # largest relative difference of a tensor's gradient (2-norms)
+    update: float = 0.0  # largest relative difference of a tensor's update
     floor: float = 0.0
     """The floor of ``gradient``: the same for the script against its disturbed copy."""
-    worst: str = ""
-    """Step and tensor of ``gradient``."""
+    worst: str = ""  # step and tensor of ``gradient``
     steps: int = 0
     tensors: int = 0
-    identical: bool = False
-    """Whether everything is equal to the last bit."""
-    dropout: bool = True
-    """Whether dropout was on."""
+    identical: bool = False  # whether everything is equal to the last bit
+    dropout: bool = True  # whether dropout was on
 
 
 def certify(

@@ -28,6 +28,8 @@ from transformer_core.tune.driver import (
     parser,
     program_given,
     progress,
+    refused,
+    shown,
 )
 from transformer_core.tune.flow import Tuning, verdict_beside
 from transformer_core.tune.sessions import (
@@ -42,10 +44,10 @@ from transformer_core.tune.sessions import (
 )
 
 NEW = "new"
+NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     made = parser(
         "compare-training",
         "Compare two versions of a training script: is the new one faster, by how much,\nand does it "
@@ -152,16 +154,14 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             folder.mkdir(parents=True)
             packed = subprocess.run(["git", "archive", which], capture_output=True, check=False)
             if packed.returncode:
-                raise ConfigError([_no_commit(which, packed.stderr.decode().strip())])
+                problem = f"cannot be unpacked: {packed.stderr.decode().strip()}"
+                raise ConfigError(
+                    [ConfigProblem(COMMAND_LINE, "commit", which, problem, NO_COMMIT)]
+                )
             subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
         command = (name, *given.arguments)
         found.append(program_given(command, folder))
     return found[0], found[1]
-
-
-def _no_commit(name: str, why: str) -> ConfigProblem:
-    remedy = "give two commits of the repository in this folder, or two files without --script"
-    return ConfigProblem(COMMAND_LINE, "commit", name, f"cannot be unpacked: {why}", remedy)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -175,10 +175,9 @@ def main(arguments: list[str] | None = None) -> int:
                 names = (f"{given.old}: {names[0]}", f"{given.new}: {names[1]}")
             found = compare(old, new, Path(place) / "work", seconds_of(given.time), names)
         except REFUSED as error:
-            print(error, file=sys.stderr)
-            return 2
+            return refused(error)
         except KeyboardInterrupt:
-            print("\nStopped.", file=sys.stderr)
+            shown("\nStopped.")
             return 130
     text = markdown(found)
     answer(given, found, text, text)

@@ -31,10 +31,8 @@ from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
-HELLO_SECONDS = 120.0
-"""Time limit in seconds for a process to import torch."""
-PATIENCE = 15.0
-"""Seconds after which a session reports which side it waits for."""
+HELLO_SECONDS = 120.0  # time limit in seconds for a process to import torch
+PATIENCE = 15.0  # seconds after which a session reports which side it waits for
 LAUNCHERS = ("torchrun", "accelerate")
 DRIVER = "transformer_core.tune.factory"
 
@@ -43,24 +41,17 @@ DRIVER = "transformer_core.tune.factory"
 class Program:
     """The user's command, unchanged."""
 
-    command: tuple[str, ...]
-    """Script and arguments, as after ``python``, without a launcher."""
-    directory: Path
-    """Working directory."""
-    launcher: tuple[str, ...] = ()
-    """``torchrun`` and its options, if the script has several ranks."""
-    modules: Path | None = None
-    """Another folder in which its modules are looked up."""
+    command: tuple[str, ...]  # script and arguments, as after ``python``, without a launcher
+    directory: Path  # working directory
+    launcher: tuple[str, ...] = ()  # ``torchrun`` and its options, if the script has several ranks
+    modules: Path | None = None  # another folder in which its modules are looked up
     boundary: Boundary = "optimizer"
     factory: Mapping[str, Any] | None = None
     """Settings of :mod:`transformer_core.tune.factory` for a function that returns the parts of a
     training. The command is then the function's name."""
-    devices: int = 1
-    """Devices available to a factory."""
-    head: str | None = None
-    """Name of the output layer, if the study gives it."""
-    applied: tuple[str, ...] = ()
-    """Techniques applied to all sides, including the unchanged one."""
+    devices: int = 1  # devices available to a factory
+    head: str | None = None  # name of the output layer, if the study gives it
+    applied: tuple[str, ...] = ()  # techniques applied to all sides, including the unchanged one
 
     @property
     def title(self) -> str:
@@ -106,17 +97,13 @@ class Side:
     name: str
     techniques: tuple[str, ...] = ()
     noise: float = 0.0
-    program: Program | None = None
-    """A program other than the session's: a changed script."""
+    program: Program | None = None  # a program other than the session's: a changed script
     files: Mapping[Path, str] = field(default_factory=dict)
     """Edited files of the program, relative to its folder, with their new text."""
     dropout: bool = True
-    held: bool = False
-    """Whether its weights are reset after each step."""
-    profiled: bool = False
-    """Whether :meth:`Session.profile` works."""
-    module: str = "transformer_core.tune.side"
-    """The module that its processes run."""
+    held: bool = False  # whether its weights are reset after each step
+    profiled: bool = False  # whether Session.profile works
+    module: str = "transformer_core.tune.side"  # the module that its processes run
 
     @property
     def rounding(self) -> Rounding | None:
@@ -124,8 +111,9 @@ class Side:
         unknown."""
         if self.files or self.program:
             return None
-        found = {TECHNIQUES[name].rounding for name in self.techniques}
-        return max(found, key=list(NOISE).index, default="exact")
+        order = list(NOISE)
+        found = (order.index(TECHNIQUES[name].rounding) for name in self.techniques)
+        return order[max(found, default=0)]
 
     @property
     def divided(self) -> bool:
@@ -139,6 +127,7 @@ class SideEnded(Exception):
     def __init__(self, side: str, why: str, said: Mapping[str, Any], log: Path) -> None:
         super().__init__(f"{side}: {why or 'the script reached its end'}")
         self.side, self.why, self.said, self.log = side, why, said, log
+        self.place = f"{said['place']}: " if said.get("place") else ""
 
 
 class _LastWordsError(Exception):
@@ -191,8 +180,7 @@ class Session:
         self.sides, self.folder, self.say = sides, folder, say
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
-        self.failed: dict[str, SideEnded] = {}
-        """Sides that ended early, by name."""
+        self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
 
     def welcome(self, ranks: Mapping[str, int]) -> None:
         """Wait until every process of every side has connected. Sides that end first are ``failed``."""
@@ -290,11 +278,10 @@ class Session:
     def _how(self, side: str) -> str:
         with suppress(subprocess.TimeoutExpired):
             code = self.processes[side].wait(2)
-            if code < 0:
-                return f"killed by {signal.Signals(-code).name}" + (
-                    ": out of memory?" if code == -signal.SIGKILL else ""
-                )
-            return f"ended with exit code {code}"
+            if code >= 0:
+                return f"ended with exit code {code}"
+            memory = ": out of memory?" if code == -signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{memory}"
         return "closed its connection"
 
     def _ended(self, side: str, why: str, said: Mapping[str, Any]) -> SideEnded:
@@ -419,9 +406,8 @@ def _environment(
     found = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
-    offline |= {
-        warm_start.WARM_STARTS: warm_start.offer_warm_starts()
-    }  # The user's value, if any, wins.
+    offline[warm_start.WARM_STARTS] = warm_start.offer_warm_starts()
+    # The user's value, if any, wins.
     return offline | dict(os.environ) | found | environment_of(techniques, facts)
 
 

@@ -84,16 +84,26 @@ def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> a
     return given
 
 
-def progress(budget: float | None = None) -> Say:
-    """A function that prints each text with the seconds since now, and those left of ``budget``."""
+def shown(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def progress(budget: float | None = None, show: Say = shown) -> Say:
+    """A function that shows each text with the seconds since now, and those left of ``budget``."""
     began = time.monotonic()
 
     def say(text: str) -> None:
         gone = time.monotonic() - began
         left = "" if budget is None else f" (at most {max(0.0, budget - gone):.0f} s left)"
-        print(f"{gone:4.0f} s  {text}{left}", file=sys.stderr, flush=True)
+        show(f"{gone:4.0f} s  {text}{left}")
 
     return say
+
+
+def refused(why: object) -> int:
+    """Says why a command cannot be carried out; the exit status."""
+    shown(str(why))
+    return 2
 
 
 def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> None:
@@ -103,8 +113,7 @@ def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> N
     print(json.dumps(found, indent=1) if given.json else text)
 
 
-COMMAND_LINE = "command line"
-"""The source that errors name."""
+COMMAND_LINE = "command line"  # the source that errors name
 
 
 def program_given(command: Sequence[str], folder: Path | None = None) -> Program:
@@ -180,5 +189,4 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
             "better some hundreds; remedy: let it train longer (more steps, epochs or "
             f"samples)\n{tail}"
         )
-    place = f"{error.said['place']}: " if error.said.get("place") else ""
-    return f"the {kind} itself fails: {place}{error.why}; its last words, from {error.log}:\n{tail}"
+    return f"the {kind} itself fails: {error.place}{error.why}; its last words, from {error.log}:\n{tail}"

@@ -4,7 +4,6 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,8 +38,7 @@ class Watch:
         self.counts: Counter[str] = Counter()
         self.places: dict[str, tuple[str, int]] = {}
         self.caller = ""
-        self.classes = 0
-        """Classes of the largest cross-entropy: the last dimension of its logits."""
+        self.classes = 0  # classes of the largest cross-entropy: the last dimension of its logits
         self.autocast = False
         self.normalized: set[int] = set()
         """Numbers of values per channel from which batch normalization took its statistics."""
@@ -59,19 +57,9 @@ class Watch:
         replacing(functional, attention)(partial(self._counted, attention))
         replacing(functional, "cross_entropy")(self._cross_entropy)
         replacing(functional, "batch_norm")(self._batch_norm)
-        self._making(torch.optim.Optimizer, "optimizer", lambda made, given: None)
-        self._making(
-            torch.utils.data.DataLoader,
-            "loader",
-            lambda made, given: self.loaders.append(
-                {"workers": made.num_workers, "pinned": made.pin_memory}
-            ),
-        )
-        self._making(
-            nn.parallel.DistributedDataParallel,
-            "ddp",
-            lambda made, given: self.ddp.append({key: str(value) for key, value in given.items()}),
-        )
+        self._making(torch.optim.Optimizer, "optimizer")
+        self._making(torch.utils.data.DataLoader, "loader")
+        self._making(nn.parallel.DistributedDataParallel, "ddp")
         for owner in (torch.optim.Optimizer, nn.Module):
             replacing(owner, "zero_grad")(self._zero_grad)
 
@@ -199,14 +187,17 @@ class Watch:
         self.counts["zeroed"] += not set_to_none
         original(made, set_to_none=set_to_none)
 
-    def _making(self, owner: Any, what: str, note: Callable[[Any, dict[str, Any]], None]) -> None:
-        """Note where objects of a class are made; ``note`` gets each object and its keywords."""
+    def _making(self, owner: Any, what: str) -> None:
+        """Note where objects of a class are made, and what techniques need to know of them."""
 
         @replacing(owner, "__init__")
         def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             self.note_place(what)
             original(made, *args, **kwargs)
-            note(made, kwargs)
+            if what == "loader":
+                self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
+            elif what == "ddp":
+                self.ddp.append({key: str(value) for key, value in kwargs.items()})
 
 
 def uses_gpu() -> bool:
@@ -273,15 +264,12 @@ def repeated_block(modules: list[nn.Module]) -> str | None:
     times in a list of layers. None if there is none."""
     found: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for module in modules:
-        for part in module.modules():
-            if isinstance(part, nn.ModuleList | nn.Sequential):
-                for layer in part:
-                    if not any(layer.children()):
-                        continue
-                    name = type(layer).__name__
-                    found[name] += 1
-                    sizes[name] += sum(p.numel() for p in layer.parameters())
+    parts = (part for module in modules for part in module.modules())
+    lists = (part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential))
+    for layer in (layer for layers in lists for layer in layers if any(layer.children())):
+        name = type(layer).__name__
+        found[name] += 1
+        sizes[name] += sum(p.numel() for p in layer.parameters())
     several = [name for name, count in found.items() if count > 1 and sizes[name]]
     return max(several, key=sizes.__getitem__, default=None)
 

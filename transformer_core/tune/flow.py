@@ -61,18 +61,12 @@ from transformer_core.tune.techniques import TECHNIQUES, environment_of
 MOST_SIDES = 9
 FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last")
 """The techniques with the largest gains: a small session of these gives the first certificates."""
-SESSIONS = 4
-"""Sessions of a comparison: with four, Student's t has three degrees of freedom."""
-VERIFICATIONS = 3
-"""Sessions of the changed script against the original."""
-LEAST_SESSIONS, GOOD_SESSIONS = 2, 3
-"""An interval needs two; a third makes it narrow."""
-LEAST_GAIN = 1.005
-"""Combinations leave out techniques that gain less than this alone."""
-WORDS = {"same": 0, "undecided": 1, "different": 2}
-"""Words of certificates, the best first."""
-LEAST_STEPS = 12
-"""A session needs a few steps to compare and one for each of up to seven rounds."""
+SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degrees of freedom
+VERIFICATIONS = 3  # sessions of the changed script against the original
+LEAST_SESSIONS, GOOD_SESSIONS = 2, 3  # an interval needs two; a third makes it narrow
+LEAST_GAIN = 1.005  # combinations leave out techniques that gain less than this alone
+WORDS = {"same": 0, "undecided": 1, "different": 2}  # words of certificates, the best first
+LEAST_STEPS = 12  # a session needs a few steps to compare and one for each of up to seven rounds
 
 
 class Tuning:
@@ -108,8 +102,7 @@ class Tuning:
         self.asked_record = record
         self.record = 6
         """Steps that certificates compare: as many as requested, or as few seconds allow."""
-        self.steps: int | None = None
-        """Steps after which the script ends, if it was seen to end."""
+        self.steps: int | None = None  # steps after which the script ends, if it was seen to end
 
     def say(self, text: str) -> None:
         """Report progress, with the remaining time."""

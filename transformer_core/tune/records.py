@@ -21,8 +21,7 @@ WHOLE, WHOLE_VECTOR = 1024, 1 << 16
 """Matrices and vectors with at most this many numbers are kept whole."""
 
 Sketch = NDArray[np.float64]
-Key = tuple[int, int, str]
-"""Rank, step and tensor of an entry."""
+Key = tuple[int, int, str]  # rank, step and tensor of an entry
 
 _SIGNS: dict[torch.device, Tensor] = {}
 _PERIOD = 65_521

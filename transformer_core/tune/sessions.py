@@ -29,14 +29,11 @@ from transformer_core.tune.techniques.technique import NOISE, Rounding
 OWN, AGAIN = "own", "again"
 """The unchanged script, and a copy of it with weights disturbed by float32 rounding. They are equally
 fast, so their ratio shows the noise of the comparison."""
-TURN_SECONDS = 0.15
-"""Minimum length of a turn in seconds."""
+TURN_SECONDS = 0.15  # minimum length of a turn in seconds
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
-ROUNDS_SECONDS = 8.0
-"""Seconds for all rounds of a session, if the steps are short enough."""
+ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 
-REPORT_SECONDS = 10.0
-"""Time reserved for writing the report."""
+REPORT_SECONDS = 10.0  # time reserved for writing the report
 BEGAN = "TUNE_TRAINING_BEGAN"
 """Environment variable that holds the start time of the user's command."""
 
@@ -45,14 +42,11 @@ BEGAN = "TUNE_TRAINING_BEGAN"
 class Measured:
     """One side in one session."""
 
-    status: str = "ok"
-    """ok, oom, unsupported (with the reason), or failed."""
+    status: str = "ok"  # ok, oom, unsupported (with the reason), or failed
     reason: str = ""
-    seconds: list[float] = field(default_factory=list)
-    """Seconds of each round."""
+    seconds: list[float] = field(default_factory=list)  # seconds of each round
     certificate: dict[str, Any] | None = None
-    memory: dict[str, int] | None = None
-    """Bytes: the peak of its steps, and its known parts."""
+    memory: dict[str, int] | None = None  # bytes: the peak of its steps, and its known parts
 
 
 @dataclass
@@ -62,10 +56,8 @@ class Outcome:
     seed: int
     turn: int = 0
     sides: dict[str, Measured] = field(default_factory=dict)
-    ended_early: bool = False
-    """Whether the script reached its end before all rounds were done."""
-    took: float = 0.0
-    """Seconds of the whole session."""
+    ended_early: bool = False  # whether the script reached its end before all rounds were done
+    took: float = 0.0  # seconds of the whole session
 
     def log_ratios(self, name: str) -> list[float]:
         """Logarithms of the ratio of a side's speed to the script's, one for each round."""
@@ -77,16 +69,13 @@ class Outcome:
 class Plan:
     """The plan of a session."""
 
-    name: str
-    """Name of its file."""
+    name: str  # name of its file
     sides: Sequence[Side]
     seed: int
     rounds: int
-    record: int = 6
-    """Steps that certificates compare."""
+    record: int = 6  # steps that certificates compare
     dropout: bool = True
-    late: int = 0
-    """Steps to compare again after the last round."""
+    late: int = 0  # steps to compare again after the last round
 
 
 @dataclass
@@ -95,12 +84,9 @@ class Budget:
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
-    start: float = 5.0
-    """Seconds until two copies of the script have reached their first step."""
-    record: float = 1.0
-    """Seconds that a copy takes for the steps that certificates compare."""
-    step: float = 1.0
-    """Seconds of a step."""
+    start: float = 5.0  # seconds until two copies of the script have reached their first step
+    record: float = 1.0  # seconds that a copy takes for the steps that certificates compare
+    step: float = 1.0  # seconds of a step
     _estimated: float = 0.0
     _took: float = 0.0
 
@@ -141,12 +127,10 @@ class Sessions:
 
     program: Program
     folder: Path
-    key: str
-    """Identifies the program: outcomes with another key are not used."""
+    key: str  # identifies the program: outcomes with another key are not used
     facts: dict[str, Any] = field(default_factory=dict)
     step_seconds: float = 1.0
-    steps: int | None = None
-    """Steps after which the script ends, once a session has seen its end."""
+    steps: int | None = None  # steps after which the script ends, once a session has seen its end
     deadline: float = inf
     """By ``time.monotonic``; after this time, sessions have the minimum number of rounds."""
     certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
@@ -344,23 +328,21 @@ def _recorded(run: Session, side: str, steps: int) -> Record | None:
     return Record.read(files) if files else None
 
 
+UNSUPPORTED = ("not supported", "no available kernel", "notimplemented", "unsupported")
+
+
 def status_of(error: SideEnded) -> tuple[str, str]:
     """Status and reason of a side that ended."""
     why = error.why or f"the script reached its end after {error.said.get('step', 0)} steps"
     text = f"{why} {error.said.get('trace') or ''}".lower()
     if "out of memory" in text or "outofmemory" in text or "sigkill" in text:
         return "oom", why
-    if any(
-        words in text
-        for words in ("not supported", "no available kernel", "notimplemented", "unsupported")
-    ):
+    if any(words in text for words in UNSUPPORTED):
         return "unsupported", why.splitlines()[0]
-    place = f"{error.said['place']}: " if error.said.get("place") else ""
-    return "failed", f"{place}{why.splitlines()[0]}{SEE}{error.log})"
+    return "failed", f"{error.place}{why.splitlines()[0]}{SEE}{error.log})"
 
 
-SEE = " (see "
-"""Begins the path of the log at the end of a reason."""
+SEE = " (see "  # begins the path of the log at the end of a reason
 
 
 def floor_name(rounding: Rounding) -> str:

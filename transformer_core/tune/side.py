@@ -49,8 +49,7 @@ class Side:
         self.watch = Watch(self.boundaries)
         self.memory = Memory(self.boundaries)
         self.profile: Profile | None = None
-        self.left = 0
-        """Remaining steps of the turn."""
+        self.left = 0  # remaining steps of the turn
         self.step = 0
         self.recording = False
         self.began = 0.0
@@ -65,8 +64,7 @@ class Side:
         """Parameters that are held constant, and their first values."""
         self._gradients: dict[str, Sketch] = {}
         """Gradients of the current step, before the optimizer's step changed them."""
-        self._looking = True
-        """Whether module calls are still intercepted."""
+        self._looking = True  # whether module calls are still intercepted
 
     def prepare(self) -> None:
         """Prepares everything for the script's first line."""
@@ -349,8 +347,7 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-REST_SECONDS = 0.05
-"""Longest wait for idle threads after a turn, in seconds."""
+REST_SECONDS = 0.05  # longest wait for idle threads after a turn, in seconds
 
 
 def rest() -> None:

@@ -17,8 +17,7 @@ from transformer_core.tune.boundaries import wrap
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.techniques.technique import Technique
 
-ROWS = 512
-"""Tokens whose logits exist at a time."""
+ROWS = 512  # tokens whose logits exist at a time
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):

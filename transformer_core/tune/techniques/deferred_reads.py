@@ -75,8 +75,7 @@ class _Sum:
     name: str
     added: list[ast.Assign | ast.AugAssign] = field(default_factory=list)
     """Statements that add values of tensors to it."""
-    first: list[int | float] = field(default_factory=list)
-    """Literals that are assigned to it."""
+    first: list[int | float] = field(default_factory=list)  # literals that are assigned to it
     used: list[ast.Name] = field(default_factory=list)
 
 

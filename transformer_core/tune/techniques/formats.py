@@ -16,8 +16,7 @@ from transformer_core.tune.facts import Watch, device_of
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Rounding, Technique
 
-LOSS_SCALE = 1024.0
-"""torch's default of 65536 overflows in the first steps of many models."""
+LOSS_SCALE = 1024.0  # torch's default of 65536 overflows in the first steps of many models
 
 
 class Bf16(Technique):
@@ -197,10 +196,8 @@ class Tf32(Bf16Matmul):
         return None if facts["device"] == "cuda" else "TensorFloat-32 needs a GPU"
 
 
-CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs that multiply float8: Ada."""
-MULTIPLE = 16
-"""Rows and columns of a product are a multiple of this."""
+CAPABILITY = (8, 9)  # compute capability of the first GPUs that multiply float8: Ada
+MULTIPLE = 16  # rows and columns of a product are a multiple of this
 
 
 class Float8(Technique):

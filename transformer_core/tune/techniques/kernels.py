@@ -102,8 +102,7 @@ class CudnnBenchmark(Technique):
 
 
 OPTIMIZERS = {"Adam", "AdamW", "SGD", "Adagrad"}
-OPTIONS = ("fused", "foreach")
-"""If a script sets one of them, to any value, its choice is kept."""
+OPTIONS = ("fused", "foreach")  # if a script sets one of them, to any value, its choice is kept
 
 
 class FusedOptimizer(Technique):

@@ -29,10 +29,8 @@ class Technique:
     """
 
     name: ClassVar[str]
-    words: ClassVar[str]
-    """The change it makes, in the report's words."""
-    group: ClassVar[str]
-    """Techniques of one group exclude each other."""
+    words: ClassVar[str]  # the change it makes, in the report's words
+    group: ClassVar[str]  # techniques of one group exclude each other
     rounding: ClassVar[Rounding] = "float32"
     slow: ClassVar[bool] = False
     """Whether its first step takes much longer than the others: it is tried last."""
@@ -45,8 +43,7 @@ class Technique:
     script."""
     in_source: ClassVar[bool] = False
     """Whether :meth:`edit` also makes the change when it is tried: no hook of torch can."""
-    usual: ClassVar[bool] = True
-    """Whether it is tried by default, without being named."""
+    usual: ClassVar[bool] = True  # whether it is tried by default, without being named
     advice: ClassVar[str] = ""
     """A sentence that tells the user how to make the change; facts and attributes of ``self`` in braces
     are filled in."""
@@ -54,10 +51,8 @@ class Technique:
     """The same for a script whose loop is that of transformers' Trainer."""
     idle: ClassVar[str] = ""
     """Why it has no effect if it was never applied; empty if :attr:`applied` does not count."""
-    applied = 0
-    """How often it was applied in this process."""
-    facts: dict[str, Any]
-    """The coordinator's facts about the script, in the script's process."""
+    applied = 0  # how often it was applied in this process
+    facts: dict[str, Any]  # the coordinator's facts about the script, in the script's process
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         """Why it cannot be tried on a script with these facts (:meth:`Watch.facts`); None if it
