@@ -42,11 +42,13 @@ class Tried:
         """Its name among the sides."""
         return "+".join(self.techniques)
 
+    @property
+    def interval(self) -> str:
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
 
 @dataclass
 class Profiled:
-    """A profile of a few steps."""
-
     techniques: tuple[str, ...]
     breakdown: dict[str, Any] | None = None  # its Breakdown; None if nothing was recorded
     reason: str = ""  # why there is no breakdown
@@ -54,8 +56,6 @@ class Profiled:
 
 @dataclass
 class Answer:
-    """All results about a script."""
-
     command: str
     status: str = "ok"  # ok, or failed if the script cannot be observed
     reason: str = ""
@@ -91,7 +91,6 @@ class Answer:
         return self.find(self.recommended) if self.recommended else None
 
     def _repr_html_(self) -> str:
-        """The answer in a notebook."""
         parts = [f"<p><b>{escape(headline(self))}</b></p>"]
         if self.tried:
             rows = "".join(
@@ -130,7 +129,7 @@ def in_words(tried: Tried) -> str:
         return f"{tried.status}: {tried.reason}"
     parts = []
     if tried.ratio is not None:
-        parts.append(f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] times as fast")
+        parts.append(f"{tried.interval} times as fast")
     elif tried.screened is not None:
         parts.append(f"about {tried.screened:.2f} times as fast")
     if tried.certificate:
@@ -145,7 +144,6 @@ def certified_in_words(certificate: dict[str, Any]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -154,10 +152,8 @@ def headline(answer: Answer) -> str:
     if answer.status != "ok":
         return f"{answer.command} cannot be tuned: {answer.reason}"
     if best := answer.best:
-        return (
-            f"{best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] times as fast, and the same "
-            f"training, with {listed(best.techniques)}."
-        )
+        names = listed(best.techniques)
+        return f"{best.interval} times as fast, and the same training, with {names}."
     more_time = "Give it more time (--time 10min, or time: 10min in the study)"
     if found := [t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED"]:
         likely = max(found, key=lambda t: t.ratio or 0)
@@ -169,8 +165,7 @@ def headline(answer: Answer) -> str:
             )
         return (
             "Nothing is certain yet: the most promising change that trains the same model, "
-            f"{listed(likely.techniques)}, is {likely.ratio:.2f} [{likely.low:.2f}, "
-            f"{likely.high:.2f}] times as fast. {remedy}"
+            f"{listed(likely.techniques)}, is {likely.interval} times as fast. {remedy}"
         )
     fast = [t for t in answer.tried if useful(t) and (t.screened or 0) > 1]
     if fast and all(t.ratio is None for t in answer.tried):
@@ -190,11 +185,9 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     if answer.status != "ok":
         return headline(answer)
     lines = [headline(answer), ""]
-    lines += [
-        f"Run twice, the script gives {answer.trust}."
-        if answer.reproducible
-        else f"Beware: {answer.trust}."
-    ]
+    lines.append(
+        f"{'Run twice, the script gives' if answer.reproducible else 'Beware:'} {answer.trust}."
+    )
     if answer.noise:
         noise = "Against itself it is {ratio:.2f} [{low:.2f}, {high:.2f}] times as fast: the noise."
         lines.append(noise.format(**answer.noise))
@@ -215,7 +208,6 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
 
 
 def markdown(answer: Answer) -> str:
-    """The answer as a page of Markdown."""
     lines = [f"# `{answer.command}`", "", headline(answer), ""]
     if answer.status != "ok":
         return "\n".join(lines) + "\n"
@@ -303,8 +295,7 @@ def speed(tried: Tried) -> str:
     if tried.status != "ok":
         return tried.status
     if tried.ratio is not None:
-        ratio = f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}]"
-        return f"{ratio} {tried.verdict}" if tried.verdict else ratio
+        return f"{tried.interval} {tried.verdict}".rstrip()
     return f"about {tried.screened:.2f}" if tried.screened else "not timed"
 
 
@@ -318,7 +309,6 @@ def same(tried: Tried) -> str:
 
 
 def words(name: str) -> str:
-    """The change that a technique makes."""
     return TECHNIQUES[name].words if name in TECHNIQUES else name
 
 

@@ -45,7 +45,6 @@ class Boundaries:
         self.losses: list[Tensor] = []
         """Detached losses of the backward passes since the last boundary."""
         self.backwards = 0  # backward passes so far
-        self.calls = 0  # calls of outermost modules in training since the last boundary
         self.on_module: Callable[[nn.Module], None] = lambda module: None
         """Called once for each outermost module, before its first call in training."""
         self.on_inputs: Callable[[nn.Module, Any, Any], None] | None = None
@@ -72,7 +71,6 @@ class Boundaries:
         self._begun = False
 
     def install(self) -> None:
-        """Hook torch in this process."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self._patch_backward()
@@ -128,7 +126,6 @@ class Boundaries:
         )
 
     def updated_by_hand(self) -> bool:
-        """Whether weights change without an optimizer."""
         if self._depth or self.optimizers or self.backwards < BACKWARDS_WITHOUT_STEP:
             return False
         return any(before != _mark(p) for p, before in self._marks)
@@ -149,7 +146,6 @@ class Boundaries:
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
             if not trains or not any(p.requires_grad for p in module.parameters()):
                 return original(module, *args, **kwargs)
-            self.calls += 1
             if not any(module is known for known in self.modules):
                 self.modules.append(module)
                 self.on_module(module)
@@ -230,7 +226,6 @@ class Boundaries:
     def _end(self) -> None:
         self.on_boundary()
         self.losses = []
-        self.calls = 0
 
 
 def _in_backward() -> bool:

@@ -16,14 +16,16 @@ NEARER = 0.5
 """Gradients that are closer to those of older weights by this factor belong to the older weights."""
 
 
-def explained(
-    found: Record, own: Record, floor: Record, held: Callable[[], Record | None] = lambda: None
-) -> str:
+Held = Callable[[], Record | None]
+"""The record of the script with its weights held constant; None if there is none."""
+
+
+def explained(found: Record, own: Record, floor: Record, held: Held = lambda: None) -> str:
     """Why ``found`` differs from the script's ``own`` record, if the comparison itself does not name
     the cause.
 
-    ``floor`` is the record of the script with its weights disturbed. ``held`` returns that of the
-    script with its weights held constant, and is called only if it may help.
+    ``floor`` is the record of the script with its weights disturbed. ``held`` is called only if it may
+    help.
     """
     return (
         other_statistics(found, own, floor)
@@ -83,7 +85,7 @@ def late_updates(found: Record, own: Record) -> str:
     return ""
 
 
-def older_weights(found: Record, own: Record, held: Callable[[], Record | None]) -> str:
+def older_weights(found: Record, own: Record, held: Held) -> str:
     """Gradients of older weights than the optimizer's: the first update agrees, but the next gradients
     are farther off than those before it, and closest to those of the script with its weights
     ``held`` constant."""

@@ -165,7 +165,6 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare two scripts; the exit status."""
     given = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="compare-", ignore_cleanup_errors=True) as place:
         try:

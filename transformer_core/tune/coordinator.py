@@ -37,6 +37,10 @@ LAUNCHERS = ("torchrun", "accelerate")
 DRIVER = "transformer_core.tune.factory"
 
 
+Say = Callable[[str], None]
+"""Tells the user how far the work is."""
+
+
 @dataclass(frozen=True)
 class Program:
     """The user's command, unchanged."""
@@ -55,7 +59,6 @@ class Program:
 
     @property
     def title(self) -> str:
-        """The command on one line."""
         return " ".join([*self.launcher, *self.command])
 
     @property
@@ -117,7 +120,6 @@ class Side:
 
     @property
     def divided(self) -> bool:
-        """Whether its ranks or micro-batches divide the batch of the script."""
         return any(TECHNIQUES[name].divides for name in self.techniques)
 
 
@@ -155,8 +157,6 @@ class Train(Task):
 
 @dataclass(frozen=True)
 class TellFacts(Task):
-    """Task to report the facts observed so far."""
-
     answer: ClassVar[Any] = _Answer
 
 
@@ -171,11 +171,7 @@ class Session:
     """The processes of one session. Use :func:`session` to start and end them."""
 
     def __init__(
-        self,
-        sides: Sequence[Side],
-        folder: Path,
-        coordinator: Coordinator,
-        say: Callable[[str], None],
+        self, sides: Sequence[Side], folder: Path, coordinator: Coordinator, say: Say
     ) -> None:
         self.sides, self.folder, self.say = sides, folder, say
         self._coordinator = coordinator
@@ -209,7 +205,6 @@ class Session:
         return self.facts_of_ranks(side)[0]
 
     def facts_of_ranks(self, side: str) -> list[dict[str, Any]]:
-        """The facts of every rank of a side."""
         return [answer["facts"] for answer in self._ask(side, TellFacts())]
 
     def steps(self, side: str, count: int, record: bool = False) -> float:
@@ -295,7 +290,7 @@ def session(
     logs: Path,
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Iterator[Session]:
     """Fresh processes of ``sides``, which run to their first boundary; they end with the block.
 
@@ -412,7 +407,6 @@ def _environment(
 
 
 def _stop(made: Session) -> None:
-    """End all processes of a session."""
     for side in list(made.sides):
         made.drop(side.name)
     end = time.monotonic() + 2

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,9 @@ from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
-from transformer_core.tune.coordinator import LAUNCHERS, Program, SideEnded
+from transformer_core.tune.coordinator import LAUNCHERS, Program, Say, SideEnded
 from transformer_core.tune.isolation import TooLarge
 from transformer_core.tune.order import UNOBSERVED
-
-Say = Callable[[str], None]
 
 
 class CannotObserve(Exception):

@@ -110,7 +110,6 @@ class Tuning:
         self._say(text if left is None else f"{text} (about {in_time(left)} left)")
 
     def session(self, plan: Plan, stage: str) -> Outcome:
-        """The outcome of a session, with progress."""
         found = self.sessions.run(plan, self._progress(stage))
         self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
         return found
@@ -252,7 +251,6 @@ class Tuning:
         return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
 
     def _screen(self, answer: Answer) -> None:
-        """Try every technique that applies, each by itself."""
         usable: list[Side] = []
         has = {TECHNIQUES[name].group for name in self.program.applied}
         for name in self.names:

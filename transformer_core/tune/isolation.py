@@ -80,7 +80,6 @@ def _left_out(place: str, names: Sequence[str]) -> set[str]:
 
 
 def _size(folder: Path) -> int:
-    """Size of a copy of ``folder`` in bytes."""
     found = 0
     for place, folders, files in os.walk(folder):
         left_out = _left_out(place, folders)

@@ -15,8 +15,6 @@ UNOBSERVED = "cannot be observed: "
 
 @dataclass(frozen=True)
 class Order:
-    """The order for one process of a side."""
-
     side: str  # name of the side
     command: tuple[str, ...]  # script and its arguments; instead of a file also ``-m`` and a module
     directory: str  # working directory of the script

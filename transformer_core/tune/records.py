@@ -132,7 +132,6 @@ class Record:
         return found
 
     def equals(self, other: "Record") -> bool:
-        """Whether everything is equal to the last bit."""
         if len(self.ranks) != len(other.ranks):
             return False
         return all(

@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from math import ceil, inf, log
@@ -20,9 +19,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
-from transformer_core.tune.causes import explained
+from transformer_core.tune.causes import Held, explained
 from transformer_core.tune.certificate import certify
-from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
+from transformer_core.tune.coordinator import Program, Say, Session, Side, SideEnded, session
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
@@ -67,8 +66,6 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a session."""
-
     name: str  # name of its file
     sides: Sequence[Side]
     seed: int
@@ -136,7 +133,7 @@ class Sessions:
     certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
     """Called with each side's certificate as soon as it is known."""
 
-    def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+    def run(self, plan: Plan, progress: Say) -> Outcome:
         """The outcome of a session, from its file if it exists. Raises SideEnded if the unchanged
         script fails."""
         # Rounds do not identify a session: an earlier command may have had time for more or fewer.
@@ -154,7 +151,7 @@ class Sessions:
         write_text(file, text + "\n")
         return found
 
-    def _whole(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+    def _whole(self, plan: Plan, progress: Say) -> Outcome:
         """The outcome of a session, repeated with shorter turns if the script ended early."""
         for _ in range(2):
             try:
@@ -191,7 +188,7 @@ class Sessions:
             return rounds
         return min(rounds, max(least, (self.steps - record - 1) // (2 * self.facts["cycle"]) - 1))
 
-    def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+    def _run(self, plan: Plan, progress: Say) -> Outcome:
         found = Outcome(plan.seed)
         logs = self.folder / plan.name
         sides = [replace(side, dropout=plan.dropout) for side in plan.sides]
@@ -221,21 +218,13 @@ class Sessions:
             return None
         logs = self.folder / f"{plan.name}-held"
         sides = [Side(OWN, held=True, dropout=plan.dropout)]
-        with (
-            suppress(SideEnded),
-            session(self.program, sides, logs, plan.seed, self.facts) as run,
-        ):
-            return _recorded(run, OWN, plan.record)
-        return None
+        try:
+            with session(self.program, sides, logs, plan.seed, self.facts) as run:
+                return _recorded(run, OWN, plan.record)
+        except SideEnded:
+            return None
 
-    def _record(
-        self,
-        run: Session,
-        plan: Plan,
-        found: Outcome,
-        steps: int,
-        held: Callable[[], Record | None],
-    ) -> None:
+    def _record(self, run: Session, plan: Plan, found: Outcome, steps: int, held: Held) -> None:
         """Record steps of all sides, and compare the whole record of each side with the script's.
 
         The script and its floors come first in a plan, so each side can be judged as soon as it has
@@ -255,11 +244,7 @@ class Sessions:
         self._failed(run, found)
 
     def _certificate(
-        self,
-        plan: Plan,
-        side: Side,
-        records: dict[str, Record],
-        held: Callable[[], Record | None],
+        self, plan: Plan, side: Side, records: dict[str, Record], held: Held
     ) -> dict[str, Any]:
         """The certificate of a side, from the finest rounding that explains its differences."""
         found, script = records[side.name], records[OWN]
@@ -287,9 +272,7 @@ class Sessions:
             elif side.noise and side.name != AGAIN and not plan.late:
                 run.drop(side.name)
 
-    def _rounds(
-        self, run: Session, plan: Plan, found: Outcome, progress: Callable[[str], None]
-    ) -> None:
+    def _rounds(self, run: Session, plan: Plan, found: Outcome, progress: Say) -> None:
         """Takes turns. Each round reverses the order, so that no side always follows the same other
         side."""
         found.turn = max(1, self._turn(plan, self.steps))
@@ -332,7 +315,6 @@ UNSUPPORTED = ("not supported", "no available kernel", "notimplemented", "unsupp
 
 
 def status_of(error: SideEnded) -> tuple[str, str]:
-    """Status and reason of a side that ended."""
     why = error.why or f"the script reached its end after {error.said.get('step', 0)} steps"
     text = f"{why} {error.said.get('trace') or ''}".lower()
     if "out of memory" in text or "outofmemory" in text or "sigkill" in text:

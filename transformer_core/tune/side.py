@@ -67,7 +67,6 @@ class Side:
         self._looking = True  # whether module calls are still intercepted
 
     def prepare(self) -> None:
-        """Prepares everything for the script's first line."""
         disturbance.shift_seeds(self.order.seed)
         self.boundaries.on_module = self._found
         self.boundaries.on_inputs = self._note_inputs
@@ -115,9 +114,6 @@ class Side:
                 place=place,
                 step=self.step,
                 backwards=self.boundaries.backwards,
-                modules=len(self.boundaries.modules),
-                forwards=self.boundaries.calls,
-                rank=self.rank,
                 **self.last_words(),
             )
 
@@ -218,9 +214,8 @@ class Side:
         if self.left <= 0:
             synchronise()
             seconds = time.perf_counter() - self.began
-            signal_children(
-                signal.SIGSTOP
-            )  # Workers of data loaders stop while other sides are timed.
+            # Workers of data loaders stop while other sides are timed.
+            signal_children(signal.SIGSTOP)
             rest()
             trace = self.profile.save() if self.profile else None
             self.profile = None
@@ -323,7 +318,6 @@ class Profile:
             self._begin_step()
 
     def save(self) -> str:
-        """Stop, write the trace and return its path."""
         self._running.stop()
         (name,) = self._running.save()
         return str(self._running.output / name)

@@ -27,7 +27,6 @@ class Source:
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "Source":
-        """The files of the program that was observed."""
         script, places = facts["script"], facts["places"]
         if facts["factory"] and "call" in places:
             # The user's script is the file that calls the model; the factory only returns its parts.
@@ -163,7 +162,6 @@ class Source:
         return ast.parse("\n".join(self.text(file)))
 
     def text(self, file: Path) -> list[str]:
-        """The lines of a file on disk."""
         if file not in self._lines:
             self._lines[file] = file.read_text(encoding="utf-8").splitlines()
         return self._lines[file]

@@ -30,7 +30,6 @@ TECHNIQUES: dict[str, Technique] = {name: _kinds[name]() for name in _ORDER}
 
 
 def environment_of(names: tuple[str, ...], facts: Mapping[str, Any]) -> dict[str, str]:
-    """The environment variables of several techniques together."""
     found: dict[str, str] = {}
     for name in names:
         found |= TECHNIQUES[name].environment(dict(facts))

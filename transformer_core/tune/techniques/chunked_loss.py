@@ -112,7 +112,6 @@ class LazyLogits:
         return self
 
     def computed(self) -> Tensor:
-        """The logits."""
         logits: Tensor = self.call(self.hidden)
         return logits
 

@@ -106,8 +106,6 @@ OPTIONS = ("fused", "foreach")  # if a script sets one of them, to any value, it
 
 
 class FusedOptimizer(Technique):
-    """torch's fused and multi-tensor kernels for the update."""
-
     name = "fused_optimizer"
     words = "torch's fused kernel for the update"
     group = "update"
