@@ -31,19 +31,9 @@ NEAR = 128 * 2.0**-24
 the discriminator of a small DCGAN with batch normalization)."""
 
 FUNCTIONS: tuple[tuple[Any, str], ...] = (
-    (torch, "relu"),
-    (torch, "relu_"),
-    (torch, "prelu"),
-    (Tensor, "relu"),
-    (Tensor, "relu_"),
-    (Tensor, "prelu"),
-    (torch._C._nn, "leaky_relu"),
-    (torch._C._nn, "leaky_relu_"),
-    (torch._C._nn, "hardtanh"),
-    (torch._C._nn, "hardtanh_"),
-    (functional, "relu_"),
-    (functional, "leaky_relu_"),
-    (functional, "prelu"),
+    *((owner, name) for owner in (torch, Tensor) for name in ("relu", "relu_", "prelu")),
+    *((torch._C._nn, name) for name in ("leaky_relu", "leaky_relu_", "hardtanh", "hardtanh_")),
+    *((functional, name) for name in ("relu_", "leaky_relu_", "prelu")),
 )
 """Modules and the other functions of ``torch.nn.functional`` end up calling these."""
 
