@@ -47,7 +47,7 @@ class Boundaries:
         self.backwards = 0  # backward passes so far
         self.on_module: Callable[[nn.Module], None] = lambda module: None
         """Called once for each outermost module, before its first call in training."""
-        self.on_inputs: Callable[[nn.Module, Any, Any], None] | None = None
+        self.on_inputs: Callable[[nn.Module, Any, Any], None] = lambda module, args, kwargs: None
         """Called with the arguments of each call of an outermost module in training."""
         self.before_first_update: Callable[[], None] = lambda: None
         """Called once, before any weight changes, when all gradients of the first step may exist."""
@@ -149,8 +149,7 @@ class Boundaries:
             if not any(module is known for known in self.modules):
                 self.modules.append(module)
                 self.on_module(module)
-            if self.on_inputs is not None:
-                self.on_inputs(module, args, kwargs)
+            self.on_inputs(module, args, kwargs)
             nn.Module.__call__ = original  # type: ignore[method-assign]
             try:
                 found = original(module, *args, **kwargs)

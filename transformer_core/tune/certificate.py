@@ -122,11 +122,8 @@ def certify(
     more["worst"] = where
     sizes = _other_sizes("update", found, own, floor, rounding)
     # The cause first: a wrong gradient, or right gradients and wrong updates.
-    reasons = (
-        reasons + sizes
-        if any("gradient" in why and "in step 1," in why for why in reasons)
-        else sizes + reasons
-    )
+    wrong_gradient = any("gradient" in why and "in step 1," in why for why in reasons)
+    reasons = reasons + sizes if wrong_gradient else sizes + reasons
     *_, bad = _largest("buffer", found, own, floor, rounding)
     reasons += bad
     if reasons:

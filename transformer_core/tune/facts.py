@@ -274,8 +274,9 @@ def repeated_block(modules: list[nn.Module]) -> str | None:
     return max(several, key=sizes.__getitem__, default=None)
 
 
-def blocks(module: nn.Module, name: str) -> list[nn.Module]:
-    """The submodules of class ``name``, without those inside another one."""
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a module, without those inside another one."""
+    name = repeated_block([module])
     found: list[nn.Module] = []
     for part in module.modules():
         inside = any(part is inner for outer in found for inner in outer.modules())

@@ -31,7 +31,6 @@ fast, so their ratio shows the noise of the comparison."""
 TURN_SECONDS = 0.15  # minimum length of a turn in seconds
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
-
 REPORT_SECONDS = 10.0  # time reserved for writing the report
 BEGAN = "TUNE_TRAINING_BEGAN"
 """Environment variable that holds the start time of the user's command."""

@@ -106,16 +106,9 @@ class Side:
         """Reports that the script ended. ``reason`` is empty if it reached its end; ``place`` is the
         line of the user's code that failed."""
         with suppress(OSError):
-            send(
-                self.line,
-                ended=reason,
-                at=time.monotonic(),
-                trace=trace,
-                place=place,
-                step=self.step,
-                backwards=self.boundaries.backwards,
-                **self.last_words(),
-            )
+            told = {"at": time.monotonic(), "trace": trace, "place": place, "step": self.step}
+            told |= {"backwards": self.boundaries.backwards} | self.last_words()
+            send(self.line, ended=reason, **told)
 
     def last_words(self) -> dict[str, Any]:
         """Further facts to report at the end of the script."""

@@ -36,9 +36,8 @@ class Source:
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script. False if it has no imports."""
         tree = self.tree(self.script)
-        if tree is None:
-            return False
-        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        body = tree.body if tree else []
+        imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
         if not imports:
             return False
         end = imports[-1].end_lineno or imports[-1].lineno

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from transformer_core.tune.facts import blocks, repeated_block
+from transformer_core.tune.facts import blocks
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
 
@@ -28,8 +28,7 @@ class CompiledBlocks(Technique):
         return None
 
     def module(self, module: nn.Module) -> None:
-        name = repeated_block([module])
-        for block in blocks(module, name) if name else []:
+        for block in blocks(module):
             block.compile()
             self.applied += 1
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from transformer_core.tune.boundaries import wrap
-from transformer_core.tune.facts import Watch, blocks, repeated_block
+from transformer_core.tune.facts import Watch, blocks
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
 
@@ -56,8 +56,7 @@ class RecomputedBlocks(Technique):
 
     def module(self, module: nn.Module) -> None:
         checkpoint = torch.utils.checkpoint.checkpoint
-        name = repeated_block([module])
-        for block in blocks(module, name) if name else []:
+        for block in blocks(module):
             wrap(block, partial(checkpoint, use_reentrant=False))
             self.applied += 1
 
