@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.facts import Watch
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques import threads as cores
 
@@ -107,8 +105,7 @@ def test_openmp_binds_the_threads(monkeypatch):
 
 
 def test_threads_that_stay_unbound_are_reported(monkeypatch):
-    watch = Watch(Boundaries())
     monkeypatch.setattr(PINNED, "facts", CPU, raising=False)
     for bound, effect in (({0}, True), ({0, 1}, False)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda thread, bound=bound: bound)
-        assert (PINNED.without_effect(watch) is None) == effect
+        assert (PINNED.without_effect() is None) == effect

@@ -36,7 +36,6 @@ PATIENCE = 15.0  # seconds after which a session reports which side it waits for
 LAUNCHERS = ("torchrun", "accelerate")
 DRIVER = "transformer_core.tune.factory"
 
-
 Say = Callable[[str], None]
 """Tells the user how far the work is."""
 

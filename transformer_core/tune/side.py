@@ -192,7 +192,7 @@ class Side:
     def _boundary(self) -> None:
         self.step += 1
         for technique in self.techniques:
-            technique.boundary(self.step)
+            technique.boundary()
         if self.recording:
             self._record()
         with torch.no_grad():
@@ -273,7 +273,7 @@ class Side:
         self.began = time.perf_counter()
 
     def _facts(self) -> dict[str, Any]:
-        gone = [why for t in self.techniques if (why := t.without_effect(self.watch))]
+        gone = [why for t in self.techniques if (why := t.without_effect())]
         return self.watch.facts() | {"without_effect": gone, "memory": self.memory.parts()}
 
     def _write(self) -> str:

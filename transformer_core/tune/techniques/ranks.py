@@ -88,7 +88,7 @@ class NoSync(Technique):
             if isinstance(part, DistributedDataParallel):
                 part.register_forward_pre_hook(self._before_forward)
 
-    def boundary(self, step: int) -> None:
+    def boundary(self) -> None:
         self._calls = 0
 
     def _before_forward(self, module: Any, inputs: Any) -> None:

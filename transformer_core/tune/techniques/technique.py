@@ -69,10 +69,10 @@ class Technique:
     def module(self, module: nn.Module) -> None:
         """Change an outermost module of the training before its first call."""
 
-    def boundary(self, step: int) -> None:
-        """Called after ``step`` steps."""
+    def boundary(self) -> None:
+        """Called after each step."""
 
-    def without_effect(self, watch: Watch) -> str | None:
+    def without_effect(self) -> str | None:
         """Why it has changed nothing so far; None if it has changed something."""
         return self.idle if self.idle and not self.applied else None
 

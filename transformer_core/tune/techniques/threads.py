@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 
-from transformer_core.tune.facts import Watch
 from transformer_core.tune.techniques.technique import Technique
 
 _SYSTEM = Path("/sys/devices/system")
@@ -71,7 +70,7 @@ class Affinity(Technique):
             "OMP_PROC_BIND": "true",
         }
 
-    def without_effect(self, watch: Watch) -> str | None:
+    def without_effect(self) -> str | None:
         if not self.facts:
             return None
         bound = os.sched_getaffinity(0) == set(self.places(self.facts)[0])
