@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.facts import Watch
-from transformer_core.tune.techniques import affinity
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
+from transformer_core.tune.techniques import threads as cores
 
 PINNED, NODE, NEAR = (
     TECHNIQUES[name] for name in ("pinned_threads", "one_numa_node", "cores_near_gpu")
@@ -32,8 +30,8 @@ def machine(tmp_path, monkeypatch):
     for node, cpus in enumerate(("0-1,4-5", "2-3,6-7")):
         (tmp_path / f"node/node{node}").mkdir(parents=True)
         (tmp_path / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
-    monkeypatch.setattr(affinity, "_SYSTEM", tmp_path)
-    for name in (*affinity.BINDING, "OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+    monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
+    for name in (*cores.BINDING, "OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -98,7 +96,7 @@ def test_openmp_binds_the_threads(monkeypatch):
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
         pytest.skip("needs 2 cores")
-    monkeypatch.setattr(affinity, "_SYSTEM", Path("/none"))  # each CPU is a core
+    monkeypatch.setattr(cores, "_SYSTEM", Path("/none"))  # each CPU is a core
     given = os.environ | PINNED.environment(CPU | {"cpus": cpus})
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=given, capture_output=True, text=True, check=True
@@ -107,8 +105,7 @@ def test_openmp_binds_the_threads(monkeypatch):
 
 
 def test_threads_that_stay_unbound_are_reported(monkeypatch):
-    watch = Watch(Boundaries())
     monkeypatch.setattr(PINNED, "facts", CPU, raising=False)
     for bound, effect in (({0}, True), ({0, 1}, False)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda thread, bound=bound: bound)
-        assert (PINNED.without_effect(watch) is None) == effect
+        assert (PINNED.without_effect() is None) == effect

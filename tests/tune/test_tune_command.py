@@ -19,7 +19,7 @@ from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, mar
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import Tuning, verdict_beside
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DIFF = """--- a/train.py
@@ -222,7 +222,7 @@ def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     budget = tuning.budget
     budget.start, budget.record, budget.step = 6.0, 1.0, 0.1
     tuning.sessions = Sessions(tuning.program, tmp_path, "key")
-    tuning.step_seconds = tuning.sessions.step_seconds = budget.step
+    tuning.sessions.step_seconds = budget.step
     gains = {"bf16": gain, "gc_off": 1.0, "sdpa_math": 0.8}
 
     def session(plan: Plan, stage: str) -> Outcome:

@@ -10,7 +10,7 @@ from transformer_core.tune.coordinator import Program, Side, session
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TECHNIQUE = TECHNIQUES["deferred_reads"]

@@ -17,7 +17,7 @@ from transformer_core.tune.factory import checked, divided, layers_of, load, nex
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 MODULE = """
 from torch import nn, optim

@@ -16,7 +16,7 @@ from transformer_core.tune.driver import CannotObserve, learn, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def test_a_step_with_a_closure_is_seen_from_its_first_update(seen):
     own, facts = seen["closure"]
     assert (facts["optimizers"], facts["modules"]) == (["LBFGS"], ["Sequential"])
     names = {"0.weight", "0.bias", "2.weight", "2.bias"}
-    assert {key[1:] for key in own.keys("update")} == {(n, name) for n in (1, 2) for name in names}
+    assert {key[1:] for key in own.of("update")} == {(n, name) for n in (1, 2) for name in names}
     # All backward passes of a step belong to it.
     assert own.losses().shape[2] > 8
 
@@ -57,7 +57,7 @@ def test_two_optimizers_are_seen_from_their_first_updates(seen):
     assert facts["cycle"] == 2
     assert facts["modules"] == ["Sequential", "Sequential"]
     # The generator is called first, so its names have no number; the critic, number 1, steps first.
-    first, second = ({name for _, n, name in own.keys("update") if n == step} for step in (1, 2))
+    first, second = ({name for _, n, name in own.of("update") if n == step} for step in (1, 2))
     assert first == {"1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias"}
     assert second >= {"0.weight", "2.bias"}
 
@@ -78,7 +78,7 @@ def test_weights_updated_by_hand_are_noticed(tmp_path):
             run.facts(OWN)
         own = recorded(run, "backward", 3)
     assert learn(ended.value, program, None, LEAST_STEPS, print) == (backward.program, None)
-    assert {name for *_, name in own.keys("gradient")} == {"weight", "bias"}
+    assert {name for *_, name in own.of("gradient")} == {"weight", "bias"}
 
 
 def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path):
@@ -153,10 +153,11 @@ def steps(tmp_path_factory):
 def test_gradients_are_recorded_before_a_kernel_changes_them(side, steps):
     own, other = steps[OWN], steps[side]
     for kind in ("gradient", "update"):
-        assert own.keys(kind)
-        for key in own.keys(kind):
-            found, right = other.get(kind, key), own.get(kind, key)
-            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-7, err_msg=f"{kind} {key}")
+        found, right = other.of(kind), own.of(kind)
+        assert right
+        for key in right:
+            words = f"{kind} {key}"
+            np.testing.assert_allclose(found[key], right[key], rtol=1e-4, atol=1e-7, err_msg=words)
 
 
 def test_recomputed_calls_are_not_calls_of_the_script(steps):
@@ -165,9 +166,9 @@ def test_recomputed_calls_are_not_calls_of_the_script(steps):
 
 def test_weights_of_64_bits_are_recorded_as_they_were(steps):
     double = steps["double"]
-    assert double.keys("update")
-    for key in double.keys("update"):
-        assert np.any(double.get("update", key)), key
+    assert double.of("update")
+    for key, update in double.of("update").items():
+        assert np.any(update), key
 
 
 def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp_path):
@@ -188,9 +189,9 @@ def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp
     options = {"gradient_as_bucket_view": "True", "bucket_cap_mb": "100"}
     assert seen["options"]["ddp"] == [options]
     for other in others:
-        for key in own.keys("gradient"):
-            given = other.get("gradient", key)
-            np.testing.assert_allclose(given, own.get("gradient", key), rtol=1e-5)
+        given = other.of("gradient")
+        for key, gradient in own.of("gradient").items():
+            np.testing.assert_allclose(given[key], gradient, rtol=1e-5)
     first, second = own.ranks
     # Each rank has its own batches and the same gradients, under names without the wrapper's.
     assert (first["inputs"] != second["inputs"]).any()

@@ -17,13 +17,16 @@ from transformer_core.tune.answer import Answer, larger_batch, notes
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
+from transformer_core.tune.coordinator import Side
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
+from transformer_core.tune.sessions import floors
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.attention_kernels import KERNELS
+from transformer_core.tune.techniques import TECHNIQUES
+from transformer_core.tune.techniques.kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques.technique import NOISE
 
 
 def test_a_sketch_is_linear_and_keeps_distances_and_small_tensors():
@@ -244,7 +247,7 @@ def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):
     technique.prepare(Watch(Boundaries()))
     kept = torch.utils.checkpoint.checkpoint
     assert kept(pow, 2, exp=3, use_reentrant=False, early_stop=False) == 8
-    assert technique.without_effect(Watch(Boundaries())) is None
+    assert technique.without_effect() is None
 
 
 def test_recomputed_blocks_give_the_same_gradients(tmp_path):
@@ -290,9 +293,26 @@ ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
     ],
 )
 def test_a_technique_says_why_it_cannot_be_tried(name, facts, why, monkeypatch):
-    monkeypatch.setattr("transformer_core.tune.techniques.float8.find_spec", lambda name: None)
+    monkeypatch.setattr("transformer_core.tune.techniques.formats.find_spec", lambda name: None)
     found = TECHNIQUES[name].obstacle(facts)
     assert found is None if why is None else why in str(found)
+
+
+@pytest.mark.parametrize(
+    ("names", "rounding"),
+    [
+        ([], "exact"),
+        (["gc_off"], "exact"),
+        (["tf32", "fused_optimizer"], "tf32"),
+        (["float8", "bf16"], "float8"),
+    ],
+)
+def test_a_side_rounds_as_its_coarsest_technique(names, rounding):
+    side = Side("changed", tuple(names))
+    assert side.rounding == rounding
+    # The floor that its certificate needs.
+    noise = {floor.noise for floor in floors([side])}
+    assert noise == {NOISE["float32"], NOISE[rounding]}
 
 
 def test_lines_where_the_host_waits_are_counted_and_other_warnings_shown(monkeypatch):

@@ -8,20 +8,18 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 
 FAILED = "failed.json"
 """File that replaces the answer if the training cannot be observed, and says why."""
-LEFT_OUT = "left out"
-"""Status of a technique for which there was no time."""
+LEFT_OUT = "left out"  # status of a technique for which there was no time
 NOT_TRIED = ("unsupported", LEFT_OUT)
 DISTURBED = (
     "The script is not even as fast as itself: something disturbed these sessions. So no change is "
     "called faster or slower; repeat this on a quieter machine."
 )
 """Said if sessions were :func:`disturbed`."""
-SHARE = 0.9
-"""Largest share of a device's memory that a batch may fill."""
+SHARE = 0.9  # largest share of a device's memory that a batch may fill
 
 
 @dataclass
@@ -32,39 +30,34 @@ class Tried:
     status: str = "ok"
     reason: str = ""
     certificate: dict[str, Any] | None = None
-    screened: float | None = None
-    """Ratio of speeds from the screening session alone."""
+    screened: float | None = None  # ratio of speeds from the screening session alone
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
     verdict: str = ""
-    memory: dict[str, int] | None = None
-    """Bytes: the peak of its steps, and its known parts."""
+    memory: dict[str, int] | None = None  # bytes: the peak of its steps, and its known parts
 
     @property
     def name(self) -> str:
         """Its name among the sides."""
         return "+".join(self.techniques)
 
+    @property
+    def interval(self) -> str:
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
 
 @dataclass
 class Profiled:
-    """A profile of a few steps."""
-
     techniques: tuple[str, ...]
-    breakdown: dict[str, Any] | None = None
-    """Its :class:`Breakdown`; None if nothing was recorded."""
-    reason: str = ""
-    """Why there is no breakdown."""
+    breakdown: dict[str, Any] | None = None  # its Breakdown; None if nothing was recorded
+    reason: str = ""  # why there is no breakdown
 
 
 @dataclass
 class Answer:
-    """All results about a script."""
-
     command: str
-    status: str = "ok"
-    """ok, or failed if the script cannot be observed."""
+    status: str = "ok"  # ok, or failed if the script cannot be observed
     reason: str = ""
     boundary: str = "optimizer"
     reproducible: bool = False
@@ -77,14 +70,11 @@ class Answer:
     """Ratio and interval of the script against itself."""
     diff: str = ""
     lines: list[str] = field(default_factory=list)
-    patched: Tried | None = None
-    """The changed script against the original."""
-    memory: dict[str, int] | None = None
-    """Memory of the script itself."""
+    patched: Tried | None = None  # the changed script against the original
+    memory: dict[str, int] | None = None  # memory of the script itself
     profiles: list[Profiled] = field(default_factory=list)
     """Profiles of the script itself and of the recommendation."""
-    left_out: list[str] = field(default_factory=list)
-    """Steps for which there was no time."""
+    left_out: list[str] = field(default_factory=list)  # steps for which there was no time
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -93,7 +83,6 @@ class Answer:
         return next((each for each in self.tried if each.techniques == tuple(techniques)), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
         return asdict(self)
 
     @property
@@ -102,7 +91,6 @@ class Answer:
         return self.find(self.recommended) if self.recommended else None
 
     def _repr_html_(self) -> str:
-        """The answer in a notebook."""
         parts = [f"<p><b>{escape(headline(self))}</b></p>"]
         if self.tried:
             rows = "".join(
@@ -141,7 +129,7 @@ def in_words(tried: Tried) -> str:
         return f"{tried.status}: {tried.reason}"
     parts = []
     if tried.ratio is not None:
-        parts.append(f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}] times as fast")
+        parts.append(f"{tried.interval} times as fast")
     elif tried.screened is not None:
         parts.append(f"about {tried.screened:.2f} times as fast")
     if tried.certificate:
@@ -156,7 +144,6 @@ def certified_in_words(certificate: dict[str, Any]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -165,10 +152,8 @@ def headline(answer: Answer) -> str:
     if answer.status != "ok":
         return f"{answer.command} cannot be tuned: {answer.reason}"
     if best := answer.best:
-        return (
-            f"{best.ratio:.2f} [{best.low:.2f}, {best.high:.2f}] times as fast, and the same "
-            f"training, with {listed(best.techniques)}."
-        )
+        names = listed(best.techniques)
+        return f"{best.interval} times as fast, and the same training, with {names}."
     more_time = "Give it more time (--time 10min, or time: 10min in the study)"
     if found := [t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED"]:
         likely = max(found, key=lambda t: t.ratio or 0)
@@ -180,8 +165,7 @@ def headline(answer: Answer) -> str:
             )
         return (
             "Nothing is certain yet: the most promising change that trains the same model, "
-            f"{listed(likely.techniques)}, is {likely.ratio:.2f} [{likely.low:.2f}, "
-            f"{likely.high:.2f}] times as fast. {remedy}"
+            f"{listed(likely.techniques)}, is {likely.interval} times as fast. {remedy}"
         )
     fast = [t for t in answer.tried if useful(t) and (t.screened or 0) > 1]
     if fast and all(t.ratio is None for t in answer.tried):
@@ -201,11 +185,9 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     if answer.status != "ok":
         return headline(answer)
     lines = [headline(answer), ""]
-    lines += [
-        f"Run twice, the script gives {answer.trust}."
-        if answer.reproducible
-        else f"Beware: {answer.trust}."
-    ]
+    lines.append(
+        f"{'Run twice, the script gives' if answer.reproducible else 'Beware:'} {answer.trust}."
+    )
     if answer.noise:
         noise = "Against itself it is {ratio:.2f} [{low:.2f}, {high:.2f}] times as fast: the noise."
         lines.append(noise.format(**answer.noise))
@@ -226,7 +208,6 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
 
 
 def markdown(answer: Answer) -> str:
-    """The answer as a page of Markdown."""
     lines = [f"# `{answer.command}`", "", headline(answer), ""]
     if answer.status != "ok":
         return "\n".join(lines) + "\n"
@@ -314,8 +295,7 @@ def speed(tried: Tried) -> str:
     if tried.status != "ok":
         return tried.status
     if tried.ratio is not None:
-        ratio = f"{tried.ratio:.2f} [{tried.low:.2f}, {tried.high:.2f}]"
-        return f"{ratio} {tried.verdict}" if tried.verdict else ratio
+        return f"{tried.interval} {tried.verdict}".rstrip()
     return f"about {tried.screened:.2f}" if tried.screened else "not timed"
 
 
@@ -329,7 +309,6 @@ def same(tried: Tried) -> str:
 
 
 def words(name: str) -> str:
-    """The change that a technique makes."""
     return TECHNIQUES[name].words if name in TECHNIQUES else name
 
 

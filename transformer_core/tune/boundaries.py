@@ -8,7 +8,7 @@ call: its boundaries are the ends of ``backward``.
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -27,8 +27,7 @@ BACKWARDS_WITHOUT_STEP = 8
 """Weights that have changed after this many backward passes without an optimizer were updated by
 hand. If they have not changed, the step accumulates gradients."""
 
-ORDER_KEPT = 64
-"""Optimizer steps whose order is remembered."""
+ORDER_KEPT = 64  # optimizer steps whose order is remembered
 
 
 class Boundaries:
@@ -42,17 +41,13 @@ class Boundaries:
         self.kind = kind
         self.modules: list[nn.Module] = []
         """Outermost modules with parameters that were called in training, in order."""
-        self.optimizers: list[Optimizer] = []
-        """Optimizers that have stepped, in order."""
+        self.optimizers: list[Optimizer] = []  # optimizers that have stepped, in order
         self.losses: list[Tensor] = []
         """Detached losses of the backward passes since the last boundary."""
-        self.backwards = 0
-        """Backward passes so far."""
-        self.calls = 0
-        """Calls of outermost modules in training since the last boundary."""
+        self.backwards = 0  # backward passes so far
         self.on_module: Callable[[nn.Module], None] = lambda module: None
         """Called once for each outermost module, before its first call in training."""
-        self.on_inputs: Callable[[nn.Module, Any, Any], None] | None = None
+        self.on_inputs: Callable[[nn.Module, Any, Any], None] = lambda module, args, kwargs: None
         """Called with the arguments of each call of an outermost module in training."""
         self.before_first_update: Callable[[], None] = lambda: None
         """Called once, before any weight changes, when all gradients of the first step may exist."""
@@ -65,8 +60,7 @@ class Boundaries:
         with a closure, called after each call of the closure."""
         self.order: list[int] = []
         """Numbers of the optimizers in the order of their first :data:`ORDER_KEPT` steps."""
-        self.on_boundary: Callable[[], None] = lambda: None
-        """Called at the end of each step."""
+        self.on_boundary: Callable[[], None] = lambda: None  # called at the end of each step
         self.result: bool | list[bool] | None = None
         """Whether the first result of a module was a floating-point tensor that is not a scalar; for
         a tuple, whether each of its members was."""
@@ -77,7 +71,6 @@ class Boundaries:
         self._begun = False
 
     def install(self) -> None:
-        """Hook torch in this process."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self._patch_backward()
@@ -133,7 +126,6 @@ class Boundaries:
         )
 
     def updated_by_hand(self) -> bool:
-        """Whether weights change without an optimizer."""
         if self._depth or self.optimizers or self.backwards < BACKWARDS_WITHOUT_STEP:
             return False
         return any(before != _mark(p) for p, before in self._marks)
@@ -154,12 +146,10 @@ class Boundaries:
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
             if not trains or not any(p.requires_grad for p in module.parameters()):
                 return original(module, *args, **kwargs)
-            self.calls += 1
             if not any(module is known for known in self.modules):
                 self.modules.append(module)
                 self.on_module(module)
-            if self.on_inputs is not None:
-                self.on_inputs(module, args, kwargs)
+            self.on_inputs(module, args, kwargs)
             nn.Module.__call__ = original  # type: ignore[method-assign]
             try:
                 found = original(module, *args, **kwargs)
@@ -235,7 +225,6 @@ class Boundaries:
     def _end(self) -> None:
         self.on_boundary()
         self.losses = []
-        self.calls = 0
 
 
 def _in_backward() -> bool:
@@ -258,15 +247,16 @@ def plain_name(name: str) -> str:
     return name
 
 
-def wrap(module: nn.Module, around: Callable[[Call], Call]) -> None:
-    """Replace calls of ``module`` by ``around(call)``.
+def wrap(module: nn.Module, function: Call) -> None:
+    """Replace calls of ``module`` by ``function``. It gets the original call as its first argument,
+    before those of the call.
 
     Uses the slot in which ``nn.Module.compile`` stores its compiled call: copies and pickles of the
     module do not include it, and inner modules are not touched.
     """
     # Not by setattr: a compiled module would pass it to the module inside.
     inner = module.__dict__.get("_compiled_call_impl") or module._call_impl
-    module.__dict__["_compiled_call_impl"] = around(inner)
+    module.__dict__["_compiled_call_impl"] = partial(function, inner)
 
 
 def replacing(owner: Any, name: str) -> Callable[[Call], None]:

@@ -17,7 +17,6 @@ from transformer_core.tune.order import SIDE
 
 
 def for_transformers(*options: str) -> Any:
-    """A callback for transformers' Trainer."""
     from transformers import TrainerCallback
 
     class Tune(TrainerCallback):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from transformer_core.certify.floors import MARGIN
-from transformer_core.tune.records import Record, Sketch, distance, norm
+from transformer_core.tune.records import Key, Record, Sketch, distance, norm
 
 AGREES = 0.3
 """Fraction of an update by which weights in another format may differ after the same update."""
@@ -16,14 +16,16 @@ NEARER = 0.5
 """Gradients that are closer to those of older weights by this factor belong to the older weights."""
 
 
-def explained(
-    found: Record, own: Record, floor: Record, held: Callable[[], Record | None] = lambda: None
-) -> str:
+Held = Callable[[], Record | None]
+"""The record of the script with its weights held constant; None if there is none."""
+
+
+def explained(found: Record, own: Record, floor: Record, held: Held = lambda: None) -> str:
     """Why ``found`` differs from the script's ``own`` record, if the comparison itself does not name
     the cause.
 
-    ``floor`` is the record of the script with its weights disturbed. ``held`` returns that of the
-    script with its weights held constant, and is called only if it may help.
+    ``floor`` is the record of the script with its weights disturbed. ``held`` is called only if it may
+    help.
     """
     return (
         other_statistics(found, own, floor)
@@ -42,8 +44,9 @@ def other_statistics(found: Record, own: Record, floor: Record) -> str:
     )
     if not mine or not theirs or mine == theirs or not _same_rows(found, own):
         return ""
-    running = [key for key in own.keys("buffer") if key[1] == 1 and ".running_" in f".{key[2]}"]
-    moved = [key[2] for key in running if not _within(found, own, floor, key)]
+    buffers = [each.of("buffer") for each in (found, own, floor)]
+    running = [key for key in buffers[1] if key[1] == 1 and ".running_" in f".{key[2]}"]
+    moved = [key[2] for key in running if not _within(key, *buffers)]
     if running and not moved:
         return ""
     return (
@@ -54,13 +57,18 @@ def other_statistics(found: Record, own: Record, floor: Record) -> str:
 
 def no_optimizer(found: Record, own: Record) -> str:
     """Parameters that the script updates, but whose gradients reach no optimizer in the changed one."""
-    orphans = {*found.keys("orphan")} - {*own.keys("orphan")}
-    lost = {key[2] for key in orphans if _norm(own, key) and not _norm(found, key)}
+    mine, theirs = found.of("gradient"), own.of("gradient")
+    none = np.zeros(0)
+    lost = {
+        key[2]
+        for key in {*found.of("orphan")} - {*own.of("orphan")}
+        if norm(theirs.get(key, none)) and not norm(mine.get(key, none))
+    }
+    if not lost:
+        return ""
     return (
         f"no optimizer updates {some(sorted(lost))}, though the model computes with it: replaced "
         "after the optimizer was made, or never handed to it"
-        if lost
-        else ""
     )
 
 
@@ -77,12 +85,12 @@ def late_updates(found: Record, own: Record) -> str:
     return ""
 
 
-def older_weights(found: Record, own: Record, held: Callable[[], Record | None]) -> str:
+def older_weights(found: Record, own: Record, held: Held) -> str:
     """Gradients of older weights than the optimizer's: the first update agrees, but the next gradients
     are farther off than those before it, and closest to those of the script with its weights
     ``held`` constant."""
     step, update = _first_update(own)
-    later = sorted({each for _, each, _ in own.keys("gradient") if each > step})
+    later = sorted({each for _, each, _ in own.of("gradient") if each > step})
     if (
         not later
         or _apart("weight", found, step, own, step) > AGREES * update
@@ -113,7 +121,7 @@ def older_weights(found: Record, own: Record, held: Callable[[], Record | None])
 def _first_update(own: Record) -> tuple[int, float]:
     """The first step that changes weights, and how far it moves them. It is a later step if the
     learning rate starts at 0."""
-    for step in sorted({each for _, each, _ in own.keys("weight")}):
+    for step in sorted({each for _, each, _ in own.of("weight")}):
         if update := _apart("weight", own, step, own, 0):
             return step, update
     return 0, 0.0
@@ -131,29 +139,31 @@ def _same_rows(found: Record, own: Record) -> bool:
     return bool(np.isclose(mine, theirs, rtol=1e-6, atol=1e-6))
 
 
-def _within(found: Record, own: Record, floor: Record, key: tuple[int, int, str]) -> bool:
-    """Whether a buffer differs by no more than rounding."""
-    mine, theirs, disturbed = (each.get("buffer", key) for each in (found, own, floor))
+def _within(key: Key, *buffers: dict[Key, Sketch]) -> bool:
+    """Whether a buffer of a script differs from the original's by no more than that of its disturbed
+    copy."""
+    mine, theirs, disturbed = (each.get(key) for each in buffers)
     if mine is None or theirs is None or disturbed is None:
         return True
     bound = MARGIN * max(distance(disturbed, theirs), 1e-6 * norm(theirs))
     return distance(mine, theirs) <= bound
 
 
-def _norm(record: Record, key: tuple[int, int, str]) -> float:
-    gradient = record.get("gradient", key)
-    return 0.0 if gradient is None else norm(gradient)
-
-
 def _apart(kind: str, one: Record, step: int, other: Record, its_step: int) -> float:
     """Distance of all tensors of a kind in a step of one record from those in a step of another,
     relative to the latter; infinite if they have no tensors in common."""
     gap = size = 0.0
-    for rank, _, name in {(rank, 0, name) for rank, _, name in other.keys(kind)}:
-        mine, theirs = one.get(kind, (rank, step, name)), other.get(kind, (rank, its_step, name))
+    ones, others = one.of(kind), other.of(kind)
+    for rank, name in dict.fromkeys((rank, name) for rank, _, name in others):
+        mine, theirs = ones.get((rank, step, name)), others.get((rank, its_step, name))
         if mine is not None and theirs is not None:
             gap, size = gap + distance(mine, theirs) ** 2, size + norm(theirs) ** 2
     return float(np.sqrt(gap / size)) if size else float("inf")
+
+
+def _values(row: Sketch) -> Sketch:
+    """The numbers of a row that is padded with NaN."""
+    return row[~np.isnan(row)]
 
 
 def other_batches(found: Record, own: Record, floor: Record) -> str:
@@ -162,7 +172,7 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
     for one, two, third in zip(found.ranks, own.ranks, floor.ranks, strict=True):
         mine, theirs, disturbed = one["inputs"], two["inputs"], third["inputs"]
         for step in range(min(len(mine), len(theirs), len(disturbed))):
-            a, b, c = (row[~np.isnan(row)] for row in (mine[step], theirs[step], disturbed[step]))
+            a, b, c = (_values(each[step]) for each in (mine, theirs, disturbed))
             if a.shape != b.shape:
                 return f"the model is called with other batches in step {step + 1}"
             data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
@@ -176,14 +186,10 @@ def other_parts(found: Record, own: Record) -> str:
     some of its tensors into equal parts that have the same sum as the whole."""
     steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
     for step in range(steps):
-        mine, theirs = (
-            [
-                row[~np.isnan(row)].reshape(-1, 3)
-                for row in (r["inputs"][step] for r in record.ranks)
-            ]
+        parts, whole = (
+            np.concatenate([_values(each["inputs"][step]).reshape(-1, 3) for each in record.ranks])
             for record in (found, own)
         )
-        whole, parts = np.concatenate(theirs), np.concatenate(mine)
         if not len(whole) or len(parts) % len(whole):
             return f"the model is called with other batches in step {step + 1}"
         parts = parts.reshape(-1, *whole.shape)
@@ -210,18 +216,15 @@ def other_rates(found: Record, own: Record) -> str:
     for one, two in zip(found.ranks, own.ranks, strict=True):
         mine, theirs = (each.get("rates", np.zeros(0)) for each in (one, two))
         if len(mine) and len(theirs) and not np.array_equal(mine, theirs):
-            return f"dropout at {_listed(mine)} instead of {_listed(theirs)}"
+            both = (" and ".join(f"{rate:g}" for rate in rates) for rates in (mine, theirs))
+            return f"dropout at {' instead of '.join(both)}"
     return ""
-
-
-def _listed(rates: Sketch) -> str:
-    return " and ".join(f"{rate:g}" for rate in rates)
 
 
 def other_tensors(found: Record, own: Record) -> str:
     """How the sets of tensors with gradients or updates differ, or the number of backward passes."""
     for kind in ("gradient", "update"):
-        mine, theirs = set(found.keys(kind)), set(own.keys(kind))
+        mine, theirs = {*found.of(kind)}, {*own.of(kind)}
         if lost := sorted({k[2] for k in theirs - mine}):
             return f"{some(lost)} get no {kind}"
         if new := sorted({k[2] for k in mine - theirs}):

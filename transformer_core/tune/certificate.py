@@ -17,7 +17,7 @@ import numpy as np
 from transformer_core.certify import floors
 from transformer_core.certify.floors import WEIGHTS_ONLY, WIDEST, allowed, of_adam
 from transformer_core.tune.causes import other_batches, other_parts, other_rates, other_tensors
-from transformer_core.tune.records import BUCKETS, Record, Sketch, distance, norm
+from transformer_core.tune.records import BUCKETS, Key, Record, Sketch, distance, norm
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 Word = Literal["same", "different", "undecided"]
@@ -62,22 +62,16 @@ class Certificate:
 
     word: Word
     reason: str
-    loss: float = 0.0
-    """Largest relative difference of a loss."""
-    gradient: float = 0.0
-    """Largest relative difference of a tensor's gradient (2-norms)."""
-    update: float = 0.0
-    """Largest relative difference of a tensor's update."""
+    loss: float = 0.0  # largest relative difference of a loss
+    gradient: float = 0.0  # largest relative difference of a tensor's gradient (2-norms)
+    update: float = 0.0  # largest relative difference of a tensor's update
     floor: float = 0.0
     """The floor of ``gradient``: the same for the script against its disturbed copy."""
-    worst: str = ""
-    """Step and tensor of ``gradient``."""
+    worst: str = ""  # step and tensor of ``gradient``
     steps: int = 0
     tensors: int = 0
-    identical: bool = False
-    """Whether everything is equal to the last bit."""
-    dropout: bool = True
-    """Whether dropout was on."""
+    identical: bool = False  # whether everything is equal to the last bit
+    dropout: bool = True  # whether dropout was on
 
 
 def certify(
@@ -95,7 +89,7 @@ def certify(
     """
 
     def judged(word: Word, reason: str, **more: Any) -> Certificate:
-        keys = own.keys("gradient")
+        keys = own.of("gradient")
         steps, tensors = len({key[1] for key in keys}), len({key[2] for key in keys})
         return Certificate(word, reason, steps=steps, tensors=tensors, dropout=dropout, **more)
 
@@ -128,11 +122,8 @@ def certify(
     more["worst"] = where
     sizes = _other_sizes("update", found, own, floor, rounding)
     # The cause first: a wrong gradient, or right gradients and wrong updates.
-    reasons = (
-        reasons + sizes
-        if any("gradient" in why and "in step 1," in why for why in reasons)
-        else sizes + reasons
-    )
+    wrong_gradient = any("gradient" in why and "in step 1," in why for why in reasons)
+    reasons = reasons + sizes if wrong_gradient else sizes + reasons
     *_, bad = _largest("buffer", found, own, floor, rounding)
     reasons += bad
     if reasons:
@@ -189,19 +180,15 @@ def _other_sizes(
     Rounding rotates them, but on the whole makes them neither longer nor shorter: the median ratio
     over all tensors of a step stays near 1, as it does for the floor.
     """
-    keys = own.keys(kind)
+    sizes, others, disturbed_sizes = (
+        {key: norm(each) for key, each in record.of(kind).items()} for record in (own, found, floor)
+    )
     bad = []
-    for step in sorted({key[1] for key in keys}):
-        here = [key for key in keys if key[1] == step]
+    for step in sorted({key[1] for key in sizes}):
+        here = {key: size for key, size in sizes.items() if key[1] == step and size}
         mine, disturbed = (
-            [
-                np.log(norm(there) / norm(_there(own, kind, key)))
-                for key in here
-                if (there := each.get(kind, key)) is not None
-                and norm(there)
-                and norm(_there(own, kind, key))
-            ]
-            for each in (found, floor)
+            [np.log(there[key] / size) for key, size in here.items() if there.get(key)]
+            for there in (others, disturbed_sizes)
         )
         if not mine or not disturbed:
             continue
@@ -233,14 +220,13 @@ def _largest(
 ) -> tuple[float, float, str, list[str]]:
     """Largest relative difference of a kind, the floor of that tensor, its place, and a reason for
     each difference beyond its bound."""
-    keys = own.keys(kind)
-    sizes = {key: norm(_there(own, kind, key)) for key in keys}
+    changed, originals, floors_there = (each.of(kind) for each in (found, own, floor))
+    sizes = {key: norm(original) for key, original in originals.items()}
     smallest = NEGLIGIBLE[rounding] * max(sizes.values(), default=0.0)
     noisy = _Noisy(own, floor, rounding) if kind == "update" else None
-    relative: dict[tuple[int, int, str], tuple[float, float]] = {}
-    for key in keys:
-        mine, theirs, disturbed = (each.get(kind, key) for each in (found, own, floor))
-        assert theirs is not None
+    relative: dict[Key, tuple[float, float]] = {}
+    for key, theirs in originals.items():
+        mine, disturbed = changed.get(key), floors_there.get(key)
         if mine is None or mine.shape != theirs.shape:
             relative[key] = float("inf"), 0.0
             continue
@@ -259,7 +245,7 @@ def _largest(
         if noisy is not None:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
         usual = typical[key[1]]
-        widest = _ceiling(ceiling, noise, usual, len(_there(own, kind, key)))
+        widest = _ceiling(ceiling, noise, usual, len(originals[key]))
         bound = allowed(noise, usual, widest, MARGIN, least)
         if gap > bound:
             bad.append(
@@ -268,15 +254,13 @@ def _largest(
     if not relative:
         return 0.0, 0.0, "", bad
     # A step in which rounding alone changes everything says nothing about a change.
-    steps = {key[1] for key in keys}
+    steps = {key[1] for key in relative}
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
 
 
-def _summed_with(
-    key: tuple[int, int, str], sizes: Mapping[tuple[int, int, str], float], rounding: Rounding
-) -> float:
+def _summed_with(key: Key, sizes: Mapping[Key, float], rounding: Rounding) -> float:
     """The size of the weight's gradient in the layer of a bias whose own gradient is only rounding; 0 for
     any other tensor. ``sizes`` has the norms of all tensors.
 
@@ -306,10 +290,13 @@ def _ceiling(least: float, floor: float, usual: float, numbers: int) -> float:
 
 def _first_floor(own: Record, floor: Record) -> float:
     """How far rounding moves the first gradients of a typical tensor."""
-    keys = own.keys("gradient")
-    first = [key for key in keys if key[1] == min(each[1] for each in keys)]
-    pairs = [(floor.get("gradient", key), _there(own, "gradient", key)) for key in first]
-    gaps = [distance(a, b) / norm(b) for a, b in pairs if a is not None and norm(b)]
+    gradients, disturbed = own.of("gradient"), floor.of("gradient")
+    first = min((key[1] for key in gradients), default=0)
+    gaps = [
+        distance(disturbed[key], gradient) / norm(gradient)
+        for key, gradient in gradients.items()
+        if key[1] == first and key in disturbed and norm(gradient)
+    ]
     return float(np.median(gaps)) if gaps else 0.0
 
 
@@ -318,26 +305,25 @@ class _Noisy:
     a gradient, so such numbers move as far as all others, in a direction that chance decides."""
 
     def __init__(self, own: Record, floor: Record, rounding: Rounding) -> None:
-        self._own = own
-        keys = own.keys("gradient")
-        gradients = {key: _there(own, "gradient", key) for key in keys}
+        self._gradients, disturbed = own.of("gradient"), floor.of("gradient")
         self._least = NEGLIGIBLE[rounding] * max(
-            map(_root_mean_square, gradients.values()), default=0.0
+            map(_root_mean_square, self._gradients.values()), default=0.0
         )
-        self._shares: dict[tuple[int, int, str], float] = {}
-        for key, gradient in gradients.items():
-            disturbed = floor.get("gradient", key)
-            size = max(norm(gradient), 1e-30)
-            self._shares[key] = 0.0 if disturbed is None else distance(disturbed, gradient) / size
+        self._shares = {
+            key: distance(disturbed[key], gradient) / max(norm(gradient), 1e-30)
+            if key in disturbed
+            else 0.0
+            for key, gradient in self._gradients.items()
+        }
         typical = floors.usual_floors((key[1], share) for key, share in self._shares.items())
         # The difference that the bound of a gradient allows, spread evenly over its numbers.
         for key, share in self._shares.items():
             usual = typical[key[1]]
-            widest = _ceiling(CEILING[rounding], share, usual, len(gradients[key]))
+            widest = _ceiling(CEILING[rounding], share, usual, len(self._gradients[key]))
             bound = allowed(share, usual, widest, MARGIN)
             self._shares[key] = max(4 * NOISE[rounding], bound)
 
-    def turned(self, key: tuple[int, int, str]) -> float:
+    def turned(self, key: Key) -> float:
         """Relative difference of Adam's update if its gradient is off by as much as its bound allows:
         errors of a share s of a number's size flip the sign of arctan(s) / pi of all numbers, and
         each of these is 2 off."""
@@ -346,14 +332,14 @@ class _Noisy:
         return 2 * float(np.sqrt(np.arctan(max(shares, default=0.0)) / np.pi))
 
     def without(
-        self, key: tuple[int, int, str], mine: Sketch, theirs: Sketch, disturbed: Sketch | None
+        self, key: Key, mine: Sketch, theirs: Sketch, disturbed: Sketch | None
     ) -> tuple[Sketch, Sketch, Sketch | None]:
         """The updates of a tensor that is kept whole, with 0 for its noisy numbers: those whose gradient
         was small in any step so far."""
         rank, last, name = key
         noisy = np.zeros(theirs.shape, dtype=bool)
         for step in range(1, last + 1):
-            gradient = self._own.get("gradient", (rank, step, name))
+            gradient = self._gradients.get((rank, step, name))
             if gradient is None or gradient.shape != theirs.shape or len(gradient) == BUCKETS:
                 continue
             share = self._shares[rank, step, name]
@@ -365,9 +351,3 @@ class _Noisy:
 
 def _root_mean_square(values: Sketch) -> float:
     return float(np.sqrt(np.mean(values**2))) if len(values) else 0.0
-
-
-def _there(record: Record, kind: str, key: tuple[int, int, str]) -> Sketch:
-    found = record.get(kind, key)
-    assert found is not None
-    return found

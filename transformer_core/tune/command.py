@@ -23,9 +23,9 @@ from transformer_core.common.files import write_text
 from transformer_core.study.resolve import check_study
 from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
-from transformer_core.tune.budget import BEGAN
 from transformer_core.tune.driver import parser, with_script
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.sessions import BEGAN
+from transformer_core.tune.techniques import TECHNIQUES
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:
@@ -55,7 +55,6 @@ def snakefile() -> Path:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     made = parser(
         "tune-training",
         "Find out what makes a training script faster on this machine, by how much, and\nwhether it "
@@ -132,31 +131,25 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         study = study_of(given, folder)
     except ConfigError as error:
-        print(_plain(error, given), file=sys.stderr)
-        return 2
+        return driver.refused(_plain(error, given))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False))
     except OSError as error:
-        print(
-            f"{folder} cannot hold the study ({error.strerror}): name another with --folder",
-            file=sys.stderr,
-        )
-        return 2
+        why = f"{folder} cannot hold the study ({error.strerror}): name another with --folder"
+        return driver.refused(why)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     try:
         code = run(folder, quiet=given.json)
     except KeyboardInterrupt:
-        print("\nStopped. The same command continues from here.", file=sys.stderr)
+        driver.shown("\nStopped. The same command continues from here.")
         return 130
     file, failed = (folder / "results/tune" / name for name in ("answer.json", FAILED))
     if code and failed.is_file():
         file = failed
     elif code or not file.is_file():
-        print(
-            f"The workflow failed with exit code {code}: see {folder}/results/logs", file=sys.stderr
-        )
+        driver.shown(f"The workflow failed with exit code {code}: see {folder}/results/logs")
         return code or 1
     return show(file, folder, given)
 
@@ -171,7 +164,7 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
         return 1
     if given.apply:
         if not found.diff or found.patched is None or not useful(found.patched):
-            print("No diff was tested and held, so nothing was applied.", file=sys.stderr)
+            driver.shown("No diff was tested and held, so nothing was applied.")
             return 1
         return subprocess.run(["git", "apply", str(diff)], check=False).returncode
     return 0
@@ -179,10 +172,8 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
 
 def _plain(error: Exception, given: argparse.Namespace) -> str:
     """The error of a command line, with the nearest names if a technique is unknown."""
-    if given.only and "techniques" in str(error):
-        unknown = [name for name in given.only.split(",") if name not in TECHNIQUES]
-        if unknown:
-            return (
-                f"--only {unknown[0]}: no such technique; {nearest(unknown[0], list(TECHNIQUES))}"
-            )
+    names = given.only.split(",") if given.only and "techniques" in str(error) else []
+    for name in names:
+        if name not in TECHNIQUES:
+            return f"--only {name}: no such technique; {nearest(name, list(TECHNIQUES))}"
     return str(error)

@@ -18,35 +18,18 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
+from transformer_core.tune import driver
 from transformer_core.tune.answer import DISTURBED, disturbed
-from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.driver import (
-    COMMAND_LINE,
-    REFUSED,
-    CannotObserve,
-    answer,
-    parser,
-    program_given,
-    progress,
-)
+from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.flow import Tuning, verdict_beside
-from transformer_core.tune.sessions import (
-    AGAIN,
-    OWN,
-    SEE,
-    Outcome,
-    Plan,
-    SideEnded,
-    floors,
-    status_of,
-)
+from transformer_core.tune.sessions import AGAIN, OWN, SEE, Outcome, Plan, floors, status_of
 
 NEW = "new"
+NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    made = parser(
+    made = driver.parser(
         "compare-training",
         "Compare two versions of a training script: is the new one faster, by how much,\nand does it "
         "train the same model? The exit status is 0 if it trains the same\nmodel, 1 if it does not, "
@@ -70,7 +53,7 @@ def compare(
 ) -> dict[str, Any]:
     """Compares ``new`` with ``old``, which the answer calls by ``names``. Raises CannotObserve if one
     of them cannot be observed."""
-    began, say = time.monotonic(), progress()
+    began, say = time.monotonic(), driver.progress()
     tuning = Tuning(old, folder, say, budget)
     trusted = tuning.trust()
     new = replace(new, boundary=tuning.program.boundary)
@@ -84,11 +67,11 @@ def compare(
         try:
             found = tuning.sessions.run(plan, lambda text, n=number: say(f"session {n}: {text}"))  # type: ignore[misc]
         except SideEnded as error:
-            raise CannotObserve(f"{names[0]}: {_without_log(status_of(error)[1])}") from None
+            raise driver.CannotObserve(f"{names[0]}: {_without_log(status_of(error)[1])}") from None
         measured = found.sides[NEW]
         if measured.status != "ok":
             reason = _without_log(measured.reason)
-            raise CannotObserve(f"{names[1]}: {measured.status}, {reason}")
+            raise driver.CannotObserve(f"{names[1]}: {measured.status}, {reason}")
         sessions.append(found)
     ratios = [
         [log_ratio_of(Pair(name, OWN), s.log_ratios(name)) for s in sessions]
@@ -152,20 +135,17 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             folder.mkdir(parents=True)
             packed = subprocess.run(["git", "archive", which], capture_output=True, check=False)
             if packed.returncode:
-                raise ConfigError([_no_commit(which, packed.stderr.decode().strip())])
+                problem = f"cannot be unpacked: {packed.stderr.decode().strip()}"
+                raise ConfigError(
+                    [ConfigProblem(driver.COMMAND_LINE, "commit", which, problem, NO_COMMIT)]
+                )
             subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
         command = (name, *given.arguments)
-        found.append(program_given(command, folder))
+        found.append(driver.program_given(command, folder))
     return found[0], found[1]
 
 
-def _no_commit(name: str, why: str) -> ConfigProblem:
-    remedy = "give two commits of the repository in this folder, or two files without --script"
-    return ConfigProblem(COMMAND_LINE, "commit", name, f"cannot be unpacked: {why}", remedy)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Compare two scripts; the exit status."""
     given = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="compare-", ignore_cleanup_errors=True) as place:
         try:
@@ -174,14 +154,13 @@ def main(arguments: list[str] | None = None) -> int:
             if given.script is not None:
                 names = (f"{given.old}: {names[0]}", f"{given.new}: {names[1]}")
             found = compare(old, new, Path(place) / "work", seconds_of(given.time), names)
-        except REFUSED as error:
-            print(error, file=sys.stderr)
-            return 2
+        except driver.REFUSED as error:
+            return driver.refused(error)
         except KeyboardInterrupt:
-            print("\nStopped.", file=sys.stderr)
+            driver.shown("\nStopped.")
             return 130
     text = markdown(found)
-    answer(given, found, text, text)
+    driver.answer(given, found, text, text)
     slower = given.not_slower and found["verdict"] == "SLOWER"
     return 0 if found["same"] and not slower else 1
 

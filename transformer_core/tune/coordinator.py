@@ -28,43 +28,36 @@ from transformer_core.run.supervisor import Child
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.order import SIDE, Boundary, Order
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
-from transformer_core.tune.techniques.technique import Rounding
+from transformer_core.tune.techniques import TECHNIQUES, environment_of
+from transformer_core.tune.techniques.technique import NOISE, Rounding
 
-HELLO_SECONDS = 120.0
-"""Time limit in seconds for a process to import torch."""
-PATIENCE = 15.0
-"""Seconds after which a session reports which side it waits for."""
+HELLO_SECONDS = 120.0  # time limit in seconds for a process to import torch
+PATIENCE = 15.0  # seconds after which a session reports which side it waits for
 LAUNCHERS = ("torchrun", "accelerate")
 DRIVER = "transformer_core.tune.factory"
+
+Say = Callable[[str], None]
+"""Tells the user how far the work is."""
 
 
 @dataclass(frozen=True)
 class Program:
     """The user's command, unchanged."""
 
-    command: tuple[str, ...]
-    """Script and arguments, as after ``python``, without a launcher."""
-    directory: Path
-    """Working directory."""
-    launcher: tuple[str, ...] = ()
-    """``torchrun`` and its options, if the script has several ranks."""
-    modules: Path | None = None
-    """Another folder in which its modules are looked up."""
+    command: tuple[str, ...]  # script and arguments, as after ``python``, without a launcher
+    directory: Path  # working directory
+    launcher: tuple[str, ...] = ()  # ``torchrun`` and its options, if the script has several ranks
+    modules: Path | None = None  # another folder in which its modules are looked up
     boundary: Boundary = "optimizer"
     factory: Mapping[str, Any] | None = None
     """Settings of :mod:`transformer_core.tune.factory` for a function that returns the parts of a
     training. The command is then the function's name."""
-    devices: int = 1
-    """Devices available to a factory."""
-    head: str | None = None
-    """Name of the output layer, if the study gives it."""
-    applied: tuple[str, ...] = ()
-    """Techniques applied to all sides, including the unchanged one."""
+    devices: int = 1  # devices available to a factory
+    head: str | None = None  # name of the output layer, if the study gives it
+    applied: tuple[str, ...] = ()  # techniques applied to all sides, including the unchanged one
 
     @property
     def title(self) -> str:
-        """The command on one line."""
         return " ".join([*self.launcher, *self.command])
 
     @property
@@ -106,17 +99,13 @@ class Side:
     name: str
     techniques: tuple[str, ...] = ()
     noise: float = 0.0
-    program: Program | None = None
-    """A program other than the session's: a changed script."""
+    program: Program | None = None  # a program other than the session's: a changed script
     files: Mapping[Path, str] = field(default_factory=dict)
     """Edited files of the program, relative to its folder, with their new text."""
     dropout: bool = True
-    held: bool = False
-    """Whether its weights are reset after each step."""
-    profiled: bool = False
-    """Whether :meth:`Session.profile` works."""
-    module: str = "transformer_core.tune.side"
-    """The module that its processes run."""
+    held: bool = False  # whether its weights are reset after each step
+    profiled: bool = False  # whether Session.profile works
+    module: str = "transformer_core.tune.side"  # the module that its processes run
 
     @property
     def rounding(self) -> Rounding | None:
@@ -124,13 +113,12 @@ class Side:
         unknown."""
         if self.files or self.program:
             return None
-        order: tuple[Rounding, ...] = ("exact", "float32", "tf32", "bfloat16")
+        order = list(NOISE)
         found = (order.index(TECHNIQUES[name].rounding) for name in self.techniques)
         return order[max(found, default=0)]
 
     @property
     def divided(self) -> bool:
-        """Whether its ranks or micro-batches divide the batch of the script."""
         return any(TECHNIQUES[name].divides for name in self.techniques)
 
 
@@ -140,6 +128,7 @@ class SideEnded(Exception):
     def __init__(self, side: str, why: str, said: Mapping[str, Any], log: Path) -> None:
         super().__init__(f"{side}: {why or 'the script reached its end'}")
         self.side, self.why, self.said, self.log = side, why, said, log
+        self.place = f"{said['place']}: " if said.get("place") else ""
 
 
 class _LastWordsError(Exception):
@@ -167,8 +156,6 @@ class Train(Task):
 
 @dataclass(frozen=True)
 class TellFacts(Task):
-    """Task to report the facts observed so far."""
-
     answer: ClassVar[Any] = _Answer
 
 
@@ -183,17 +170,12 @@ class Session:
     """The processes of one session. Use :func:`session` to start and end them."""
 
     def __init__(
-        self,
-        sides: Sequence[Side],
-        folder: Path,
-        coordinator: Coordinator,
-        say: Callable[[str], None],
+        self, sides: Sequence[Side], folder: Path, coordinator: Coordinator, say: Say
     ) -> None:
         self.sides, self.folder, self.say = sides, folder, say
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
-        self.failed: dict[str, SideEnded] = {}
-        """Sides that ended early, by name."""
+        self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
 
     def welcome(self, ranks: Mapping[str, int]) -> None:
         """Wait until every process of every side has connected. Sides that end first are ``failed``."""
@@ -222,7 +204,6 @@ class Session:
         return self.facts_of_ranks(side)[0]
 
     def facts_of_ranks(self, side: str) -> list[dict[str, Any]]:
-        """The facts of every rank of a side."""
         return [answer["facts"] for answer in self._ask(side, TellFacts())]
 
     def steps(self, side: str, count: int, record: bool = False) -> float:
@@ -291,11 +272,10 @@ class Session:
     def _how(self, side: str) -> str:
         with suppress(subprocess.TimeoutExpired):
             code = self.processes[side].wait(2)
-            if code < 0:
-                return f"killed by {signal.Signals(-code).name}" + (
-                    ": out of memory?" if code == -signal.SIGKILL else ""
-                )
-            return f"ended with exit code {code}"
+            if code >= 0:
+                return f"ended with exit code {code}"
+            memory = ": out of memory?" if code == -signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{memory}"
         return "closed its connection"
 
     def _ended(self, side: str, why: str, said: Mapping[str, Any]) -> SideEnded:
@@ -309,7 +289,7 @@ def session(
     logs: Path,
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Iterator[Session]:
     """Fresh processes of ``sides``, which run to their first boundary; they end with the block.
 
@@ -318,11 +298,8 @@ def session(
     ``failed``. Raises TooLarge if the folder would have to be copied and is too large.
     """
     with ExitStack() as stack:
-        exchange = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
-            )
-        )
+        folder = tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
+        exchange = Path(stack.enter_context(folder))
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
         made = Session(sides, logs, coordinator, say)
         stack.callback(_stop, made)
@@ -423,14 +400,12 @@ def _environment(
     found = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
-    offline |= {
-        warm_start.WARM_STARTS: warm_start.offer_warm_starts()
-    }  # The user's value, if any, wins.
+    offline[warm_start.WARM_STARTS] = warm_start.offer_warm_starts()
+    # The user's value, if any, wins.
     return offline | dict(os.environ) | found | environment_of(techniques, facts)
 
 
 def _stop(made: Session) -> None:
-    """End all processes of a session."""
     for side in list(made.sides):
         made.drop(side.name)
     end = time.monotonic() + 2

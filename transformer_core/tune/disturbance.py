@@ -1,5 +1,5 @@
 """Copies of a script with other functions of torch: disturbed ones, which show how far rounding may go,
-and one without dropout.
+one without dropout, and one with other seeds.
 
 Functions with a kink at 0: when sums are added in another order, an input near 0 may fall on the
 other side, where the slope differs. One such number changes the gradient of a tensor by more than all
@@ -15,10 +15,12 @@ These functions may not be in the main module of a side, which is the script: to
 the functions that replace torch's.
 """
 
+import random
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,19 +31,9 @@ NEAR = 128 * 2.0**-24
 the discriminator of a small DCGAN with batch normalization)."""
 
 FUNCTIONS: tuple[tuple[Any, str], ...] = (
-    (torch, "relu"),
-    (torch, "relu_"),
-    (torch, "prelu"),
-    (Tensor, "relu"),
-    (Tensor, "relu_"),
-    (Tensor, "prelu"),
-    (torch._C._nn, "leaky_relu"),
-    (torch._C._nn, "leaky_relu_"),
-    (torch._C._nn, "hardtanh"),
-    (torch._C._nn, "hardtanh_"),
-    (functional, "relu_"),
-    (functional, "leaky_relu_"),
-    (functional, "prelu"),
+    *((owner, name) for owner in (torch, Tensor) for name in ("relu", "relu_", "prelu")),
+    *((torch._C._nn, name) for name in ("leaky_relu", "leaky_relu_", "hardtanh", "hardtanh_")),
+    *((functional, name) for name in ("relu_", "leaky_relu_", "prelu")),
 )
 """Modules and the other functions of ``torch.nn.functional`` end up calling these."""
 
@@ -168,3 +160,30 @@ def without_dropout(rates: set[float]) -> None:
         return attention(q, k, v, mask, 0.0, *args, **more)
 
     functional.scaled_dot_product_attention = attend
+
+
+def shift_seeds(shift: int) -> None:
+    """Add ``shift`` to every seed that the script sets, and seed the generators that it does not."""
+
+    def shifted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else kwargs.get("seed", kwargs.get("a"))
+            number = int(given) if isinstance(given, int | np.integer) else 0
+            return original((number + shift) % 2**32)
+
+        return seed
+
+    originals = torch.manual_seed, random.seed, np.random.seed
+    drawn = np.random.default_rng
+
+    def default_rng(seed: Any = None) -> Any:
+        if seed is None or isinstance(seed, int | np.integer):
+            return drawn((int(seed or 0) + shift) % 2**32)
+        return drawn(seed)
+
+    torch.manual_seed = torch.random.manual_seed = shifted(originals[0])
+    random.seed = shifted(originals[1])
+    np.random.seed = shifted(originals[2])
+    np.random.default_rng = default_rng
+    for set_seed in originals:
+        set_seed(shift)

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,9 @@ from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
-from transformer_core.tune.coordinator import LAUNCHERS, Program, SideEnded
+from transformer_core.tune.coordinator import LAUNCHERS, Program, Say, SideEnded
 from transformer_core.tune.isolation import TooLarge
 from transformer_core.tune.order import UNOBSERVED
-
-Say = Callable[[str], None]
 
 
 class CannotObserve(Exception):
@@ -84,16 +82,26 @@ def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> a
     return given
 
 
-def progress(budget: float | None = None) -> Say:
-    """A function that prints each text with the seconds since now, and those left of ``budget``."""
+def shown(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def progress(budget: float | None = None, show: Say = shown) -> Say:
+    """A function that shows each text with the seconds since now, and those left of ``budget``."""
     began = time.monotonic()
 
     def say(text: str) -> None:
         gone = time.monotonic() - began
         left = "" if budget is None else f" (at most {max(0.0, budget - gone):.0f} s left)"
-        print(f"{gone:4.0f} s  {text}{left}", file=sys.stderr, flush=True)
+        show(f"{gone:4.0f} s  {text}{left}")
 
     return say
+
+
+def refused(why: object) -> int:
+    """Says why a command cannot be carried out; the exit status."""
+    shown(str(why))
+    return 2
 
 
 def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> None:
@@ -103,8 +111,7 @@ def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> N
     print(json.dumps(found, indent=1) if given.json else text)
 
 
-COMMAND_LINE = "command line"
-"""The source that errors name."""
+COMMAND_LINE = "command line"  # the source that errors name
 
 
 def program_given(command: Sequence[str], folder: Path | None = None) -> Program:
@@ -134,17 +141,9 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         command = command[1:]
     script = command[0] if command else ""
     if script != "-m" and not (folder / script).is_file():
-        raise ConfigError(
-            [
-                ConfigProblem(
-                    source,
-                    field,
-                    shlex.join(task.command),
-                    f"names no script in {folder}",
-                    "give the path of a Python file, relative to that folder",
-                )
-            ]
-        )
+        problem = f"names no script in {folder}"
+        remedy = "give the path of a Python file, relative to that folder"
+        raise ConfigError([ConfigProblem(source, field, shlex.join(task.command), problem, remedy)])
     return Program(tuple(command), folder, tuple(launcher))
 
 
@@ -188,5 +187,4 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
             "better some hundreds; remedy: let it train longer (more steps, epochs or "
             f"samples)\n{tail}"
         )
-    place = f"{error.said['place']}: " if error.said.get("place") else ""
-    return f"the {kind} itself fails: {place}{error.why}; its last words, from {error.log}:\n{tail}"
+    return f"the {kind} itself fails: {error.place}{error.why}; its last words, from {error.log}:\n{tail}"

@@ -42,11 +42,9 @@ class Parts:
     batches: Iterator[Any]
     """One batch for each optimizer step: tensors, or tuples, lists or dictionaries of tensors, whose
     first dimension is the samples."""
-    loss: Callable[[nn.Module, Any], Tensor]
-    """The mean loss of a batch, a scalar."""
+    loss: Callable[[nn.Module, Any], Tensor]  # the mean loss of a batch, a scalar
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
-    clip_norm: float
-    """Largest norm of the gradient; 0 does not clip."""
+    clip_norm: float  # largest norm of the gradient; 0 does not clip
 
 
 def load(factory: str, options: Mapping[str, Any], rank: int, world: int, seed: int) -> Parts:

@@ -4,14 +4,16 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.nvml import cpus_near
 from transformer_core.tune.boundaries import Boundaries, replacing
 
@@ -36,8 +38,7 @@ class Watch:
         self.counts: Counter[str] = Counter()
         self.places: dict[str, tuple[str, int]] = {}
         self.caller = ""
-        self.classes = 0
-        """Classes of the largest cross-entropy: the last dimension of its logits."""
+        self.classes = 0  # classes of the largest cross-entropy: the last dimension of its logits
         self.autocast = False
         self.normalized: set[int] = set()
         """Numbers of values per channel from which batch normalization took its statistics."""
@@ -56,19 +57,9 @@ class Watch:
         replacing(functional, attention)(partial(self._counted, attention))
         replacing(functional, "cross_entropy")(self._cross_entropy)
         replacing(functional, "batch_norm")(self._batch_norm)
-        self._making(torch.optim.Optimizer, "optimizer", lambda made, given: None)
-        self._making(
-            torch.utils.data.DataLoader,
-            "loader",
-            lambda made, given: self.loaders.append(
-                {"workers": made.num_workers, "pinned": made.pin_memory}
-            ),
-        )
-        self._making(
-            nn.parallel.DistributedDataParallel,
-            "ddp",
-            lambda made, given: self.ddp.append({key: str(value) for key, value in given.items()}),
-        )
+        self._making(torch.optim.Optimizer, "optimizer")
+        self._making(torch.utils.data.DataLoader, "loader")
+        self._making(nn.parallel.DistributedDataParallel, "ddp")
         for owner in (torch.optim.Optimizer, nn.Module):
             replacing(owner, "zero_grad")(self._zero_grad)
 
@@ -85,7 +76,7 @@ class Watch:
 
         warnings.showwarning = show  # type: ignore[assignment]
         warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if uses_gpu():
             torch.cuda.set_sync_debug_mode("warn")
             self._looking = True
 
@@ -196,14 +187,71 @@ class Watch:
         self.counts["zeroed"] += not set_to_none
         original(made, set_to_none=set_to_none)
 
-    def _making(self, owner: Any, what: str, note: Callable[[Any, dict[str, Any]], None]) -> None:
-        """Note where objects of a class are made; ``note`` gets each object and its keywords."""
+    def _making(self, owner: Any, what: str) -> None:
+        """Note where objects of a class are made, and what techniques need to know of them."""
 
         @replacing(owner, "__init__")
         def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
             self.note_place(what)
             original(made, *args, **kwargs)
-            note(made, kwargs)
+            if what == "loader":
+                self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
+            elif what == "ddp":
+                self.ddp.append({key: str(value) for key, value in kwargs.items()})
+
+
+def uses_gpu() -> bool:
+    """Whether the script has used a GPU."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def bytes_of(tensors: Any) -> int:
+    """Bytes of this rank's shards of tensors; shared memory counts once."""
+    found = {}
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        found[local.data_ptr(), local.numel()] = local.numel() * local.element_size()
+    return sum(found.values())
+
+
+class Memory:
+    """Peak memory of the steps that are not recorded, and its parts."""
+
+    def __init__(self, boundaries: Boundaries) -> None:
+        self.boundaries = boundaries
+        self.before = psutil.Process().memory_info().rss
+        """Bytes in use before the script's first line: Python and its libraries."""
+
+    def reset(self) -> None:
+        """Forget the peak so far, if the system allows it."""
+        if uses_gpu():
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            with suppress(OSError):  # The peak is then that of the whole process.
+                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def parts(self) -> dict[str, int]:
+        """Bytes at a boundary, while gradients exist: the peak, its known parts, and the memory of the
+        device (``room``)."""
+        modules, optimizers = self.boundaries.modules, self.boundaries.optimizers
+        parameters = [parameter for _, parameter in self.boundaries.parameters()]
+        buffers = [buffer for module in modules for buffer in module.buffers()]
+        states = [
+            value
+            for optimizer in optimizers
+            for state in optimizer.state.values()
+            for value in (state.values() if isinstance(state, dict) else ())
+            if isinstance(value, Tensor)
+        ]
+        gpu = uses_gpu()
+        return {
+            "peak": int(torch.cuda.max_memory_allocated()) if gpu else peak_rss_bytes(),
+            "libraries": 0 if gpu else self.before,
+            "weights": bytes_of([*parameters, *buffers]),
+            "gradients": bytes_of(p.grad for p in parameters if p.grad is not None),
+            "optimizer": bytes_of(states),
+            "room": torch.cuda.mem_get_info()[1] if gpu else psutil.virtual_memory().total,
+        }
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -216,21 +264,19 @@ def repeated_block(modules: list[nn.Module]) -> str | None:
     times in a list of layers. None if there is none."""
     found: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for module in modules:
-        for part in module.modules():
-            if isinstance(part, nn.ModuleList | nn.Sequential):
-                for layer in part:
-                    if not any(layer.children()):
-                        continue
-                    name = type(layer).__name__
-                    found[name] += 1
-                    sizes[name] += sum(p.numel() for p in layer.parameters())
+    parts = (part for module in modules for part in module.modules())
+    lists = (part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential))
+    for layer in (layer for layers in lists for layer in layers if any(layer.children())):
+        name = type(layer).__name__
+        found[name] += 1
+        sizes[name] += sum(p.numel() for p in layer.parameters())
     several = [name for name, count in found.items() if count > 1 and sizes[name]]
     return max(several, key=sizes.__getitem__, default=None)
 
 
-def blocks(module: nn.Module, name: str) -> list[nn.Module]:
-    """The submodules of class ``name``, without those inside another one."""
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a module, without those inside another one."""
+    name = repeated_block([module])
     found: list[nn.Module] = []
     for part in module.modules():
         inside = any(part is inner for outer in found for inner in outer.modules())

@@ -40,7 +40,6 @@ from transformer_core.tune.answer import (
     listed,
     useful,
 )
-from transformer_core.tune.budget import Budget
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn
@@ -48,6 +47,7 @@ from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
+    Budget,
     Measured,
     Outcome,
     Plan,
@@ -56,23 +56,17 @@ from transformer_core.tune.sessions import (
     status_of,
 )
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.registry import TECHNIQUES, environment_of
+from transformer_core.tune.techniques import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
 FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last")
 """The techniques with the largest gains: a small session of these gives the first certificates."""
-SESSIONS = 4
-"""Sessions of a comparison: with four, Student's t has three degrees of freedom."""
-VERIFICATIONS = 3
-"""Sessions of the changed script against the original."""
-LEAST_SESSIONS, GOOD_SESSIONS = 2, 3
-"""An interval needs two; a third makes it narrow."""
-LEAST_GAIN = 1.005
-"""Combinations leave out techniques that gain less than this alone."""
-WORDS = {"same": 0, "undecided": 1, "different": 2}
-"""Words of certificates, the best first."""
-LEAST_STEPS = 12
-"""A session needs a few steps to compare and one for each of up to seven rounds."""
+SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degrees of freedom
+VERIFICATIONS = 3  # sessions of the changed script against the original
+LEAST_SESSIONS, GOOD_SESSIONS = 2, 3  # an interval needs two; a third makes it narrow
+LEAST_GAIN = 1.005  # combinations leave out techniques that gain less than this alone
+WORDS = {"same": 0, "undecided": 1, "different": 2}  # words of certificates, the best first
+LEAST_STEPS = 12  # a session needs a few steps to compare and one for each of up to seven rounds
 
 
 class Tuning:
@@ -108,8 +102,7 @@ class Tuning:
         self.asked_record = record
         self.record = 6
         """Steps that certificates compare: as many as requested, or as few seconds allow."""
-        self.steps: int | None = None
-        """Steps after which the script ends, if it was seen to end."""
+        self.steps: int | None = None  # steps after which the script ends, if it was seen to end
 
     def say(self, text: str) -> None:
         """Report progress, with the remaining time."""
@@ -117,7 +110,6 @@ class Tuning:
         self._say(text if left is None else f"{text} (about {in_time(left)} left)")
 
     def session(self, plan: Plan, stage: str) -> Outcome:
-        """The outcome of a session, with progress."""
         found = self.sessions.run(plan, self._progress(stage))
         self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
         return found
@@ -133,7 +125,7 @@ class Tuning:
 
     def _rounds(self, sides: int) -> int:
         """Number of rounds of such a session: the script and its equal side take turns too."""
-        return self.sessions.rounds(sides + 2, 6 if self.step_seconds < 1 else 4, self.record)
+        return self.sessions.rounds(sides + 2, 6 if self.budget.step < 1 else 4, self.record)
 
     def expect(self, seconds: float) -> None:
         """Expect the remaining sessions to take so many seconds, or all the time that is left."""
@@ -193,16 +185,13 @@ class Tuning:
             self.traces = self._traces(run, "twin", "own", first)
         same, words = trust(*records)
         self.record = count
-        self.facts, self.step_seconds = facts, step_seconds
         self.budget.step = step_seconds
         program = self.program
         files = files_of_script(program.script, program.directory)
-        text = repr((program, files)).encode()
-        key = hashlib.sha256(text).hexdigest()
-        self.sessions = Sessions(program, self.folder / "sessions", key)
-        self.sessions.facts, self.sessions.step_seconds = facts, step_seconds
-        self.sessions.steps = self.steps
-        self.sessions.deadline = time.monotonic() + self.budget.left
+        key = hashlib.sha256(repr((program, files)).encode()).hexdigest()
+        end = time.monotonic() + self.budget.left
+        sessions = self.folder / "sessions"
+        self.sessions = Sessions(program, sessions, key, facts, step_seconds, self.steps, end)
         return Answer(
             command=program.title,
             boundary=program.boundary,
@@ -225,7 +214,7 @@ class Tuning:
         side = Side("recommended", names, profiled=True)
         logs = self.folder / "sessions" / "profile"
         try:
-            with session(self.program, [side], logs, 0, self.facts, self.say) as run:
+            with session(self.program, [side], logs, 0, answer.facts, self.say) as run:
                 run.facts(side.name)
                 run.steps(side.name, 3)
                 traces = self._traces(run, side.name, side.name, answer.step_seconds)
@@ -262,7 +251,6 @@ class Tuning:
         return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
 
     def _screen(self, answer: Answer) -> None:
-        """Try every technique that applies, each by itself."""
         usable: list[Side] = []
         has = {TECHNIQUES[name].group for name in self.program.applied}
         for name in self.names:
@@ -279,7 +267,7 @@ class Tuning:
         rest = [side for side in usable if side not in slow and side not in first]
         room = self._most_sides(answer)
         groups = [first, *(rest[i : i + room] for i in range(0, len(rest), room)), slow]
-        rounds = 4 if self.step_seconds < 2 else 2
+        rounds = 4 if self.budget.step < 2 else 2
         self.sessions.certified = partial(self._certified, answer)
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
@@ -302,8 +290,7 @@ class Tuning:
             )
             sides = [Side(OWN), *floors(group), *group]
             plan = Plan(f"screen-{number + 1}", sides, 0, rounds, self.record)
-            outcome = self.session(plan, f"trying {listed([side.name for side in group])}")
-            outcome = self._without_dropout(plan, outcome, answer)
+            outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
             for side in group:
                 tried = self._tried(side, outcome)
                 answer.tried.append(tried)
@@ -322,6 +309,12 @@ class Tuning:
         if answer.first_verdict_seconds is None:
             answer.first_verdict_seconds = self.budget.gone
         self.say(f"{name}: {certified_in_words(certificate)}")
+
+    def _judged(self, plan: Plan, stage: str, answer: Answer, first: bool = True) -> Outcome:
+        """The outcome of a session. Unless it repeats a ``first`` one with other seeds, differences that
+        dropout masks may explain are judged without dropout."""
+        outcome = self.session(plan, stage)
+        return self._without_dropout(plan, outcome, answer) if first else outcome
 
     def _without_dropout(self, plan: Plan, outcome: Outcome, answer: Answer) -> Outcome:
         """Compares again without dropout if other dropout masks alone may explain a difference."""
@@ -413,8 +406,8 @@ class Tuning:
             self.expect(seconds(SESSIONS + 1 - number) + kept)
             everyone = [Side(OWN), *floors(sides), *sides]
             plan = Plan(f"compare-{number}", everyone, 1000 * number, rounds, self.record)
-            outcome = self.session(plan, f"comparing, session {number} of {SESSIONS}")
-            outcomes.append(outcome if number > 1 else self._without_dropout(plan, outcome, answer))
+            stage = f"comparing, session {number} of {SESSIONS}"
+            outcomes.append(self._judged(plan, stage, answer, first=number == 1))
         found = [self.together(side, outcomes) for side in sides]
         answer.noise = self._intervals(found, outcomes)
         for tried in found:
@@ -494,8 +487,8 @@ class Tuning:
             self.expect(each * (VERIFICATIONS + 1 - number))
             everyone, seed = [Side(OWN), *floors([side]), side], 10_000 + 1000 * number
             plan = Plan(f"verify-{number}", everyone, seed, self._rounds(1), self.record)
-            outcome = self.session(plan, "running the changed script")
-            outcomes.append(outcome if number > 1 else self._without_dropout(plan, outcome, answer))
+            stage = "running the changed script"
+            outcomes.append(self._judged(plan, stage, answer, first=number == 1))
         if not outcomes:
             answer.left_out.append("the run of the changed script")
             return

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-LARGEST_COPY = 2 << 30
-"""Largest folder, in bytes, that is copied where overlays are not allowed."""
+LARGEST_COPY = 2 << 30  # largest folder, in bytes, that is copied where overlays are not allowed
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
 _PRIVATE = 0x4000 | 0x40000  # MS_REC and MS_PRIVATE of mount(2)
@@ -81,7 +80,6 @@ def _left_out(place: str, names: Sequence[str]) -> set[str]:
 
 
 def _size(folder: Path) -> int:
-    """Size of a copy of ``folder`` in bytes."""
     found = 0
     for place, folders, files in os.walk(folder):
         left_out = _left_out(place, folders)

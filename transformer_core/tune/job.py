@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,12 +17,11 @@ from transformer_core.machine.provenance import collect
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.tune.answer import FAILED, Answer
 from transformer_core.tune.coordinator import Program
-from transformer_core.tune.driver import CannotObserve, program_of
+from transformer_core.tune.driver import CannotObserve, program_of, progress, shown
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.isolation import TooLarge
 
-SECONDS = 300.0
-"""Seconds to spend if the study sets no time."""
+SECONDS = 300.0  # seconds to spend if the study sets no time
 
 
 def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
@@ -31,13 +29,11 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
     answer says why if the training cannot be observed."""
     task = study.task
     assert isinstance(task, ScriptTask | ImportedTask)
-    began = time.monotonic()
 
-    def say(text: str) -> None:
-        line = f"{time.monotonic() - began:4.0f} s  {text}"
+    def show(line: str) -> None:
         log.info(line)
         if sys.stderr.isatty():  # The log itself goes only to its file.
-            print(line, file=sys.stderr, flush=True)
+            shown(line)
 
     if isinstance(task, ScriptTask):
         tuned, record = program_of(task), None
@@ -62,9 +58,8 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
     budget = seconds_of(study.time) if study.time is not None else SECONDS
     margin = study.comparison.margin
     try:
-        return Tuning(
-            tuned, folder, say, budget, task.techniques, task.verify, record, margin
-        ).run()
+        say, names = progress(show=show), task.techniques
+        return Tuning(tuned, folder, say, budget, names, task.verify, record, margin).run()
     except (CannotObserve, TooLarge) as error:
         return Answer(command=tuned.title, status="failed", reason=str(error))
 
@@ -75,14 +70,10 @@ class TuneJob(Job):
 
     kind = "tune"
 
-    study: Path
-    """study.json."""
-    spec: Path
-    """spec.json of its baseline."""
-    output: Path
-    """answer.json to write."""
-    changes: Path
-    """changes.diff to write."""
+    study: Path  # study.json
+    spec: Path  # spec.json of its baseline
+    output: Path  # answer.json to write
+    changes: Path  # changes.diff to write
 
     def run(self, log_file: Path | None) -> int:
         study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)

@@ -21,6 +21,7 @@ WHOLE, WHOLE_VECTOR = 1024, 1 << 16
 """Matrices and vectors with at most this many numbers are kept whole."""
 
 Sketch = NDArray[np.float64]
+Key = tuple[int, int, str]  # rank, step and tensor of an entry
 
 _SIGNS: dict[torch.device, Tensor] = {}
 _PERIOD = 65_521
@@ -115,30 +116,22 @@ class Record:
                 found.ranks.append({name: data[name] for name in data.files})
         return found
 
-    def keys(self, kind: str) -> list[tuple[int, int, str]]:
-        """(rank, step, tensor) of each entry of a kind: gradient, update, weight, buffer or orphan."""
-        wanted = "weight" if kind == "update" else kind
-        found = []
+    def of(self, kind: str) -> dict[Key, Sketch]:
+        """The entries of a kind: gradient, update, weight, buffer or orphan. An update is the difference
+        of two weights."""
+        found = {}
         for rank, each in enumerate(self.ranks):
-            for key in each:
+            for key, value in each.items():
                 step, what, name = _parts(key)
-                if what == wanted and (
-                    kind != "update" or f"{int(step) - 1} weight {name}" in each
-                ):
-                    found.append((rank, int(step), name))
+                if what == "weight" and kind == "update":
+                    before = each.get(f"{int(step) - 1} weight {name}")
+                    if before is not None:
+                        found[rank, int(step), name] = value - before
+                elif what == kind:
+                    found[rank, int(step), name] = value
         return found
 
-    def get(self, kind: str, key: tuple[int, int, str]) -> Sketch | None:
-        """The sketch of an entry; an update is the difference of two weights. None if it is missing."""
-        rank, step, name = key
-        each = self.ranks[rank] if rank < len(self.ranks) else {}
-        if kind == "update":
-            new, old = each.get(f"{step} weight {name}"), each.get(f"{step - 1} weight {name}")
-            return None if new is None or old is None else new - old
-        return each.get(f"{step} {kind} {name}")
-
     def equals(self, other: "Record") -> bool:
-        """Whether everything is equal to the last bit."""
         if len(self.ranks) != len(other.ranks):
             return False
         return all(

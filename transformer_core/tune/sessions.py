@@ -1,4 +1,5 @@
-"""Measures sides in a session: certificates of the first steps, then times in turns.
+"""Measures sides in a session: certificates of the first steps, then times in turns. Estimates the time
+of a session from earlier ones, to keep a whole command within its time.
 
 The outcome is one JSON file. A session whose file exists is not run again, so an interrupted study
 continues where it stopped.
@@ -6,9 +7,9 @@ continues where it stopped.
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from math import ceil, inf, log
@@ -18,34 +19,32 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
-from transformer_core.tune.causes import explained
+from transformer_core.tune.causes import Held, explained
 from transformer_core.tune.certificate import certify
-from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
+from transformer_core.tune.coordinator import Program, Say, Session, Side, SideEnded, session
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 OWN, AGAIN = "own", "again"
 """The unchanged script, and a copy of it with weights disturbed by float32 rounding. They are equally
 fast, so their ratio shows the noise of the comparison."""
-TURN_SECONDS = 0.15
-"""Minimum length of a turn in seconds."""
+TURN_SECONDS = 0.15  # minimum length of a turn in seconds
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
-ROUNDS_SECONDS = 8.0
-"""Seconds for all rounds of a session, if the steps are short enough."""
+ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
+REPORT_SECONDS = 10.0  # time reserved for writing the report
+BEGAN = "TUNE_TRAINING_BEGAN"
+"""Environment variable that holds the start time of the user's command."""
 
 
 @dataclass
 class Measured:
     """One side in one session."""
 
-    status: str = "ok"
-    """ok, oom, unsupported (with the reason), or failed."""
+    status: str = "ok"  # ok, oom, unsupported (with the reason), or failed
     reason: str = ""
-    seconds: list[float] = field(default_factory=list)
-    """Seconds of each round."""
+    seconds: list[float] = field(default_factory=list)  # seconds of each round
     certificate: dict[str, Any] | None = None
-    memory: dict[str, int] | None = None
-    """Bytes: the peak of its steps, and its known parts."""
+    memory: dict[str, int] | None = None  # bytes: the peak of its steps, and its known parts
 
 
 @dataclass
@@ -55,10 +54,8 @@ class Outcome:
     seed: int
     turn: int = 0
     sides: dict[str, Measured] = field(default_factory=dict)
-    ended_early: bool = False
-    """Whether the script reached its end before all rounds were done."""
-    took: float = 0.0
-    """Seconds of the whole session."""
+    ended_early: bool = False  # whether the script reached its end before all rounds were done
+    took: float = 0.0  # seconds of the whole session
 
     def log_ratios(self, name: str) -> list[float]:
         """Logarithms of the ratio of a side's speed to the script's, one for each round."""
@@ -68,38 +65,74 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a session."""
-
-    name: str
-    """Name of its file."""
+    name: str  # name of its file
     sides: Sequence[Side]
     seed: int
     rounds: int
-    record: int = 6
-    """Steps that certificates compare."""
+    record: int = 6  # steps that certificates compare
     dropout: bool = True
-    late: int = 0
-    """Steps to compare again after the last round."""
+    late: int = 0  # steps to compare again after the last round
 
 
+@dataclass
+class Budget:
+    """The seconds to spend, and the cost of sessions."""
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+    start: float = 5.0  # seconds until two copies of the script have reached their first step
+    record: float = 1.0  # seconds that a copy takes for the steps that certificates compare
+    step: float = 1.0  # seconds of a step
+    _estimated: float = 0.0
+    _took: float = 0.0
+
+    def __post_init__(self) -> None:
+        if BEGAN in os.environ:
+            self.began -= max(0.0, time.time() - float(os.environ[BEGAN]))
+
+    @property
+    def gone(self) -> float:
+        """Seconds since the command was started."""
+        return time.monotonic() - self.began
+
+    @property
+    def left(self) -> float:
+        """Seconds that sessions may still take."""
+        return self.seconds - REPORT_SECONDS - self.gone
+
+    def cost(self, sides: int, steps: int) -> float:
+        """Seconds of a session of ``sides`` copies that take ``steps`` steps each, corrected by how far
+        earlier sessions exceeded their estimates."""
+        pace = self._took / self._estimated if self._took else 1.0
+        return pace * self._expected(sides, steps)
+
+    def learn(self, sides: int, steps: int, took: float) -> None:
+        """Remember that a session took ``took`` seconds."""
+        self._estimated += self._expected(sides, steps)
+        self._took += took
+
+    def _expected(self, sides: int, steps: int) -> float:
+        cores = max(2, len(os.sched_getaffinity(0)))
+        start = self.start * max(1.0, sides / cores)
+        return start + sides * (self.record + steps * self.step)
+
+
+@dataclass
 class Sessions:
-    """Runs sessions of one program, and stores their outcomes in ``folder``.
+    """Runs sessions of one program, and stores their outcomes in ``folder``."""
 
-    ``key`` identifies the program: outcomes with another key are not used.
-    """
+    program: Program
+    folder: Path
+    key: str  # identifies the program: outcomes with another key are not used
+    facts: dict[str, Any] = field(default_factory=dict)
+    step_seconds: float = 1.0
+    steps: int | None = None  # steps after which the script ends, once a session has seen its end
+    deadline: float = inf
+    """By ``time.monotonic``; after this time, sessions have the minimum number of rounds."""
+    certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
+    """Called with each side's certificate as soon as it is known."""
 
-    def __init__(self, program: Program, folder: Path, key: str) -> None:
-        self.program, self.folder, self.key = program, folder, key
-        self.facts: dict[str, Any] = {}
-        self.step_seconds = 1.0
-        self.steps: int | None = None
-        """Steps after which the script ends, once a session has seen its end."""
-        self.deadline = inf
-        """By ``time.monotonic``; after this time, sessions have the minimum number of rounds."""
-        self.certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
-        """Called with each side's certificate as soon as it is known."""
-
-    def run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+    def run(self, plan: Plan, progress: Say) -> Outcome:
         """The outcome of a session, from its file if it exists. Raises SideEnded if the unchanged
         script fails."""
         # Rounds do not identify a session: an earlier command may have had time for more or fewer.
@@ -117,7 +150,7 @@ class Sessions:
         write_text(file, text + "\n")
         return found
 
-    def _whole(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+    def _whole(self, plan: Plan, progress: Say) -> Outcome:
         """The outcome of a session, repeated with shorter turns if the script ended early."""
         for _ in range(2):
             try:
@@ -154,7 +187,7 @@ class Sessions:
             return rounds
         return min(rounds, max(least, (self.steps - record - 1) // (2 * self.facts["cycle"]) - 1))
 
-    def _run(self, plan: Plan, progress: Callable[[str], None]) -> Outcome:
+    def _run(self, plan: Plan, progress: Say) -> Outcome:
         found = Outcome(plan.seed)
         logs = self.folder / plan.name
         sides = [replace(side, dropout=plan.dropout) for side in plan.sides]
@@ -184,21 +217,13 @@ class Sessions:
             return None
         logs = self.folder / f"{plan.name}-held"
         sides = [Side(OWN, held=True, dropout=plan.dropout)]
-        with (
-            suppress(SideEnded),
-            session(self.program, sides, logs, plan.seed, self.facts) as run,
-        ):
-            return _recorded(run, OWN, plan.record)
-        return None
+        try:
+            with session(self.program, sides, logs, plan.seed, self.facts) as run:
+                return _recorded(run, OWN, plan.record)
+        except SideEnded:
+            return None
 
-    def _record(
-        self,
-        run: Session,
-        plan: Plan,
-        found: Outcome,
-        steps: int,
-        held: Callable[[], Record | None],
-    ) -> None:
+    def _record(self, run: Session, plan: Plan, found: Outcome, steps: int, held: Held) -> None:
         """Record steps of all sides, and compare the whole record of each side with the script's.
 
         The script and its floors come first in a plan, so each side can be judged as soon as it has
@@ -218,11 +243,7 @@ class Sessions:
         self._failed(run, found)
 
     def _certificate(
-        self,
-        plan: Plan,
-        side: Side,
-        records: dict[str, Record],
-        held: Callable[[], Record | None],
+        self, plan: Plan, side: Side, records: dict[str, Record], held: Held
     ) -> dict[str, Any]:
         """The certificate of a side, from the finest rounding that explains its differences."""
         found, script = records[side.name], records[OWN]
@@ -250,9 +271,7 @@ class Sessions:
             elif side.noise and side.name != AGAIN and not plan.late:
                 run.drop(side.name)
 
-    def _rounds(
-        self, run: Session, plan: Plan, found: Outcome, progress: Callable[[str], None]
-    ) -> None:
+    def _rounds(self, run: Session, plan: Plan, found: Outcome, progress: Say) -> None:
         """Takes turns. Each round reverses the order, so that no side always follows the same other
         side."""
         found.turn = max(1, self._turn(plan, self.steps))
@@ -291,23 +310,20 @@ def _recorded(run: Session, side: str, steps: int) -> Record | None:
     return Record.read(files) if files else None
 
 
+UNSUPPORTED = ("not supported", "no available kernel", "notimplemented", "unsupported")
+
+
 def status_of(error: SideEnded) -> tuple[str, str]:
-    """Status and reason of a side that ended."""
     why = error.why or f"the script reached its end after {error.said.get('step', 0)} steps"
     text = f"{why} {error.said.get('trace') or ''}".lower()
     if "out of memory" in text or "outofmemory" in text or "sigkill" in text:
         return "oom", why
-    if any(
-        words in text
-        for words in ("not supported", "no available kernel", "notimplemented", "unsupported")
-    ):
+    if any(words in text for words in UNSUPPORTED):
         return "unsupported", why.splitlines()[0]
-    place = f"{error.said['place']}: " if error.said.get("place") else ""
-    return "failed", f"{place}{why.splitlines()[0]}{SEE}{error.log})"
+    return "failed", f"{error.place}{why.splitlines()[0]}{SEE}{error.log})"
 
 
-SEE = " (see "
-"""Begins the path of the log at the end of a reason."""
+SEE = " (see "  # begins the path of the log at the end of a reason
 
 
 def floor_name(rounding: Rounding) -> str:

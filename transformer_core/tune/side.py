@@ -7,14 +7,13 @@ or as a fork of a process that has imported torch. A fork enters its overlay its
 import gc
 import json
 import os
-import random
 import runpy
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,16 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from transformer_core.observe.ranges import TorchRecording, mark_forward, mark_layers, torch_range
 from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.facts import Watch, is_own
+from transformer_core.tune.facts import Memory, Watch, is_own, uses_gpu
 from transformer_core.tune.isolation import enter
-from transformer_core.tune.observers import Memory, Profile
 from transformer_core.tune.order import UNOBSERVED, Order
 from transformer_core.tune.records import Sketch, fingerprint, sketch
-from transformer_core.tune.techniques.registry import TECHNIQUES
+from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique
 
 
@@ -49,12 +48,10 @@ class Side:
         self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
         self.watch = Watch(self.boundaries)
         self.memory = Memory(self.boundaries)
-        self.profile = Profile(self.boundaries) if order.profiled else None
-        self.left = 0
-        """Remaining steps of the turn."""
+        self.profile: Profile | None = None
+        self.left = 0  # remaining steps of the turn
         self.step = 0
         self.recording = False
-        self._profiling = False
         self.began = 0.0
         self.sketches: dict[str, Sketch] = {}
         self.losses: list[list[float]] = []
@@ -67,12 +64,10 @@ class Side:
         """Parameters that are held constant, and their first values."""
         self._gradients: dict[str, Sketch] = {}
         """Gradients of the current step, before the optimizer's step changed them."""
-        self._looking = True
-        """Whether module calls are still intercepted."""
+        self._looking = True  # whether module calls are still intercepted
 
     def prepare(self) -> None:
-        """Prepares everything for the script's first line."""
-        shift_seeds(self.order.seed)
+        disturbance.shift_seeds(self.order.seed)
         self.boundaries.on_module = self._found
         self.boundaries.on_inputs = self._note_inputs
         self.boundaries.before_first_update = self._before_first_update
@@ -111,19 +106,9 @@ class Side:
         """Reports that the script ended. ``reason`` is empty if it reached its end; ``place`` is the
         line of the user's code that failed."""
         with suppress(OSError):
-            send(
-                self.line,
-                ended=reason,
-                at=time.monotonic(),
-                trace=trace,
-                place=place,
-                step=self.step,
-                backwards=self.boundaries.backwards,
-                modules=len(self.boundaries.modules),
-                forwards=self.boundaries.calls,
-                rank=self.rank,
-                **self.last_words(),
-            )
+            told = {"at": time.monotonic(), "trace": trace, "place": place, "step": self.step}
+            told |= {"backwards": self.boundaries.backwards} | self.last_words()
+            send(self.line, ended=reason, **told)
 
     def last_words(self) -> dict[str, Any]:
         """Further facts to report at the end of the script."""
@@ -207,7 +192,7 @@ class Side:
     def _boundary(self) -> None:
         self.step += 1
         for technique in self.techniques:
-            technique.boundary(self.step)
+            technique.boundary()
         if self.recording:
             self._record()
         with torch.no_grad():
@@ -222,9 +207,11 @@ class Side:
         if self.left <= 0:
             synchronise()
             seconds = time.perf_counter() - self.began
-            self._pause_children(signal.SIGSTOP)
+            # Workers of data loaders stop while other sides are timed.
+            signal_children(signal.SIGSTOP)
             rest()
-            trace = self.profile.save() if self.profile and self._profiling else None
+            trace = self.profile.save() if self.profile else None
+            self.profile = None
             send(self.line, seconds=seconds, trace=trace)
             self._wait()
 
@@ -278,16 +265,15 @@ class Side:
         if self.recording and not turn["record"]:
             self.memory.reset()  # The peak so far includes the records.
         self.left, self.recording = turn["steps"], turn["record"]
-        self._pause_children(signal.SIGCONT)
-        self._profiling = turn["profile"]
-        if self.profile is not None and self._profiling:
+        signal_children(signal.SIGCONT)
+        if turn["profile"]:
             self.watch.stop_looking_for_waits()
-            self.profile.start(Path(self.order.record), self.rank)
+            self.profile = Profile(self.boundaries.modules, Path(self.order.record), self.rank)
         synchronise()
         self.began = time.perf_counter()
 
     def _facts(self) -> dict[str, Any]:
-        gone = [why for t in self.techniques if (why := t.without_effect(self.watch))]
+        gone = [why for t in self.techniques if (why := t.without_effect())]
         return self.watch.facts() | {"without_effect": gone, "memory": self.memory.parts()}
 
     def _write(self) -> str:
@@ -302,11 +288,36 @@ class Side:
         temporary.replace(file)
         return str(file)
 
-    def _pause_children(self, number: signal.Signals) -> None:
-        """Sends a signal to data loader workers: they stop while other sides are timed."""
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error, OSError):
-                child.send_signal(number)
+
+class Profile:
+    """torch.profiler over the next steps of ``modules``. The trace of a rank goes into ``folder``."""
+
+    def __init__(self, modules: list[nn.Module], folder: Path, rank: int) -> None:
+        for module in modules:
+            # Users' names for layers, next to torch's own ranges for data, backward and optimizer.
+            mark_forward(module, torch_range)
+            mark_layers(module, torch_range)
+        device = next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
+        folder.mkdir(parents=True, exist_ok=True)
+        self._running = TorchRecording(folder, rank, device)
+        self._running.prepare()
+        self._running.start()
+        self._begin_step()
+
+    def boundary(self, last: bool) -> None:
+        """Ends a step, and begins the next unless it was the ``last``."""
+        self._step.__exit__(None, None, None)
+        if not last:
+            self._begin_step()
+
+    def save(self) -> str:
+        self._running.stop()
+        (name,) = self._running.save()
+        return str(self._running.output / name)
+
+    def _begin_step(self) -> None:
+        self._step: AbstractContextManager[Any] = torch_range("step")
+        self._step.__enter__()
 
 
 def _table(rows: list[list[float]]) -> np.ndarray[Any, Any]:
@@ -319,12 +330,11 @@ def _table(rows: list[list[float]]) -> np.ndarray[Any, Any]:
 
 def synchronise() -> None:
     """Wait for the GPU, if the script uses one."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if uses_gpu():
         torch.cuda.synchronize()
 
 
-REST_SECONDS = 0.05
-"""Longest wait for idle threads after a turn, in seconds."""
+REST_SECONDS = 0.05  # longest wait for idle threads after a turn, in seconds
 
 
 def rest() -> None:
@@ -338,42 +348,20 @@ def rest() -> None:
             break
 
 
-def leave() -> NoReturn:
-    """Ends this process and its children immediately, in the middle of the script."""
+def signal_children(*numbers: signal.Signals) -> None:
+    """Sends signals to all processes that this one has started, and that these have started."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError):
-            child.send_signal(signal.SIGCONT)
-            child.kill()
+            for number in numbers:
+                child.send_signal(number)
+
+
+def leave() -> NoReturn:
+    """Ends this process and its children immediately, in the middle of the script."""
+    signal_children(signal.SIGCONT, signal.SIGKILL)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def shift_seeds(shift: int) -> None:
-    """Add ``shift`` to every seed that the script sets, and seed the generators that it does not."""
-
-    def shifted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def seed(*args: Any, **kwargs: Any) -> Any:
-            given = args[0] if args else kwargs.get("seed", kwargs.get("a"))
-            number = int(given) if isinstance(given, int | np.integer) else 0
-            return original((number + shift) % 2**32)
-
-        return seed
-
-    originals = torch.manual_seed, random.seed, np.random.seed
-    drawn = np.random.default_rng
-
-    def default_rng(seed: Any = None) -> Any:
-        if seed is None or isinstance(seed, int | np.integer):
-            return drawn((int(seed or 0) + shift) % 2**32)
-        return drawn(seed)
-
-    torch.manual_seed = torch.random.manual_seed = shifted(originals[0])
-    random.seed = shifted(originals[1])
-    np.random.seed = shifted(originals[2])
-    np.random.default_rng = default_rng
-    for set_seed in originals:
-        set_seed(shift)
 
 
 def as_the_user_has_it() -> None:

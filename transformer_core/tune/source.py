@@ -27,7 +27,6 @@ class Source:
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "Source":
-        """The files of the program that was observed."""
         script, places = facts["script"], facts["places"]
         if facts["factory"] and "call" in places:
             # The user's script is the file that calls the model; the factory only returns its parts.
@@ -37,9 +36,8 @@ class Source:
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script. False if it has no imports."""
         tree = self.tree(self.script)
-        if tree is None:
-            return False
-        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        body = tree.body if tree else []
+        imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
         if not imports:
             return False
         end = imports[-1].end_lineno or imports[-1].lineno
@@ -163,7 +161,6 @@ class Source:
         return ast.parse("\n".join(self.text(file)))
 
     def text(self, file: Path) -> list[str]:
-        """The lines of a file on disk."""
         if file not in self._lines:
             self._lines[file] = file.read_text(encoding="utf-8").splitlines()
         return self._lines[file]

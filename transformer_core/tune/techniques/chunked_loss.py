@@ -17,8 +17,7 @@ from transformer_core.tune.boundaries import wrap
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.techniques.technique import Technique
 
-ROWS = 512
-"""Tokens whose logits exist at a time."""
+ROWS = 512  # tokens whose logits exist at a time
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -73,32 +72,20 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 class LazyLogits:
     """Logits [..., v] of hidden states [..., d] that are computed only on demand."""
 
-    def __init__(self, hidden: Tensor, head: nn.Linear, call: Any) -> None:
-        self.hidden, self.head, self.call = hidden, head, call
+    def __init__(
+        self, hidden: Tensor, head: nn.Linear, call: Any, dtype: torch.dtype | None = None
+    ) -> None:
+        self.hidden, self.head, self.call, self.device = hidden, head, call, hidden.device
+        self.shape = torch.Size([*hidden.shape[:-1], head.out_features])
         kind = hidden.device.type
         autocast = torch.is_autocast_enabled(kind)
-        self.format = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
-
-    @property
-    def shape(self) -> torch.Size:
-        """[..., v]."""
-        return torch.Size([*self.hidden.shape[:-1], self.head.out_features])
-
-    @property
-    def device(self) -> torch.device:
-        return self.hidden.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.format
+        self.dtype = dtype or (torch.get_autocast_dtype(kind) if autocast else hidden.dtype)
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def _of(self, hidden: Tensor) -> "LazyLogits":
-        other = LazyLogits(hidden, self.head, self.call)
-        other.format = self.format
-        return other
+        return LazyLogits(hidden, self.head, self.call, self.dtype)
 
     def view(self, *shape: Any) -> Any:
         """Still not computed if the last dimension is unchanged."""
@@ -125,7 +112,6 @@ class LazyLogits:
         return self
 
     def computed(self) -> Tensor:
-        """The logits."""
         logits: Tensor = self.call(self.hidden)
         return logits
 
@@ -170,7 +156,7 @@ def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> 
     smoothing = options.get("label_smoothing", 0.0)
     head = logits.head
     total: Tensor = ChunkedCrossEntropy.apply(
-        logits.hidden, head.weight, head.bias, target, ignored, smoothing, logits.format
+        logits.hidden, head.weight, head.bias, target, ignored, smoothing, logits.dtype
     )
     ChunkedLoss.applied += 1
     return total if reduction == "sum" else total / (target != ignored).sum()
@@ -184,7 +170,6 @@ class ChunkedLoss(Technique):
         "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
         "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."
     )
-    rounding = "float32"
     idle = "the loss does not take the logits as they are"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
@@ -202,15 +187,12 @@ class ChunkedLoss(Technique):
             module = module.module
         head = _linear(module, name)
 
-        def around(call: Any) -> Any:
-            def lazily(hidden: Tensor) -> Any:
-                if not (head.training and torch.is_grad_enabled()):
-                    return call(hidden)
-                return LazyLogits(hidden, head, call)
+        def lazily(call: Any, hidden: Tensor) -> Any:
+            if not (head.training and torch.is_grad_enabled()):
+                return call(hidden)
+            return LazyLogits(hidden, head, call)
 
-            return lazily
-
-        wrap(head, around)
+        wrap(head, lazily)
 
     def prepare(self, watch: Watch) -> None:
         self.watch = watch

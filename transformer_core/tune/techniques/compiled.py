@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from transformer_core.tune.facts import blocks, repeated_block
+from transformer_core.tune.facts import blocks
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
 
@@ -15,7 +15,6 @@ class CompiledBlocks(Technique):
     words = "torch.compile of each repeated block"
     group = "compile"
     advice = "Call .compile() of each {block} of the model before the first step."
-    rounding = "float32"
     slow = True
     idle = "no block was compiled"
 
@@ -29,8 +28,7 @@ class CompiledBlocks(Technique):
         return None
 
     def module(self, module: nn.Module) -> None:
-        name = repeated_block([module])
-        for block in blocks(module, name) if name else []:
+        for block in blocks(module):
             block.compile()
             self.applied += 1
 

@@ -22,6 +22,8 @@ class DataWorkers(Technique):
     group = "data"
     rounding = "exact"
     idle = "no data loader without workers was made"
+    advice = f"Give the DataLoader num_workers={workers()}, persistent_workers=True."
+    for_trainer = f"Give TrainingArguments dataloader_num_workers={workers()}."
     position: ClassVar[int] = 6
     """Index of the first keyword among the arguments: a call with more positional ones is kept."""
 
@@ -50,17 +52,14 @@ class DataWorkers(Technique):
         given = {key: str(value) for key, value in self.keywords().items()}
         return source.keyword("loader", ["DataLoader"], **given)
 
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        if facts["caller"] in ("transformers", "trl"):
-            return [f"Give TrainingArguments dataloader_num_workers={workers()}."]
-        return [f"Give the DataLoader num_workers={workers()}, persistent_workers=True."]
-
 
 class PinnedMemory(DataWorkers):
     name = "pinned_memory"
     words = "batches in pinned memory"
     group = "pinned"
     idle = "every data loader sets pin_memory itself"
+    advice = "Give the DataLoader pin_memory=True, and copies non_blocking=True."
+    for_trainer = ""
     position = 8
 
     def keywords(self) -> dict[str, Any]:
@@ -69,9 +68,4 @@ class PinnedMemory(DataWorkers):
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] != "cuda":
             return "pinned memory speeds up only copies to a GPU"
-        if not facts["loaders"]:
-            return "the script uses no torch DataLoader"
-        return None
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return ["Give the DataLoader pin_memory=True, and copies non_blocking=True."]
+        return None if facts["loaders"] else "the script uses no torch DataLoader"

@@ -75,8 +75,7 @@ class _Sum:
     name: str
     added: list[ast.Assign | ast.AugAssign] = field(default_factory=list)
     """Statements that add values of tensors to it."""
-    first: list[int | float] = field(default_factory=list)
-    """Literals that are assigned to it."""
+    first: list[int | float] = field(default_factory=list)  # literals that are assigned to it
     used: list[ast.Name] = field(default_factory=list)
 
 
@@ -138,18 +137,18 @@ def _bound_by(node: ast.AST) -> list[str]:
 
 def _adds(stmt: ast.stmt, name: str) -> bool:
     """Whether a statement adds values of tensors, times numbers, to ``name``."""
-    if isinstance(stmt, ast.AugAssign):
-        target: ast.expr = stmt.target
-        to_it = isinstance(stmt.op, ast.Add | ast.Sub)
-    elif isinstance(stmt, ast.Assign):
-        target = stmt.targets[0]
-        terms = (getattr(term, "id", None) for term in _terms(stmt.value))
-        to_it = len(stmt.targets) == 1 and name in terms
-    else:
-        return False
-    reads = [read for read, _ in _reads(stmt.value)]
-    plain = all(term in reads or _is_number(term) for term in _terms(stmt.value))
-    return getattr(target, "id", None) == name and to_it and plain and bool(reads)
+    match stmt:
+        case ast.AugAssign(target=ast.Name(id=target), op=ast.Add() | ast.Sub(), value=value):
+            terms = list(_terms(value))
+        case ast.Assign(targets=[ast.Name(id=target)], value=value):
+            terms = list(_terms(value))
+            if name not in [getattr(term, "id", None) for term in terms]:
+                return False
+        case _:
+            return False
+    reads = [read for read, _ in _reads(value)]
+    plain = all(term in reads or _is_number(term) for term in terms)
+    return target == name and plain and bool(reads)
 
 
 def _terms(value: ast.expr) -> Iterator[ast.expr]:
@@ -169,50 +168,47 @@ def _reads(value: ast.expr) -> list[tuple[ast.Call, ast.expr]]:
 
 def _tensor(call: ast.Call) -> ast.expr | None:
     """The tensor that a call reads: ``loss.detach().cpu().item()``, ``float(loss)``."""
-    if getattr(call.func, "id", "") == "float" and len(call.args) == 1:
-        found = call.args[0]
-    elif isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
-        found = call.func.value
-    else:
-        return None
+    match call:
+        case ast.Call(func=ast.Name(id="float"), args=[found]):
+            pass
+        case ast.Call(func=ast.Attribute(attr="item", value=found), args=[]):
+            pass
+        case _:
+            return None
     while True:
-        if isinstance(found, ast.Attribute) and found.attr == "data":
-            found = found.value
-        elif _is_method(found, "detach", "cpu"):
-            found = found.func.value  # type: ignore[attr-defined]
-        else:
-            return found if _is_path(found) or _is_count(found) else None
-
-
-def _is_method(value: ast.expr, *names: str) -> bool:
-    """Whether ``value`` calls one of these methods without arguments."""
-    if not isinstance(value, ast.Call) or value.args or value.keywords:
-        return False
-    return isinstance(value.func, ast.Attribute) and value.func.attr in names
+        match found:
+            case ast.Attribute(attr="data", value=inner):
+                found = inner
+            case ast.Call(
+                func=ast.Attribute(attr="detach" | "cpu", value=inner), args=[], keywords=[]
+            ):
+                found = inner
+            case _:
+                return found if _is_path(found) or _is_count(found) else None
 
 
 def _is_path(value: ast.expr) -> bool:
     """Whether ``value`` is a variable, or a part of one: ``output.loss``, ``losses["total"]``."""
-    while isinstance(value, ast.Attribute) or (
-        isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
-    ):
-        value = value.value
+    match value:
+        case ast.Attribute(value=inner) | ast.Subscript(value=inner, slice=ast.Constant()):
+            return _is_path(inner)
     return isinstance(value, ast.Name)
 
 
 def _is_count(value: ast.expr) -> bool:
     """Whether ``value`` counts how often something holds: ``(guess == truth).sum()``."""
-    if not _is_method(value, "sum"):
-        return False
-    of = value.func.value  # type: ignore[attr-defined]
-    return isinstance(of, ast.Compare) or getattr(getattr(of, "func", None), "attr", "") == "eq"
+    match value:
+        case ast.Call(func=ast.Attribute(attr="sum", value=of), args=[], keywords=[]):
+            equal = isinstance(of, ast.Call) and getattr(of.func, "attr", "") == "eq"
+            return equal or isinstance(of, ast.Compare)
+    return False
 
 
 def _is_number(value: ast.expr) -> bool:
     """Whether ``value`` looks like a number: ``0.9``, ``args.n``, ``len(batch)``, ``batch.size(0)``."""
-    if isinstance(value, ast.Call):
-        method = getattr(value.func, "attr", "") in ("size", "numel")
-        return method or getattr(value.func, "id", "") == "len"
+    match value:
+        case ast.Call(func=ast.Attribute(attr="size" | "numel") | ast.Name(id="len")):
+            return True
     return _is_path(value) or _number(value) is not None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from transformer_core.tune.boundaries import wrap
-from transformer_core.tune.facts import Watch, blocks, repeated_block
+from transformer_core.tune.facts import Watch, blocks
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
 
@@ -26,13 +26,10 @@ class KeptActivations(Technique):
     words = "activations kept instead of recomputed"
     group = "recomputation"
     advice = "Call the blocks directly, not through torch.utils.checkpoint."
-    rounding = "float32"
     idle = "the script recomputes by other means"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        if not facts["counts"].get("checkpoint"):
-            return "the script recomputes nothing"
-        return None
+        return None if facts["counts"].get("checkpoint") else "the script recomputes nothing"
 
     def prepare(self, watch: Watch) -> None:
         def kept(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +46,6 @@ class RecomputedBlocks(Technique):
     words = "each repeated block recomputed in the backward pass, to save memory"
     group = "recomputation"
     advice = "Call each {block} through torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)."
-    rounding = "float32"
     usual = False
     idle = "no block was found"
 
@@ -60,9 +56,8 @@ class RecomputedBlocks(Technique):
 
     def module(self, module: nn.Module) -> None:
         checkpoint = torch.utils.checkpoint.checkpoint
-        name = repeated_block([module])
-        for block in blocks(module, name) if name else []:
-            wrap(block, lambda call: partial(checkpoint, call, use_reentrant=False))
+        for block in blocks(module):
+            wrap(block, partial(checkpoint, use_reentrant=False))
             self.applied += 1
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ NOISE: dict[Rounding, float] = {
     "bfloat16": 2.0**-8,
     "float8": 2.0**-4,
 }
-"""Half a unit in the last place of each format, relative to the number."""
+"""Half a unit in the last place of each format, relative to the number; the finest format first."""
 
 
 class Technique:
@@ -29,10 +29,8 @@ class Technique:
     """
 
     name: ClassVar[str]
-    words: ClassVar[str]
-    """The change it makes, in the report's words."""
-    group: ClassVar[str]
-    """Techniques of one group exclude each other."""
+    words: ClassVar[str]  # the change it makes, in the report's words
+    group: ClassVar[str]  # techniques of one group exclude each other
     rounding: ClassVar[Rounding] = "float32"
     slow: ClassVar[bool] = False
     """Whether its first step takes much longer than the others: it is tried last."""
@@ -45,16 +43,16 @@ class Technique:
     script."""
     in_source: ClassVar[bool] = False
     """Whether :meth:`edit` also makes the change when it is tried: no hook of torch can."""
-    usual: ClassVar[bool] = True
-    """Whether it is tried by default, without being named."""
+    usual: ClassVar[bool] = True  # whether it is tried by default, without being named
     advice: ClassVar[str] = ""
-    """A sentence that tells the user how to make the change; facts in braces are filled in."""
+    """A sentence that tells the user how to make the change; facts and attributes of ``self`` in braces
+    are filled in."""
+    for_trainer: ClassVar[str] = ""
+    """The same for a script whose loop is that of transformers' Trainer."""
     idle: ClassVar[str] = ""
     """Why it has no effect if it was never applied; empty if :attr:`applied` does not count."""
-    applied = 0
-    """How often it was applied in this process."""
-    facts: dict[str, Any]
-    """The coordinator's facts about the script, in the script's process."""
+    applied = 0  # how often it was applied in this process
+    facts: dict[str, Any]  # the coordinator's facts about the script, in the script's process
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         """Why it cannot be tried on a script with these facts (:meth:`Watch.facts`); None if it
@@ -71,10 +69,10 @@ class Technique:
     def module(self, module: nn.Module) -> None:
         """Change an outermost module of the training before its first call."""
 
-    def boundary(self, step: int) -> None:
-        """Called after ``step`` steps."""
+    def boundary(self) -> None:
+        """Called after each step."""
 
-    def without_effect(self, watch: Watch) -> str | None:
+    def without_effect(self) -> str | None:
         """Why it has changed nothing so far; None if it has changed something."""
         return self.idle if self.idle and not self.applied else None
 
@@ -84,7 +82,9 @@ class Technique:
 
     def lines(self, facts: dict[str, Any]) -> list[str]:
         """Instructions that replace a diff: a sentence, or lines for the shell."""
+        if self.for_trainer and facts["caller"] in ("transformers", "trl"):
+            return [self.for_trainer]
         if self.advice:
-            return [self.advice.format(**facts)]
+            return [self.advice.format(self=self, **facts)]
         given = self.environment(facts)
         return [f"export {name}={shlex.quote(value)}" for name, value in given.items()]

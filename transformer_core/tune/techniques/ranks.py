@@ -1,4 +1,5 @@
-"""Options of DistributedDataParallel, in a script whose ranks use it.
+"""Ranks and micro-batches: options of DistributedDataParallel in a script whose ranks use it, and the
+batch of a factory divided among devices or into parts.
 
 PyTorch, ``torch.nn.parallel.DistributedDataParallel``; Li et al., PyTorch Distributed (arXiv
 2006.15704).
@@ -13,16 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.technique import Technique
+from transformer_core.tune.techniques.technique import Rounding, Technique
 
 
 class DdpOption(Technique):
-    """An argument of DistributedDataParallel, if the script does not set it."""
+    """An argument of DistributedDataParallel, if the script does not set it. Buckets decide the order
+    in which ranks sum gradients."""
 
-    rounding = "float32"  # Buckets decide the order in which ranks sum gradients.
     option: ClassVar[str]
     value: ClassVar[Any] = True
     idle = "the script wrapped no module"
+    advice = "Give DistributedDataParallel {self.option}={self.value}."
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if not facts["ddp"]:
@@ -42,9 +44,6 @@ class DdpOption(Technique):
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         names = ("DistributedDataParallel", "DDP")
         return source.keyword("ddp", names, **{self.option: str(self.value)})
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        return [f"Give DistributedDataParallel {self.option}={self.value}."]
 
 
 class StaticGraph(DdpOption):
@@ -76,23 +75,20 @@ class NoSync(Technique):
     words = "gradients sent once a step, not with every micro-batch"
     group = "ddp graph"
     advice = "Run all micro-batches of a step but the last within model.no_sync()."
-    rounding = "float32"
     idle = "the script sends gradients once a step already"
     _calls = 0
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if not facts["ddp"]:
             return "the script uses no DistributedDataParallel"
-        if facts["passes"] < 2:
-            return "a step has one backward pass"
-        return None
+        return "a step has one backward pass" if facts["passes"] < 2 else None
 
     def module(self, module: nn.Module) -> None:
         for part in module.modules():
             if isinstance(part, DistributedDataParallel):
                 part.register_forward_pre_hook(self._before_forward)
 
-    def boundary(self, step: int) -> None:
+    def boundary(self) -> None:
         self._calls = 0
 
     def _before_forward(self, module: Any, inputs: Any) -> None:
@@ -102,3 +98,59 @@ class NoSync(Technique):
         last = self._calls >= self.facts["passes"]
         self.applied += module.require_backward_grad_sync and not last
         module.require_backward_grad_sync = last
+
+
+class Ddp(Technique):
+    name = "ddp"
+    words = "DistributedDataParallel over all devices"
+    group = "devices"
+    advice = (
+        "Start with torchrun --nproc-per-node=N, join by torch.distributed.init_process_group(), wrap "
+        "the model in torch.nn.parallel.DistributedDataParallel, and let each rank take its own rows "
+        "of a batch."
+    )
+    settings: ClassVar[dict[str, Any]] = {"over": "ddp"}
+    divides = True
+    needs_factory = True
+    rounding: ClassVar[Rounding] = "float32"
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        if facts["devices"] < 2:
+            return f"needs several devices: machine.devices_per_node is {facts['devices']}"
+        return None
+
+
+class DdpFp16Messages(Ddp):
+    name = "ddp_fp16_messages"
+    words = "DistributedDataParallel over all devices, gradients sent in 16 bits"
+    settings: ClassVar[dict[str, Any]] = {"over": "ddp_fp16_messages"}
+    rounding = "tf32"  # float16 has as many bits of precision as TensorFloat-32.
+    usual = False
+
+    def lines(self, facts: dict[str, Any]) -> list[str]:
+        hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook"
+        return [*super().lines(facts), f"Register {hook} with the wrapped model."]
+
+
+class Fsdp(Ddp):
+    name = "fsdp"
+    words = "parameters and optimizer state in shards over all devices (FSDP2)"
+    advice = (
+        "Start with torchrun, and call torch.distributed.fsdp.fully_shard for each layer, then "
+        "for the model, before the optimizer is made."
+    )
+    settings: ClassVar[dict[str, Any]] = {"over": "fsdp"}
+
+
+class TwoMicroBatches(Technique):
+    name = "accumulation_2"
+    words = "two micro-batches a step"
+    group = "micro-batches"
+    advice = (
+        "Divide each batch into two, and call (loss / 2).backward() for each before "
+        "optimizer.step()."
+    )
+    settings: ClassVar[dict[str, Any]] = {"micro_batches": 2}
+    divides = True
+    needs_factory = True
+    usual = False
