@@ -15,7 +15,7 @@ compiled_blocks compiled_model data_workers pinned_memory ddp_static_graph ddp_b
 ddp_buckets_100mb ddp_no_sync deferred_reads ddp ddp_fp16_messages fsdp accumulation_2 float8
 freed_gradients gc_off channels_last cudnn_benchmark bf16_matmul tf32 fused_optimizer
 foreach_optimizer kept_activations recomputed_blocks physical_cores
-""".split()
+""".split()  # noqa: SIM905
 """The techniques that are tried first, in this order; others follow."""
 
 _kinds: dict[str, type[Technique]] = {}
