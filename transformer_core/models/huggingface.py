@@ -147,14 +147,14 @@ def _check_length(side: str, tokens: int) -> None:
         )
 
 
-_DROPOUTS = (
+_DROPOUTS = [
     "attention_dropout",
     "attn_pdrop",
     "dropout",
     "embd_pdrop",
     "hidden_dropout",
     "resid_pdrop",
-)
+]
 """Names of the dropout probabilities in the library's configurations."""
 _WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
 """Names of the feed-forward width in the library's configurations."""
