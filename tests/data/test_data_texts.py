@@ -74,7 +74,7 @@ def test_generated_texts_depend_on_the_seed_and_have_several_sentences():
     first = made(1)
     assert first == made(1, 30)[:20]
     assert first != made(2)
-    sentences = (german for _, german in generate(1, "train", 100))
+    sentences = (german for _, german in generate(1, "train", range(100)))
     counts = []
     for text in first:
         taken = [next(sentences)]

@@ -19,7 +19,6 @@ sequence.
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import get_ident
@@ -52,7 +51,8 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
     item has ``weight`` elements. Raises an error of a piece after all have ended."""
     threads = torch.get_num_threads()
     size = count if count * weight < threads * _LEAST else -(-count // threads)
-    starts = list(range(0, count, max(1, size)))
+    starts = range(0, count, max(1, size))
+    left = iter(starts)  # one step of it is atomic
     errors: list[BaseException] = []
     came: set[int] = set()
 
@@ -60,7 +60,7 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
         """Works on the remaining pieces, since the runtime decides how many threads take part."""
         try:
             came.add(get_ident())
-            while (start := _next(starts)) is not None:
+            for start in left:
                 work(start, min(start + size, count))
         except BaseException as error:
             errors.append(error)
@@ -74,12 +74,6 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
     # ctypes prints and drops an exception that a signal raises just before C calls Python.
     if get_ident() not in came:
         raise KeyboardInterrupt
-
-
-def _next(starts: list[int]) -> int | None:
-    with suppress(IndexError):  # another thread took the last one
-        return starts.pop()
-    return None
 
 
 _Run = Callable[[Callable[[], None], int], None]

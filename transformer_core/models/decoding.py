@@ -4,8 +4,7 @@ Models cache the keys and values of earlier tokens, so that a step computes only
 Models without such a cache compute the whole prefix at every step.
 """
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, cast
 
@@ -20,26 +19,19 @@ from transformer_core.models.interface import Cache, LanguageModel, Model
 Translations = list[list[int]]  # token ids of each sentence, without BOS and EOS
 
 
-def _decoder(search: Callable[..., Translations]) -> Callable[..., Translations]:
-    """Checks that the model is in evaluation mode, and records no gradients."""
-
-    @wraps(search)
-    @torch.no_grad()
-    def checked(model: Model, source: Tensor, *args: Any, **options: Any) -> Translations:
-        if model.training:
-            raise ValueError("the model is in training mode, where dropout is random: call eval()")
-        return search(model, source, *args, **options)
-
-    return checked
+def _check_evaluating(model: Model | LanguageModel) -> None:
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout is random: call eval()")
 
 
-@_decoder
+@torch.no_grad()
 def greedy(model: Model, source: Tensor, max_length: int) -> Translations:
     """Takes the most probable next token at every step, for source [b, s].
 
     A sentence ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the
     batch. Raises ValueError if the model is in training mode.
     """
+    _check_evaluating(model)
     results = source.new_full((len(source), max_length), PAD)
     rows = torch.arange(len(source), device=source.device)
     memory, cache = model.encode(source), model.new_cache()
@@ -56,7 +48,7 @@ def greedy(model: Model, source: Tensor, max_length: int) -> Translations:
     return _to_lists(results)
 
 
-@_decoder
+@torch.no_grad()
 def beam_search(
     model: Model, source: Tensor, beam_size: int, alpha: float, max_length: int
 ) -> Translations:
@@ -70,9 +62,17 @@ def beam_search(
     one counts. With ``beam_size`` 1 this is greedy decoding. Raises ValueError if the model is in
     training mode.
     """
+    _check_evaluating(model)
     found = _Found(source, max_length, alpha)
     # These tensors have a row for each unfinished sentence; ``rows`` are its places in the batch.
-    rows, finished, scores, tokens = _first_beam(source, beam_size)
+    # ``finished`` counts its finished hypotheses; scores [b, n] and tokens [b, n, length] belong to
+    # its n = ``beam_size`` others.
+    rows = torch.arange(len(source), device=source.device)
+    finished = torch.zeros_like(rows)
+    # The hypotheses of a sentence start equal, so only the first may continue, or all would remain.
+    scores = torch.full((len(rows), beam_size), -torch.inf, device=source.device)
+    scores[:, 0] = 0.0
+    tokens = source.new_full((len(rows), beam_size, 1), BOS)
     memory, cache = model.encode(source), model.new_cache()
     memory, source = (x.repeat_interleave(beam_size, dim=0) for x in (memory, source))
     for _ in range(max_length):
@@ -107,20 +107,6 @@ def beam_search(
     # A finished hypothesis, however improbable, beats one that was cut off.
     found.offer_unfinished(rows, tokens[:, 0, 1:])
     return _to_lists(found.tokens)
-
-
-def _first_beam(source: Tensor, beam_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The state before the first step, for source [b, s]: rows [b], finished [b], scores, tokens.
-
-    ``finished`` counts the finished hypotheses of each sentence; scores [b, n] and tokens [b, n, 1]
-    belong to its n = ``beam_size`` hypotheses.
-    """
-    rows = torch.arange(len(source), device=source.device)
-    finished = torch.zeros_like(rows)
-    # The hypotheses of a sentence start equal, so only the first may continue, or all would remain.
-    scores = torch.full((len(rows), beam_size), -torch.inf, device=source.device)
-    scores[:, 0] = 0.0
-    return rows, finished, scores, source.new_full((len(rows), beam_size, 1), BOS)
 
 
 class _Found:
@@ -257,8 +243,7 @@ def generate(
     work on shards, because FSDP gathers weights in the forward pass only. Raises ValueError if the
     model is in training mode, or if a prompt has no token.
     """
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout is random: call eval()")
+    _check_evaluating(model)
     if not all(prompts):
         raise ValueError("a prompt has no token: begin it with BOS")
     if not prompts or max_length < 1:

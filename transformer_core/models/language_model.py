@@ -33,7 +33,14 @@ from transformer_core.models.positions import (
     together,
 )
 from transformer_core.models.qkv_projection import Projection, build_projection
-from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm, in_stream_format
+from transformer_core.models.sublayers import (
+    Attention,
+    FusedNorm,
+    Mask,
+    RmsNorm,
+    in_stream_format,
+    without_weights,
+)
 from transformer_core.models.unpadded import Blocks, Counts, documents
 from transformer_core.techniques import liger
 from transformer_core.techniques.liger import Kernels
@@ -165,11 +172,7 @@ class Decoder(Generating):
 
 def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:
     """Builds a :class:`Decoder` on torch's default device, with weights from torch's seed."""
-    device = torch.get_default_device()
-    # Without storage, constructors neither draw random numbers nor fill memory a second time.
-    with torch.device("meta"):
-        model = Decoder(spec, vocabulary)
-    model.to_empty(device=device)
+    model = without_weights(Decoder, spec, vocabulary)
     _initialise(model, spec)
     return model
 
