@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator
 
 from schemas.config.data import Filter
@@ -35,7 +34,14 @@ from transformer_core.common.digests import digest
 from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress
-from transformer_core.data.arrays import add_counts, arrow_array, count_lengths, in_order, ranges
+from transformer_core.data.arrays import (
+    Integers,
+    add_counts,
+    arrow_array,
+    count_lengths,
+    in_order,
+    ranges,
+)
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError, snippet, where
 from transformer_core.data.sharding.shard_store import (
@@ -189,7 +195,7 @@ class ShardWriter:
             write_text(self._folder / PROGRESS, done.model_dump_json())
 
     def _leave_out(
-        self, batch: pa.RecordBatch, source: Encoded, target: Encoded, rows: NDArray[np.int64]
+        self, batch: pa.RecordBatch, source: Encoded, target: Encoded, rows: Integers
     ) -> None:
         limit, examples = self._rules.max_tokens, list(self._manifest.examples)
         stop = 1 if self._rules.too_long == "error" else EXAMPLES - len(examples)

@@ -27,7 +27,7 @@ from transformer_core.common import digests
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import remake, unreadable
 from transformer_core.common.files import sha256
-from transformer_core.data.arrays import Ragged, count_lengths, ranges
+from transformer_core.data.arrays import Integers, Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 
 EXAMPLES = 10  # skipped pairs shown in a manifest
@@ -94,12 +94,12 @@ class Side:
         """[pairs + 1] for each shard: the limits of its sentences."""
         self._first = np.cumsum([0, *(len(column) for column in columns)])
 
-    def lengths(self, spans: NDArray[np.int64]) -> NDArray[np.int32]:
+    def lengths(self, spans: Integers) -> NDArray[np.int32]:
         """Number of tokens of the sentences start … stop - 1 of each of ``spans`` [n, 2]."""
         found = [np.diff(self.offsets[shard][a : b + 1]) for shard, a, b in self._pieces(spans)]
         return np.concatenate(found).astype(np.int32) if found else np.empty(0, np.int32)
 
-    def read(self, spans: NDArray[np.int64]) -> Ragged:
+    def read(self, spans: Integers) -> Ragged:
         """Copies the sentences of ``spans``, in a few long reads."""
         chunks = []
         for shard, a, b in self._pieces(spans):
@@ -107,7 +107,7 @@ class Side:
             chunks.append(self.ids[shard][offsets[a] : offsets[b]])
         return Ragged.join(chunks, self.lengths(spans))
 
-    def gather(self, rows: NDArray[np.int64]) -> Ragged:
+    def gather(self, rows: Integers) -> Ragged:
         """Copies the sentences ``rows``, in any order."""
         shards = np.searchsorted(self._first, rows, side="right") - 1
         order = np.argsort(shards, kind="stable")
@@ -120,7 +120,7 @@ class Side:
             chunks.append(self.ids[shard][ranges(starts, lengths[-1])])
         return Ragged.join(chunks, np.concatenate(lengths)).take(np.argsort(order))
 
-    def _pieces(self, spans: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    def _pieces(self, spans: Integers) -> Iterator[tuple[int, int, int]]:
         """Divides ``spans`` by shard: yields each shard's number with start and stop within it."""
         for start, stop in spans.tolist():
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
@@ -157,11 +157,11 @@ class PairStore:
     def __len__(self) -> int:
         return self.manifest.pairs
 
-    def source_rows(self, rows: NDArray[np.int64] | list[int]) -> list[NDArray[Any]]:
+    def source_rows(self, rows: Integers | list[int]) -> list[NDArray[Any]]:
         """Source ids of each of the pairs ``rows``."""
         return _split(self.source.gather(np.asarray(rows, np.int64)))
 
-    def target_rows(self, rows: NDArray[np.int64] | list[int]) -> list[NDArray[Any]]:
+    def target_rows(self, rows: Integers | list[int]) -> list[NDArray[Any]]:
         """Target ids of each of the pairs ``rows``."""
         return _split(self.target.gather(np.asarray(rows, np.int64)))
 
