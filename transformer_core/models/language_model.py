@@ -20,7 +20,12 @@ from schemas.config.model import (
 )
 from transformer_core.models.attention import in_decoding, mask_for_kernels, takes_sentences
 from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
-from transformer_core.models.decoding import DecoderCache, Generating, LayerCache, seen_in_decoding
+from transformer_core.models.decoding import (
+    DecoderCache,
+    LanguageModel,
+    LayerCache,
+    seen_in_decoding,
+)
 from transformer_core.models.dropout import Dropout
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import whole_head_loss
@@ -47,8 +52,8 @@ from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import recomputing
 
 
-class Decoder(Generating):
-    """A :class:`~transformer_core.models.interface.LanguageModel`.
+class Decoder(LanguageModel):
+    """A :class:`~transformer_core.models.decoding.LanguageModel`.
 
     With ``segments`` a row may hold several documents: a token sees the earlier tokens of its
     document, whose positions count from 0. Padding, at the end of a row, needs no separate number,
