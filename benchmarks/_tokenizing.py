@@ -20,9 +20,9 @@ from _rounds import Row, compare, missing, take_turns
 
 from schemas.config.data import Filter, TextCorpus, TextPair, Tokenizer
 from transformer_core.common.files import sha256, write_text
-from transformer_core.data.corpus.job import read_split
+from transformer_core.data.corpus.job import ReadCorpus
 from transformer_core.data.corpus.pairs import PairFile
-from transformer_core.data.sharding.job import Shards, write_shards
+from transformer_core.data.sharding.job import Shards
 from transformer_core.data.tokenizing.encoding import Encoder
 from transformer_core.data.tokenizing.job import load_tokenizer, train
 
@@ -183,11 +183,13 @@ def _peak_memory(pairs: Path, tokenizer: Path, folder: Path) -> float:
 def _all_threads() -> None:
     """Lets tokenizers use all cores again, which ``datasets.map`` forbids for the whole process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    # Otherwise the job would limit them to its own number of threads.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 
 def _project(tokenizer: Path, pairs: Path, folder: Path) -> None:
     _all_threads()
-    write_shards(PairFile(pairs), tokenizer, _RULES, folder, threads=2)
+    Shards(tokenizer=tokenizer, filter=_RULES, pairs=pairs, output=folder, threads=2).run(None)
 
 
 def _plain(tokenizer: Path, pairs: Path, folder: Path) -> None:
@@ -285,5 +287,6 @@ def _multi30k(folder: Path, multi30k: Path, times: int) -> Path:
     pair = TextPair(source=str(folder / "train.en.gz"), target=str(folder / "train.de.gz"))
     corpus = TextCorpus(kind="text", name="text", train=pair, validation=pair, test=pair)
     pairs = folder / "pairs.arrow"
-    read_split(corpus, _RULES, "train", pairs, pairs.with_suffix(".json"))
+    report = pairs.with_suffix(".json")
+    ReadCorpus(corpus=corpus, filter=_RULES, split="train", pairs=pairs, report=report).run(None)
     return pairs

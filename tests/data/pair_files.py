@@ -11,15 +11,17 @@ from hypothesis import settings
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer as Bpe
 
-from schemas.config.data import SPLITS, AnyCorpus, Filter, Tokenizer
-from schemas.results import CorpusSplit, LengthHistogram
+from schemas.config.data import SPLITS, AnyCorpus, Filter, Split, Tokenizer
+from schemas.results import CorpusSplit, LengthHistogram, ShardManifest
 from tests.records import manifest
 from transformer_core.common.files import sha256
+from transformer_core.data.corpus.job import ReadCorpus
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.readers import Reader, open_split
 from transformer_core.data.corpus.rows import Row
-from transformer_core.data.sharding.job import write_shards
-from transformer_core.data.sharding.shard_store import PairStore, open_shards
+from transformer_core.data.sharding.finished import GatherShards
+from transformer_core.data.sharding.job import PAIRS_PER_SHARD, Shards
+from transformer_core.data.sharding.shard_store import PairStore, open_shards, read_manifest
 from transformer_core.data.tokenizing.job import load_tokenizer, train
 from transformer_core.data.tokenizing.special_tokens import PAD
 
@@ -113,6 +115,42 @@ def write_tokenizer(folder: Path, vocabulary: int = 320) -> Path:
     path = folder / "tokenizer.json"
     path.write_text(bpe.to_str(), encoding="utf-8")
     return path
+
+
+def read_split(
+    found: AnyCorpus, rules: Filter, split: Split, pairs: Path, report: Path
+) -> CorpusSplit:
+    """Runs the job that reads a split; returns its report."""
+    ReadCorpus(corpus=found, filter=rules, split=split, pairs=pairs, report=report).run(None)
+    return CorpusSplit.model_validate_json(report.read_text())
+
+
+def write_shards(
+    pairs: PairFile,
+    tokenizer: Path,
+    rules: Filter,
+    output: Path,
+    pairs_per_shard: int = PAIRS_PER_SHARD,
+    part: tuple[int, int] = (0, 1),
+    **fields: int,
+) -> ShardManifest:
+    """Runs the job that writes shards, by default in one thread; returns its manifest."""
+    Shards(
+        tokenizer=tokenizer,
+        filter=rules,
+        pairs=pairs.path,
+        output=output,
+        part=f"{part[0] + 1}-of-{part[1]}",
+        pairs_per_shard=pairs_per_shard,
+        **{"threads": 1} | fields,
+    ).run(None)
+    return read_manifest(output / "manifest.json")
+
+
+def gather(paths: list[Path], rules: Filter, output: Path) -> ShardManifest:
+    """Runs the job that joins the manifests of parts; returns the manifest of the split."""
+    GatherShards(filter=rules, parts=paths, output=output).run(None)
+    return read_manifest(output)
 
 
 def make_store(folder: Path, pairs: int = 60, pairs_per_shard: int = 25) -> PairStore:

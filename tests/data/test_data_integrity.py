@@ -18,8 +18,13 @@ from tests.orders import run_job
 from transformer_core.common import digests
 from transformer_core.common.digests import digest
 from transformer_core.data.sharding import finished
-from transformer_core.data.sharding.shard_store import ShardError, open_shards
-from transformer_core.data.sharding.training_shards import VARIABLE, copy_to, open_nearest
+from transformer_core.data.sharding.shard_store import (
+    VARIABLE,
+    ShardError,
+    copy_to,
+    open_nearest,
+    open_shards,
+)
 from transformer_core.data.tokenizing.job import load_tokenizer
 
 

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pair_files import ENGLISH, GERMAN, decoded, steady, write_pairs, write_tokenizer
+from pair_files import (
+    ENGLISH,
+    GERMAN,
+    decoded,
+    gather,
+    steady,
+    write_pairs,
+    write_shards,
+    write_tokenizer,
+)
 
 from schemas.config.data import Filter
 from schemas.results import ShardManifest, ShardProgress
@@ -21,8 +30,6 @@ from transformer_core.common.digests import NAME
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding import job
-from transformer_core.data.sharding.finished import gather
-from transformer_core.data.sharding.job import write_shards
 from transformer_core.data.sharding.shard_store import open_shards
 
 ROOT = Path(__file__).resolve().parents[2]

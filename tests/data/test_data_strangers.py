@@ -21,12 +21,11 @@ import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pair_files import corpus, rows, write_table
+from pair_files import corpus, read_split, rows, write_table
 
 from schemas.config.data import Filter, ReadingLimits
 from schemas.errors import Refusal
 from transformer_core.data.corpus import download, tables
-from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.lines import read_lines
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.corpus.tables import one_table

@@ -15,16 +15,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_files import corpus, rows, steady, write_pairs, write_table
+from pair_files import (
+    corpus,
+    gather,
+    read_split,
+    rows,
+    steady,
+    write_pairs,
+    write_shards,
+    write_table,
+)
 
 from schemas.config.data import Filter, FixedSize, GrammarTexts, TokenBudget
 from transformer_core.data.batching.feeding import Feed, evaluation_batches
-from transformer_core.data.corpus.job import read_split
 from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError, Invalid
 from transformer_core.data.grammar.stream import generate
-from transformer_core.data.sharding.finished import gather
-from transformer_core.data.sharding.job import context_rows, write_shards
+from transformer_core.data.sharding.job import context_rows
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.encoding import Encoded
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
@@ -67,7 +74,7 @@ def test_generated_texts_depend_on_the_seed_and_have_several_sentences():
     first = made(1)
     assert first == made(1, 30)[:20]
     assert first != made(2)
-    sentences = (german for _, german in generate(1, "train", 100))
+    sentences = (german for _, german in generate(1, "train", range(100)))
     counts = []
     for text in first:
         taken = [next(sentences)]

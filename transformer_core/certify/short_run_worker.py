@@ -42,8 +42,7 @@ from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.common.records import read_record
 from transformer_core.data.batching.epoch_plan import plan_epoch
-from transformer_core.data.sharding.shard_store import PairStore, first_pairs
-from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.data.sharding.shard_store import PairStore, first_pairs, open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.strategy import Strategy

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+Integers = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -18,7 +20,7 @@ class Ragged:
     values: NDArray[Any]
     """The values of all rows, followed by at least as many further values as the longest row has,
     plus one: every row can be read at the length of the longest plus one."""
-    starts: NDArray[np.int64]  # [rows] index in ``values`` where each row begins
+    starts: Integers  # [rows] index in ``values`` where each row begins
     lengths: NDArray[np.int32]  # [rows] number of values in each row
 
     @classmethod
@@ -28,7 +30,7 @@ class Ragged:
         starts = np.cumsum(lengths, dtype=np.int64) - lengths
         return cls(np.concatenate([*chunks, slack]), starts, lengths)
 
-    def take(self, rows: slice | NDArray[np.int64]) -> "Ragged":
+    def take(self, rows: slice | Integers) -> "Ragged":
         """Selects rows without copying their values."""
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
@@ -40,7 +42,7 @@ class Ragged:
         return len(self.starts)
 
 
-def ranges(starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+def ranges(starts: Integers, lengths: NDArray[np.integer]) -> Integers:
     """[sum(lengths)] the numbers of n consecutive ranges, which begin at ``starts`` [n] and have
     ``lengths`` [n]; a range may be empty."""
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -49,13 +51,13 @@ def ranges(starts: NDArray[np.int64], lengths: NDArray[np.integer]) -> NDArray[n
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1], dtype=np.int64)
 
 
-def group_sums(values: NDArray[np.integer], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def group_sums(values: NDArray[np.integer], starts: Integers) -> Integers:
     """[n] sum of each group ``values[starts[i]:starts[i + 1]]``; a group may be empty."""
     before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
     return before[starts[1:]] - before[starts[:-1]]
 
 
-def group_maxima(values: NDArray[np.integer], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def group_maxima(values: NDArray[np.integer], starts: Integers) -> Integers:
     """[n] largest of each group ``values[starts[i]:starts[i + 1]]``; 0 for an empty group."""
     maxima = np.zeros(len(starts) - 1, np.int64)
     filled = np.flatnonzero(np.diff(starts))
@@ -64,7 +66,7 @@ def group_maxima(values: NDArray[np.integer], starts: NDArray[np.int64]) -> NDAr
     return maxima
 
 
-def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
+def evenly_spaced(total: int, count: int) -> Integers:
     """At most ``count`` different numbers of 0 … total - 1, evenly spaced and ascending."""
     kept = min(total, count)
     return np.arange(kept, dtype=np.int64) * total // max(kept, 1)
@@ -83,7 +85,7 @@ def arrow_array(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, count, [None, data])
 
 
-def utf8(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def utf8(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], Integers]:
     """The bytes of n texts, and [n + 1] their limits in these bytes; both are views."""
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]

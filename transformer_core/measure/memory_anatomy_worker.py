@@ -30,7 +30,7 @@ from schemas.results.memory import MilestoneName
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.data.batching.feeding import GlobalBatch, evaluation_batches
-from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.data.sharding.shard_store import open_training_shards
 from transformer_core.measure.heaviest_batch import heaviest_batch, largest_shape
 from transformer_core.measure.memory_anatomy import AnatomyOrder, rank_file
 from transformer_core.models.decoding import beam_search

@@ -14,14 +14,15 @@ half of the seed enters between them, so that the masks of two seeds are not shi
 sequence.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-calls
+
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import get_ident
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,8 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
     item has ``weight`` elements. Raises an error of a piece after all have ended."""
     threads = torch.get_num_threads()
     size = count if count * weight < threads * _LEAST else -(-count // threads)
-    starts = list(range(0, count, max(1, size)))
+    starts = range(0, count, max(1, size))
+    left = iter(starts)  # one step of it is atomic
     errors: list[BaseException] = []
     came: set[int] = set()
 
@@ -58,7 +60,7 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
         """Works on the remaining pieces, since the runtime decides how many threads take part."""
         try:
             came.add(get_ident())
-            while (start := _next(starts)) is not None:
+            for start in left:
                 work(start, min(start + size, count))
         except BaseException as error:
             errors.append(error)
@@ -72,12 +74,6 @@ def in_pieces(work: Callable[[int, int], None], count: int, weight: int = 1) -> 
     # ctypes prints and drops an exception that a signal raises just before C calls Python.
     if get_ident() not in came:
         raise KeyboardInterrupt
-
-
-def _next(starts: list[int]) -> int | None:
-    with suppress(IndexError):  # another thread took the last one
-        return starts.pop()
-    return None
 
 
 _Run = Callable[[Callable[[], None], int], None]
@@ -116,43 +112,43 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads - 1, "loop")
 
 
-def wide(x):  # type: ignore[no-untyped-def]
+def wide(x):
     """Converts an element of an array to a 32-bit number. Only for compiled loops."""
     raise NotImplementedError
 
 
-def like(element, value):  # type: ignore[no-untyped-def]
+def like(element, value):
     """Converts a 32-bit number to the format of the array that holds ``element``: 16 bits round to
     nearest, ties to even. Only for compiled loops."""
     raise NotImplementedError
 
 
 @njit(inline="always")
-def _widened(bits):  # type: ignore[no-untyped-def]
+def _widened(bits):
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
 @njit(inline="always")
-def _narrowed(value):  # type: ignore[no-untyped-def]
+def _narrowed(value):
     bits = np.float32(value).view(np.uint32)
     odd = np.uint32((bits >> np.uint32(16)) & np.uint32(1))
     return np.uint16(np.uint32(bits + odd + np.uint32(0x7FFF)) >> np.uint32(16))
 
 
 @overload(wide, inline="always")
-def _wide(x):  # type: ignore[no-untyped-def]
+def _wide(x):
     return (lambda x: _widened(x)) if x == types.uint16 else (lambda x: x)
 
 
 @overload(like, inline="always")
-def _like(element, value):  # type: ignore[no-untyped-def]
+def _like(element, value):
     if element == types.uint16:
         return lambda element, value: _narrowed(value)
     return lambda element, value: value
 
 
 @njit(inline="always")
-def exp_of(x):  # type: ignore[no-untyped-def]
+def exp_of(x):
     """e to the power of x, which is at most 0; almost 0 below -87.
 
     A polynomial after Cody and Waite (Software Manual for the Elementary Functions, 1980), which
@@ -169,13 +165,13 @@ def exp_of(x):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=True, inline="always")
-def larger(x, y):  # type: ignore[no-untyped-def]
+def larger(x, y):
     """The larger of two numbers; does not propagate NaNs."""
     return x if x > y else y
 
 
 @njit(inline="always")
-def is_kept(place, low, high, threshold):  # type: ignore[no-untyped-def]
+def is_kept(place, low, high, threshold):
     """Whether dropout keeps the element at ``place``, given the two halves of a seed."""
     x = uint32(uint32(place) + low)
     x = uint32(x ^ (x >> uint32(16)))
@@ -188,7 +184,7 @@ def is_kept(place, low, high, threshold):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, fastmath=True)
-def _add(result, x, residual, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+def _add(result, x, residual, first, low, high, threshold, scale):
     for i in range(len(x)):
         kept = is_kept(first + i, low, high, threshold)
         result[i] = like(
@@ -197,14 +193,14 @@ def _add(result, x, residual, first, low, high, threshold, scale):  # type: igno
 
 
 @njit(nogil=True, cache=True, fastmath=True)
-def _scale(result, x, _, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+def _scale(result, x, _, first, low, high, threshold, scale):
     for i in range(len(x)):
         kept = is_kept(first + i, low, high, threshold)
         result[i] = like(result[i], wide(x[i]) * scale if kept else np.float32(0))
 
 
 @njit(nogil=True, cache=True, fastmath=True)
-def _relu(result, x, _, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+def _relu(result, x, _, first, low, high, threshold, scale):
     for i in range(len(x)):
         kept = is_kept(first + i, low, high, threshold)
         value = wide(x[i])
@@ -212,7 +208,7 @@ def _relu(result, x, _, first, low, high, threshold, scale):  # type: ignore[no-
 
 
 @njit(nogil=True, cache=True, fastmath=True)
-def _where(result, x, other, first, low, high, threshold, scale):  # type: ignore[no-untyped-def]
+def _where(result, x, other, first, low, high, threshold, scale):
     for i in range(len(x)):
         result[i] = like(result[i], wide(x[i]) * scale if wide(other[i]) > 0 else np.float32(0))
 
@@ -276,9 +272,7 @@ scalar code."""
 
 
 @njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
-def _softmax(  # type: ignore[no-untyped-def]
-    weights, scores, hidden, offsets, causal, start, stop, low, high, threshold, scale
-):
+def _softmax(weights, scores, hidden, offsets, causal, start, stop, low, high, threshold, scale):
     """Overwrites the rows start to stop of scores [rows, m] with their softmax; ``offsets`` are the
     starts of their masks, and ``causal`` is the number of queries of a sequence, or 0."""
     m = scores.shape[1]
@@ -317,9 +311,7 @@ def _softmax(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
-def _softmax_gradient(  # type: ignore[no-untyped-def]
-    result, gradient, softmax, start, stop, low, high, threshold, scale
-):
+def _softmax_gradient(result, gradient, softmax, start, stop, low, high, threshold, scale):
     """The gradient of the scores, rows start to stop of [rows, m]."""
     m = gradient.shape[1]
     width = (m + _LANES - 1) // _LANES * _LANES
@@ -350,28 +342,20 @@ def weights_of(
     softmax, n, m = scores.contiguous(), scores.size(-2), scores.size(-1)
     weights = torch.empty_like(softmax)
     flat = [array_of(x).reshape(-1, m) for x in (weights, softmax)]
-    hidden, offsets = _hidden(mask, scores)
-    forward: Callable[..., None] = _softmax
-    numbers = constants(seed, p)
-
-    def piece(start: int, stop: int) -> None:
-        forward(*flat, hidden, offsets, n if causal else 0, start, stop, *numbers)
-
-    in_pieces(piece, len(flat[0]), m)
+    masks, numbers = _hidden(mask, scores), constants(seed, p)
+    queries = n if causal else 0
+    forward: Callable[..., None] = _softmax  # numba's type takes fewer arguments
+    in_pieces(lambda a, b: forward(*flat, *masks, queries, a, b, *numbers), len(flat[0]), m)
     return softmax, weights
 
 
 def gradient_of(gradient: Tensor, softmax: Tensor, seed: int, p: float) -> Tensor:
     """The gradient of the scores, from that of the weights and the softmax [b, h, n, m]."""
     result, m = torch.empty_like(softmax), softmax.size(-1)
-    backward: Callable[..., None] = _softmax_gradient
     flat = [array_of(x).reshape(-1, m) for x in (result, gradient, softmax)]
     numbers = constants(seed, p)
-
-    def piece(start: int, stop: int) -> None:
-        backward(*flat, start, stop, *numbers)
-
-    in_pieces(piece, len(flat[0]), m)
+    backward: Callable[..., None] = _softmax_gradient
+    in_pieces(lambda a, b: backward(*flat, a, b, *numbers), len(flat[0]), m)
     return result
 
 
@@ -386,7 +370,7 @@ def _hidden(mask: Tensor | None, scores: Tensor) -> tuple[NDArray[np.bool_], NDA
 
 
 @njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
-def _loss_of_rows(logits, labels, losses, share, start, stop):  # type: ignore[no-untyped-def]
+def _loss_of_rows(logits, labels, losses, share, start, stop):
     """Computes the rows start to stop; ``share`` is the target's probability of the label."""
     count = logits.shape[1]
     work = np.empty(count, np.float32)
@@ -415,17 +399,13 @@ def loss_and_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> tuple
     target's evenly spread share. labels [n], of which none is padding."""
     losses = torch.empty(len(logits), dtype=torch.float32)
     arrays = (array_of(logits).reshape(logits.shape), array_of(labels), array_of(losses))
-    share, work = np.float32(1 - smoothing), cast(Callable[..., None], _loss_of_rows)
-
-    def piece(start: int, stop: int) -> None:
-        work(*arrays, share, start, stop)
-
-    in_pieces(piece, len(logits), logits.size(1))
+    share = np.float32(1 - smoothing)
+    in_pieces(lambda a, b: _loss_of_rows(*arrays, share, a, b), len(logits), logits.size(1))
     return losses, logits
 
 
 @njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-def _update_master(  # type: ignore[no-untyped-def]
+def _update_master(
     weight, gradient, master, first, second, scale, decay, one, two, rate, root, eps
 ):
     """arXiv 1412.6980, algorithm 1, with decoupled decay; ``rate`` and ``root`` correct a bias."""

@@ -4,10 +4,9 @@ Models cache the keys and values of earlier tokens, so that a step computes only
 Models without such a cache compute the whole prefix at every step.
 """
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,31 +14,24 @@ from torch import Tensor, cat, nn
 
 from schemas.config.model import Sampling
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.interface import Cache, LanguageModel, Model
+from transformer_core.models.interface import Cache, Model
 
 Translations = list[list[int]]  # token ids of each sentence, without BOS and EOS
 
 
-def _decoder(search: Callable[..., Translations]) -> Callable[..., Translations]:
-    """Checks that the model is in evaluation mode, and records no gradients."""
-
-    @wraps(search)
-    @torch.no_grad()
-    def checked(model: Model, source: Tensor, *args: Any, **options: Any) -> Translations:
-        if model.training:
-            raise ValueError("the model is in training mode, where dropout is random: call eval()")
-        return search(model, source, *args, **options)
-
-    return checked
+def _check_evaluating(model: Any) -> None:
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout is random: call eval()")
 
 
-@_decoder
-def greedy(model: Model, source: Tensor, max_length: int) -> Translations:
-    """Takes the most probable next token at every step, for source [b, s].
+@torch.no_grad()
+def greedy(model: Any, source: Tensor, max_length: int) -> Translations:
+    """Takes the most probable next token of a Model at every step, for source [b, s].
 
     A sentence ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the
     batch. Raises ValueError if the model is in training mode.
     """
+    _check_evaluating(model)
     results = source.new_full((len(source), max_length), PAD)
     rows = torch.arange(len(source), device=source.device)
     memory, cache = model.encode(source), model.new_cache()
@@ -56,11 +48,12 @@ def greedy(model: Model, source: Tensor, max_length: int) -> Translations:
     return _to_lists(results)
 
 
-@_decoder
+@torch.no_grad()
 def beam_search(
-    model: Model, source: Tensor, beam_size: int, alpha: float, max_length: int
+    model: Any, source: Tensor, beam_size: int, alpha: float, max_length: int
 ) -> Translations:
-    """Returns the best hypothesis that beam search finds for each sentence of source [b, s].
+    """Returns the best hypothesis of a Model that beam search finds for each sentence of source
+    [b, s].
 
     A hypothesis y scores log P(y) / ((5 + |y|) / 6)^alpha with |y| tokens, EOS included
     (arXiv 1609.08144, equation 14, without the coverage penalty). It is finished when its EOS is
@@ -70,9 +63,17 @@ def beam_search(
     one counts. With ``beam_size`` 1 this is greedy decoding. Raises ValueError if the model is in
     training mode.
     """
+    _check_evaluating(model)
     found = _Found(source, max_length, alpha)
     # These tensors have a row for each unfinished sentence; ``rows`` are its places in the batch.
-    rows, finished, scores, tokens = _first_beam(source, beam_size)
+    # ``finished`` counts its finished hypotheses; scores [b, n] and tokens [b, n, length] belong to
+    # its n = ``beam_size`` others.
+    rows = torch.arange(len(source), device=source.device)
+    finished = torch.zeros_like(rows)
+    # The hypotheses of a sentence start equal, so only the first may continue, or all would remain.
+    scores = torch.full((len(rows), beam_size), -torch.inf, device=source.device)
+    scores[:, 0] = 0.0
+    tokens = source.new_full((len(rows), beam_size, 1), BOS)
     memory, cache = model.encode(source), model.new_cache()
     memory, source = (x.repeat_interleave(beam_size, dim=0) for x in (memory, source))
     for _ in range(max_length):
@@ -107,20 +108,6 @@ def beam_search(
     # A finished hypothesis, however improbable, beats one that was cut off.
     found.offer_unfinished(rows, tokens[:, 0, 1:])
     return _to_lists(found.tokens)
-
-
-def _first_beam(source: Tensor, beam_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The state before the first step, for source [b, s]: rows [b], finished [b], scores, tokens.
-
-    ``finished`` counts the finished hypotheses of each sentence; scores [b, n] and tokens [b, n, 1]
-    belong to its n = ``beam_size`` hypotheses.
-    """
-    rows = torch.arange(len(source), device=source.device)
-    finished = torch.zeros_like(rows)
-    # The hypotheses of a sentence start equal, so only the first may continue, or all would remain.
-    scores = torch.full((len(rows), beam_size), -torch.inf, device=source.device)
-    scores[:, 0] = 0.0
-    return rows, finished, scores, source.new_full((len(rows), beam_size, 1), BOS)
 
 
 class _Found:
@@ -242,53 +229,6 @@ class PrefixCache:
             self.tokens = self.tokens.index_select(0, rows)
 
 
-@torch.no_grad()
-def generate(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    max_length: int,
-    sampling: Sampling | None = None,
-) -> list[list[int]]:
-    """Generates the continuation of each of ``prompts``, without its EOS: lists of token ids.
-
-    A text ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the batch.
-    Without ``sampling`` each token is the most probable one. A sampled text depends on the seed, the
-    prompt and its place in the list, not on the other prompts. PAD and BOS never follow. Does not
-    work on shards, because FSDP gathers weights in the forward pass only. Raises ValueError if the
-    model is in training mode, or if a prompt has no token.
-    """
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout is random: call eval()")
-    if not all(prompts):
-        raise ValueError("a prompt has no token: begin it with BOS")
-    if not prompts or max_length < 1:
-        return [[] for _ in prompts]
-    device = next(model.parameters()).device
-    tokens, real = _left_padded(prompts, device)
-    # One number for each prompt and step, drawn on the host, gives the same text on every device.
-    generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
-    rows, cache = torch.arange(len(prompts), device=device), model.new_cache()
-    found: list[list[int]] = [[] for _ in prompts]
-    for _ in range(max_length):
-        draws = torch.rand(len(prompts), generator=generator, dtype=torch.float64).to(device)
-        logits = _never_pad_or_bos(model.step(tokens, real, cache).float())
-        token = _next(logits, draws[rows], sampling)
-        for row, chosen in zip(rows.tolist(), token.tolist(), strict=True):
-            if chosen != EOS:
-                found[row].append(chosen)
-        going = (token != EOS).nonzero().squeeze(-1)
-        if not len(going):
-            break
-        if len(going) < len(rows):
-            rows, token = rows[going], token[going]
-            real = None if real is None else real[going]
-            cache.select(going)
-        tokens = token[:, None]
-        if real is not None:
-            real = torch.cat([real, real.new_ones(len(real), 1)], dim=1)
-    return found
-
-
 def _next(logits: Tensor, draws: Tensor, sampling: Sampling | None) -> Tensor:
     """logits [b, v] and numbers [b] in 0 ... 1 -> tokens [b]."""
     if sampling is None:
@@ -325,15 +265,66 @@ def seen_in_decoding(real: Tensor, start: int) -> Tensor:
     return ((before & real[:, None]) | itself)[:, None]
 
 
-class Generating(nn.Module):
-    """The base of language models: a :class:`~transformer_core.models.interface.LanguageModel`
-    without ``forward``, ``new_cache`` and ``step``."""
+class LanguageModel(nn.Module):
+    """A decoder over token ids; PAD pads the ends of rows and does not count.
+
+    A subclass defines ``forward(tokens, targets=None, segments=None, loss=...)``: the loss sum of
+    targets [b, n] after tokens [b, n], a :data:`~transformer_core.models.interface.HeadLoss`;
+    without targets, logits [b, n, v]. segments [b, n] number the documents.
+    """
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits [b, n, v] of the next tokens."""
         # By a call, in which FSDP gathers shards.
         return self(tokens, None, segments)
 
+    def new_cache(self) -> Any:
+        """An empty cache for :meth:`step`, with a method ``select(rows)``."""
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, real: Tensor | None, cache: Any) -> Tensor:
+        """Logits [b, v] after tokens [b, n], which follow the cached ones; ``real`` [b, m] is False
+        at padding before them."""
+        raise NotImplementedError
+
+    @torch.no_grad()
     def generate(
         self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
     ) -> list[list[int]]:
-        return generate(cast(LanguageModel, self), prompts, max_length, sampling)
+        """Generates the continuation of each of ``prompts``, without its EOS: lists of token ids.
+
+        A text ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the batch.
+        Without ``sampling`` each token is the most probable one. A sampled text depends on the seed, the
+        prompt and its place in the list, not on the other prompts. PAD and BOS never follow. Does not
+        work on shards, because FSDP gathers weights in the forward pass only. Raises ValueError if the
+        model is in training mode, or if a prompt has no token.
+        """
+        _check_evaluating(self)
+        if not all(prompts):
+            raise ValueError("a prompt has no token: begin it with BOS")
+        if not prompts or max_length < 1:
+            return [[] for _ in prompts]
+        device = next(self.parameters()).device
+        tokens, real = _left_padded(prompts, device)
+        # One number for each prompt and step, drawn on the host, gives the same text on every device.
+        generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
+        rows, cache = torch.arange(len(prompts), device=device), self.new_cache()
+        found: list[list[int]] = [[] for _ in prompts]
+        for _ in range(max_length):
+            draws = torch.rand(len(prompts), generator=generator, dtype=torch.float64).to(device)
+            logits = _never_pad_or_bos(self.step(tokens, real, cache).float())
+            token = _next(logits, draws[rows], sampling)
+            for row, chosen in zip(rows.tolist(), token.tolist(), strict=True):
+                if chosen != EOS:
+                    found[row].append(chosen)
+            going = (token != EOS).nonzero().squeeze(-1)
+            if not len(going):
+                break
+            if len(going) < len(rows):
+                rows, token = rows[going], token[going]
+                real = None if real is None else real[going]
+                cache.select(going)
+            tokens = token[:, None]
+            if real is not None:
+                real = torch.cat([real, real.new_ones(len(real), 1)], dim=1)
+        return found

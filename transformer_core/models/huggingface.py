@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from schemas.config.model import HuggingFace, HuggingFaceCausal
 from schemas.errors import Unsupported, nearest
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.decoding import Generating
+from transformer_core.models.decoding import LanguageModel
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import token_loss_sum, whole_head_loss
 from transformer_core.models.positions import places_within, together
@@ -147,21 +147,21 @@ def _check_length(side: str, tokens: int) -> None:
         )
 
 
-_DROPOUTS = (
+_DROPOUTS = [
     "attention_dropout",
     "attn_pdrop",
     "dropout",
     "embd_pdrop",
     "hidden_dropout",
     "resid_pdrop",
-)
+]
 """Names of the dropout probabilities in the library's configurations."""
 _WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
 """Names of the feed-forward width in the library's configurations."""
 
 
-class HuggingFaceDecoder(Generating):
-    """A :class:`~transformer_core.models.interface.LanguageModel` around one of the library's.
+class HuggingFaceDecoder(LanguageModel):
+    """A :class:`~transformer_core.models.decoding.LanguageModel` around one of the library's.
 
     Losses that never hold all logits require these to be the product of last hidden states and
     output map; raises ValueError for architectures that compute them differently.

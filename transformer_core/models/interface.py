@@ -1,11 +1,9 @@
-"""The interfaces that all models share."""
+"""The interfaces of encoder-decoders, their caches, and losses of hidden states."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch import Tensor, nn
-
-from schemas.config.model import Sampling
+from torch import Tensor
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden [b, n, d], output map [v, d], targets [b, n]) -> loss sum, a float32 scalar."""
@@ -39,37 +37,3 @@ class Model(Protocol):
 
     def new_cache(self) -> Cache:
         """An empty cache for :meth:`decode`."""
-
-
-class LanguageModel(Protocol):
-    """A decoder over token ids; PAD pads the ends of rows and does not count."""
-
-    training: bool
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        targets: Tensor | None = None,
-        segments: Tensor | None = None,
-        loss: HeadLoss = ...,
-    ) -> Tensor:
-        """Loss sum of targets [b, n] after tokens [b, n]; without targets, logits [b, n, v].
-        segments [b, n] number the documents."""
-
-    def logits(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Logits [b, n, v] of the next tokens."""
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], max_length: int, sampling: Sampling | None = None
-    ) -> list[list[int]]:
-        """Generates the token ids that follow each prompt."""
-
-    def new_cache(self) -> Any:
-        """An empty cache for :meth:`step`, with a method ``select(rows)``."""
-
-    def step(self, tokens: Tensor, real: Tensor | None, cache: Any) -> Tensor:
-        """Logits [b, v] after tokens [b, n], which follow the cached ones; ``real`` [b, m] is False
-        at padding before them."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """The weights."""

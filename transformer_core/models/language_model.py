@@ -20,7 +20,12 @@ from schemas.config.model import (
 )
 from transformer_core.models.attention import in_decoding, mask_for_kernels, takes_sentences
 from transformer_core.models.compiled_layers import compile_layers, compiled_or_plain
-from transformer_core.models.decoding import DecoderCache, Generating, LayerCache, seen_in_decoding
+from transformer_core.models.decoding import (
+    DecoderCache,
+    LanguageModel,
+    LayerCache,
+    seen_in_decoding,
+)
 from transformer_core.models.dropout import Dropout
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import whole_head_loss
@@ -33,15 +38,22 @@ from transformer_core.models.positions import (
     together,
 )
 from transformer_core.models.qkv_projection import Projection, build_projection
-from transformer_core.models.sublayers import Attention, FusedNorm, Mask, RmsNorm, in_stream_format
+from transformer_core.models.sublayers import (
+    Attention,
+    FusedNorm,
+    Mask,
+    RmsNorm,
+    in_stream_format,
+    without_weights,
+)
 from transformer_core.models.unpadded import Blocks, Counts, documents
 from transformer_core.techniques import liger
 from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import recomputing
 
 
-class Decoder(Generating):
-    """A :class:`~transformer_core.models.interface.LanguageModel`.
+class Decoder(LanguageModel):
+    """A :class:`~transformer_core.models.decoding.LanguageModel`.
 
     With ``segments`` a row may hold several documents: a token sees the earlier tokens of its
     document, whose positions count from 0. Padding, at the end of a row, needs no separate number,
@@ -165,11 +177,7 @@ class Decoder(Generating):
 
 def build_decoder(spec: DecoderOnly, vocabulary: int) -> Decoder:
     """Builds a :class:`Decoder` on torch's default device, with weights from torch's seed."""
-    device = torch.get_default_device()
-    # Without storage, constructors neither draw random numbers nor fill memory a second time.
-    with torch.device("meta"):
-        model = Decoder(spec, vocabulary)
-    model.to_empty(device=device)
+    model = without_weights(Decoder, spec, vocabulary)
     _initialise(model, spec)
     return model
 

@@ -159,8 +159,6 @@ _CPU_ELEMENTS, _LOOP_ELEMENTS, _ELEMENTS = 2**20, 2**24, 2**28
 """Number of logits in a chunk. On a CPU 4 MiB, which fit into a last-level cache; but 32 MiB for the
 loop, which keeps only a row in the cache, so that adding up gradients of the output map dominates.
 On a GPU enough to make kernels large."""
-_PADDING_LEFT_OUT = ("cpu",)
-"""Devices on which we skip padding. On a GPU the host would have to wait to know how much there is."""
 _LIFT = 1024.0  # keeps small probabilities in the range of float16
 
 
@@ -173,7 +171,7 @@ def one_pass_loss_sum(hidden: Tensor, output: Tensor, labels: Tensor, smoothing:
     device = hidden.device.type
     half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     flat, label = hidden.flatten(0, 1), labels.flatten()
-    if device_kind(hidden) in _PADDING_LEFT_OUT:
+    if device_kind(hidden) == "cpu":  # on a GPU, the host would have to wait to know how many
         kept = places(labels)
         flat, label = flat[kept], label[kept]
     return _OnePass.apply(flat, output, label, smoothing, half)
@@ -202,8 +200,8 @@ class _OnePass(torch.autograd.Function):
             # In 32 bits, because the chunks add up.
             wide = None if output.dtype != torch.bfloat16 else torch.float32
             d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
-            limit = _CPU_ELEMENTS if device_kind(hidden) == "cpu" else _ELEMENTS
-            padded = device_kind(hidden) not in _PADDING_LEFT_OUT
+            padded = device_kind(hidden) != "cpu"
+            limit = _ELEMENTS if padded else _CPU_ELEMENTS
             turn: Callable[..., tuple[Tensor, Tensor]] = _loss_and_gradient
             lift = _LIFT if w.dtype == torch.float16 else 1.0
             if device_kind(hidden) == "cuda" and not watched() and _kernel_for(hidden):

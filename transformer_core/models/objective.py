@@ -50,13 +50,18 @@ class Objective(nn.Module):
         facts that the host knows about them."""
         of_head = self.head_loss()
         if of_head is None:
+            # Some models of other libraries need more than hidden states for their logits.
             return self.loss(self.logits(source, target_input, known), target_output)
-
-        def head(hidden: Tensor, output: Tensor) -> Tensor:
-            return of_head(hidden, output, target_output)
-
         # The model calls it in its forward, where FSDP gathers a sharded output map.
-        return self.model(source, target_input, head, **self._known(source, known))
+        return self._of_hidden(of_head, source, target_input, target_output, known)
+
+    def _of_hidden(
+        self, of_head: HeadLoss, source: Tensor, inputs: Tensor, outputs: Tensor, known: Known
+    ) -> Tensor:
+        def head(hidden: Tensor, output: Tensor) -> Tensor:
+            return of_head(hidden, output, outputs)
+
+        return self.model(source, inputs, head, **self._known(source, known))
 
     def head_loss(self) -> HeadLoss | None:
         """The loss of hidden states, which the schema may implement; None for a loss of logits."""
@@ -95,17 +100,11 @@ class TextObjective(Objective):
         super().__init__(model, label_smoothing, loss)
         self.masked = masked
 
-    def forward(
-        self, source: Tensor, target_input: Tensor, target_output: Tensor, known: Known = NOTHING
+    def _of_hidden(
+        self, of_head: HeadLoss, source: Tensor, inputs: Tensor, outputs: Tensor, known: Known
     ) -> Tensor:
-        """Loss sum in nats, a scalar, of target_output [b, t] after target_input [b, t]."""
-        of_head = self.head_loss()
-        if of_head is None:
-            # Some models of other libraries need more than hidden states for their logits.
-            return self.loss(self.logits(source, target_input, known), target_output)
-        segments = text_segments(target_input) if self.masked else None
-        # The model calls the loss in its forward, where FSDP gathers a sharded output map.
-        return self.model(target_input, target_output, segments, of_head, **self._lengths(known))
+        segments = text_segments(inputs) if self.masked else None
+        return self.model(inputs, outputs, segments, of_head, **self._lengths(known))
 
     def logits(self, source: Tensor, target_input: Tensor, known: Known = NOTHING) -> Tensor:
         segments = text_segments(target_input) if self.masked else None

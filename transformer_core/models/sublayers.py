@@ -1,7 +1,7 @@
 """Normalization, sub-layers and layers of encoder and decoder (arXiv 1706.03762, 3.1)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,18 @@ Mask = Tensor | Blocks
 
 Memory = Tensor | tuple[Tensor, ...]
 """Output of the encoder [b, s, d], or its keys and values [b, h, s, k] for one layer."""
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def without_weights(kind: Callable[[Any, int], Model], spec: Any, vocabulary: int) -> Model:
+    """A model on torch's default device, whose weights are yet to be drawn. Its constructor, without
+    storage, neither draws random numbers nor fills memory a second time."""
+    device = torch.get_default_device()
+    with torch.device("meta"):
+        model = kind(spec, vocabulary)
+    return model.to_empty(device=device)
 
 
 class Attention(nn.Module):

@@ -13,6 +13,7 @@ from transformer_core.models.decoding import PrefixCache
 from transformer_core.models.dropout import Dropout
 from transformer_core.models.positions import Positions
 from transformer_core.models.qkv_projection import canonical_state_dict
+from transformer_core.models.sublayers import without_weights
 from transformer_core.models.transformer import build_transformer
 
 
@@ -110,10 +111,7 @@ def build_torch_nn(spec: TorchTransformer, vocabulary: int) -> TorchEncoderDecod
     :func:`~transformer_core.models.transformer.build_transformer` draws from torch's seed."""
     shared = spec.model_dump(exclude={"kind"})
     pattern = canonical_state_dict(build_transformer(Transformer(**shared), vocabulary))
-    device = torch.get_default_device()
-    with torch.device("meta"):
-        model = TorchEncoderDecoder(spec, vocabulary)
-    model.to_empty(device=device)
+    model = without_weights(TorchEncoderDecoder, spec, vocabulary)
     for name, tensor in model.canonical_state_dict().items():
         tensor.copy_(pattern[name])
     return model

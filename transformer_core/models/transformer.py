@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from transformer_core.models.sublayers import (
     Memory,
     build_norm,
     in_stream_format,
+    without_weights,
 )
 from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
 from transformer_core.techniques.recomputation import recomputing
@@ -206,11 +206,7 @@ def source_mask(source: Tensor) -> Tensor:
 
 def build_transformer(spec: Transformer, vocabulary: int) -> EncoderDecoder:
     """Builds an :class:`EncoderDecoder` on torch's default device, with weights from torch's seed."""
-    device = torch.get_default_device()
-    # Without storage, constructors neither draw random numbers nor fill memory a second time.
-    with torch.device("meta"):
-        model = EncoderDecoder(spec, vocabulary)
-    model.to_empty(device=device)
+    model = without_weights(EncoderDecoder, spec, vocabulary)
     _initialise(model)
     return model
 

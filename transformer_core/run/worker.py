@@ -13,8 +13,7 @@ from pathlib import Path
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.common.progress import log_to
-from transformer_core.data.sharding.shard_store import PairStore
-from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.data.sharding.shard_store import PairStore, open_training_shards
 from transformer_core.parallel.settling import settle
 from transformer_core.parallel.topology import Process, this_process
 from transformer_core.run.order import Order, TrainingOrder

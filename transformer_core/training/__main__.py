@@ -24,8 +24,7 @@ from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress, log, log_to
 from transformer_core.common.records import read_record
-from transformer_core.data.sharding.shard_store import PairStore, ShardError
-from transformer_core.data.sharding.training_shards import open_training_shards
+from transformer_core.data.sharding.shard_store import PairStore, ShardError, open_training_shards
 from transformer_core.parallel.settling import settle
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.topology import Process, this_process

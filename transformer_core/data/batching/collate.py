@@ -9,10 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_core.data.arrays import Ragged, ranges
+from transformer_core.data.arrays import Integers, Ragged, ranges
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Known:
     """Facts about a batch that the host knows from its lengths; asking a GPU would make it wait."""
 
     source_full: bool = False  # whether no source has padding, as far as is known
-    lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    lengths: tuple[Integers, Integers] | None = None
     """Token counts of the source and of the target sentences, ends included, in the order of the
     batch, row after row. For texts: token counts of the rows, and of the texts in them."""
 
@@ -140,8 +138,8 @@ def collate_texts(source: Ragged, target: Ragged) -> Batch:
 def collate_packed(
     source: Ragged,
     target: Ragged,
-    row: NDArray[np.int64],
-    columns: tuple[NDArray[np.int64], NDArray[np.int64]],
+    row: Integers,
+    columns: tuple[Integers, Integers],
     shape: tuple[int, int, int],
 ) -> Batch:
     """Packs several pairs into a row.
@@ -169,12 +167,14 @@ def collate_packed(
     return _batch(sources, inputs, outputs, len(source), Known(lengths=lengths))
 
 
-def _batch(source: Ids, inputs: Ids, outputs: Ids, pairs: int, known: Known) -> Batch:
+def _batch(
+    source: Integers, inputs: Integers, outputs: Integers, pairs: int, known: Known
+) -> Batch:
     made = torch.from_numpy
     return Batch(made(source), made(inputs), made(outputs), pairs, known)
 
 
-def _padded(rows: Ragged) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def _padded(rows: Ragged) -> tuple[Integers, NDArray[Any]]:
     """[b, longest + 1] ids with EOS and PAD, and the same without EOS in the type of the ids."""
     values, lengths = rows.values, rows.lengths
     width, step = int(lengths.max()) + 1, values.itemsize

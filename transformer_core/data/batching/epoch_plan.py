@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.config.data import AnyBatching, FixedSize
-from transformer_core.data.arrays import ranges
+from transformer_core.data.arrays import Integers, ranges
 from transformer_core.data.sharding.shard_store import PairStore
 
 WINDOW = 2**17
@@ -35,18 +35,18 @@ BLOCK = 512
 class Window:
     """Some pairs of an epoch and the global batches that they form."""
 
-    spans: NDArray[np.int64]
+    spans: Integers
     """[n, 2] the pairs start … stop - 1 of the corpus. The pairs of a window are numbered across
     its spans, in order."""
-    order: NDArray[np.int64]  # [pairs] numbers of the pairs in the window, batch after batch
-    starts: NDArray[np.int64]  # [batches + 1] limits of the batches in ``order``
+    order: Integers  # [pairs] numbers of the pairs in the window, batch after batch
+    starts: Integers  # [batches + 1] limits of the batches in ``order``
     first_batch: int  # number of the first batch in the epoch
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
-    def rows(self) -> list[NDArray[np.int64]]:
+    def rows(self) -> list[Integers]:
         """The pairs of each batch, by their numbers in the corpus."""
         pairs = ranges(self.spans[:, 0], self.spans[:, 1] - self.spans[:, 0])[self.order]
         return np.split(pairs, self.starts[1:-1])
@@ -84,7 +84,7 @@ def plan_epoch(
         raise ValueError(f"batch {batch} of epoch {epoch}: the epoch has {first_batch} batches")
 
 
-def divide(window: Window, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def divide(window: Window, parts: int) -> tuple[Integers, Integers]:
     """Deals the pairs of every batch out to ``parts`` (the micro-batches of all ranks).
 
     A part takes every ``parts``-th pair, so that all have similar lengths. Returns the numbers of
@@ -107,7 +107,7 @@ def cut_by_tokens(
     target_lengths: NDArray[np.integer],
     tokens: int,
     ends: int = 1,
-) -> NDArray[np.int64]:
+) -> Integers:
     """[batches + 1] limits at which to cut pairs, in the given order, into batches of a token budget.
 
     Each batch takes as many pairs as fit, and at least one. Each length grows by ``ends``.
@@ -139,7 +139,7 @@ def _window(store: PairStore, batching: AnyBatching) -> int:
 def _plan_window(
     store: PairStore,
     batching: AnyBatching,
-    spans: NDArray[np.int64],
+    spans: Integers,
     random: np.random.PCG64,
     first_batch: int,
 ) -> Window:
@@ -159,7 +159,7 @@ def _plan_window(
     return Window(spans, order, np.concatenate([[0], np.cumsum(sizes)]), first_batch)
 
 
-def _spans(begin: int, end: int, pairs: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def _spans(begin: int, end: int, pairs: int, seed: int, epoch: int) -> Integers:
     """[n, 2] the pairs of the corpus at the places begin … end - 1 of an epoch.
 
     Blocks come in random order. The first starts at a random pair, and they wrap around the end of
@@ -186,10 +186,10 @@ def _spans(begin: int, end: int, pairs: int, seed: int, epoch: int) -> NDArray[n
 def _by_length(
     source_lengths: NDArray[np.integer],
     target_lengths: NDArray[np.integer],
-    shuffled: NDArray[np.int64],
+    shuffled: Integers,
     tokens: int,
     random: np.random.PCG64,
-) -> NDArray[np.int64]:
+) -> Integers:
     """Orders pairs so that neighbours have similar source and target lengths.
 
     Bands of similar source length are sorted by target length, alternately up and down. Pairs of
@@ -210,7 +210,7 @@ def _by_length(
     return order[np.lexsort((up_and_down, band))]
 
 
-def _permutation(random: np.random.PCG64, count: int) -> NDArray[np.int64]:
+def _permutation(random: np.random.PCG64, count: int) -> Integers:
     return np.argsort(random.random_raw(count), kind="stable")
 
 
@@ -223,7 +223,7 @@ def _random(seed: int, *place: int) -> np.random.PCG64:
 ROUNDS = 4
 
 
-def permute(places: NDArray[np.int64], count: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+def permute(places: Integers, count: int, keys: NDArray[np.uint64]) -> Integers:
     """The numbers at ``places`` (each below ``count``) of the random order of 0 … count - 1 that
     the :data:`ROUNDS` ``keys`` choose; computes no other part of the order.
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from schemas.config.data import AnyBatching
+from transformer_core.data.arrays import Integers
 from transformer_core.data.batching.collate import Batch, collate, collate_texts
 from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
 from transformer_core.data.batching.window_rows import WindowRows
@@ -150,7 +150,7 @@ def evaluation_batches(
     *,
     pairs_per_batch: int | None = None,
     tokens_per_batch: int = 8_192,
-) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+) -> Iterator[tuple[Integers, Batch]]:
     """Yields the first ``max_pairs`` pairs (None: all), each once, with their numbers in the store.
 
     The longest come first, so that a lack of memory shows at once. A batch has ``pairs_per_batch``
@@ -170,7 +170,7 @@ def evaluation_batches(
         yield rows, gathered(store, rows)
 
 
-def gathered(store: PairStore, rows: NDArray[np.int64]) -> Batch:
+def gathered(store: PairStore, rows: Integers) -> Batch:
     """Reads the pairs, or rows of texts, ``rows`` of ``store`` as a batch."""
     in_rows = collate_texts if store.texts else collate
     return in_rows(store.source.gather(rows), store.target.gather(rows))

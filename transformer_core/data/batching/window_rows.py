@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from schemas.config.data import AnyRows, PackedRows
-from transformer_core.data.arrays import Ragged, group_maxima, group_sums
+from transformer_core.data.arrays import Integers, Ragged, group_maxima, group_sums
 from transformer_core.data.batching.epoch_plan import Window, divide
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.special_tokens import EOS, SPECIAL_NAMES
@@ -27,17 +26,15 @@ if TYPE_CHECKING:
 class Packing:
     """The places of pairs, ordered by group; each group has separate rows."""
 
-    row: NDArray[np.int64]  # [pairs] row of each pair in its group
-    source_column: NDArray[np.int64]  # [pairs] column of the row in which its source begins
-    target_column: NDArray[np.int64]  # [pairs] column of the row in which its target begins
-    rows: NDArray[np.int64]  # [groups] number of rows of each group; 0 for an empty group
-    source_width: NDArray[np.int64]  # [groups] tokens of the fullest row, source side
-    target_width: NDArray[np.int64]  # [groups] tokens of the fullest row, target side
+    row: Integers  # [pairs] row of each pair in its group
+    source_column: Integers  # [pairs] column of the row in which its source begins
+    target_column: Integers  # [pairs] column of the row in which its target begins
+    rows: Integers  # [groups] number of rows of each group; 0 for an empty group
+    source_width: Integers  # [groups] tokens of the fullest row, source side
+    target_width: Integers  # [groups] tokens of the fullest row, target side
 
 
-def pack(
-    sources: NDArray[np.int64], targets: NDArray[np.int64], starts: NDArray[np.int64], tokens: int
-) -> Packing:
+def pack(sources: Integers, targets: Integers, starts: Integers, tokens: int) -> Packing:
     """Packs each group of pairs into rows of about ``tokens`` tokens on a side; a longer sentence
     lengthens all rows of its group.
 
@@ -142,7 +139,7 @@ class WindowRows:
         packed = collate_packed(source, target, packing.row[pairs], columns, shape)
         return packed.widened(*self.shapes[group].tolist())
 
-    def _sums(self, values: NDArray[np.int64]) -> list[int]:
+    def _sums(self, values: Integers) -> list[int]:
         return group_sums(values, self.batch_starts).tolist()
 
 

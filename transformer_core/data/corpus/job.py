@@ -35,49 +35,6 @@ SCHEMA = pa.schema(
 BATCH_PAIRS = 10_000
 
 
-def read_split(
-    corpus: AnyCorpus,
-    rules: Filter,
-    split: Split,
-    pairs_path: Path,
-    report_path: Path,
-    downloads: Path | None = None,
-    processes: int = 1,
-) -> CorpusSplit:
-    """Writes the pairs of one split to ``pairs_path``, then the report to ``report_path``.
-
-    The Arrow IPC file has the columns of ``SCHEMA`` in record batches of at most ``BATCH_PAIRS``;
-    the memory needed does not grow with the corpus. The same input gives the same bytes. An error
-    leaves no file under the final names.
-
-    Raises CorpusError for an unusable corpus.
-    """
-    reader = open_split(corpus, split, downloads, processes)
-    pair_filter = PairFilter(rules, reader)
-    metadata = {"corpus": corpus.name, "split": split, "files": json.dumps(reader.files)}
-    schema = SCHEMA.with_metadata(metadata)
-    with atomic_path(pairs_path) as temporary:
-        with Progress(f"{corpus.name} {split}", "pairs", reader.total) as progress:
-            lengths = _write_pairs(temporary, schema, reader, pair_filter, progress)
-        kept = sum(lengths.source.values())
-        check_any_left(pair_filter, kept, reader)
-    report = CorpusSplit(
-        corpus=corpus.name,
-        split=split,
-        files=reader.files,
-        pairs_read=pair_filter.read,
-        pairs_kept=kept,
-        skipped=pair_filter.skipped,
-        examples=pair_filter.examples,
-        lengths=lengths,
-        bytes=pairs_path.stat().st_size,
-        sha256=sha256(pairs_path),
-    )
-    record(pairs_path)
-    write_result(report_path, report.model_dump_json(indent=2) + "\n")
-    return report
-
-
 def _write_pairs(
     path: Path, schema: pa.Schema, reader: Reader, pair_filter: PairFilter, progress: Progress
 ) -> LengthHistogram:
@@ -135,7 +92,12 @@ def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:
 
 
 class ReadCorpus(Job):
-    """Reads one split of a corpus, skips unusable pairs, and writes the sentence pairs."""
+    """Reads one split of a corpus, skips unusable pairs, and writes the sentence pairs.
+
+    The Arrow IPC file has the columns of ``SCHEMA`` in record batches of at most ``BATCH_PAIRS``;
+    the memory needed does not grow with the corpus. The same input gives the same bytes. An error,
+    such as CorpusError for an unusable corpus, leaves no file under the final names.
+    """
 
     kind = "read_corpus"
 
@@ -148,7 +110,29 @@ class ReadCorpus(Job):
     processes: int = Field(1, ge=1)  # processes that generate a grammar corpus
 
     def run(self, log_file: Path | None) -> None:
-        files = (self.pairs, self.report, self.downloads)
-        report = read_split(self.corpus, self.filter, self.split, *files, self.processes)
+        corpus, split = self.corpus, self.split
+        reader = open_split(corpus, split, self.downloads, self.processes)
+        pair_filter = PairFilter(self.filter, reader)
+        metadata = {"corpus": corpus.name, "split": split, "files": json.dumps(reader.files)}
+        schema = SCHEMA.with_metadata(metadata)
+        with atomic_path(self.pairs) as temporary:
+            with Progress(f"{corpus.name} {split}", "pairs", reader.total) as progress:
+                lengths = _write_pairs(temporary, schema, reader, pair_filter, progress)
+            kept = sum(lengths.source.values())
+            check_any_left(pair_filter, kept, reader)
+        report = CorpusSplit(
+            corpus=corpus.name,
+            split=split,
+            files=reader.files,
+            pairs_read=pair_filter.read,
+            pairs_kept=kept,
+            skipped=pair_filter.skipped,
+            examples=pair_filter.examples,
+            lengths=lengths,
+            bytes=self.pairs.stat().st_size,
+            sha256=sha256(self.pairs),
+        )
+        record(self.pairs)
+        write_result(self.report, report.model_dump_json(indent=2) + "\n")
         left_out = sum(report.skipped.values())
         log.info("%s: %d pairs, %d left out", self.pairs, report.pairs_kept, left_out)

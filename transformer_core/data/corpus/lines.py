@@ -111,16 +111,17 @@ def _check(path: Path, limits: ReadingLimits, total: int, most: float, line: int
     """Raises CorpusError if the ``total`` bytes so far, or the longest ``line``, exceed a limit."""
     if line > limits.line:
         message = f"has a line of more than {limits.line:,} bytes before byte {total:,}"
-        limit = "line"
-    elif total > most:
-        message = (
-            f"has more than {round(most):,} bytes, {most / path.stat().st_size:.0f} times its size"
-        )
+        raise beyond("line", message, path)
+    if total > most:
+        times = f"{most / path.stat().st_size:.0f} times its size"
         limit = "file" if most == limits.file else "ratio"
-    else:
-        return
+        raise beyond(limit, f"has more than {round(most):,} bytes, {times}", path)
+
+
+def beyond(limit: str, message: str, path: Path) -> CorpusError:
+    """The error for a file that exceeds ``limit``, a field of the corpus's limits."""
     remedy = f"check the file, or raise corpus.limits.{limit}"
-    raise CorpusError(message, file=path, remedy=remedy)
+    return CorpusError(message, file=path, remedy=remedy)
 
 
 def unreadable(path: Path, error: OSError) -> CorpusError:

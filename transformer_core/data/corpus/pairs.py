@@ -189,9 +189,7 @@ def check_any_left(pair_filter: PairFilter, kept: int, reader: Reader) -> None:
     files = " and ".join(dict.fromkeys([reader.source_file, reader.target_file]))
     if pair_filter.read == 0:
         raise CorpusError(
-            "contains no sentences",
-            file=files,
-            remedy="check that the path names the right file",
+            "contains no sentences", file=files, remedy="check that the path names the right file"
         )
     if kept == 0:
         counts = ", ".join(f"{reason} {n:,}" for reason, n in pair_filter.skipped.items() if n)

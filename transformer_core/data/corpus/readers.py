@@ -2,11 +2,12 @@
 
 import gc
 import glob
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -40,7 +41,7 @@ from transformer_core.data.corpus.lines import (
 )
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 from transformer_core.data.corpus.tables import one_table, table_rows
-from transformer_core.data.grammar.stream import CHUNK, generate, generate_chunk
+from transformer_core.data.grammar.stream import generate
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _grammar(corpus: GrammarCorpus, split: Split, processes: int) -> Reader:
     name = f"grammar (seed {corpus.seed})"
 
     def rows() -> Iterator[Row]:
-        made = generate(corpus.seed, split, count, corpus.names)
+        made = generate(corpus.seed, split, range(count), corpus.names)
         return (Pair(line, *pair) for line, pair in enumerate(made, start=1))
 
     columns = partial(_grammar_columns, corpus, split, count, processes)
@@ -131,13 +132,7 @@ def _grammar_columns(
 
 def _generated(corpus: GrammarCorpus, split: Split, numbers: range) -> pa.RecordBatch:
     """Generates the pairs with these ``numbers``, from 0."""
-    first = numbers.start // CHUNK
-    chunks = range(first, -(-numbers.stop // CHUNK))
-    made = chain.from_iterable(
-        generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in chunks
-    )
-    before = first * CHUNK
-    sides = zip(*islice(made, numbers.start - before, numbers.stop - before), strict=True)
+    sides = zip(*generate(corpus.seed, split, numbers, corpus.names), strict=True)
     texts = [pa.array(side, pa.large_string()) for side in sides]
     return pa.record_batch(texts, names=["source", "target"])
 
@@ -221,8 +216,8 @@ def _grammar_texts(corpus: GrammarTexts, split: Split) -> Iterator[Row]:
     # Only random() gives the same sequence in all versions of Python, so we call nothing else.
     random = Random(f"{corpus.seed}/{split}/texts").random
     side = ("en", "de").index(corpus.language)
-    chunks = (generate_chunk(corpus.seed, split, chunk, corpus.names) for chunk in count())
-    sentences = (pair[side] for pair in chain.from_iterable(chunks))
+    pairs = generate(corpus.seed, split, range(sys.maxsize), corpus.names)
+    sentences = (pair[side] for pair in pairs)
     for number in range(1, getattr(corpus, f"{split}_texts") + 1):
         length = 1 + int(random() * (2 * corpus.sentences - 1))
         yield Pair(number, "", " ".join(next(sentences) for _ in range(length)))

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from schemas.config.data import ReadingLimits
 from schemas.errors import nearest
-from transformer_core.data.corpus.lines import check_regular, most_bytes, unreadable
+from transformer_core.data.corpus.lines import beyond, check_regular, most_bytes, unreadable
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, not_utf8
 
 _ROWS = 10_000  # limit of rows in memory at a time
@@ -90,13 +90,11 @@ def _limited(
                 if lengths.max(initial=0) > limits.line:
                     row = rows + 1 + int(lengths.argmax())
                     message = f"has {lengths.max():,} bytes in column {field} of row {row:,}"
-                    remedy = "check the file, or raise corpus.limits.line"
-                    raise CorpusError(message, file=path, remedy=remedy)
+                    raise beyond("line", message, path)
             if total > most:
                 limit = "file" if most == limits.file else "ratio"
                 message = f"exceeds {round(most):,} bytes of text after row {rows:,}"
-                remedy = f"check the file, or raise corpus.limits.{limit}"
-                raise CorpusError(message, file=path, remedy=remedy)
+                raise beyond(limit, message, path)
             texts = [column.to_pylist() for column in columns]
         rows += batch.num_rows
         yield texts

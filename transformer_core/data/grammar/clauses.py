@@ -5,6 +5,7 @@ Tables hold the agreement; words are drawn at random.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import product
 from typing import Literal, NamedTuple, TypeVar
 
 from transformer_core.data.grammar.words import (
@@ -37,19 +38,22 @@ Piece = tuple[str, str, str, str]
 empty."""
 T = TypeVar("T")
 Case = Literal["nominative", "accusative", "dative"]
-_GENDERS = "mfnp"
+Endings = dict[tuple[str, str], str]  # by case and gender
 
-# Endings for masculine, feminine, neuter, plural.
-_WEAK = {"nominative": "e e e en", "accusative": "en e e en", "dative": "en en en en"}
-_MIXED = {"nominative": "er e es en", "accusative": "en e es en", "dative": "en en en en"}
-_STRONG = {"nominative": "er e es e", "accusative": "en e es e", "dative": "em er em en"}
-_DER = {
-    "nominative": "der die das die",
-    "accusative": "den die das die",
-    "dative": "dem der dem den",
-}
-_DIES = {"nominative": "er e es e", "accusative": "en e es e", "dative": "em er em en"}
-_EIN = {"nominative": "- e - e", "accusative": "en e - e", "dative": "em er em en"}
+
+def _endings(text: str) -> Endings:
+    """Endings for masculine, feminine, neuter and plural in each case; - means none."""
+    places = product(("nominative", "accusative", "dative"), "mfnp")
+    endings = [ending.strip("-") for ending in text.replace("|", "").split()]
+    return dict(zip(places, endings, strict=True))
+
+
+_WEAK = _endings("e e e en | en e e en | en en en en")
+_MIXED = _endings("er e es en | en e es en | en en en en")
+_STRONG = _endings("er e es e | en e es e | em er em en")
+_DER = _endings("der die das die | den die das die | dem der dem den")
+_EIN = _endings("- e - e | en e - e | em er em en")
+_NONE = _endings("- - - - | - - - - | - - - -")
 
 
 class Determiner(NamedTuple):
@@ -58,8 +62,8 @@ class Determiner(NamedTuple):
     english: str
     english_plural: str
     stem: str
-    endings: dict[str, str]
-    adjective: dict[str, str]
+    endings: Endings
+    adjective: Endings
 
 
 class Phrase(NamedTuple):
@@ -71,16 +75,15 @@ class Phrase(NamedTuple):
 
 
 def _invariant(english: str, german: str) -> Determiner:
-    endings = dict.fromkeys(_WEAK, "- - - -")
-    return Determiner(english, english, german, endings, _STRONG)
+    return Determiner(english, english, german, _NONE, _STRONG)
 
 
 _THE = Determiner("the", "the", "", _DER, _WEAK)
 _A = Determiner("a", "", "ein", _EIN, _MIXED)
 _NO = Determiner("a", "", "kein", _EIN, _MIXED)
-_EVERY = Determiner("every", "", "jed", _DIES, _WEAK)
+_EVERY = Determiner("every", "", "jed", _STRONG, _WEAK)
 _DEFINITE = [
-    Determiner("this", "these", "dies", _DIES, _WEAK),
+    Determiner("this", "these", "dies", _STRONG, _WEAK),
     Determiner("my", "my", "mein", _EIN, _MIXED),
     Determiner("our", "our", "unser", _EIN, _MIXED),
     Determiner("his", "his", "sein", _EIN, _MIXED),
@@ -93,11 +96,6 @@ _PLURALS = [
     _invariant("some", "einige"),
     *(_invariant(*number_words(number)) for number in range(2, 13)),
 ]
-
-
-def _ending(table: dict[str, str], case: Case, gender: str) -> str:
-    ending = table[case].split()[_GENDERS.index(gender)]
-    return "" if ending == "-" else ending
 
 
 def _german_noun(noun: Noun, case: Case, plural: bool) -> str:
@@ -115,10 +113,10 @@ def phrase(
     stem = determiner.stem
     if determiner.english in ("many", "some") and case == "dative":
         stem += "n"
-    german = [stem + _ending(determiner.endings, case, gender)]
+    german = [stem + determiner.endings[case, gender]]
     english = [determiner.english_plural if plural else determiner.english]
     if adjective is not None:
-        german.append(adjective.stem + _ending(determiner.adjective, case, gender))
+        german.append(adjective.stem + determiner.adjective[case, gender])
         english.append(adjective.english)
     german.append(_german_noun(noun, case, plural))
     english.append(noun.english_plural if plural else noun.english)
@@ -211,7 +209,7 @@ def as_subject(phrase: Phrase) -> Subject:
 
 def pick_subject(random: Random) -> Subject:
     """One or more persons, as a name, a pronoun or a noun phrase."""
-    return pick(random, subjects()[int(random() * 3)])
+    return pick(random, pick(random, subjects()))
 
 
 def noun_object(
@@ -323,13 +321,17 @@ class Clause:
         """``time_first`` puts the German time phrase before known information, not after it."""
         self.subject = subject
         self.form = form
-        self.object, pronouns, known, new = piece
-        self.before = pronouns if time_first else pronouns + known
-        self.after = known + new if time_first else new
+        self.object, self.pronouns, self.known, self.new = piece
+        self.time_first = time_first
         self.time = time
         self.en_time, self.de_time = (part and f" {part}" for part in time)
         self.adverb = adverb
         self.negated = negated
+
+    def middle(self) -> str:
+        """What stands in German between the parts of the verb, or before it at the end."""
+        times = (self.de_time, self.known) if self.time_first else (self.known, self.de_time)
+        return self.pronouns + "".join(times) + self.new
 
     def predicate(self) -> Pair:
         """The clause without its subject, verb first, as it follows "and"."""
@@ -338,8 +340,7 @@ class Clause:
             english = f"{form.negation} {form.base}{self.object}{self.en_time}"
         else:
             english = f"{form.before}{self.adverb} {form.verb}{self.object}{self.en_time}"
-        german = f" {form.finite}{self.before}{self.de_time}{self.after}{form.bracket}"
-        return english, german
+        return english, f" {form.finite}{self.middle()}{form.bracket}"
 
     def main(self) -> Pair:
         """A main clause, subject first."""
@@ -352,8 +353,7 @@ class Clause:
 
     def inverted(self) -> str:
         """The German clause with its verb first, as after a fronted phrase and in questions."""
-        rest = f"{self.subject[1]}{self.before}{self.de_time}{self.after}{self.form.bracket}"
-        return f"{self.form.finite} {rest}"
+        return f"{self.form.finite} {self.subject[1]}{self.middle()}{self.form.bracket}"
 
     def fronted(self) -> Pair:
         """A main clause, time first; the time must not be empty in either language."""
@@ -370,13 +370,11 @@ class Clause:
 
     def subclause(self) -> Pair:
         """The clause after a conjunction: in German, the verb comes last."""
-        german = f"{self.subject[1]}{self.before}{self.de_time}{self.after}{self.form.final}"
-        return self.main()[0], german
+        return self.main()[0], f"{self.subject[1]}{self.middle()}{self.form.final}"
 
     def relative(self, pronoun: str) -> Pair:
         """A relative clause whose subject is the relative pronoun."""
-        german = f"{pronoun}{self.before}{self.de_time}{self.after}{self.form.final}"
-        return f"who{self.predicate()[0]}", german
+        return f"who{self.predicate()[0]}", f"{pronoun}{self.middle()}{self.form.final}"
 
 
 def pick_tense(random: Random) -> Tense:

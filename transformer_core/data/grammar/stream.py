@@ -13,7 +13,7 @@ invented ones, few of them frequent and most rare: we draw the n-th with a proba
 import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import accumulate, product
+from itertools import accumulate, chain, islice, product
 from random import Random
 
 import numpy as np
@@ -27,14 +27,16 @@ from transformer_core.data.grammar.words import CITIES, FIRST_NAMES, Pair, words
 CHUNK = 1_000  # pairs from one random stream; chunks are independent of each other
 
 
-def generate(seed: int, split: Split, count: int, names: int = 0) -> Iterator[Pair]:
-    """Yields the first ``count`` (English, German) pairs of ``split``.
+def generate(seed: int, split: Split, numbers: range, names: int = 0) -> Iterator[Pair]:
+    """Yields the (English, German) pairs of ``split`` with these consecutive ``numbers``, from 0.
 
-    A longer corpus begins with the shorter one; splits come from different random streams. If
-    ``names`` is not 0, that many invented names replace those of words.yaml.
+    Splits come from different random streams. If ``names`` is not 0, that many invented names
+    replace those of words.yaml.
     """
-    for chunk in range(-(-count // CHUNK)):
-        yield from generate_chunk(seed, split, chunk, names)[: count - chunk * CHUNK]
+    first = numbers.start // CHUNK
+    chunks = range(first, -(-numbers.stop // CHUNK))
+    made = chain.from_iterable(generate_chunk(seed, split, chunk, names) for chunk in chunks)
+    return islice(made, numbers.start - first * CHUNK, numbers.stop - first * CHUNK)
 
 
 def generate_chunk(seed: int, split: Split, chunk: int, names: int = 0) -> list[Pair]:

@@ -3,7 +3,6 @@ checksums, and export a split as one Parquet file."""
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from schemas.config.data import Filter
-from schemas.results.data import CheckedSplit, DataCheck, LengthHistogram, ShardManifest
+from schemas.results.data import CheckedSplit, DataCheck, LengthHistogram
 from transformer_core.common.digests import write_result
 from transformer_core.common.files import atomic_path
 from transformer_core.common.job import Job
@@ -31,38 +30,11 @@ from transformer_core.data.tokenizing.job import load_tokenizer
 SIDES = ("source", "target")
 
 
-def gather(paths: Sequence[Path], rules: Filter, output: Path) -> ShardManifest:
-    """Merges the manifests of a split's parts, whose folders lie next to ``output``.
+class GatherShards(Job):
+    """Writes the manifest of a split from the manifests of its parts.
 
     Raises CorpusError if a part is missing or damaged, or if no pair is left.
     """
-    parts = [read_manifest(path) for path in paths]
-    first = parts[0]
-    added = ("pairs", "source_tokens", "target_tokens", "skipped_too_long", "seconds")
-    lengths = {side: add_counts(getattr(part.lengths, side) for part in parts) for side in SIDES}
-    texts = {n: sum(getattr(part.texts, n, 0) for part in parts) for n in ("texts", "bytes")}
-    manifest = first.model_copy(
-        update={
-            **{name: sum(getattr(part, name) for part in parts) for name in added},
-            "examples": [example for part in parts for example in part.examples][:EXAMPLES],
-            "lengths": LengthHistogram(unit="tokens", **lengths),
-            "shards": [
-                shard.model_copy(
-                    update={"file": str(path.parent.relative_to(output.parent) / shard.file)}
-                )
-                for path, part in zip(paths, parts, strict=True)
-                for shard in part.shards
-            ],
-            "texts": first.texts and first.texts.model_copy(update=texts),
-        }
-    )
-    check_any_left(manifest, output, rules)
-    write_manifest(manifest, output, [path.parent for path in paths])
-    return manifest
-
-
-class GatherShards(Job):
-    """Writes the manifest of a split from the manifests of its parts."""
 
     kind = "gather_shards"
 
@@ -71,7 +43,29 @@ class GatherShards(Job):
     output: Path  # manifest.json to write, above the parts
 
     def run(self, log_file: Path | None) -> None:
-        made = gather(self.parts, self.filter, self.output)
+        parts = [read_manifest(path) for path in self.parts]
+        first, above = parts[0], self.output.parent
+        added = ("pairs", "source_tokens", "target_tokens", "skipped_too_long", "seconds")
+        lengths = {
+            side: add_counts(getattr(part.lengths, side) for part in parts) for side in SIDES
+        }
+        texts = {n: sum(getattr(part.texts, n, 0) for part in parts) for n in ("texts", "bytes")}
+        shards = [
+            shard.model_copy(update={"file": str(path.parent.relative_to(above) / shard.file)})
+            for path, part in zip(self.parts, parts, strict=True)
+            for shard in part.shards
+        ]
+        made = first.model_copy(
+            update={
+                **{name: sum(getattr(part, name) for part in parts) for name in added},
+                "examples": [example for part in parts for example in part.examples][:EXAMPLES],
+                "lengths": LengthHistogram(unit="tokens", **lengths),
+                "shards": shards,
+                "texts": first.texts and first.texts.model_copy(update=texts),
+            }
+        )
+        check_any_left(made, self.output, self.filter)
+        write_manifest(made, self.output, [path.parent for path in self.parts])
         log.info("%s: %s pairs in %d shards", self.output, f"{made.pairs:,}", len(made.shards))
 
 

@@ -19,12 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import Field, ValidationError, field_validator
 
 from schemas.config.data import Filter
 from schemas.results.data import (
-    CorpusSplit,
     LengthHistogram,
     Shard,
     ShardManifest,
@@ -36,7 +34,14 @@ from transformer_core.common.digests import digest
 from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress
-from transformer_core.data.arrays import add_counts, arrow_array, count_lengths, in_order, ranges
+from transformer_core.data.arrays import (
+    Integers,
+    add_counts,
+    arrow_array,
+    count_lengths,
+    in_order,
+    ranges,
+)
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError, snippet, where
 from transformer_core.data.sharding.shard_store import (
@@ -55,82 +60,6 @@ PAIRS_PER_SHARD = 500_000
 _TOKENS_PER_SHARD = 1 << 26
 """Tokens at which a shard, which is built in memory, is full whatever its number of pairs."""
 _PIECE = 1 << 22  # bytes of text that a thread works on at a time
-
-
-def write_shards(
-    pairs: PairFile,
-    tokenizer_path: Path,
-    rules: Filter,
-    output: Path,
-    pairs_per_shard: int = PAIRS_PER_SHARD,
-    part: tuple[int, int] = (0, 1),
-    threads: int = 1,
-    context: int | None = None,
-) -> ShardManifest:
-    """Writes the shards of a split, or of a part of it, and their manifest to the folder ``output``.
-
-    ``part`` is the number of this job, from 0, and the number of jobs that share the split equally.
-    With a ``context`` the pairs are texts, which become rows of that many tokens: see
-    :func:`context_rows`. The last row of each piece of text tokenized at a time may be shorter.
-
-    Raises CorpusError if a sentence is too long and the filter says error, or if the filter keeps
-    no pair of the whole split.
-    """
-    began = time.perf_counter()
-    manifest_path = output / "manifest.json"
-    # The shards are about to change, so an old manifest must not vouch for them.
-    manifest_path.unlink(missing_ok=True)
-    description = pairs.description()
-    tokenizer = load_tokenizer(tokenizer_path)
-    encoder = Encoder(tokenizer)
-    number, jobs = part
-    first, end = (len(pairs) * n // jobs for n in (number, number + 1))
-    vocabulary = tokenizer.get_vocab_size()
-    nothing = _empty_manifest(description, encoder, vocabulary, tokenizer_path, context)
-    settings = [rules.canonical_json(), pairs_per_shard, first, end, context]
-    work = partial(_work, [description.sha256, nothing.tokenizer_sha256, *settings])
-    writer = ShardWriter(output, rules, description.files, pairs_per_shard, work, first, nothing)
-    encode = partial(_encode, encoder, context)
-    add = writer.add if context is None else writer.add_rows
-    pieces = pairs.pieces(writer.next_pair, end, _PIECE)
-    with (
-        ThreadPoolExecutor(threads) as workers,
-        Progress(f"shards {description.split}", "pairs", end - first) as progress,
-    ):
-        progress.update(writer.next_pair - first)
-        for piece, *sides in in_order(workers, encode, pieces, 2 * threads):
-            add(piece, *sides)
-            progress.update(piece.num_rows)
-    manifest = writer.finish(time.perf_counter() - began)
-    if jobs == 1:
-        check_any_left(manifest, pairs.path, rules)
-    write_manifest(manifest, manifest_path)
-    return manifest
-
-
-def _empty_manifest(
-    description: CorpusSplit,
-    encoder: Encoder,
-    vocabulary: int,
-    tokenizer_path: Path,
-    context: int | None,
-) -> ShardManifest:
-    return ShardManifest(
-        corpus=description.corpus,
-        split=description.split,
-        pairs=0,
-        source_tokens=0,
-        target_tokens=0,
-        skipped_too_long=0,
-        examples=[],
-        id_type=encoder.id_type.name,  # type: ignore[arg-type]
-        vocabulary=vocabulary,
-        tokenizer_sha256=sha256(tokenizer_path),
-        lengths=LengthHistogram(unit="tokens", source={}, target={}),
-        seconds=0.0,
-        shards=[],
-        texts=None if context is None else TextRows(context=context, texts=0, bytes=0),
-    )
 
 
 def _encode(
@@ -266,7 +195,7 @@ class ShardWriter:
             write_text(self._folder / PROGRESS, done.model_dump_json())
 
     def _leave_out(
-        self, batch: pa.RecordBatch, source: Encoded, target: Encoded, rows: NDArray[np.int64]
+        self, batch: pa.RecordBatch, source: Encoded, target: Encoded, rows: Integers
     ) -> None:
         limit, examples = self._rules.max_tokens, list(self._manifest.examples)
         stop = 1 if self._rules.too_long == "error" else EXAMPLES - len(examples)
@@ -353,26 +282,62 @@ class Shards(Job):
     threads: int = Field(os.cpu_count() or 1, ge=1)  # threads that tokenize
     pairs_per_shard: int = Field(PAIRS_PER_SHARD, ge=1)  # pairs in a shard
     context: int | None = Field(None, ge=1)
-    """Treat the pairs as texts and cut them into rows of this many tokens."""
+    """Treat the pairs as texts and cut them into rows of this many tokens; the last row of each piece
+    of text tokenized at a time may be shorter."""
 
     @field_validator("part")
     @classmethod
     def _is_one_of_them(cls, part: str) -> str:
-        if int(part.split("-")[0]) > int(part.split("-")[2]):
+        number, count = map(int, part.split("-of-"))
+        if number > count:
             raise ValueError(f"{part} is not N-of-COUNT with N from 1 to COUNT")
         return part
 
     def run(self, log_file: Path | None) -> None:
         # The tokenizer's own threads; otherwise it starts one for each core of the host.
         os.environ.setdefault("RAYON_NUM_THREADS", str(self.threads))
-        number, _, of = self.part.split("-")
-        write_shards(
-            PairFile(self.pairs),
-            self.tokenizer,
-            self.filter,
-            self.output,
-            self.pairs_per_shard,
-            (int(number) - 1, int(of)),
-            self.threads,
-            self.context,
+        began = time.perf_counter()
+        pairs = PairFile(self.pairs)
+        manifest_path = self.output / "manifest.json"
+        # The shards are about to change, so an old manifest must not vouch for them.
+        manifest_path.unlink(missing_ok=True)
+        description = pairs.description()
+        tokenizer = load_tokenizer(self.tokenizer)
+        encoder, context = Encoder(tokenizer), self.context
+        number, jobs = map(int, self.part.split("-of-"))
+        first, end = (len(pairs) * n // jobs for n in (number - 1, number))
+        nothing = ShardManifest(
+            corpus=description.corpus,
+            split=description.split,
+            pairs=0,
+            source_tokens=0,
+            target_tokens=0,
+            skipped_too_long=0,
+            examples=[],
+            id_type=encoder.id_type.name,  # type: ignore[arg-type]
+            vocabulary=tokenizer.get_vocab_size(),
+            tokenizer_sha256=sha256(self.tokenizer),
+            lengths=LengthHistogram(unit="tokens", source={}, target={}),
+            seconds=0.0,
+            shards=[],
+            texts=None if context is None else TextRows(context=context, texts=0, bytes=0),
         )
+        inputs = [description.sha256, nothing.tokenizer_sha256, self.filter.canonical_json()]
+        work = partial(_work, [*inputs, self.pairs_per_shard, first, end, context])
+        files, full = description.files, self.pairs_per_shard
+        writer = ShardWriter(self.output, self.filter, files, full, work, first, nothing)
+        add = writer.add if context is None else writer.add_rows
+        encode = partial(_encode, encoder, context)
+        pieces = pairs.pieces(writer.next_pair, end, _PIECE)
+        with (
+            ThreadPoolExecutor(self.threads) as workers,
+            Progress(f"shards {description.split}", "pairs", end - first) as progress,
+        ):
+            progress.update(writer.next_pair - first)
+            for piece, *sides in in_order(workers, encode, pieces, 2 * self.threads):
+                add(piece, *sides)
+                progress.update(piece.num_rows)
+        manifest = writer.finish(time.perf_counter() - began)
+        if jobs == 1:
+            check_any_left(manifest, self.pairs, self.filter)
+        write_manifest(manifest, manifest_path)

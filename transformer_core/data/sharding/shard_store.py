@@ -1,5 +1,14 @@
-"""Reads the shards of a split: the manifest that describes them, and arrays in their memory maps."""
+"""Reads the shards of a split: the manifest that describes them, and arrays in their memory maps.
 
+If the shared file system is slow, set ``LOCAL_SHARDS`` in the environment to a folder on a disk of
+this host. The first process on the host then copies the shards there while the others wait, compares
+them with the checksums of their manifest, and only then gives the copy its final name. The name
+depends on the contents of the manifest, so a copy is never mistaken for another. Old copies are the
+user's to remove.
+"""
+
+import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
@@ -18,11 +27,12 @@ from transformer_core.common import digests
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import remake, unreadable
 from transformer_core.common.files import sha256
-from transformer_core.data.arrays import Ragged, count_lengths, ranges
+from transformer_core.data.arrays import Integers, Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 
 EXAMPLES = 10  # skipped pairs shown in a manifest
 PROGRESS = "progress.json"  # file next to the shards that records finished work until the manifest
+VARIABLE = "LOCAL_SHARDS"
 COPY_MARK = ".copy"  # file next to the manifest of copied shards; it names the original
 
 
@@ -84,12 +94,12 @@ class Side:
         """[pairs + 1] for each shard: the limits of its sentences."""
         self._first = np.cumsum([0, *(len(column) for column in columns)])
 
-    def lengths(self, spans: NDArray[np.int64]) -> NDArray[np.int32]:
+    def lengths(self, spans: Integers) -> NDArray[np.int32]:
         """Number of tokens of the sentences start … stop - 1 of each of ``spans`` [n, 2]."""
         found = [np.diff(self.offsets[shard][a : b + 1]) for shard, a, b in self._pieces(spans)]
         return np.concatenate(found).astype(np.int32) if found else np.empty(0, np.int32)
 
-    def read(self, spans: NDArray[np.int64]) -> Ragged:
+    def read(self, spans: Integers) -> Ragged:
         """Copies the sentences of ``spans``, in a few long reads."""
         chunks = []
         for shard, a, b in self._pieces(spans):
@@ -97,7 +107,7 @@ class Side:
             chunks.append(self.ids[shard][offsets[a] : offsets[b]])
         return Ragged.join(chunks, self.lengths(spans))
 
-    def gather(self, rows: NDArray[np.int64]) -> Ragged:
+    def gather(self, rows: Integers) -> Ragged:
         """Copies the sentences ``rows``, in any order."""
         shards = np.searchsorted(self._first, rows, side="right") - 1
         order = np.argsort(shards, kind="stable")
@@ -110,7 +120,7 @@ class Side:
             chunks.append(self.ids[shard][ranges(starts, lengths[-1])])
         return Ragged.join(chunks, np.concatenate(lengths)).take(np.argsort(order))
 
-    def _pieces(self, spans: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    def _pieces(self, spans: Integers) -> Iterator[tuple[int, int, int]]:
         """Divides ``spans`` by shard: yields each shard's number with start and stop within it."""
         for start, stop in spans.tolist():
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
@@ -147,11 +157,11 @@ class PairStore:
     def __len__(self) -> int:
         return self.manifest.pairs
 
-    def source_rows(self, rows: NDArray[np.int64] | list[int]) -> list[NDArray[Any]]:
+    def source_rows(self, rows: Integers | list[int]) -> list[NDArray[Any]]:
         """Source ids of each of the pairs ``rows``."""
         return _split(self.source.gather(np.asarray(rows, np.int64)))
 
-    def target_rows(self, rows: NDArray[np.int64] | list[int]) -> list[NDArray[Any]]:
+    def target_rows(self, rows: Integers | list[int]) -> list[NDArray[Any]]:
         """Target ids of each of the pairs ``rows``."""
         return _split(self.target.gather(np.asarray(rows, np.int64)))
 
@@ -253,3 +263,63 @@ def _open(path: Path, manifest: ShardManifest, shard: Shard) -> pa.RecordBatch:
 
 def _split(rows: Ragged) -> list[NDArray[Any]]:
     return np.split(rows.flat(), np.cumsum(rows.lengths)[:-1]) if len(rows) else []
+
+
+def open_training_shards(data: Path, nearest: bool = True) -> tuple[PairStore, PairStore]:
+    """Opens the splits train and validation below ``data``, results/data/<corpus>; with ``nearest``,
+    their copy on this host if the environment asks for one. ShardError if they are missing or
+    damaged."""
+    train, validation = (data / "shards" / s / "manifest.json" for s in ("train", "validation"))
+    opened = open_nearest if nearest else open_shards
+    return opened(train), opened(validation)
+
+
+def open_nearest(manifest: Path) -> PairStore:
+    """Opens the copy on this host if the environment asks for one, otherwise the shards."""
+    folder = os.environ.get(VARIABLE)
+    return open_shards(copy_to(Path(folder), manifest) if folder else manifest)
+
+
+def copy_to(folder: Path, manifest: Path) -> Path:
+    """Returns the manifest of a complete copy of the shards in ``folder``; copies them if needed.
+
+    Raises ShardError if the shards are damaged or cannot be copied.
+    """
+    digest = hashlib.sha256(manifest.read_bytes()).hexdigest()[:16]
+    place = folder / f"{manifest.parent.name}-{digest}"
+    copy = place / manifest.name
+    if copy.exists():
+        return copy
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f".{place.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not copy.exists():
+                _copy(manifest, folder / f".{place.name}.partial", place)
+    except OSError as error:
+        remedy = f"free space in {folder}, or unset {VARIABLE} to read the shards where they are"
+        message = f"cannot be copied to {folder} ({error})"
+        raise ShardError(message, manifest, manifest, remedy) from None
+    return copy
+
+
+def _copy(manifest: Path, partial: Path, place: Path) -> None:
+    # A leftover of a killed process, since only the holder of the lock writes here.
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        for shard in read_manifest(manifest).shards:
+            copied = partial / shard.file
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(manifest.parent / shard.file, copied)
+            try:
+                check_shard(partial / manifest.name, shard, quick=True)
+            except ShardError:
+                # If the original is damaged too, the error must name it.
+                check_shard(manifest, shard)
+                raise
+        shutil.copy2(manifest, partial)
+        (partial / COPY_MARK).write_text(f"{manifest.resolve()}\n", encoding="utf-8")
+        partial.rename(place)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

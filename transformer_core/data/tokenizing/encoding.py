@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from transformer_core.data.arrays import arrow_array, ranges, utf8
+from transformer_core.data.arrays import Integers, arrow_array, ranges, utf8
 
 SPACE = 0x20  # the byte of a space, which never occurs within a longer UTF-8 character
 SPACES_BEYOND_ASCII = (0xC2, 0xE1, 0xE2, 0xE3)
@@ -146,12 +146,10 @@ class DistinctWords(NamedTuple):
 
     words: pa.LargeStringArray  # every distinct word once
     numbers: NDArray[np.int32]  # [words of the texts] index of each in ``words``
-    firsts: NDArray[np.int64]  # [n + 1] index of the first word of each text in ``numbers``
+    firsts: Integers  # [n + 1] index of the first word of each text in ``numbers``
 
 
-def distinct_words(
-    data: NDArray[np.uint8], limits: NDArray[np.int64], punctuation: bool
-) -> DistinctWords:
+def distinct_words(data: NDArray[np.uint8], limits: Integers, punctuation: bool) -> DistinctWords:
     """Finds the words of texts. Text i is ``data[limits[i]:limits[i + 1]]``; not all may be empty.
 
     A word ends before each space that a visible character follows and, with ``punctuation``,
@@ -181,14 +179,14 @@ class Encoded(NamedTuple):
     """Token ids of n texts: text i has ``ids[offsets[i]:offsets[i + 1]]``."""
 
     ids: NDArray[Any]  # [tokens] ids of all texts in order, in an unsigned integer type
-    offsets: NDArray[np.int64]  # [n + 1] limits of the texts in ``ids``, from 0
+    offsets: Integers  # [n + 1] limits of the texts in ``ids``, from 0
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Integers:
         """[n] number of tokens of each text."""
         return np.diff(self.offsets)
 
-    def take(self, rows: NDArray[np.int64]) -> "Encoded":
+    def take(self, rows: Integers) -> "Encoded":
         lengths = self.lengths[rows]
         return Encoded(self.ids[ranges(self.offsets[rows], lengths)], _offsets(lengths))
 
@@ -222,13 +220,11 @@ class KnownWords:
         self._count = self._used = self._bytes = 0
         self._lock = threading.Lock()
 
-    def find(self, words: list[bytes]) -> NDArray[np.int64]:
+    def find(self, words: list[bytes]) -> Integers:
         """[words] number of each word; -1 for unknown ones."""
         return np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
 
-    def add(
-        self, words: list[bytes], ids: NDArray[Any], lengths: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
+    def add(self, words: list[bytes], ids: NDArray[Any], lengths: Integers) -> Integers | None:
         """Adds ``words`` and returns their numbers, or None if they do not fit."""
         with self._lock:
             first, end = self._used, self._used + len(ids)
@@ -276,9 +272,7 @@ class Encoder:
         places = ranges(starts.take(found.numbers), of_words)
         return Encoded(ids.take(places), _offsets(of_words)[found.firsts])
 
-    def _ids_of(
-        self, words: pa.LargeStringArray
-    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    def _ids_of(self, words: pa.LargeStringArray) -> tuple[NDArray[Any], Integers, Integers]:
         """Ids, and for each word [words] the index of its first id and its number of ids."""
         known = self._known
         texts = words.cast(pa.large_binary()).to_pylist()
@@ -294,7 +288,7 @@ class Encoder:
             numbers[missing] = added
         return known.ids, known.starts.take(numbers), known.lengths.take(numbers)
 
-    def _encode(self, texts: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _encode(self, texts: pa.Array) -> tuple[NDArray[Any], Integers]:
         """The tokenizer's ids of n texts in order, and [n] the number of ids of each."""
         found = self._tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
         ids = [encoding.ids for encoding in found]
@@ -302,7 +296,7 @@ class Encoder:
         return np.fromiter(chain.from_iterable(ids), self.id_type, int(lengths.sum())), lengths
 
 
-def _offsets(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+def _offsets(lengths: NDArray[np.integer]) -> Integers:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
