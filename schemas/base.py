@@ -186,10 +186,10 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3_600.0}
 
 def seconds_of(duration: str) -> float:
     """Seconds in a text such as 90 s, 10 min or 1h; raises ValueError for anything else."""
-    if not re.match(DURATION_PATTERN, duration):
+    found = re.match(DURATION_PATTERN, duration)
+    if found is None:
         raise ValueError(f"{duration!r} is not a duration")
-    number = duration.strip().rstrip("minsh ")
-    return float(number) * _UNITS[duration.strip()[len(number) :].strip()]
+    return float(duration[: found.start(2)]) * _UNITS[found[2]]
 
 
 def _duration(value: Any) -> str:

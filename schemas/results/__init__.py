@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from schemas.results.machine import *
     from schemas.results.memory import *
     from schemas.results.profiles import *
-    from schemas.results.projection import *
     from schemas.results.runs import *
 
 

@@ -23,7 +23,7 @@ from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import brief, cell
 from transformer_core.report.sections.answer import read_answer, training_command
-from transformer_core.report.sections.tried import changes
+from transformer_core.report.sections.variants import changes
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
 

@@ -13,7 +13,7 @@ from tests.orders import run_job
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.page import write_page
-from transformer_core.report.sections.translations import translations
+from transformer_core.report.sections.quality import translations
 
 OF_TRANSLATIONS = [section for section in SECTIONS if section.task in (None, "translation")]
 

@@ -13,7 +13,7 @@ from schemas.config.claims import Claim, Claims
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Sweep, Variant, Variants
-from schemas.reference import settings_of, unit_of, value_text
+from schemas.generate import settings_of, unit_of, value_text
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
 FILES: list[Any] = [Study, RunSpec, Variants, Claims]

@@ -75,7 +75,7 @@ def test_rules_import_nothing_heavy():
         r"^from (?:schemas|transformer_core)[\w.]* import (?:\([^)]*\)|.*)", text, re.MULTILINE
     )
     assert len(imports) > 10
-    heavy = {"torch", "numpy", "pyarrow", "scipy", "matplotlib", "schemas.results.projection"}
+    heavy = {"torch", "numpy", "pyarrow", "scipy", "matplotlib", "schemas.results.memory"}
     code = "\n".join(["import sys", *imports, f"print(*({heavy} & sys.modules.keys()))"])
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.stdout.strip(), ended.stderr) == ("", "")
@@ -102,7 +102,7 @@ UNTIMED = {"claims", "families", "compare", "page", "tokenizer"}
     [
         ("models/sublayers.py", {"train", "evaluate"}, {"shards", "tokenizer"}),
         ("data/sharding/job.py", {"shards"}, {"tokenizer"}),
-        ("report/sections/tried.py", {"page"}, {"train", "evaluate"}),
+        ("report/sections/variants.py", {"page"}, {"train", "evaluate"}),
         ("report/sections/equivalence.po", {"page"}, {"train"}),
         ("report/sections/equivalence.html", {"page"}, {"train"}),
         ("run/coordinator.py", {"turns"}, {"train"}),

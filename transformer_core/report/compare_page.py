@@ -2,16 +2,13 @@
 
 from pathlib import Path
 
-import matplotlib as mpl
-import seaborn as sns
 from markupsafe import Markup
 
 from schemas.results import Against
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import RatioRow, ratio_points
+from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_points, to_svg
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import VARIANT, colour_of
 from transformer_core.report.page import fill
@@ -55,11 +52,12 @@ def draw(found: Against, quantity: str) -> str:
         for change in found.changes
         if change.quantity == quantity and change.ratio
     ]
-    with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
-        title = TITLES[quantity]
-        words = f"{title} of each variant, here over there, with its interval."
-        figure = ratio_points(shown, say("here over there"))
-        return svg.render(figure, f"compare_{quantity}", title, words)
+    title = TITLES[quantity]
+    words = f"{title} of each variant, here over there, with its interval."
+    return to_svg(
+        f"compare_{quantity}",
+        lambda: Drawing(ratio_points(shown, say("here over there")), title, words),
+    )
 
 
 class ComparePageJob(Job):

@@ -13,8 +13,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import seaborn as sns
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -26,6 +24,7 @@ from transformer_core.common.job import Job
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS, Section
 from transformer_core.report.kit import language, palette, svg
+from transformer_core.report.kit.drawing import to_svg
 from transformer_core.report.kit.formats import (
     FILTERS,
     Numbers,
@@ -167,9 +166,7 @@ def write_page(results: StudyResults) -> None:
 
 
 def draw(name: str, results: StudyResults) -> str:
-    with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
-        drawing = FIGURES[name].draw(name, results)
-        return svg.render(drawing.figure, name, drawing.title, drawing.description)
+    return to_svg(name, lambda: FIGURES[name].draw(name, results))
 
 
 def draw_all(results: StudyResults, folder: Path, processes: int = 1) -> None:

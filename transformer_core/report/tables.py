@@ -15,9 +15,8 @@ from transformer_core.decide.bytes_per_parameter import formula
 from transformer_core.decide.study_results import StudyResults, epoch_seconds, throughputs
 from transformer_core.report.contents import TABLES
 from transformer_core.report.sections.memory import expected, measured
-from transformer_core.report.sections.profiles import measured_roofline, shown
+from transformer_core.report.sections.profiles import shown, summary_of, with_roofline_shares
 from transformer_core.report.sections.why import reasons
-from transformer_core.trace.breakdown.summary import roofline_share
 
 Row = Mapping[str, Any]
 
@@ -171,17 +170,14 @@ def _operators(results: StudyResults) -> Iterator[Row]:
 def _layers(results: StudyResults) -> Iterator[Row]:
     """A row per module, summed over devices and steps."""
     for name, breakdown in shown(results).items():
-        for use in breakdown.summary.layers if breakdown.summary else ():
+        for use in summary_of(breakdown).layers:
             yield {"variant": name} | pick(use, " ".join(LayerUse.model_fields))
 
 
 def _shapes(results: StudyResults) -> Iterator[Row]:
-    """A row per operator and input shapes, likewise. The roofline is this machine's, so users'
-    traces have no share of it."""
-    roofline = measured_roofline(results)
+    """A row per operator and input shapes, likewise."""
     for name, breakdown in shown(results).items():
-        for use in breakdown.summary.shapes if breakdown.summary else ():
-            share = roofline_share(use, roofline) if roofline and name in results.specs else None
+        for use, share in with_roofline_shares(results, name, summary_of(breakdown).shapes):
             fields = pick(use, " ".join(ShapeUse.model_fields))
             yield {"variant": name} | fields | {"roofline_share": share}
 

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import seaborn as sns
 from markupsafe import Markup
 
 from schemas.config.study import Study
@@ -14,9 +13,9 @@ from schemas.results.profiles import Breakdown
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
-from transformer_core.report.kit import svg
+from transformer_core.report.kit.drawing import to_svg
 from transformer_core.report.page import fill
-from transformer_core.report.sections.profile_figures import partitions, timelines
+from transformer_core.report.sections.profiles import partitions, timelines
 from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.tune.answer import (
     Answer,
@@ -88,12 +87,8 @@ def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Markup]:
         events = folder / "profiles" / breakdown.name / "events.parquet"
         if events.exists() and (timeline := read_timeline(events)):
             steps[name] = timeline
-    with sns.axes_style("ticks"), mpl.rc_context(svg.STYLE):
-        drawings = {"partition": partitions(found), "timelines": timelines(steps)}
-        return {
-            name: Markup(svg.render(drawn.figure, name, drawn.title, drawn.description))
-            for name, drawn in drawings.items()
-        }
+    drawings = {"partition": partial(partitions, found), "timelines": partial(timelines, steps)}
+    return {name: Markup(to_svg(name, draw)) for name, draw in drawings.items()}
 
 
 def memory(answer: Answer) -> dict[str, dict[str, int]]:

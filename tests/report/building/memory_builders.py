@@ -23,7 +23,7 @@ from schemas.results import (
     VariantResult,
 )
 from tests.records import prediction, record
-from transformer_core.report.sections.memory_figures import MOMENTS
+from transformer_core.report.sections.memory import MOMENTS
 
 MIB = 2**20
 PARAMETERS = MIB

@@ -7,7 +7,7 @@ from pair_builders import paired
 from schemas.results import LengthHistogram, Validation
 from transformer_core.report.sections.corpus import lengths_frame
 from transformer_core.report.sections.equivalence import recorded, validated
-from transformer_core.report.sections.memory_figures import memory_frame
+from transformer_core.report.sections.memory import memory_frame
 from transformer_core.report.sections.variants import rounds_frame
 
 

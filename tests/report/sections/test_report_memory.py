@@ -13,8 +13,8 @@ from transformer_core.report.contents import SECTIONS
 from transformer_core.report.page import draw
 from transformer_core.report.sections.memory import (
     Check,
-    context,
     errors,
+    memory_context,
     run_checks,
     schemes,
     telling,
@@ -50,7 +50,7 @@ def test_predictions_of_timed_runs_include_the_context(results):
 def test_variants_shown_in_detail(results):
     assert telling(results) == ["single", "accum4_sync"]
     assert list(schemes(results)) == ["accum4_sync"]
-    found = context(results)
+    found = memory_context(results)
     (peaks,) = found["schemes"].values()
     assert found["imbalance"](peaks) == pytest.approx(58 / 38)
 

@@ -11,7 +11,7 @@ from traces import break_down, event_table, mark, work
 from schemas.results import Breakdown
 from tests.records import record
 from transformer_core.report.page import draw
-from transformer_core.report.sections.profiles import context, shown, telling
+from transformer_core.report.sections.profiles import profiles_context, shown, telling
 from transformer_core.report.tables import rows_of
 from transformer_core.trace.breakdown.summary import summarise
 from transformer_core.trace.breakdown.timeline import Timeline, read_timeline
@@ -19,7 +19,7 @@ from transformer_core.trace.events.arrow import write_events
 
 
 def test_profiles_of_variants_are_means_over_steps_and_ranks(results):
-    found = context(results)
+    found = profiles_context(results)
     assert [breakdown.name for breakdown in found["without"]] == ["ddp"]
     assert [profile.name for profile in found["noted"]] == ["accum4_sync"]
     single = found["profiles"]["single"]
@@ -63,7 +63,7 @@ def test_traces_of_the_user_are_rows_and_figures(copied):
     breakdown = record(Breakdown, devices=devices, **found)
     (folder / "breakdown.json").write_text(breakdown.model_dump_json())
     brought = ask(copied, traces={"mine": ["rank0.json"]})
-    found = context(brought)
+    found = profiles_context(brought)
     assert [profile.name for profile in found["detailed"]][-1] == "mine"
     assert found["brought"] == ["mine"]
     assert [row["window_ns"] for row in rows_of("profiles", brought)][-1] == 100

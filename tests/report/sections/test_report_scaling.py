@@ -14,10 +14,10 @@ from transformer_core.report.page import draw
 from transformer_core.report.sections.scaling import (
     MOST_ERROR,
     STRATEGIES,
-    context,
     dropped,
     errors,
     linked_runs,
+    scaling_context,
     shown_curves,
 )
 
@@ -81,7 +81,7 @@ def test_errors_of_the_emulated_link(results, drawing):
 
 
 def test_curves_show_the_error_of_their_model(results, drawing):
-    projection = context(results)["projection"]
+    projection = scaling_context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     assert check.variant == "accum4_sync"
     said = f"off by {abs(check.error):.0%} in the median"
@@ -90,7 +90,7 @@ def test_curves_show_the_error_of_their_model(results, drawing):
 
 
 def test_a_strategy_with_a_large_error_has_no_curve(results, drawing):
-    projection = context(results)["projection"]
+    projection = scaling_context(results)["projection"]
     ((wrong, error),) = dropped(projection).items()
     assert wrong == "accumulation_sync"
     assert error > MOST_ERROR
@@ -107,7 +107,7 @@ def test_a_strategy_with_a_large_error_has_no_curve(results, drawing):
 
 
 def test_one_disturbed_run_does_not_drop_a_curve(results):
-    projection = context(results)["projection"]
+    projection = scaling_context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     runs = [check.model_copy(update={"error": error}) for error in (-0.4, 0.0, 0.12)]
     others = projection.model_copy(update={"checks": runs})
@@ -122,7 +122,7 @@ def test_bucket_sizes_are_drawn_for_each_number_of_devices(drawing):
 
 
 def test_checks_show_why_there_is_no_prediction(copied):
-    projection = context(StudyResults(copied))["projection"]
+    projection = scaling_context(StudyResults(copied))["projection"]
     note = f"the model does not cover {EVIL}"
     checks = [
         check.model_copy(update={"predicted_seconds": None, "error": None, "note": note})

@@ -16,7 +16,7 @@ from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.evaluation import alone
 from transformer_core.report.page import draw
-from transformer_core.report.sections.headroom import context
+from transformer_core.report.sections.machine import headroom_context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
 
 
@@ -46,7 +46,7 @@ def test_the_requested_vocabulary_is_shown_with_the_actual_one(copied):
 
 
 def test_headroom_of_the_recommendation_and_the_baseline(results):
-    assert context(results) == {"rooms": []}, "the search of this folder has no sessions"
+    assert headroom_context(results) == {"rooms": []}, "the search of this folder has no sessions"
     on_gpu = []
     for found in (side(BASELINE), side(BEST)):
         device = {"device": "cuda", "threads_per_rank": 1}
@@ -58,7 +58,7 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
     with_times.__dict__["search"] = results.search.model_copy(
         update={"sessions": [timed], "profile": profile}
     )
-    rooms = context(with_times)["rooms"]
+    rooms = headroom_context(with_times)["rooms"]
     assert [room.name for room in rooms] == ["amp_bf16", results.study.baseline]
     assert rooms[0].seconds < rooms[1].seconds
     for room in rooms:

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from transformer_core.report.sections import techniques as section
-from transformer_core.report.sections.techniques import techniques
+from transformer_core.report.sections.variants import techniques, techniques_context
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +39,7 @@ def test_diagrams_are_svg_within_their_box(name):
 
 
 def test_techniques_have_their_variants(results):
-    context = section.context(results)
+    context = techniques_context(results)
     shown = {item["id"]: item["variants"] for item in context["techniques"]}
     assert shown["A6"] == ["amp_bf16"]
     assert not set(shown) & {item["id"] for item in context["absent"]}

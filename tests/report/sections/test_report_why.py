@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_core.report.sections import layers
-from transformer_core.report.sections.why import context, reasons
+from transformer_core.report.sections.why import reasons, why_context
 from transformer_core.report.tables import rows_of
 
 
@@ -40,7 +40,7 @@ def test_differences_agree_with_the_ratios_of_the_turns(results):
 
 
 def test_causes_of_waiting_and_critical_paths(results):
-    found = context(results)
+    found = why_context(results)
     bound = {bound.name: bound for bound in found["bounds"]}["accum4_sync"]
     parts = ("device", "link", "copies", "input", "host", "other")
     assert sum(bound.share(part) for part in parts) == pytest.approx(1)
@@ -53,7 +53,7 @@ def test_causes_of_waiting_and_critical_paths(results):
 
 
 def test_the_tree_of_layers(results):
-    found = layers.context(results)
+    found = layers.layers_context(results)
     tree = found["trees"][0]
     assert tree.name == results.study.baseline
     assert [layer.path for layer in tree.layers] == [

@@ -1,21 +1,26 @@
 """Shared by the figures: drawings with captions, rows per variant, legends, ratios."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import seaborn as sns
 import yaml
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from schemas.config.variants import JOINT
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.language import NOTHING, Said, also, fill, say
 from transformer_core.report.kit.palette import SERIES, VARIANT
-from transformer_core.report.kit.svg import INK, name_axis
+from transformer_core.report.kit.svg import INK, STYLE, name_axis, render
 
 WIDTH = 5.2
 """Inches: narrow enough that text stays legible on a phone."""
@@ -30,8 +35,15 @@ _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1), (5, 1, 1, 1), (2
 @dataclass(frozen=True)
 class Drawing:
     figure: Figure
-    title: Said
-    description: Said
+    title: str
+    description: str
+
+
+def to_svg(name: str, draw: Callable[[], Drawing]) -> str:
+    """The SVG of a figure, drawn in the style of the report."""
+    with sns.axes_style("ticks"), mpl.rc_context(STYLE):
+        drawing = draw()
+        return render(drawing.figure, name, drawing.title, drawing.description)
 
 
 @cache
@@ -72,8 +84,14 @@ def rows(
         axes.set_ylim(len(names) - 0.5, -0.5)
     else:
         axes.set_axis_off()
-        nothing(figure)
+        figure.text(0.5, 0.5, NO_VARIANT, ha="center", va="center")
     return figure, axes
+
+
+def chart(height: float) -> tuple[Figure, Axes]:
+    """A figure with a single pair of axes, ``height`` inches high."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def panels(
@@ -92,17 +110,36 @@ def panels(
 
 def empty(name: str, text: Said, shown: str | None = None) -> Drawing:
     """A figure without data: it shows the sentence ``shown``, or else its description ``text``."""
-    figure = Figure(figsize=(WIDTH, 1.6), layout="constrained")
-    return Drawing(nothing(figure, shown or text.strip(".")), title_of(name), text)
+    return Drawing(nothing(shown or text.strip(".")), title_of(name), text)
 
 
 NO_VARIANT = "No variant to show"
 
 
-def nothing(figure: Figure, text: str = NO_VARIANT) -> Figure:
-    """``figure`` with a sentence instead of axes."""
+def nothing(text: str = NO_VARIANT, height: float = 1.6) -> Figure:
+    """A figure with a sentence instead of axes."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.text(0.5, 0.5, text, ha="center", va="center")
     return figure
+
+
+def x_axis(axes: Axes, said: Said, form: Any = None, ticks: int = 0, **options: Any) -> None:
+    """Names the horizontal axis, with the format of its numbers, about ``ticks`` of them, and other
+    ``options`` of the axes."""
+    name_axis(axes.xaxis.label, said)
+    if form is not None:
+        axes.xaxis.set_major_formatter(form)
+    if ticks:
+        axes.xaxis.set_major_locator(MaxNLocator(ticks))
+    axes.set(**options)
+
+
+def legend(
+    figure: Figure, shades: Mapping[str, str], more: Sequence[Artist] = (), **look: Any
+) -> None:
+    """A legend below the figure: a patch of the shade of each label, then ``more``."""
+    patches = [Patch(color=shade, label=label, **look) for label, shade in shades.items()]
+    figure.legend(handles=[*patches, *more], loc="outside lower center", ncols=3, fontsize=10)
 
 
 def legend_below(axes: Axes, title: str | None) -> None:
@@ -229,6 +266,5 @@ def over(reference: str) -> Said:
 
 def _ratio_axis(axes: Axes, label: Said, margin: float) -> None:
     axes.axvline(1, color=INK, ls="--", lw=1)
-    name_axis(axes.xaxis.label, label)
     axes.margins(x=margin)
-    axes.xaxis.set_major_formatter("{x:g}×")
+    x_axis(axes, label, "{x:g}×")

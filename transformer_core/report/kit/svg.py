@@ -43,7 +43,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "savefig.facecolor": "none",
-    "svg.fonttype": "none",
     "text.color": INK,
     "text.parse_math": False,
     "xaxis.labellocation": "right",  # a long label would end beyond the right edge
@@ -52,14 +51,13 @@ STYLE: dict[Any, Any] = {
 }
 
 _SVG = "http://www.w3.org/2000/svg"
-_XLINK = "http://www.w3.org/1999/xlink"
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 _KOREAN_TITLE, _KOREAN_DESCRIPTION = "data-title-ko", "data-description-ko"
 _KOREAN_TEXT = "data-text-ko"
 _IN_KOREAN = "in Korean: "
 _ACTIVE = {f"{{{_SVG}}}{name}" for name in ("script", "foreignObject")}
 ElementTree.register_namespace("", _SVG)
-ElementTree.register_namespace("xlink", _XLINK)
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,8 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     """The SVG text of ``figure``; the same figure always gives the same text.
 
     Screen readers read ``title`` and ``description``, and the page shows them. Colours of text and
-    axes follow the reader's light or dark setting. Identifiers start with ``name``, so one page can
-    hold several figures.
+    axes follow the reader's light or dark setting. Identifiers are hashes with ``name`` as their salt,
+    so one page can hold several figures.
     """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
@@ -105,7 +103,6 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
     _keep_korean(root)
-    _prefix_ids(root, f"{name}-")
     compact(root, f"#figure-{name}")
     root.set("id", f"figure-{name}")
     root.set("role", "img")
@@ -175,17 +172,6 @@ def _element(tag: str, text: str, **attributes: str) -> ElementTree.Element:
     element = ElementTree.Element(f"{{{_SVG}}}{tag}", attributes)
     element.text = text
     return element
-
-
-def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
-    for element in root.iter():
-        for key, value in list(element.attrib.items()):
-            if key == "id":
-                element.set(key, prefix + value)
-            elif key in ("href", f"{{{_XLINK}}}href") and value.startswith("#"):
-                element.set(key, f"#{prefix}{value[1:]}")
-            elif "url(#" in value:
-                element.set(key, re.sub(r"url\(#", f"url(#{prefix}", value))
 
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")

@@ -18,7 +18,6 @@ from schemas.results import (
     AnswerTraining,
     AnswerVariant,
     CertificateStatus,
-    Comparison,
     Interval,
     Pair,
     Refinement,
@@ -33,7 +32,7 @@ from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfa
 from transformer_core.report.kit.formats import combination
 from transformer_core.report.kit.language import also, say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
-from transformer_core.report.sections.tried import changed_settings, changes
+from transformer_core.report.sections.variants import changed_settings, changes, fastest_first
 from transformer_core.study.resolve import combine
 
 
@@ -82,8 +81,9 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
     )
     least = choice.speedup.median if choice.speedup else 1.0
     rivals: list[AnswerRival] = []
-    for row in _certified(results):
-        assert row.speedup is not None
+    for row in fastest_first(results):
+        if not row.counts or row.speedup is None:
+            continue
         if row.speedup.median <= least:
             break
         if _is(results, row.variant, choice):
@@ -106,12 +106,6 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
                 )
             )
     return choice, rivals
-
-
-def _certified(results: StudyResults) -> list[Comparison]:
-    """Comparisons with the baseline that count, fastest first."""
-    counted = [c for c in results.comparisons.values() if c.counts and c.speedup]
-    return sorted(counted, key=lambda c: -c.speedup.median if c.speedup else 0.0)
 
 
 def _direct(

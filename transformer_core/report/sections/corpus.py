@@ -2,14 +2,13 @@
 
 import pandas as pd
 import seaborn as sns
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from schemas.config.data import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, legend_below, nothing
+from transformer_core.report.kit.drawing import Drawing, chart, legend_below, nothing
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES
 
@@ -34,10 +33,9 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     else:
         frame = lengths_frame(lengths, corpus.source_language, corpus.target_language)
         title, one = say("Sentence lengths in %(unit)s", unit=lengths.unit), "sentence"
-    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     if frame.empty:
-        return Drawing(nothing(figure, f"No {one}"), title, say("The training split is empty."))
-    axes = figure.subplots()
+        return Drawing(nothing(f"No {one}", 3.0), title, say("The training split is empty."))
+    figure, axes = chart(3.0)
     shortest, longest = int(frame["length"].min()), int(frame["length"].max())
     width = -(-(longest - shortest + 1) // _BINS)
     # Whole bins only, or seaborn stretches them to the range.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.results import VariantResult
@@ -19,7 +18,7 @@ from transformer_core.report.kit.palette import REFERENCE, VARIANT, colour_of
 from transformer_core.report.sections.answer import choose
 
 
-def context(results: StudyResults) -> dict[str, Any]:
+def equivalence_context(results: StudyResults) -> dict[str, Any]:
     choice, _ = choose(results)
     own = results.search.certificate if choice.searched else results.certificates[choice.parts[0]]
     audit = results.folder / "audit.json"  # missing in old results
@@ -48,9 +47,8 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         axes.set_xscale("log")
         axes.set_xlim(FLOOR / 2, None)
         axes.xaxis.set_major_locator(LogLocator(1_000))
-        axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
-        svg.name_axis(axes.xaxis.label, say("deviation over its bound"))
+        drawing.x_axis(axes, say("deviation over its bound"), "{x:g}")
     return drawing.captioned("equivalence", figure, _left_out(results))
 
 
@@ -118,9 +116,10 @@ def _loss(
     marker: str | None = None,
 ) -> Drawing:
     shown = {name: loss for name, loss in losses.items() if len(loss)}
-    figure = Figure(figsize=(drawing.WIDTH, 3.2 + 0.12 * len(shown)), layout="constrained")
-    if shown:
-        axes = figure.subplots()
+    if not shown:
+        figure = drawing.nothing(height=3.2)
+    else:
+        figure, axes = drawing.chart(3.2 + 0.12 * len(shown))
         for name, loss in shown.items():
             look = drawing.series(list(results.variants).index(name))
             axes.plot(loss["step"], loss["loss"], marker=marker, ms=4, label=name, **look)
@@ -128,6 +127,4 @@ def _loss(
         measured = Said(title.lower(), title.korean)
         svg.name_axis(axes.yaxis.label, say("%(loss)s (nats per token)", loss=measured))
         drawing.legend_below(axes, None)
-    else:
-        drawing.nothing(figure)
     return Drawing(figure, title, words + drawing.left_out(results, [*shown]))

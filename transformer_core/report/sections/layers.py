@@ -7,33 +7,23 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from schemas.results import Breakdown, LayerUse, ShapeUse
+from schemas.results import LayerUse, ShapeUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, captioned, empty, panels
+from transformer_core.report.kit.drawing import Drawing, captioned, empty, legend, panels
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.profiles import (
     PerStep,
-    measured_roofline,
     shown,
+    summary_of,
     telling,
+    with_roofline_shares,
 )
-from transformer_core.trace.breakdown.summary import roofline_share
 from transformer_core.trace.events.phases import SEPARATOR
 
 _DEEPEST = 6
 _LEAST = 0.01
-
-
-def with_layers(results: StudyResults) -> dict[str, Breakdown]:
-    """The profiles shown in detail that have a module tree or operators with shapes."""
-    profiles = shown(results)
-    return {
-        name: profiles[name]
-        for name in telling(results)
-        if (summary := profiles[name].summary) and (summary.layers or summary.shapes)
-    }
 
 
 def depth(layer: LayerUse) -> int:
@@ -58,30 +48,32 @@ class Tree(PerStep):
         return layer.time_ns / self.whole_ns if self.whole_ns else None
 
 
-def context(results: StudyResults) -> dict[str, Any]:
-    trees = [_tree(results, name, found) for name, found in with_layers(results).items()]
-    answered = next((tree for tree in trees if tree.layers), None)
+def layers_context(results: StudyResults) -> dict[str, Any]:
+    found = trees(results)
+    answered = next((tree for tree in found if tree.layers), None)
     parts = [layer for layer in answered.layers if depth(layer) == 1] if answered else []
     return {
-        "trees": trees,
+        "trees": found,
         "answered": answered,
         "largest": max(parts, key=lambda layer: layer.time_ns, default=None),
     }
 
 
-def _tree(results: StudyResults, name: str, breakdown: Breakdown) -> Tree:
-    assert breakdown.summary is not None
-    roofline, layers = measured_roofline(results), breakdown.summary.layers
-    return Tree(
-        name=name,
-        steps=breakdown.device_steps,
-        layers=large(layers),
-        shapes=[
-            (use, roofline_share(use, roofline) if roofline and name in results.specs else None)
-            for use in breakdown.summary.shapes
-        ],
-        whole_ns=sum(layer.time_ns for layer in layers if depth(layer) == 0),
-    )
+def trees(results: StudyResults) -> list[Tree]:
+    """Those of the profiles shown in detail that have modules or operators with shapes."""
+    profiles = shown(results)
+    return [
+        Tree(
+            name=name,
+            steps=profiles[name].device_steps,
+            layers=large(summary.layers),
+            shapes=with_roofline_shares(results, name, summary.shapes),
+            whole_ns=sum(layer.time_ns for layer in summary.layers if depth(layer) == 0),
+        )
+        for name in telling(results)
+        for summary in [summary_of(profiles[name])]
+        if summary.layers or summary.shapes
+    ]
 
 
 _PHASES = {name: colour_of(name) for name in ("forward", "backward", "other")}
@@ -90,30 +82,17 @@ _ALPHA = 0.55
 
 
 def draw_layer_tree(results: StudyResults) -> Drawing:
-    found = {
-        name: (layers, breakdown.device_steps)
-        for name, breakdown in with_layers(results).items()
-        if breakdown.summary and (layers := large(breakdown.summary.layers))
-    }
-    found = dict(list(found.items())[:_MOST])
+    found = [tree for tree in trees(results) if tree.layers][:_MOST]
     if not found:
         return empty("layer_tree", say("No trace names the modules of the model."))
-    levels = {name: 1 + max(map(depth, layers)) for name, (layers, _) in found.items()}
-    each = sum(0.34 * count + 0.7 for count in levels.values()) / len(levels)
-    figure, shown_panels = panels(list(found), each, list(levels.values()))
-    for axes, (name, (layers, steps)) in zip(shown_panels, found.items(), strict=True):
-        _draw(axes, layers, steps)
-        axes.set(ylim=(levels[name] - 0.5, -0.5))
+    levels = [1 + max(map(depth, tree.layers)) for tree in found]
+    each = sum(0.34 * count + 0.7 for count in levels) / len(levels)
+    figure, shown_panels = panels([tree.name for tree in found], each, levels)
+    for axes, tree, count in zip(shown_panels, found, levels, strict=True):
+        _draw(axes, tree.layers, tree.steps)
+        axes.set(ylim=(count - 0.5, -0.5))
     svg.name_axis(shown_panels[-1].xaxis.label, say("device time of a step (ms)"))
-    figure.legend(
-        handles=[
-            Rectangle((0, 0), 1, 1, fc=shade, lw=0, alpha=_ALPHA, label=name)
-            for name, shade in _PHASES.items()
-        ],
-        loc="outside lower center",
-        ncols=3,
-        fontsize=10,
-    )
+    legend(figure, _PHASES, lw=0, alpha=_ALPHA)
     return captioned("layer_tree", figure)
 
 

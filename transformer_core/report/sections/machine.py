@@ -1,14 +1,21 @@
-"""The machine: its limits, collective operations, and utilisation by the variants."""
+"""The machine: its limits and how close a step comes to them, collective operations, utilisation by the
+variants, and how all of it was measured."""
 
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 from pandas import DataFrame
 
 from schemas.results import Interval, Utilisation
+from schemas.results.common import BASELINE, BEST
+from transformer_core.common.study_clock import CLOCK, read_clock
+from transformer_core.decide import compare
+from transformer_core.decide import intervals as medians
 from transformer_core.decide.study_results import StudyResults, throughputs
+from transformer_core.decide.utilisation import Headroom, headroom, topology_of
+from transformer_core.measure import session_ratio
+from transformer_core.measure.session_ratio import step_seconds
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.formats import plain_size
@@ -16,7 +23,7 @@ from transformer_core.report.kit.language import NOTHING, also, say
 from transformer_core.report.kit.palette import VARIANT
 
 
-def context(results: StudyResults) -> dict[str, Any]:
+def machine_context(results: StudyResults) -> dict[str, Any]:
     run, table = results.collectives or (None, None)
     rated = [rate for rate in results.roofline.matrix if rate.flops_per_second]
     return {
@@ -31,14 +38,13 @@ def context(results: StudyResults) -> dict[str, Any]:
     }
 
 
-def bucket_bytes(results: StudyResults) -> dict[str, list[int]]:
-    """Sizes of the gradient buckets, by variant that ran with DistributedDataParallel."""
-    found = {}
-    for name, result in results.variants.items():
-        told = next((repeat.communication for repeat in result.repeats if repeat.communication), {})
-        if told.get("bucket_bytes"):
-            found[name] = [int(size) for size in told["bucket_bytes"]]
-    return found
+def bucket_sizes(results: StudyResults) -> list[int]:
+    """Bytes of the gradient buckets of the variants that ran with DistributedDataParallel."""
+    told = [
+        next((repeat.communication for repeat in result.repeats if repeat.communication), {})
+        for result in results.ordered
+    ]
+    return sorted({int(size) for one in told for size in one.get("bucket_bytes") or ()})
 
 
 def utilisation_in_turns(results: StudyResults) -> list[Utilisation]:
@@ -76,11 +82,9 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
         reason = f"{run.status}: {run.reason}"
         words = say("Nothing was measured: %(reason)s", reason=reason)
         return drawing.empty("collective_bandwidth", words, "Not measured")
-    figure = Figure(figsize=(drawing.WIDTH, 4.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = drawing.chart(4.6)
     _curves(axes, table)
-    buckets = bucket_bytes(results)
-    sizes = sorted({size for of_variant in buckets.values() for size in of_variant})
+    sizes = bucket_sizes(results)
     for number, size in enumerate(sizes):
         axes.axvline(
             size, color=svg.INK, ls=":", lw=1, label=None if number else "a gradient bucket"
@@ -132,9 +136,41 @@ def draw_utilisation(results: StudyResults) -> Drawing:
         axes.barh(row, useful.median, height=0.62, color=VARIANT, lw=0)
         drawing.whisker(axes, row, useful, lw=1.2)
     if found:
-        axes.set(xlim=(0, None))
-        svg.name_axis(axes.xaxis.label, say("share of the measured matrix rate"))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        words = say("share of the measured matrix rate")
+        drawing.x_axis(axes, words, lambda value, _: f"{value:.0%}", xlim=(0, None))
     missing = [record.variant for record in records if record.of_ceiling is None]
     left_out = also("Left out: %(names)s.", names=", ".join(missing)) if missing else NOTHING
     return drawing.captioned("utilisation", figure, left_out)
+
+
+def headroom_context(results: StudyResults) -> dict[str, Any]:
+    """Both steps by operator class, as far as they were timed and profiled; the recommendation
+    first, because it is the answer."""
+    name, found = results.study.baseline, results.search
+    rooms = (
+        _room(results, " + ".join(found.parts), BEST, found.spec, found.profile),
+        _room(results, name, BASELINE, results.specs[name], results.breakdowns.get(name)),
+    )
+    return {"rooms": [room for room in rooms if room]}
+
+
+def _room(results: StudyResults, name: str, side: str, spec: Any, profile: Any) -> Headroom | None:
+    sessions = results.search.sessions
+    seconds, topology = step_seconds(sessions, side), topology_of(sessions, side)
+    if profile is None or seconds is None or topology is None:
+        return None
+    return headroom(name, spec, topology, seconds, profile, results.roofline)
+
+
+def method_context(results: StudyResults) -> dict[str, Any]:
+    """Constants of the statistics, and the time that jobs took."""
+    jobs = read_clock(results.folder / CLOCK.name).jobs
+    return {
+        "jobs": sorted(jobs.items(), key=lambda job: -job[1].seconds),
+        "jobs_seconds": sum(times.seconds for times in jobs.values()),
+        "confidence": medians.CONFIDENCE,
+        "resamples": medians.RESAMPLES,
+        "fewest_samples": medians.FEWEST_SAMPLES,
+        "input_wait_limit": compare.INPUT_WAIT_LIMIT,
+        "trim": session_ratio.TRIM,
+    }

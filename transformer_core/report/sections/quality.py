@@ -1,13 +1,13 @@
-"""The time that trainings need to reach the same quality, and how much of a technique's gain in its
-kernels remains in it."""
+"""The quality of the trained models: the time that trainings need to reach the same one, how much of a
+technique's gain in its kernels remains in it, and samples of what the models write."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from scipy import stats
 
 from schemas.results import Breakdown, Interval, QualityLook, QualitySide
@@ -15,7 +15,7 @@ from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import reaching
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import WIDTH, Drawing, captioned, legend_below, nothing
+from transformer_core.report.kit.drawing import Drawing, captioned, chart, legend_below, nothing
 from transformer_core.report.kit.formats import combination
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
@@ -23,7 +23,7 @@ from transformer_core.report.sections.profiles import shown
 from transformer_core.trace.compare import Change, difference
 
 
-def context(results: StudyResults) -> dict[str, Any]:
+def quality_context(results: StudyResults) -> dict[str, Any]:
     """The result, and its sides with their names on the page."""
     found, baseline = results.quality, results.study.baseline
     return {
@@ -106,17 +106,13 @@ def _kernels(profiles: dict[str, Breakdown], baseline: str, side: QualitySide) -
     return min(fallen, key=lambda change: change.difference_ms, default=None)
 
 
-_HEIGHT = 3.0
-
-
 def draw_quality(results: StudyResults) -> Drawing:
-    figure = Figure(figsize=(WIDTH, _HEIGHT), layout="constrained")
     found = results.quality
     shown = [side for side in found.sides if side.looks] if found else []
     if found is None or not shown:
-        nothing(figure)
+        figure = nothing(height=3.0)
     else:
-        axes = figure.subplots()
+        figure, axes = chart(3.0)
         measured = "loss" if found.bleu is None else "bleu"
         axes.axhline(getattr(found, measured), color=svg.INK, ls="--", lw=1)
         for side, line in zip(shown, cycle(("o-", "o-", "s--", "^:", "v-.")), strict=False):
@@ -133,3 +129,45 @@ def draw_quality(results: StudyResults) -> Drawing:
         svg.name_axis(axes.xaxis.label, say("seconds of training"))
         legend_below(axes, None)
     return captioned("quality", figure)
+
+
+FEWEST_BLEU = 5.0
+"""Below this BLEU, matches are chance, and translations say nothing about the variants."""
+
+ByText = defaultdict[str, list[str]]  # the variants that gave each text
+
+
+def translations_context(results: StudyResults) -> dict[str, Any]:
+    """The samples, unless no model has learnt to translate."""
+    by_bleu = max(results.ordered, key=lambda result: result.evaluation.bleu or 0.0)
+    best = by_bleu.evaluation.bleu or 0.0
+    return {
+        "asked": results.study.evaluation.max_pairs > 0,
+        "translates_best": by_bleu.variant,
+        "samples": translations(results) if best >= FEWEST_BLEU else {},
+        "best": best,
+        "fewest": FEWEST_BLEU,
+    }
+
+
+def translations(results: StudyResults) -> dict[tuple[str, str], ByText]:
+    """Variants by translation, by source and reference."""
+    found: defaultdict[tuple[str, str], ByText] = defaultdict(lambda: defaultdict(list))
+    for result in results.ordered:
+        for one in result.evaluation.samples:
+            found[one.source, one.reference][one.hypothesis].append(result.variant)
+    return found
+
+
+def continuations_context(results: StudyResults) -> dict[str, Any]:
+    """The variant that predicts the test split best, and the samples: variants by continuation, by
+    way of sampling, by prompt and reference."""
+    judged = {r.variant: r.evaluation.texts for r in results.ordered if r.evaluation.texts}
+    best = min(judged, key=lambda name: judged[name].bits_per_byte, default=None)
+    samples: Any = defaultdict(lambda: {"greedy": defaultdict(list), "drawn": defaultdict(list)})
+    for result in results.ordered:
+        for one in result.evaluation.continuations:
+            sample = samples[one.prompt, one.reference]
+            sample["greedy"][one.greedy].append(result.variant)
+            sample["drawn"][one.drawn].append(result.variant)
+    return {"predicts_best": best, "quality": judged[best] if best else None, "samples": samples}

@@ -55,7 +55,7 @@ def linked_runs(results: StudyResults) -> list[LinkedRun]:
     return found
 
 
-def context(results: StudyResults) -> dict[str, Any]:
+def scaling_context(results: StudyResults) -> dict[str, Any]:
     """Runs over links, the error of the emulated link, and projections."""
     projection = results.projection
     curves = shown_curves(projection) if projection else []
@@ -207,9 +207,9 @@ def draw_projection_check(results: StudyResults) -> Drawing:
         drawing.beside(axes, row, plain_duration(check.measured_seconds))
     if shown:
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
-        svg.name_axis(axes.xaxis.label, say("predicted over measured step time, minus 1"))
-        axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
+        words = say("predicted over measured step time, minus 1")
+        drawing.x_axis(axes, words, PercentFormatter(1))
     return drawing.captioned("projection_check", figure)
 
 
@@ -235,8 +235,7 @@ def draw_link_error(results: StudyResults) -> Drawing:
         axes.axvspan(-GOAL, GOAL, color=svg.INK, alpha=0.08, lw=0)
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
         words = say("step time over the emulated link over that of the real one, minus 1")
-        svg.name_axis(axes.xaxis.label, words)
-        axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.margins(x=0.1)
+        drawing.x_axis(axes, words, PercentFormatter(1))
         drawing.legend_below(axes, None)
     return drawing.captioned("link_error", figure)

@@ -5,15 +5,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from matplotlib.ticker import MaxNLocator
-
 from schemas.results import Breakdown, Comparison, PairedRun, PathPart, Session, StepBound
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.records import read_record
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.session_ratio import step_seconds
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows
+from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows, x_axis
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.answer import choose, techniques
@@ -118,7 +116,7 @@ class Path(NamedTuple):
     window_ns: int
 
 
-def context(results: StudyResults) -> dict[str, Any]:
+def why_context(results: StudyResults) -> dict[str, Any]:
     """Reasons for all differences, causes of waiting, and a few critical paths."""
     found = reasons(results)
     recommended = of_recommendation(results)
@@ -199,7 +197,6 @@ def draw_differences(results: StudyResults) -> Drawing:
     if found:
         axes.axvline(0, color=svg.INK, lw=0.8)
         words = say("difference from a step of %(baseline)s (ms)", baseline=baseline)
-        svg.name_axis(axes.xaxis.label, words)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        x_axis(axes, words, ticks=5)
         legend_once(axes, _PARTS)
     return captioned("differences", figure, baseline=baseline)
