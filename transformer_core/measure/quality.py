@@ -26,8 +26,7 @@ from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.measure.sessions import Ask, SessionEndedError, Sessions, Side, TurnsOrder
-from transformer_core.measure.turns_worker import take_turns
-from transformer_core.observe.turns import refuse
+from transformer_core.measure.turns_worker import refuse, take_turns
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, Task, Turn
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.launcher import spans_machines
@@ -295,7 +294,7 @@ def work(order: RaceOrder, program: Program) -> None:
 
     def answer(setup: Setup, task: Any) -> Any:
         if not isinstance(task, Look):
-            return refuse(task)
+            return refuse(setup, task)
         if not task.pairs:
             return Seen(validation_loss(setup), None, [])
         tokenizer = load_tokenizer(tokenizer_file, setup.validation_store.manifest.tokenizer_sha256)
