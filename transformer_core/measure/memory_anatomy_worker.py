@@ -245,8 +245,21 @@ def describe(
     rank: int, milestones: Milestones, plain: Unfollowed, found: Followed | None
 ) -> list[RankAnatomy]:
     """The record of each device of a rank; ``found`` is None if they could not be tracked."""
-    step = found and found.step
-    counted = found.tensor_bytes | {"peak": found.peak_bytes} if found else {}
+    names = ("anatomy", "at_peak", "residual_bytes", "saved_tensor_bytes", "bytes_per_parameter")
+    known: dict[str, Any] = dict.fromkeys(names) | {"timeline": []}
+    counted: dict[str, int | None] = {}
+    if found is not None:
+        step = found.step
+        known = {
+            "anatomy": step.largest,
+            "at_peak": step.at_peak,
+            "peak_tensor_bytes": found.peak_bytes,
+            "residual_bytes": found.peak_bytes - step.at_peak.total_bytes,
+            "saved_tensor_bytes": step.saved_bytes,
+            "bytes_per_parameter": per_parameter(step.largest, plain.parameters),
+            "timeline": step.timeline(TIMELINE_POINTS),
+        }
+        counted = found.tensor_bytes | {"peak": found.peak_bytes}
     return [
         RankAnatomy(
             rank=rank,
@@ -260,13 +273,7 @@ def describe(
                 for name, one in seen.items()
             ],
             device_account=account(seen),
-            anatomy=step and step.largest,
-            at_peak=step and step.at_peak,
-            peak_tensor_bytes=found.peak_bytes if found else seen["peak"].tensor_bytes,
-            residual_bytes=found and found.peak_bytes - found.step.at_peak.total_bytes,
-            saved_tensor_bytes=step and step.saved_bytes,
-            bytes_per_parameter=step and per_parameter(step.largest, plain.parameters),
-            timeline=step.timeline(TIMELINE_POINTS) if step else [],
+            **({"peak_tensor_bytes": seen["peak"].tensor_bytes} | known),
         )
         for device, seen in milestones.found.items()
     ]
