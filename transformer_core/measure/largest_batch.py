@@ -63,13 +63,10 @@ def search(fits: Callable[[int], bool], start: int, resolution: float) -> tuple[
         while fits(high := 2 * low):
             low = high
     else:
-        while True:
-            if high == 1:
-                return None
-            low = high // 2
-            if fits(low):
-                break
+        while high > 1 and not fits(low := high // 2):
             high = low
+        if high == 1:
+            return None
     while high - low > step_of(low, resolution):
         middle = (low + high) // 2
         if fits(middle):
