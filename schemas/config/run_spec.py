@@ -1,7 +1,7 @@
 """Run specs: the task, and every section of one training."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Unit
 from pydantic import BeforeValidator, Field, model_validator
@@ -251,6 +251,11 @@ class RunSpec(Sections):
         """Raise Unsupported if the variant's change does not apply to the task."""
         if self.no_meaning is not None:
             raise Unsupported(self.no_meaning)
+
+    def with_training(self, **changes: Any) -> Self:
+        """The spec with changed settings of its training."""
+        training = self.training.model_copy(update=changes)
+        return self.model_copy(update={"training": training})
 
     @property
     def processes_per_node(self) -> int:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_core.measure.turns_worker import PlantedDelay
 from transformer_core.observe.clock import WindowClock
-from transformer_core.observe.turns import PlantedDelay
 
 
 class World:

@@ -72,7 +72,7 @@ class Pretended(Trials):
     the trial."""
 
     def __init__(self, surprises: dict[int, str] | None = None, border: int = 40) -> None:
-        super().__init__(order_of(TWO_DEVICES, Path("nowhere")), LargestBatch(), [])
+        super().__init__(order_of(TWO_DEVICES, Path("nowhere")), LargestBatch().resolution)
         self.surprises, self.border = surprises or {}, border
 
     def _attempt(self, pairs: int) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_without_a_limit_ranks_share_the_host():
 def test_a_real_process_reaches_its_limit(tmp_path):
     spec = small_spec()
     order = order_of(spec, tmp_path)
-    trials = Trials(order, LargestBatch(), [])
+    trials = Trials(order, LargestBatch().resolution)
     assert trials.fits(4)
     assert not trials.fits(200_000)
     small, large = trials.trials

@@ -12,9 +12,15 @@ from small_training import small_setup, small_spec
 
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
-from transformer_core.machine.step_kernels import FirstStep
-from transformer_core.measure.turns_worker import SEEDS, TurnsOver, TurnTaker, endless, of_session
-from transformer_core.observe.turns import PlantedDelay
+from transformer_core.measure import turns_worker
+from transformer_core.measure.turns_worker import (
+    SEEDS,
+    PlantedDelay,
+    TurnsOver,
+    TurnTaker,
+    endless,
+    of_session,
+)
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.topology import Process
 from transformer_core.run.coordinator import (
@@ -29,6 +35,12 @@ from transformer_core.training.loop import train
 from transformer_core.training.optimizer import learning_rate
 
 NOWHERE = Path(tempfile.gettempdir(), f"nowhere-{os.getpid()}")
+
+
+@pytest.fixture(autouse=True)
+def any_core(monkeypatch):
+    """Sides do not restrict this process to some cores."""
+    monkeypatch.setattr(turns_worker, "keep_to", lambda count: None)
 
 
 class FakeTurns:
@@ -54,7 +66,7 @@ class InTurns:
         self.turns: Any = FakeTurns(*tasks, Leave())
 
     def taker(self, planted: PlantedDelay | None = None, **options: Any) -> TurnTaker:
-        return TurnTaker(self.turns, self.spec, self.setup.strategy, planted, **options)
+        return TurnTaker(self.turns, self.spec, self.setup, planted, **options)
 
     def answers(self, taker: TurnTaker | None = None) -> list[Any]:
         with pytest.raises(TurnsOver):
@@ -100,25 +112,25 @@ def test_turns_are_timed_even_beyond_the_steps_of_the_spec():
     assert not NOWHERE.exists(), "no checkpoint is written"
 
 
-def test_a_side_prepares_once_and_rests_before_the_next_side_starts():
+def test_a_side_prepares_once_and_rests_before_the_next_side_starts(monkeypatch):
     """It has already read its clock, so freeing memory belongs to no window."""
     made = InTurns(TellMemory(), Turn(0, 2), Turn(1, 1))
     done: list[str] = []
     answer = made.turns.answer
     made.turns.answer = lambda value: (done.append("answer"), answer(value))
-    prepare, rest = (lambda: done.append("prepare")), (lambda: done.append("rest"))
-    made.answers(made.taker(prepare=prepare, rest=rest))
+    monkeypatch.setattr(turns_worker, "keep_to", lambda count: done.append("prepare"))
+    monkeypatch.setattr(turns_worker, "give_memory_back", lambda setup: done.append("rest"))
+    made.answers(made.taker(keeps="state"))
     assert done == ["answer", "prepare", "rest", "answer", "rest", "answer"]
 
 
 def test_a_side_reports_memory_probes_and_the_kernels_of_its_first_step_only():
     turn_and_reports = Turn(0, 1), TellKernels(), TellMemory()
     made = InTurns(ProbeDevices(), *turn_and_reports, *turn_and_reports)
-    first = FirstStep()
-    taker = made.taker(first=first, kernels=lambda: first.read(made.setup.model))
+    taker = made.taker()
     began: list[int] = []
-    begin = first.begin
-    first.begin = lambda: (began.append(1), begin())[1]
+    begin = taker.first.begin
+    taker.first.begin = lambda: (began.append(1), begin())[1]
     probes, _, once, memory, _, again, later = made.answers(taker)
     assert probes == [], "the supervisor probes the CPU"
     assert 1 << 20 < memory <= later

@@ -49,7 +49,7 @@ def measure(spec: RunSpec) -> Measured:
     order = AnatomyOrder(spec=spec, data=nowhere, output=nowhere, command="", steps=steps)
     program = Program(order, 0.0)
     program.process, program.stores = this_rank(), STORES
-    found = followed(program, steps, translate=False)
+    found = followed(program, steps)
     return found.peak_bytes, found.step.at_peak, found.step.largest, found.step.saved_bytes
 
 

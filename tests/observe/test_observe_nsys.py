@@ -167,14 +167,21 @@ def test_a_failed_capture_has_a_status(tmp_path, on_path, left, reason):
 
 def test_auto_falls_back_to_torch(tmp_path, on_path, monkeypatch):
     on_path(kernels=0)
-    monkeypatch.setattr(job, "capture_with_torch", lambda order: write_trained(order.output))
+    asked: list[str] = []
+
+    def attempt(order: CaptureOrder, result: Path) -> None:
+        asked.append(order.profiler)
+        write_trained(order.output)
+
+    monkeypatch.setattr(job, "attempt", attempt)
     record = captured(tmp_path, "auto")
+    assert asked == ["torch"]
     assert (record.status, record.profiler) == ("ok", "torch")
     assert "Nsight Systems could not: nsys recorded no kernel" in record.profiler_reason
 
 
 def test_an_impossible_run_is_not_tried_again(tmp_path, on_path, monkeypatch):
-    monkeypatch.setattr(job, "capture_with_torch", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(job, "attempt", lambda *_: pytest.fail("tried again"))
     outcome = job.Outcome(status="unsupported", reason="needs 8 GPUs", rank=0, time=1)
     (on_path(code=1) / "left/outcome-0.json").write_text(outcome.model_dump_json())
     record = captured(tmp_path, "auto")

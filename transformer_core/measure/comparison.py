@@ -10,7 +10,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -26,8 +25,6 @@ from transformer_core.common.progress import SessionLines, log
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.session_ratio import session_ratio
 from transformer_core.measure.sessions import Enough, SessionEndedError, Sessions, Side, for_devices
-from transformer_core.run.coordinator import COORDINATOR, Coordinator
-from transformer_core.run.launcher import spans_machines
 from transformer_core.run.statuses import Outcome
 
 
@@ -49,14 +46,17 @@ def compare_pairs(
     All pairs of a side that cannot train get its status, and the other sides restart without it.
     Calls ``again`` if a side ended for a reason that may be temporary.
     """
-    started = datetime.now(UTC)
     comparing = for_devices(comparing, [side.spec for side in sides])
     found: dict[Pair, PairedRun] = {}
     while left := [pair for pair in pairs if pair not in found]:
         needed = [side for side in sides if any(side.name in pair for pair in left)]
         kept = Kept(folder, needed, comparing, code)
-        found |= _sessions(kept, needed, left, comparing, data, command, started, again)
+        found |= _sessions(kept, needed, left, comparing, data, command, again)
     return found
+
+
+Stopped = Literal["precision", "sessions", "budget"]
+"""Why a comparison needs no further session."""
 
 
 class Kept:
@@ -112,7 +112,6 @@ def _sessions(
     comparing: Comparing,
     data: Path,
     command: str,
-    started: datetime,
     again: Callable[[], None],
 ) -> dict[Pair, PairedRun]:
     """The records of ``pairs``; if a side ended early, only those of its pairs."""
@@ -125,11 +124,20 @@ def _sessions(
         log.info("%s: resuming after %d sessions", lines.name, len(done))
     stopped: Stopped | None = None
     ended: SessionEndedError | None = None
-    several_hosts = any(spans_machines(side.spec) for side in sides)
-    with Coordinator(folder / COORDINATOR, several_hosts) as coordinator:
-        sessions = Sessions(sides, comparing, data, folder, coordinator, command, started, lines)
+    with Sessions.opened(sides, comparing, data, folder, command, lines) as sessions:
+        judge = enough(pairs, comparing)
         try:
-            stopped = _until_enough(sessions, pairs, lines, kept, done)
+            while not (stopped := stop(done, pairs, comparing)):
+                lines.session = len(done) + 1
+                session = sessions.run(lines.session, judge)
+                kept.add(session)
+                done.append(session)
+                ratios = [(pair, session.ratio(pair)) for pair in pairs]
+                said = [f"{pair} {r.estimate:+.4f} +- {2 * r.error:.4f}" for pair, r in ratios]
+                log.info(
+                    "%s, session %d: %.2f s, log ratios %s",
+                    *(lines.name, session.number, session.seconds, ", ".join(said)),
+                )
         except SessionEndedError as error:
             ended = error
             if error.outcome.again:
@@ -137,38 +145,10 @@ def _sessions(
             log.info("%s: %s", lines.name, error)
     # Usually the workers have reported it: this process would import torch for it.
     provenance = sessions.provenance or {
-        side.name: collect(side.spec, command, started) for side in sides
+        side.name: collect(side.spec, command, sessions.started) for side in sides
     }
     over = [pair for pair in pairs if ended is None or ended.side in pair]
     return {pair: _record(pair, sides, done, stopped, ended, provenance) for pair in over}
-
-
-Stopped = Literal["precision", "sessions", "budget"]
-
-
-def _until_enough(
-    sessions: Sessions,
-    pairs: Sequence[Pair],
-    lines: SessionLines,
-    kept: Kept,
-    done: list[Session],
-) -> Stopped:
-    """Runs sessions, saves them and adds them to ``done``; returns the reason for stopping."""
-    judge = enough(pairs, sessions.comparing)
-    while not (stopped := stop(done, pairs, sessions.comparing)):
-        lines.session = len(done) + 1
-        session = sessions.run(lines.session, judge)
-        kept.add(session)
-        done.append(session)
-        said = []
-        for pair in pairs:
-            ratio = session.ratio(pair)
-            said.append(f"{pair} {ratio.estimate:+.4f} +- {2 * ratio.error:.4f}")
-        log.info(
-            "%s, session %d: %.2f s, log ratios %s",
-            *(lines.name, session.number, session.seconds, ", ".join(said)),
-        )
-    return stopped
 
 
 def _record(
@@ -201,7 +181,8 @@ def of_two(session: Session, pair: Pair) -> Session:
         Round(windows=[window for window in rnd.windows if window.side in two])
         for rnd in session.rounds
     ]
-    sides = sorted((s for s in session.sides if s.name in two), key=lambda s: two.index(s.name))
+    by_name = {side.name: side for side in session.sides}
+    sides = [by_name[name] for name in two]
     return session.model_copy(
         update={"sides": sides, "rounds": rounds, "ratios": [session.ratio(pair)]}
     )
@@ -211,14 +192,7 @@ _SESSIONS = "session-*.json"
 
 _RECORDED = ".recorded.json"
 
-_HOW_MANY = {
-    "pairs",
-    "sessions_least",
-    "sessions_most",
-    "precision",
-    "budget",
-    "margin",
-}
+_HOW_MANY = {"pairs", "sessions_least", "sessions_most", "precision", "budget", "margin"}
 """Settings that determine only the number of sessions and rounds, or their analysis."""
 
 

@@ -27,39 +27,27 @@ from transformer_core.measure.compute import RESULT, ComputeOrder
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel.fsdp import repeated_layers
 from transformer_core.parallel.strategy import gather_texts
-from transformer_core.parallel.topology import Process
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
 
 Moment = float | torch.cuda.Event
+"""A moment on a device's own clock: seconds, or on CUDA an event."""
 
 
-class Timeline:
-    """Moments on the device's own clock."""
+def now(device: torch.device) -> Moment:
+    """The current moment; on CUDA, when the device reaches it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
-    def now(self) -> Moment:
-        """The current moment; on CUDA, when the device reaches it."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(self, first: Moment, second: Moment) -> float:
-        """Seconds between two moments; on CUDA, after :meth:`wait`."""
-        if isinstance(first, torch.cuda.Event):
-            assert isinstance(second, torch.cuda.Event)
-            return first.elapsed_time(second) / 1000
-        assert isinstance(second, float)
-        return second - first
-
-    def wait(self) -> None:
-        """Waits until the device has reached all moments."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+def between(first: Any, second: Any) -> float:
+    """Seconds between two moments, which the device has reached."""
+    if isinstance(first, torch.cuda.Event):
+        return first.elapsed_time(second) / 1000
+    return float(second - first)
 
 
 @dataclass
@@ -102,7 +90,6 @@ class StepTimes:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.clock = Timeline(setup.device)
         self.parameters = [p for p in setup.model.parameters() if p.requires_grad]
         self.times = Times()
         self._found: dict[int, Moment] = {}
@@ -120,22 +107,21 @@ class StepTimes:
 
     def step(self, batch: GlobalBatch, record: bool) -> None:
         """Trains one step; keeps its times if ``record`` is true."""
-        began = self.clock.now()
+        began = now(self.setup.device)
         ends: dict[str, list[Moment]] = {"forward": [], "backward": [], "update": []}
         found: list[dict[int, Moment]] = []
 
         def watch(moment: str) -> None:
-            ends[moment].append(self.clock.now())
+            ends[moment].append(now(self.setup.device))
             if moment == "forward":
                 found.append({})
                 self._found = found[-1]
 
         watched_step(self.setup, batch, watch)
         (updated,) = ends["update"]
-        self.clock.wait()
+        self.setup.strategy.synchronise()
         if not record:
             return
-        between = self.clock.between
         starts = [began, *ends["backward"]]
         for start, middle, end, ready in zip(
             starts, ends["forward"], ends["backward"], found, strict=False
@@ -153,7 +139,7 @@ class StepTimes:
 
     def _note(self, number: int) -> Callable[[torch.Tensor], None]:
         def note(parameter: torch.Tensor) -> None:
-            self._found[number] = self.clock.now()
+            self._found[number] = now(self.setup.device)
 
         return note
 
@@ -233,10 +219,19 @@ def work(order: ComputeOrder, program: Program) -> None:
         dist.destroy_process_group()
     if process.is_main:
         found = slowest(ranks)
-        record = _record(
-            order,
-            process,
-            found,
+        micro_batches = spec.training.accumulation.micro_batches
+        forward, backward, update = map(median, (found.forward, found.backward, found.update))
+        rest = median(found.whole) - micro_batches * (forward + backward) - update
+        record = ComputeTimes(
+            variant=spec.variant,
+            status="ok",
+            reason=None,
+            micro_batches=micro_batches,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            update_seconds=update,
+            other_seconds=max(0.0, rest),
+            topology=process.describe(None, [process.place], None),
             gradients=times.gradients(found.ready),
             source_tokens=fmean(source),
             target_tokens=fmean(target),
@@ -244,24 +239,3 @@ def work(order: ComputeOrder, program: Program) -> None:
             provenance=collect(spec, order.command, started),
         )
         write_text(order.output / RESULT, record.model_dump_json(indent=1) + "\n")
-
-
-def _record(order: ComputeOrder, process: Process, times: Times, **known: Any) -> ComputeTimes:
-    """The record of the slowest rank's times, with the ``known`` fields."""
-    micro_batches = order.spec.training.accumulation.micro_batches
-    forward, backward, update = (
-        median(values) for values in (times.forward, times.backward, times.update)
-    )
-    rest = median(times.whole) - micro_batches * (forward + backward) - update
-    return ComputeTimes(
-        variant=order.spec.variant,
-        status="ok",
-        reason=None,
-        micro_batches=micro_batches,
-        forward_seconds=forward,
-        backward_seconds=backward,
-        update_seconds=update,
-        other_seconds=max(0.0, rest),
-        topology=process.describe(None, [process.place], None),
-        **known,
-    )

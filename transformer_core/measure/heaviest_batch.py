@@ -90,7 +90,12 @@ def weight(model: AnyTrained, vocabulary: int, shape: BatchShape) -> float:
 
 def blank_batch(shapes: Sequence[BatchShape], device: torch.device) -> GlobalBatch:
     """A global batch of micro-batches of these shapes, filled with one token."""
-    micro_batches = [_blank(shape, device) for shape in shapes]
+    return global_batch([_blank(shape, device) for shape in shapes])
+
+
+def global_batch(micro_batches: list[Batch]) -> GlobalBatch:
+    """The first global batch of a training, made of these micro-batches without padding."""
+    shapes = [shape_of(micro) for micro in micro_batches]
     padded = sum(shape.rows * (shape.source_tokens + shape.target_tokens) for shape in shapes)
     return GlobalBatch(
         epoch=0,

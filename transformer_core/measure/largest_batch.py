@@ -10,7 +10,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,10 @@ def search(fits: Callable[[int], bool], start: int, resolution: float) -> tuple[
         while fits(high := 2 * low):
             low = high
     else:
-        while True:
-            if high == 1:
-                return None
-            low = high // 2
-            if fits(low):
-                break
+        while high > 1 and not fits(low := high // 2):
             high = low
+        if high == 1:
+            return None
     while high - low > step_of(low, resolution):
         middle = (low + high) // 2
         if fits(middle):
@@ -99,25 +96,21 @@ class Trials:
     """Trials of one variant. A size is the number of pairs in a micro-batch of one device."""
 
     order: BatchTrialOrder  # a template, whose size does not matter
-    settings: LargestBatch
-    trials: list[BatchTrial]
-
-    @property
-    def spec(self) -> RunSpec:
-        return self.order.spec
+    resolution: float
+    trials: list[BatchTrial] = field(default_factory=list)
 
     def fits(self, size: int, purpose: Purpose = "search") -> bool:
         """Whether a batch of this size trains; NoAnswerError if the trial fails otherwise."""
-        pairs = size * self.spec.parts
+        spec = self.order.spec
+        pairs = size * spec.parts
         began = time.perf_counter()
         ended = self._attempt(pairs)
-        trial = BatchTrial.model_validate(
-            ended | {"pairs": pairs, "purpose": purpose, "seconds": time.perf_counter() - began}
-        )
+        seconds = time.perf_counter() - began
+        trial = BatchTrial(**ended, pairs=pairs, purpose=purpose, seconds=seconds)
         self.trials.append(trial)
         log.info(
             "%s: %s pairs, %s: %s",
-            *(self.spec.variant, f"{pairs:,}", purpose.replace("_", " "), trial.status),
+            *(spec.variant, f"{pairs:,}", purpose.replace("_", " "), trial.status),
         )
         if trial.status not in ("ok", "oom"):
             raise NoAnswerError(trial)
@@ -140,7 +133,7 @@ class Trials:
 
 def find(trials: Trials, start: int) -> dict[str, Any]:
     """The confirmed answer, as fields of its record."""
-    resolution = trials.settings.resolution
+    resolution, parts = trials.resolution, trials.order.spec.parts
     no_answer = {"largest_pairs": None, "step_pairs": None, "confirmed": False}
     try:
         found = search(trials.fits, start, resolution)
@@ -160,7 +153,6 @@ def find(trials: Trials, start: int) -> dict[str, Any]:
             steps_more, failed_again = steps_more + 1, not trials.fits(high, "one_step_more")
     except NoAnswerError as error:
         return no_answer | {"status": error.trial.status, "reason": error.trial.reason}
-    parts = trials.spec.parts
     return {
         "status": "ok",
         "reason": None if failed_again else "Sizes larger than a failing one fitted after all.",
@@ -210,20 +202,18 @@ def measure(
         target_tokens=target_tokens,
         limit=round(limit * (1 - settings.margin)),
     )
-    trials = Trials(order, settings, [])
+    trials = Trials(order, settings.resolution)
     answer = find(trials, first_size(spec, source_tokens + target_tokens))
-    return LargestBatchResult.model_validate(
-        answer
-        | {
-            "variant": spec.variant,
-            "limit_kind": kind,
-            "limit_bytes": limit,
-            "margin": settings.margin,
-            "source_tokens": source_tokens,
-            "target_tokens": target_tokens,
-            "trials": trials.trials,
-            "provenance": collect(spec, order.command, started),
-        }
+    return LargestBatchResult(
+        **answer,
+        variant=spec.variant,
+        limit_kind=kind,
+        limit_bytes=limit,
+        margin=settings.margin,
+        source_tokens=source_tokens,
+        target_tokens=target_tokens,
+        trials=trials.trials,
+        provenance=collect(spec, order.command, started),
     )
 
 
@@ -264,8 +254,7 @@ def limit_memory(device: torch.device, limit: int) -> None:
 
 def work(order: BatchTrialOrder, program: Program) -> None:
     """Takes the steps; the main rank writes the largest memory use of any rank."""
-    spec = order.spec
-    process = program.process
+    spec, process = order.spec, program.process
     device, training = process.device, spec.training
     torch.manual_seed(training.seed)
     if device.type == "cpu":

@@ -7,17 +7,17 @@ tells what the memory is for.
 
 import contextlib
 import gc
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic_core import to_json
 
 from schemas.config.run_spec import LanguageModel
 from schemas.results import (
+    BatchShape,
     BytesPerParameter,
     DecodingMemory,
     DeviceAccount,
@@ -62,27 +62,20 @@ MOMENTS: dict[str, MilestoneName] = {
 """Milestones by the moments of an optimizer step."""
 
 
-def assembled(program: Program, watch: Callable[[str], None]) -> Setup:
-    setup = program.assemble(watch=watch)
-    setup.module.train()
-    return setup
-
-
 def batch_of(setup: Setup) -> GlobalBatch:
     """The batch that needs the most memory, on the devices of ``setup``."""
     _, shares = setup.strategy.share
     store = setup.train_store
     index, _ = heaviest_batch(setup.spec, store, store.manifest.vocabulary, shares)
     with contextlib.closing(setup.strategy.batches(setup.feed, 0, index)) as batches:
-        (batch,) = islice(batches, 1)
-    return batch
+        return next(batches)
 
 
 @dataclass(frozen=True)
 class Unfollowed:
     """The record of the undisturbed steps, except the milestones."""
 
-    batch: GlobalBatch
+    batch: BatchShape
     topology: Topology
     parameters: int
 
@@ -105,7 +98,8 @@ def unfollowed(program: Program, steps: int, milestones: Milestones) -> Unfollow
     def take(moment: str) -> None:
         milestones.take(MOMENTS[moment])
 
-    setup = assembled(program, lambda moment: milestones.take("weights"))
+    setup = program.assemble(watch=lambda moment: milestones.take("weights"))
+    setup.module.train()
     # A first message, since libraries allocate their buffers on first use.
     setup.strategy.sum(torch.zeros(1))
     milestones.take("wrapped")
@@ -116,12 +110,12 @@ def unfollowed(program: Program, steps: int, milestones: Milestones) -> Unfollow
     milestones.take("steady")
     milestones.peak()
     setup.strategy.synchronise()
-    return Unfollowed(batch, setup.strategy.topology(), setup.parameters)
+    return Unfollowed(largest_shape(batch), setup.strategy.topology(), setup.parameters)
 
 
-def followed(program: Program, steps: int, translate: bool = True) -> Followed:
-    """Trains the same steps with every tensor tracked, and analyses the last one. Then, on request,
-    translates a batch."""
+def followed(program: Program, steps: int) -> Followed:
+    """Trains the same steps with every tensor tracked, and analyses the last one. Then translates a
+    batch."""
     device = program.process.device
     counted = CudaAllocations(device) if device.type == "cuda" else CpuAllocations()
     with StorageTracker(device.type) as tracker:
@@ -130,7 +124,8 @@ def followed(program: Program, steps: int, translate: bool = True) -> Followed:
             def mark(moment: str) -> None:
                 counted.mark(MOMENTS.get(moment, moment))
 
-            setup = assembled(program, mark)
+            setup = program.assemble(watch=mark)
+            setup.module.train()
             batch = batch_of(setup)
             for _ in range(steps - 1):
                 followed_step(setup, batch, tracker, mark)
@@ -138,7 +133,7 @@ def followed(program: Program, steps: int, translate: bool = True) -> Followed:
             counted.mark(LAST_STEP)
             step = followed_step(setup, batch, tracker)
             counted.mark(END)
-        decoding = decode(setup, tracker) if translate else None
+        decoding = decode(setup, tracker)
     setup.strategy.synchronise()
     return Followed(
         step=step,
@@ -231,16 +226,13 @@ def work(order: AnatomyOrder, program: Program) -> None:
     # DataParallel's replicas run in other threads, where they cannot be tracked.
     found = followed(program, order.steps) if len(devices) == 1 else None
     record = {
-        "topology": plain.topology.model_dump(mode="json"),
+        "topology": plain.topology,
         "parameters": plain.parameters,
-        "ranks": [
-            rank.model_dump(mode="json")
-            for rank in describe(process.rank, milestones, plain, found)
-        ],
-        "decoding": found and found.decoding and found.decoding.model_dump(mode="json"),
-        "foreign": [process.model_dump(mode="json") for process in foreign],
+        "ranks": describe(process.rank, milestones, plain, found),
+        "decoding": found and found.decoding,
+        "foreign": foreign,
     }
-    write_text(order.output / rank_file(process.rank), json.dumps(record))
+    write_text(order.output / rank_file(process.rank), to_json(record).decode())
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -252,50 +244,38 @@ TIMELINE_POINTS = 160
 def describe(
     rank: int, milestones: Milestones, plain: Unfollowed, found: Followed | None
 ) -> list[RankAnatomy]:
+    """The record of each device of a rank; ``found`` is None if they could not be tracked."""
+    names = ("anatomy", "at_peak", "residual_bytes", "saved_tensor_bytes", "bytes_per_parameter")
+    known: dict[str, Any] = dict.fromkeys(names) | {"timeline": []}
+    counted: dict[str, int | None] = {}
+    if found is not None:
+        step = found.step
+        known = {
+            "anatomy": step.largest,
+            "at_peak": step.at_peak,
+            "peak_tensor_bytes": found.peak_bytes,
+            "residual_bytes": found.peak_bytes - step.at_peak.total_bytes,
+            "saved_tensor_bytes": step.saved_bytes,
+            "bytes_per_parameter": per_parameter(step.largest, plain.parameters),
+            "timeline": step.timeline(TIMELINE_POINTS),
+        }
+        counted = found.tensor_bytes | {"peak": found.peak_bytes}
     return [
         RankAnatomy(
             rank=rank,
             device=str(device) if device.type == "cuda" else "cpu",
-            batch=largest_shape(plain.batch),
-            milestones=_with_tensors(seen, found),
+            batch=plain.batch,
+            milestones=[
+                # Those without tensor bytes get the count of the tracked steps.
+                one.model_copy(update={"tensor_bytes": counted.get(name)})
+                if one.tensor_bytes is None
+                else one
+                for name, one in seen.items()
+            ],
             device_account=account(seen),
-            **(_untaken(seen) if found is None else _taken_apart(found, plain.parameters)),
+            **({"peak_tensor_bytes": seen["peak"].tensor_bytes} | known),
         )
         for device, seen in milestones.found.items()
-    ]
-
-
-def _untaken(seen: dict[str, Milestone]) -> dict[str, Any]:
-    """The remaining fields for a device that could not be tracked."""
-    unknown = ("anatomy", "at_peak", "residual_bytes", "saved_tensor_bytes", "bytes_per_parameter")
-    peak = seen["peak"].tensor_bytes
-    return dict.fromkeys(unknown) | {"peak_tensor_bytes": peak, "timeline": []}
-
-
-def _taken_apart(found: Followed, parameters: int) -> dict[str, Any]:
-    """The fields of a device that come from the tracked steps."""
-    step = found.step
-    return {
-        "anatomy": step.largest,
-        "at_peak": step.at_peak,
-        "peak_tensor_bytes": found.peak_bytes,
-        "residual_bytes": found.peak_bytes - step.at_peak.total_bytes,
-        "saved_tensor_bytes": step.saved_bytes,
-        "bytes_per_parameter": per_parameter(step.largest, parameters),
-        "timeline": step.timeline(TIMELINE_POINTS),
-    }
-
-
-def _with_tensors(seen: dict[str, Milestone], found: Followed | None) -> list[Milestone]:
-    """The milestones; those without tensor bytes get the count of the tracked steps."""
-    if found is None:
-        return list(seen.values())
-    counted = found.tensor_bytes | {"peak": found.peak_bytes}
-    return [
-        milestone.model_copy(update={"tensor_bytes": counted.get(name)})
-        if milestone.tensor_bytes is None
-        else milestone
-        for name, milestone in seen.items()
     ]
 
 

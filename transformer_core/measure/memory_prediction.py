@@ -135,10 +135,7 @@ def predict_ranks(
 def _on_a_cpu(spec: RunSpec) -> RunSpec:
     """``spec`` with 32-bit products instead of a format that only CUDA devices have: they take the
     same memory."""
-    if spec.numbers.device != "cuda":
-        return spec
-    training = spec.training.model_copy(update={"precision": Fp32()})
-    return spec.model_copy(update={"training": training})
+    return spec.with_training(precision=Fp32()) if spec.numbers.device == "cuda" else spec
 
 
 def _predict_rank(
@@ -213,8 +210,7 @@ def place(model: nn.Module, device: torch.device) -> None:
 def _trainer(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module) -> Trainer:
     eight_bit = spec.training.optimizer.state.moment_bits == 8
     if eight_bit:
-        training = spec.training.model_copy(update={"optimizer": Sgd(kind="sgd")})
-        spec = spec.model_copy(update={"training": training})
+        spec = spec.with_training(optimizer=Sgd(kind="sgd"))
     trainer = equip(spec, process, strategy, model)
     if eight_bit:
         trainer = replace(trainer, optimizer=ExpectedEightBit(trainer.module.parameters()))

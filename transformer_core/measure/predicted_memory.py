@@ -67,7 +67,7 @@ def predict(
         record |= {"status": "ok", "reason": None, "ranks": ranks, "parameters": parameters}
     except Exception as error:
         # For example an operation that torch does not support on tensors without memory.
-        status, reason = classify(error)
+        _, reason = classify(error)
         status = "unsupported" if isinstance(error, Unsupported) else "failed"
         record |= {"status": status, "reason": reason, "ranks": [], "parameters": None}
     return Prediction.model_validate(record | {"seconds": time.perf_counter() - began})
@@ -76,13 +76,11 @@ def predict(
 def takes_memory(spec: RunSpec) -> str:
     """The settings of ``spec`` that determine its memory; equal for specs that differ only in
     others."""
-    data = spec.model_dump(mode="json", exclude={"variant", "evaluation", "measurement"})
-    for setting in ("log_every", "validate_every", "checkpoint_every", "schedule", "seed"):
-        del data["training"][setting]
+    others: Any = dict.fromkeys(("variant", "evaluation", "measurement"), True)
+    others["training"] = {"log_every", "validate_every", "checkpoint_every", "schedule", "seed"}
     # Tensors take the same memory with any allocator, and on any cores.
-    for setting in ("allocator", "affinity"):
-        del data["machine"][setting]
-    return json.dumps(data, sort_keys=True)
+    others["machine"] = {"allocator", "affinity"}
+    return json.dumps(spec.model_dump(mode="json", exclude=others), sort_keys=True)
 
 
 def device_of(spec: RunSpec) -> torch.device:

@@ -8,7 +8,7 @@ machine affects both. There is always a result: if a side fails, it says why.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,11 +26,9 @@ from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.measure.sessions import Ask, SessionEndedError, Sessions, Side, TurnsOrder
-from transformer_core.measure.turns_worker import take_turns
-from transformer_core.observe.turns import refuse
-from transformer_core.run.coordinator import COORDINATOR, Coordinator, Task, Turn
+from transformer_core.measure.turns_worker import refuse, take_turns
+from transformer_core.run.coordinator import Task, Turn
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.launcher import spans_machines
 from transformer_core.run.order import TrainingJob
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import end_on_request
@@ -67,17 +65,9 @@ def time_to_quality(
         Runner(Side(name, for_race(spec, goal), order=RaceOrder), parts)
         for name, spec, parts in asked
     ]
-    with Coordinator(folder / COORDINATOR, spans_machines(baseline)) as coordinator:
-        sessions = Sessions(
-            [runner.side for runner in runners],
-            Comparing(),
-            data,
-            folder,
-            coordinator,
-            command,
-            datetime.now(UTC),
-            lambda text: log.info("quality: %s", text),
-        )
+    sides = [runner.side for runner in runners]
+    tell = partial(log.info, "quality: %s")
+    with Sessions.opened(sides, Comparing(), data, folder, command, tell) as sessions:
         race(sessions, runners, goal)
     status, reason = _outcome(runners, goal)
     return _result(goal, status, reason, runners, sessions, time.monotonic() - began)
@@ -295,7 +285,7 @@ def work(order: RaceOrder, program: Program) -> None:
 
     def answer(setup: Setup, task: Any) -> Any:
         if not isinstance(task, Look):
-            return refuse(task)
+            return refuse(setup, task)
         if not task.pairs:
             return Seen(validation_loss(setup), None, [])
         tokenizer = load_tokenizer(tokenizer_file, setup.validation_store.manifest.tokenizer_sha256)

@@ -11,12 +11,12 @@ job resumes with the next one.
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 from schemas.config.measurement import Comparing, SelfTest
 from schemas.config.run_spec import RunSpec
-from schemas.results import Pair, Session
+from schemas.results import Pair
 from schemas.results.comparisons import SelfTestRun
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
@@ -25,9 +25,7 @@ from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.comparison import Kept, enough
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
-from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.launcher import spans_machines
 from transformer_core.run.order import TrainingJob
 from transformer_core.run.supervisor import end_on_request
 
@@ -52,16 +50,14 @@ def measure(
     command: str,
 ) -> SelfTestRun:
     """Runs ``count`` sessions, including those of earlier jobs in ``folder``."""
-    started = datetime.now(UTC)
     kept = Kept(folder, sides, comparing)
-    done: list[Session] = [session for session, _ in zip(kept.read(), range(count), strict=False)]
+    done = list(islice(kept.read(), count))
     if done:
         log.info("self-test: resuming after %d sessions", len(done))
     judge = enough([Pair(side.name, REFERENCE) for side in sides[1:]], comparing)
     lines = SessionLines("self-test")
     began, first = time.monotonic(), len(done)
-    with Coordinator(folder / COORDINATOR, spans_machines(sides[0].spec)) as coordinator:
-        sessions = Sessions(sides, comparing, data, folder, coordinator, command, started, lines)
+    with Sessions.opened(sides, comparing, data, folder, command, lines) as sessions:
         while len(done) < count:
             lines.session = len(done) + 1
             session = sessions.run(lines.session, judge)
@@ -72,13 +68,14 @@ def measure(
                 "self-test: session %d of %d, %.1f s, %.0f min left",
                 *(len(done), count, session.seconds, left / 60),
             )
+    provenance = sessions.provenance.get(REFERENCE)
     return SelfTestRun(
         reference=REFERENCE,
         sessions_each=comparing.sessions_least,
         comparing=comparing,
         sessions=done,
         seconds=sum(session.seconds for session in done),
-        provenance=sessions.provenance.get(REFERENCE) or collect(sides[0].spec, command, started),
+        provenance=provenance or collect(sides[0].spec, command, sessions.started),
     )
 
 

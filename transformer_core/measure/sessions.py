@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, Literal
+from typing import Any, Self
 
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
@@ -34,6 +34,7 @@ from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.parallel import nvml
 from transformer_core.parallel.nvml import require_shared_gpus
 from transformer_core.run.coordinator import (
+    COORDINATOR,
     Coordinator,
     ProbeDevices,
     Report,
@@ -68,7 +69,7 @@ class TurnsOrder(TrainingOrder):
     """Its name in the comparison."""
     coordinator: Path
     """File with the address of the coordinator, which assigns the turns."""
-    keeps: Literal["all", "state"] = "all"
+    keeps: Keeping = "all"
     """The memory that it keeps on its devices between its turns."""
     planted: float | None = None
     """Fraction by which a self-test slows its steps; null outside self-tests."""
@@ -132,6 +133,23 @@ class Sessions:
     _children: dict[str, Child] = field(default_factory=dict)
     """The processes of the current session, by side."""
 
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        sides: Sequence[Side],
+        comparing: Comparing,
+        data: Path,
+        folder: Path,
+        command: str,
+        progress: Callable[[str], None],
+    ) -> Iterator[Self]:
+        """Sessions of these sides, with a coordinator for them."""
+        several_hosts = any(spans_machines(side.spec) for side in sides)
+        with Coordinator(folder / COORDINATOR, several_hosts) as coordinator:
+            started = datetime.now(UTC)
+            yield cls(sides, comparing, data, folder, coordinator, command, started, progress)
+
     @property
     def players(self) -> list[Side]:
         """The sides in the order of their turns, with all processes of the reference."""
@@ -162,7 +180,7 @@ class Sessions:
     def gathered(self) -> Iterator[tuple[Ask, Members]]:
         """Starts fresh processes of all sides, which wait for tasks and end with the block.
         SessionEndedError if a side ends earlier."""
-        children = self._children = self._start()
+        children = self._start()
 
         def check() -> None:
             for name, child in children.items():
@@ -178,10 +196,16 @@ class Sessions:
             longest = max(side.spec.machine.timeout for side in self.sides)
             yield ask, self.coordinator.gather(ranks, check, longest)
         except SideEndedError as error:
-            raise self._why(error, children) from None
+            raise self._why(error) from None
         finally:
             self.coordinator.dismiss()
-            stop_sides(children)
+            end = time.monotonic() + _LEAVE_SECONDS
+            for child in children.values():
+                try:
+                    child.wait(max(0.0, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
 
     def _in_turns(self, ask: Ask, members: Members, began: float, enough: Enough) -> dict[str, Any]:
         """Runs the turns; returns the session's fields about them."""
@@ -261,11 +285,11 @@ class Sessions:
 
     def _start(self) -> dict[str, Child]:
         """Starts the processes of all sides; SessionEndedError if this host cannot."""
-        children: dict[str, Child] = {}
         if self.keeps is None:
             self.keeps = self._keeping()
         shared = self.data, self.folder, self.coordinator.file, self.command, self.keeps
-        for side in self.players:
+        players = sorted(self.players, key=lambda player: player not in self.sides)
+        for side in players:
             clear_outcomes(self.folder / side.name)
             # Before any side starts: one that waited for a session that never began would take turns
             # in the next.
@@ -273,37 +297,32 @@ class Sessions:
                 check_start(side.spec, side.order.worker)
             except Unsupported as error:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
-        players = self.players
-        players.sort(key=lambda player: player not in self.sides)
+        self._children = {}
         for place, side in enumerate(players):
-            children[side.name] = start_side(side, place, *shared)
-        return children
+            self._children[side.name] = start_side(side, place, *shared)
+        return self._children
 
     def _keeping(self) -> Keeping:
         """Decides what sides keep on GPUs between turns; SessionEndedError if they cannot share
         them."""
-        reference = self.sides[0].name
         specs = {side.name: side.spec for side in self.sides}
         try:
             if any(map(uses_gpus, specs.values())):
                 require_shared_gpus(len(specs))
             return keeping_here(specs, self.data, self.folder)
         except Unsupported as error:
-            raise SessionEndedError(reference, Outcome.of(error)) from None
+            raise SessionEndedError(self.sides[0].name, Outcome.of(error)) from None
         except DoesNotFit as error:
             raise SessionEndedError(error.side, Outcome(status="oom", reason=str(error))) from None
 
-    def _why(self, error: SideEndedError, children: dict[str, Child]) -> SessionEndedError:
+    def _why(self, error: SideEndedError) -> SessionEndedError:
         """Finds out how a side ended, and ends all others."""
-        folder, child = self.folder / error.side, children[error.side]
+        folder, child = self.folder / error.side, self._children[error.side]
         end = time.monotonic() + _LAST_WORDS_SECONDS
-        while not (outcome := read_outcomes(folder)) and time.monotonic() < end:
-            if child.poll() is not None:
-                outcome = read_outcomes(folder)
-                break
+        while not read_outcomes(folder) and child.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
-        code = child.poll()
-        for other in children.values():
+        code, outcome = child.poll(), read_outcomes(folder)
+        for other in self._children.values():
             other.kill()
         how = f" ({how_ended(code)})" if code is not None else ""
         unsaid = Outcome(status="failed", reason=f"{error.reason}{how}", again=True)
@@ -388,14 +407,3 @@ def start_side(
         planted=side.planted,
     )
     return start_workers(order, place)
-
-
-def stop_sides(children: dict[str, Child]) -> None:
-    """Waits briefly for all processes to end, then kills them."""
-    end = time.monotonic() + _LEAVE_SECONDS
-    for child in children.values():
-        try:
-            child.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()

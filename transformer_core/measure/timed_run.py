@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import safetensors.numpy
+from pydantic import TypeAdapter
 
 from schemas.results import RankMemory, Repeat, Window
 from transformer_core.common.digests import forget, record
@@ -171,32 +172,17 @@ def work(order: TimedRunOrder, program: "Program") -> None:
 
 
 def _memory_of_all(setup: "Setup") -> list[RankMemory]:
-    """The peak memory of every device of every rank. Messages encode null as -1."""
+    """The peak memory of every device of every rank."""
     from transformer_core.machine.peak_memory import rank_memory
+    from transformer_core.parallel.strategy import gather_texts
 
-    devices = setup.strategy.devices
-    mine = [rank_memory(setup.process.rank, device) for device in devices]
-    known = list(mine[0].model_dump(exclude={"rank", "device"}))
-    flat: list[float] = []
-    for device, memory in zip(devices, mine, strict=True):
-        values = (getattr(memory, field) for field in known)
-        flat += [device.index or 0, *(-1 if value is None else value for value in values)]
-    everyone = setup.strategy.gather(flat)
-    width = 1 + len(known)
-    return [
-        RankMemory.model_validate(
-            {
-                "rank": rank,
-                "device": f"cuda:{int(row[at])}" if setup.device.type == "cuda" else "cpu",
-                **{
-                    field: None if value < 0 else int(value)
-                    for field, value in zip(known, row[at + 1 : at + width], strict=True)
-                },
-            }
-        )
-        for rank, row in enumerate(everyone)
-        for at in range(0, len(row), width)
-    ]
+    rank, devices = setup.process.rank, setup.strategy.devices
+    kind = TypeAdapter(list[RankMemory])
+    mine = [rank_memory(rank, device) for device in devices]
+    if setup.process.world_size == 1:
+        return mine
+    texts = gather_texts(kind.dump_json(mine).decode(), setup.device)
+    return [memory for text in texts for memory in kind.validate_json(text)]
 
 
 def _windows_of_all(windows: list[Window], strategy: "Strategy") -> list[Window]:

@@ -55,12 +55,6 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
             child.wait()
 
 
-def read_side(file: Path) -> Side:
-    """The side of a run spec, named after its variant."""
-    spec = read_record(file, RunSpec)
-    return Side(spec.variant, spec)
-
-
 def pairs_of(asked: Sequence[str], names: Sequence[str]) -> list[Pair]:
     """The comparisons of an order, each between two of ``names``, by default each name with the
     first. ConfigError for an unknown name."""
@@ -97,9 +91,11 @@ class TurnsJob(Job):
     """Digest of the sources: sessions of different code do not count."""
 
     def run(self, log_file: Path | None) -> None:
-        outputs = self.outputs
-        sides = [read_side(file) for file in self.specs]
-        file_of = dict(zip((side.name for side in sides), self.specs, strict=True))
+        outputs, sides = self.outputs, []
+        for file in self.specs:
+            spec = read_record(file, RunSpec)
+            sides.append(Side(spec.variant, spec))
+        file_of = {side.name: file for side, file in zip(sides, self.specs, strict=True)}
         pairs = pairs_of(self.pairs, list(file_of))
         if len(pairs) != len(outputs):
             raise _wrong("outputs", len(outputs), f"as many as comparisons, {len(pairs)}")

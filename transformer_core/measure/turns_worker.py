@@ -1,24 +1,43 @@
 """One process of a side that takes turns: it trains with the loop of a timed run, and an observer
-waits between turns."""
+lets it train only in its turns.
 
+To test the protocol of comparisons, it can make steps longer by a known share.
+"""
+
+import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
-from schemas.results.runs import StepKernels
+from schemas.results import Probe
 from transformer_core.machine.hardware import keep_to
-from transformer_core.machine.peak_memory import reset_peak
+from transformer_core.machine.machine_state import probe_cuda
+from transformer_core.machine.peak_memory import rank_memory, reset_peak
+from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
+from transformer_core.measure.memory_fit import Keeping
 from transformer_core.measure.sessions import TurnsOrder
-from transformer_core.observe.turns import PlantedDelay, TurnsOver, TurnTaker, refuse
 from transformer_core.parallel.strategy import Strategy
-from transformer_core.run.coordinator import Hello, Turns, announced_session
+from transformer_core.run.coordinator import (
+    Hello,
+    Leave,
+    ProbeDevices,
+    Report,
+    TellKernels,
+    TellMemory,
+    TellProvenance,
+    Turn,
+    Turns,
+    announced_session,
+)
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import train
+from transformer_core.training.observer import Observer
 
 ENDLESS_STEPS = 1_000_000
 """More steps than any session has."""
@@ -30,15 +49,13 @@ def endless(spec: RunSpec) -> RunSpec:
     """``spec`` as an uninterrupted training that ends with its last turn."""
     # Otherwise a rate that falls to 0 at the end of the training would continue below 0.
     steps = max(spec.training.steps, ENDLESS_STEPS)
-    changes = {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
-    return spec.model_copy(update={"training": spec.training.model_copy(update=changes)})
+    return spec.with_training(steps=steps, validate_every=0, checkpoint_every=0)
 
 
 def of_session(spec: RunSpec, session: int) -> RunSpec:
     """``spec`` with the seed of a session; the first session has the study's. Speed-ups depend on the
     batches, so each session has different ones."""
-    seed = (spec.training.seed + session - 1) % SEEDS
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"seed": seed})})
+    return spec.with_training(seed=(spec.training.seed + session - 1) % SEEDS)
 
 
 def give_memory_back(setup: Setup) -> None:
@@ -51,6 +68,137 @@ def give_memory_back(setup: Setup) -> None:
                 torch.cuda.empty_cache()
 
 
+@dataclass(eq=False)
+class PlantedDelay:
+    """Makes every step longer by ``share`` of its time, with a busy wait on the host.
+
+    The wait begins when the device has completed the step, so that the share is exact whichever of
+    host and device is slower. The side it is compared with must also wait for its device in every
+    step: give it a share of 0.
+    """
+
+    share: float
+    synchronise: Callable[[], None]
+    now: Callable[[], float] = time.perf_counter
+
+    def begin(self) -> None:
+        """Starts the first step of a turn."""
+        self._began = self.now()
+
+    def step_done(self) -> None:
+        self.synchronise()
+        done = self.now()
+        end = done + self.share * (done - self._began)
+        while self.now() < end:
+            pass
+        self._began = end
+
+
+class TurnsOver(Exception):
+    """There is no further turn: the training ends early."""
+
+
+def refuse(setup: Setup, task: Any) -> Any:
+    raise TypeError(f"{task} is not a task for a side")
+
+
+@dataclass(eq=False)
+class TurnTaker(Observer):
+    """Lets the training of ``setup`` run in turns.
+
+    The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks into the
+    state of an ongoing training. The clock is read only at synchronised points; ``updated`` reads
+    nothing, since a clock must not wait for the device. ``first`` observes the first step.
+    ``answer`` handles a measurement's other tasks between turns.
+    """
+
+    turns: Turns
+    spec: RunSpec  # as ordered, for the provenance
+    setup: Setup
+    planted: PlantedDelay | None = None
+    keeps: Keeping = "all"
+    answer: Callable[[Setup, Any], Any] = refuse
+    now: Callable[[], float] = time.perf_counter
+    first: FirstStep = field(default_factory=FirstStep)
+
+    def start(self, step: int) -> None:
+        self._wait()
+        # With several ranks, gloo's threads use the remaining cores, as in any training.
+        if self.setup.process.world_size == 1 and self.setup.device.type == "cpu":
+            keep_to(torch.get_num_threads())
+        self.first.begin()
+
+    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
+        self.first.end()
+
+    def step_done(
+        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
+    ) -> None:
+        if self.planted:
+            self.planted.step_done()
+        self._step += 1
+        if self._step > self._turn.lead:
+            self._tokens += tokens
+            self._padded_tokens += padded_tokens
+            self._input_wait_seconds += input_wait_seconds
+        elif self._step == self._turn.lead:
+            self._begin()
+        if self._step == self._turn.lead + self._turn.steps:
+            self.setup.strategy.synchronise()
+            seconds = self.now() - self._began
+            if self.keeps == "state":
+                give_memory_back(self.setup)
+            self.turns.answer(
+                Report(seconds, self._tokens, self._padded_tokens, self._input_wait_seconds)
+            )
+            self._wait()
+
+    def _wait(self) -> None:
+        """Answers tasks until the next turn; raises TurnsOver if there is none."""
+        while True:
+            match self.turns.next():
+                case Turn() as turn:
+                    self._turn = turn
+                    self._step = 0
+                    if self.planted:
+                        self.planted.begin()
+                    if not turn.lead:
+                        self._begin()
+                    return
+                case TellMemory():
+                    self.turns.answer(self._peak_memory())
+                case TellKernels():
+                    self.turns.answer(self.first.read(self.setup.model))
+                case ProbeDevices():
+                    self.turns.answer(self._probe())
+                case TellProvenance(command, started):
+                    self.turns.answer(collect(self.spec, command, started))
+                case Leave():
+                    raise TurnsOver
+                case task:
+                    self.turns.answer(self.answer(self.setup, task))
+
+    def _begin(self) -> None:
+        self._tokens = self._padded_tokens = 0
+        self._input_wait_seconds = 0.0
+        self.setup.strategy.synchronise()
+        self._began = self.now()
+
+    def _peak_memory(self) -> int | None:
+        rank = self.setup.process.rank
+        peaks = [rank_memory(rank, device).peak_bytes for device in self.setup.strategy.devices]
+        return max((peak for peak in peaks if peak is not None), default=None)
+
+    def _probe(self) -> list[Probe]:
+        devices = self.setup.strategy.devices
+        found = [probe_cuda(device) for device in devices if device.type == "cuda"]
+        if found:
+            torch.cuda.empty_cache()
+        for device in devices:
+            reset_peak(device)
+        return found
+
+
 def work(order: TurnsOrder, program: Program) -> None:
     """Trains whenever it is this side's turn, until the coordinator dismisses it."""
     take_turns(order, program, endless(order.spec))
@@ -60,42 +208,23 @@ def take_turns(
     order: TurnsOrder,
     program: Program,
     spec: RunSpec,
-    answer: Callable[[Setup, Any], Any] | None = None,
+    answer: Callable[[Setup, Any], Any] = refuse,
 ) -> None:
     """Assembles the training of ``spec``, and trains whenever it is this side's turn; ``answer``
     handles tasks that are not part of comparisons."""
     process = program.process
     # After the rendezvous of all ranks: other hosts may have started before the session.
-    spec = of_session(spec, announced_session(order.coordinator))
-    setup = program.assemble(spec)
+    setup = program.assemble(of_session(spec, announced_session(order.coordinator)))
     strategy = setup.strategy
     for device in strategy.devices:
         reset_peak(device)
-    topology = strategy.topology()
-    turns = Turns(order.coordinator, Hello(order.side, process.rank, topology))
+    turns = Turns(order.coordinator, Hello(order.side, process.rank, strategy.topology()))
     planted = None
     if order.planted is not None:
         # The base class waits for this process's devices only, not for other ranks.
         planted = PlantedDelay(order.planted, lambda: Strategy.synchronise(strategy))
-
-    def prepare() -> None:
-        # With several ranks, gloo's threads use the remaining cores, as in any training.
-        if process.world_size == 1 and topology.device == "cpu":
-            keep_to(torch.get_num_threads())
-
-    def rest() -> None:
-        if order.keeps == "state":
-            give_memory_back(setup)
-
-    further = partial(answer, setup) if answer else refuse
-    with FirstStep() as first:
-
-        def kernels() -> StepKernels:
-            return first.read(setup.model)
-
-        taker = TurnTaker(
-            turns, order.spec, strategy, planted, prepare, rest, further, first, kernels
-        )
+    taker = TurnTaker(turns, order.spec, setup, planted, order.keeps, answer)
+    with taker.first:
         try:
             train(setup, taker, order.output / "no-checkpoints", validate_last=False)
         except TurnsOver:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from schemas.config.measurement import Profiling
 from schemas.errors import Unsupported
-from schemas.results import Capture, RankCapture, Topology
+from schemas.results import Capture
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure
 from transformer_core.common.files import write_text
@@ -63,7 +63,7 @@ class CaptureOrder(TrainingOrder):
     work = "transformer_core.observe.profiler"
 
     profiling: Profiling
-    profiler: Literal["nsys", "torch"]  # the profiler that records
+    profiler: Literal["nsys", "torch"] = "torch"  # the profiler that records
 
     @property
     def title(self) -> str:
@@ -125,10 +125,6 @@ def choose(profiling: Profiling, nsys: Nsys | None, cuda: bool, nodes: int = 1) 
     if nsys is None:
         return Choice("torch", "nsys is not on the PATH.")
     return Choice("nsys", "nsys is on the PATH and there is a CUDA device.", nsys)
-
-
-def capture_with_torch(order: CaptureOrder) -> Outcome | None:
-    return attempt(order.model_copy(update={"profiler": "torch"}), order.output / rank_file(0))
 
 
 def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
@@ -211,7 +207,7 @@ def supervise(order: CaptureOrder) -> None:
     else:
         log.info("%s: %s. %s", order.title, choice.profiler, choice.reason)
         if choice.nsys is None:
-            outcome = capture_with_torch(order)
+            outcome = attempt(order, output / rank_file(0))
         else:
             outcome = capture_with_nsys(order, choice.nsys)
             # An outcome with a rank comes from the run itself, not from the profiler.
@@ -219,7 +215,7 @@ def supervise(order: CaptureOrder) -> None:
                 log.info("%s: %s Trying torch.profiler.", order.title, outcome.reason)
                 clear(output)
                 choice = Choice("torch", f"Nsight Systems could not: {outcome.reason}")
-                outcome = capture_with_torch(order)
+                outcome = attempt(order, output / rank_file(0))
     record = result(order, choice, outcome, started)
     if outcome is not None:
         log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
@@ -235,23 +231,22 @@ def result(
     order: CaptureOrder, choice: Choice, outcome: Outcome | None, started: datetime
 ) -> Capture:
     """The record of a capture that ended with ``outcome``, or successfully if that is None."""
-    done: list[dict[str, Any]] = []
+    known: dict[str, Any] = {}
     if outcome is None:
+        outcome = Outcome(status="ok", reason=None)
         paths = (order.output / rank_file(rank) for rank in range(order.spec.world_size))
         done = [json.loads(path.read_text()) for path in paths]
-    outcome = outcome or Outcome(status="ok", reason=None)
+        known = {"profiler": choice.profiler, "profiler_version": choice.version}
+        known |= {"topology": done[0]["topology"], "ranks": [record["rank"] for record in done]}
     return outcome.result(
         Capture,
         variant=order.spec.variant,
-        profiler=choice.profiler if done else None,
-        profiler_version=choice.version if done else None,
         profiler_reason=choice.reason,
-        topology=Topology.model_validate(done[0]["topology"]) if done else None,
         warmup_steps=order.warmup_steps,
         first_step=order.warmup_steps + 1,
         last_step=order.warmup_steps + order.profiling.steps,
-        ranks=[RankCapture.model_validate(record["rank"]) for record in done],
         provenance=collect(order.spec, order.command, started),
+        **known,
     )
 
 
@@ -272,7 +267,7 @@ class ProfileJob(TrainingJob):
     """Profiler, warmup_steps and steps."""
 
     def run(self, log_file: Path | None) -> None:
-        how = {"output": self.output, "profiling": self.profiling, "profiler": "torch"}
+        how = {"output": self.output, "profiling": self.profiling}
         order = self.order(CaptureOrder, log_file, self.output / "capture.json", **how)
         if lends_processes_only() and order.profiling.profiler == "nsys":
             return  # the first host reports this as unsupported

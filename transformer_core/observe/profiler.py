@@ -116,12 +116,8 @@ def ddp_times(setup: Setup, step: int) -> DdpTimes | None:
 
 def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:
     """``spec`` without validations and checkpoints, and longer than ``steps`` steps."""
-    update = {
-        "steps": max(spec.training.steps, steps + 2),
-        "validate_every": 0,
-        "checkpoint_every": 0,
-    }
-    return spec.model_copy(update={"training": spec.training.model_copy(update=update)})
+    steps = max(spec.training.steps, steps + 2)
+    return spec.with_training(steps=steps, validate_every=0, checkpoint_every=0)
 
 
 def work(order: CaptureOrder, program: Program) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ def versions() -> dict[str, str]:
 def measure() -> DeviceFacts:
     seen = "NVML knows torch's device and counts what torch has reserved, asked through {}."
     facts = [
-        fact(f"NVML by {package}", seen.format(package), lambda p=package: nvml_by(p))  # type: ignore[misc]
+        fact(f"NVML by {package}", seen.format(package), partial(nvml_by, package))
         for package in NVML_PACKAGES
     ]
     facts += [

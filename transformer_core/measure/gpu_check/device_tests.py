@@ -10,15 +10,16 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from schemas.results.gpu_check import GpuTest, GpuTests
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.measure.gpu_check.device_facts import no_device
+from transformer_core.run.statuses import Outcome
 
 ROOT = Path(__file__).parents[3]
+OK = Outcome(status="ok", reason=None)
 _TEXT = 4000  # characters kept of a test's output: its end, where the error is
 
 
@@ -42,16 +43,19 @@ def files() -> list[Path]:
 def run(limit: float, tell: Callable[[GpuTests], None]) -> None:
     """Runs each file in a separate process for at most ``limit`` seconds, so that an error which
     breaks the device's context ends only one file. Calls ``tell`` with all results after each."""
-    reason = missing()
-    found = of_tests(0, [], [], None if reason else 0.0, reason)
+    if reason := missing():
+        tell(Outcome(status="unsupported", reason=reason).result(GpuTests, passed=0))
+        return
+    found = OK.result(GpuTests, passed=0, seconds=0.0)
     tell(found)
-    for path in files() if reason is None else ():
+    for path in files():
         one = run_file(path, limit)
-        found = of_tests(
-            found.passed + one.passed,
-            found.failed + one.failed,
-            found.skipped + one.skipped,
-            (found.seconds or 0.0) + (one.seconds or 0.0),
+        found = OK.result(
+            GpuTests,
+            passed=found.passed + one.passed,
+            failed=found.failed + one.failed,
+            skipped=found.skipped + one.skipped,
+            seconds=(found.seconds or 0.0) + (one.seconds or 0.0),
         )
         log.info("%s: %d passed, %d failed", path.name, one.passed, len(one.failed))
         tell(found)
@@ -78,19 +82,8 @@ def run_file(path: Path, limit: float) -> GpuTests:
 
 
 def _broken(name: str, text: str, seconds: float | None) -> GpuTests:
-    return of_tests(0, [GpuTest(name=name, text=text)], [], seconds)
-
-
-def of_tests(
-    passed: int,
-    failed: list[GpuTest],
-    skipped: list[GpuTest],
-    seconds: float | None,
-    reason: str | None = None,
-) -> GpuTests:
-    """The record of tests; unsupported if there is a ``reason``."""
-    ended: dict[str, Any] = {"status": "unsupported" if reason else "ok", "reason": reason}
-    return GpuTests(passed=passed, failed=failed, skipped=skipped, seconds=seconds, **ended)
+    failed = [GpuTest(name=name, text=text)]
+    return OK.result(GpuTests, passed=0, failed=failed, seconds=seconds)
 
 
 def read(report: str) -> GpuTests:
@@ -99,7 +92,8 @@ def read(report: str) -> GpuTests:
     failed = [*_with(cases, "failure"), *_with(cases, "error")]
     skipped = list(_with(cases, "skipped"))
     seconds = sum(float(case.get("time", "0")) for case in cases)
-    return of_tests(len(cases) - len(failed) - len(skipped), failed, skipped, seconds)
+    passed = len(cases) - len(failed) - len(skipped)
+    return OK.result(GpuTests, passed=passed, failed=failed, skipped=skipped, seconds=seconds)
 
 
 def _with(cases: Sequence[ElementTree.Element], tag: str) -> Iterator[GpuTest]:

@@ -14,6 +14,7 @@ from schemas.config.run_spec import RunSpec
 from transformer_core.data.batching.collate import Batch
 from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS
+from transformer_core.measure.heaviest_batch import global_batch
 from transformer_core.models.compiled_layers import replayed_share
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.registry import build_strategy
@@ -58,10 +59,7 @@ def random_batch(trainer: Trainer, rows: int = ROWS, width: int = WIDTH) -> Glob
         source, inputs, outputs = side(), side(), side()
         source[:, -1], inputs[:, 0], outputs[:, -1] = EOS, BOS, EOS
         micro_batches.append(Batch(source, inputs, outputs, rows))
-    count = rows * len(micro_batches)
-    return GlobalBatch(
-        0, 0, micro_batches, count, 2 * width * count, width * count, 2 * width * count
-    )
+    return global_batch(micro_batches)
 
 
 def three_steps(spec: RunSpec, device: torch.device, **shape: int) -> dict[str, Any]:
