@@ -155,7 +155,8 @@ class MemoryResult(Ending):
     mixed_precision: bool  # whether layers compute with 16-bit copies of 32-bit weights
     steps: StepsOrNone  # steps of the run; the anatomy is that of the last
     ranks: list[RankAnatomy]  # every device of every rank; empty if the status is not ok
-    decoding: DecodingMemory | None  # null if ranks hold shards of the model, or not ok
+    decoding: DecodingMemory | None
+    """Null if ranks hold shards of the model, if nothing is translated, or if not ok."""
     foreign: list[ForeignProcess]  # other processes on the devices
     provenance: Provenance
 

@@ -40,7 +40,7 @@ Measured = tuple[int, Parts, Parts, int]
 def memory_spec(**sections: Any) -> RunSpec:
     """A model of some 50,000 parameters on batches of 32 pairs."""
     sections["model"] = {"d_model": 32, "d_ff": 64} | sections.get("model", {})
-    return small_spec(batching={"pairs": 32}, **sections)
+    return small_spec(batching={"pairs": 32}, evaluation={"max_pairs": 0}, **sections)
 
 
 def measure(spec: RunSpec) -> Measured:

@@ -168,10 +168,10 @@ def _callbacks_here(device: torch.device) -> Iterator[None]:
 @torch.inference_mode()
 def decode(setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
     """On the main rank, translates one batch of the longest validation sentences, or continues
-    texts, as the evaluation does, up to a number of tokens. None on other ranks, and for sharded
-    weights."""
+    texts, as the evaluation does, up to a number of tokens. None on other ranks, for sharded
+    weights, and if the evaluation does none of this."""
     settings = setup.spec.evaluation
-    if not setup.process.is_main or setup.spec.parallel.sharded:
+    if not setup.process.is_main or setup.spec.parallel.sharded or not settings.max_pairs:
         return None
     batches = evaluation_batches(setup.validation_store, pairs_per_batch=settings.batch_pairs)
     _, batch = next(batches)
