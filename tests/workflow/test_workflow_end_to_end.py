@@ -85,6 +85,7 @@ def test_every_variant_is_measured_and_predicted(project):
         result = project.read(f"results/memory/{prediction.variant}.json", MemoryResult)
         assert (result.status, prediction.status) == ("ok", "ok"), result.reason
         assert prediction.fits is True
+        assert result.decoding.functionality_bytes > 0
         fullest = max(rank.peak_tensor_bytes for rank in result.ranks)
         assert prediction.ranks[0].training_bytes == pytest.approx(fullest, rel=0.1)
         for rank in result.ranks:
