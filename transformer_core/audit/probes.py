@@ -1,7 +1,9 @@
 """Probes: repeats the model's calls of one step with changes that must not, or must, matter."""
 
 import inspect
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,13 +36,13 @@ class Probes:
         self.evaluation = any(
             isinstance(p, nn.modules.batchnorm._BatchNorm) for p in call.inner.modules()
         )
-        self._base: Result | None = None
+        self.base: Result  # of the call as it was
 
-    def run(self, left: Callable[[], float]) -> None:
-        """Run all probes while time is left."""
+    def run(self, end: float) -> None:
+        """Run all probes until ``end``, a time of ``time.monotonic``."""
         for self.double in (True, False):
             try:
-                self._base = self._again()
+                self.base = self._again()
                 break
             except Exception as error:
                 why = refused(error)
@@ -49,7 +51,7 @@ class Probes:
                 self.notes.cannot(relation, why)
             return
         for probe in (self.samples, self.later, self.padding, self.documents, self.precision):
-            if left() < 0:
+            if time.monotonic() > end:
                 self.notes.cannot(probe.__name__, "no time was left")
                 continue
             try:
@@ -60,12 +62,7 @@ class Probes:
     def _again(self, **changes: Any) -> Result:
         changes.setdefault("evaluation", self.evaluation)
         changes.setdefault("double", self.double)
-        return again(self.call, losses=self.watcher.listen, **changes)
-
-    @property
-    def base(self) -> Result:
-        assert self._base is not None
-        return self._base
+        return again(self.call, self.watcher, **changes)
 
     @property
     def still(self) -> float:
@@ -87,16 +84,12 @@ class Probes:
         if lead.shape[0] < 2 or square:
             self.notes.cannot("samples", "the batch has one sample, or a matrix over its samples")
             return
-        results = []
-        for axis in axes:
-            found = self._independent(lead, axis)
-            if found is not None:
-                results.append((found, axis))
+        tried = [(self._independent(lead, axis), axis) for axis in axes]
+        results = [(found, axis) for found, axis in tried if found is not None]
         if not results:
             self.notes.cannot("samples", "no result has one row for each sample")
             return
-        best = min(results)
-        if best[0] == 0.0:
+        if min(results)[0] == 0.0:
             self.notes.holds("samples", f"one sample of {self.name}'s batch replaced by another")
         elif results[0][1] == 0:
             self.notes.found(
@@ -185,21 +178,14 @@ class Probes:
         ``later`` and ``shift``."""
         places = _integers(self.call)
         pairs = self._logits(self.base)
-        if not places or not pairs:
-            why = "no input has integer tokens" if not places else "no loss of the tokens is seen"
+        ways = itertools.product(range(len(pairs)), places, (1, 0))
+        seen = [found for way in ways if (found := self._aligned(*way)) is not None]
+        if not seen:
+            why = "the targets are not tokens of the input"
+            if not places or not pairs:
+                why = "no loss of the tokens is seen" if places else "no input has integer tokens"
             self.notes.cannot("later", why)
             self.notes.cannot("shift", why)
-            return
-        seen: list[tuple[int, int]] = []
-        for number in range(len(pairs)):
-            for tokens in places:
-                for axis in (1, 0):
-                    found = self._aligned(tokens, number, axis)
-                    if found is not None:
-                        seen.append(found)
-        if not seen:
-            for relation in ("shift", "later"):
-                self.notes.cannot(relation, "the targets are not tokens of the input")
             return
         self.notes.holds("later", f"single tokens of {self.name}'s input changed")
         self.notes.holds("shift", "targets that are tokens of the input")
@@ -229,7 +215,7 @@ class Probes:
             )
         self.notes.found(relation, self.name, cause, remedy, float(offset), 1.0)
 
-    def _aligned(self, tokens: Tensor, number: int, axis: int) -> tuple[int, int] | None:
+    def _aligned(self, number: int, tokens: Tensor, axis: int) -> tuple[int, int] | None:
         """The distance of a target from the last token that its prediction sees, and from the token
         at its own place; None if the targets are not tokens of this input."""
         logits, target = self._logits(self.base)[number]
@@ -293,28 +279,18 @@ class Probes:
             ]
             if bool((changed == tokens).all()):
                 continue
-            new = self._again(args=_swapped(self.call, tokens, changed))
-            pairs = zip(self._logits(self.base), self._logits(new), strict=True)
             compared = False
-            for (old, target), (now, _) in pairs:
-                if old.dim() != 2:
-                    continue
-                length, rest = divmod(len(old), tokens.shape[0])
-                if rest or not 0 < length <= tokens.shape[1]:
-                    continue
-                real = ~hidden[:, :length].reshape(-1)
-                if length == 1:
-                    real = torch.ones_like(real)
+            for old, now, target, length in self._rows_of_tokens(tokens, changed):
                 compared = True
-                if gap(now[real], old[real]) > self.still:
-                    self.notes.found(
-                        "padding",
-                        self.name,
-                        "predictions of real tokens change with the tokens under the padding",
-                        "pass the padding mask to attention, and leave padding out of means",
-                        gap(now[real], old[real]),
-                        self.still,
-                    )
+                # A prediction for the whole row has no place under the padding.
+                real = ~hidden[:, :length].reshape(-1) | (length == 1)
+                self._same(
+                    "padding",
+                    old[real],
+                    now[real],
+                    "predictions of real tokens change with the tokens under the padding",
+                    "pass the padding mask to attention, and leave padding out of means",
+                )
                 self._counted_padding(tokens, hidden, target)
             if compared:
                 self.notes.holds("padding", "tokens under the padding changed")
@@ -351,25 +327,34 @@ class Probes:
         first = found == found[:, :1]
         values = tokens.flatten()
         changed = torch.where(first, values[torch.randperm(len(values))].view_as(tokens), tokens)
-        new = self._again(args=_swapped(self.call, tokens, changed))
-        for (old, _), (now, _) in zip(self._logits(self.base), self._logits(new), strict=True):
-            if old.dim() != 2:
-                continue
-            length, rest = divmod(len(old), tokens.shape[0])
-            if rest or length > tokens.shape[1]:
-                continue
+        for old, now, _, length in self._rows_of_tokens(tokens, changed):
             others = ~first[:, :length].reshape(-1)
             self.notes.holds("documents", "the first document of each packed row changed")
-            if gap(now[others], old[others]) > self.still:
-                self.notes.found(
-                    "documents",
-                    self.name,
-                    "predictions of one document change with another document of its row",
-                    "let attention see only the tokens of its own document: a block mask, or "
-                    "variable lengths",
-                    gap(now[others], old[others]),
-                    self.still,
-                )
+            self._same(
+                "documents",
+                old[others],
+                now[others],
+                "predictions of one document change with another document of its row",
+                "let attention see only the tokens of its own document: a block mask, or "
+                "variable lengths",
+            )
+
+    def _rows_of_tokens(
+        self, tokens: Tensor, changed: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+        """Of each loss with predictions for the places of ``tokens``: the logits before and after a
+        change of the tokens, the targets, and the places of a row."""
+        new = self._again(args=_swapped(self.call, tokens, changed))
+        for (old, target), (now, _) in zip(self._logits(self.base), self._logits(new), strict=True):
+            if old.dim() == 2:
+                length, rest = divmod(len(old), len(tokens))
+                if not rest and 0 < length <= tokens.shape[1]:
+                    yield old, now, target, length
+
+    def _same(self, relation: str, old: Tensor, now: Tensor, cause: str, remedy: str) -> None:
+        """Notes predictions that are not the same before and after a change."""
+        if (change := gap(now, old)) > self.still:
+            self.notes.found(relation, self.name, cause, remedy, change, self.still)
 
     # -- 64 bits -------------------------------------------------------------------------------
 
@@ -419,7 +404,7 @@ def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], note
         if not mine:
             continue
         try:
-            base = again(call, losses=watcher.listen)
+            base = again(call, watcher)
         except Exception:
             continue
         for parameter in mine[:32]:
@@ -428,7 +413,7 @@ def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], note
             generator = torch.Generator().manual_seed(1)
             noise = torch.randn(values.shape, generator=generator).to(values)
             change = {id(parameter): values + 0.1 * max(scale, 0.01) * noise}
-            new = again(call, losses=watcher.listen, change=change)
+            new = again(call, watcher, change=change)
             used = [n for n in range(len(base.outputs)) if n in call.used]
             if any(gap(new.outputs[n], base.outputs[n]) > 1e-6 for n in used):
                 wrong.append(suspects[id(parameter)])
