@@ -116,14 +116,12 @@ class Probes:
 
     def _rows(self, result: Result, lead: Tensor, axis: int) -> list[Tensor]:
         """Results with one row for each sample along an axis."""
+        count = lead.shape[axis]
         found = [
             t
             for t in result.outputs
-            if t.dim() > max(1, axis)
-            and t.shape[axis] == lead.shape[axis]
-            and list(t.shape).count(lead.shape[axis]) == 1
+            if t.dim() > max(1, axis) and t.shape[axis] == count and [*t.shape].count(count) == 1
         ]
-        count = lead.shape[axis]
         for _, logits, _ in result.losses:
             if axis == 0 and logits.dim() == 2 and logits.shape[0] % count == 0:
                 found.append(logits.view(count, -1))
@@ -134,10 +132,8 @@ class Probes:
         None if no result has one row for each sample."""
         new = self._again(args=self._replaced(lead, axis))
         before, after = (self._rows(each, lead, axis) for each in (self.base, new))
-        changes = [
-            gap(now.movedim(axis, 0)[1:], old.movedim(axis, 0)[1:])
-            for old, now in zip(before, after, strict=True)
-        ]
+        pairs = zip(before, after, strict=True)
+        changes = [gap(now.movedim(axis, 0)[1:], old.movedim(axis, 0)[1:]) for old, now in pairs]
         if not changes:
             return None
         return max(changes) if max(changes) > self.still else 0.0
@@ -192,27 +188,21 @@ class Probes:
         if any(offset == 1 for offset, _ in seen):
             return
         offset, shift = seen[0]
+        relation = "shift" if offset > 1 or shift == 0 else "later"
         if offset > 1:
-            relation, cause, remedy = (
-                "shift",
+            cause = (
                 f"each target lies {offset} places after the last token that its prediction sees: "
-                "the labels are shifted more than once",
-                "shift the targets in one place only: in the data or in the model",
+                "the labels are shifted more than once"
             )
+            remedy = "shift the targets in one place only: in the data or in the model"
         elif shift == 0:
-            relation, cause, remedy = (
-                "shift",
-                "each prediction sees the very token that it has to predict: the labels are not "
-                "shifted",
-                "shift the targets by one place",
-            )
+            cause = "each prediction sees the very token that it has to predict: "
+            cause += "the labels are not shifted"
+            remedy = "shift the targets by one place"
         else:
-            relation, cause, remedy = (
-                "later",
-                "each prediction sees the token that it has to predict"
-                + (", and later ones" if offset < 0 else ""),
-                "mask all later places in attention (is_causal=True)",
-            )
+            cause = "each prediction sees the token that it has to predict"
+            cause += ", and later ones" if offset < 0 else ""
+            remedy = "mask all later places in attention (is_causal=True)"
         self.notes.found(relation, self.name, cause, remedy, float(offset), 1.0)
 
     def _aligned(self, number: int, tokens: Tensor, axis: int) -> tuple[int, int] | None:
@@ -220,7 +210,6 @@ class Probes:
         at its own place; None if the targets are not tokens of this input."""
         logits, target = self._logits(self.base)[number]
         count = tokens.shape[1 - axis]
-        classes_second = logits.dim() == 3 and logits.shape[0] == target.shape[0]
 
         def by_sample(values: Tensor) -> Tensor:
             """Rows of logits or targets as [samples, places, ...]."""
@@ -232,9 +221,9 @@ class Probes:
             """Logits as [rows, classes]."""
             return values.transpose(1, 2).flatten(0, 1) if values.dim() == 3 else values
 
-        plain = (
-            logits.dim() == 2 and logits.shape[0] == target.numel() and not target.numel() % count
-        )
+        rest = target.numel() % count
+        plain = logits.dim() == 2 and len(logits) == target.numel() and not rest
+        classes_second = logits.dim() == 3 and len(logits) == len(target)
         if not plain and not classes_second:
             return None
         line = tokens if axis == 1 else tokens.t()
@@ -467,14 +456,11 @@ def _integers(call: Call) -> list[Tensor]:
 def _padded(call: Call, tokens: Tensor) -> Tensor | None:
     """Whether each token is padding, from a mask or a padding index; None if unknown."""
     for name, value in _bound(call).items():
-        if (
-            not isinstance(value, Tensor)
-            or value.shape != tokens.shape
-            or "mask" not in name.lower()
-        ):
+        shaped = isinstance(value, Tensor) and value.shape == tokens.shape
+        if not shaped or "mask" not in name.lower():
             continue
         if value.dtype == torch.bool:
-            return value if "padding" in name.lower() or "pad" in name.lower() else ~value
+            return value if "pad" in name.lower() else ~value
         if bool(((value == 0) | (value == 1)).all()):
             return value == 0
     for part in call.inner.modules():
