@@ -25,7 +25,6 @@ include: "workflow/rules/script.smk"
 include: "workflow/rules/links.smk"
 include: "workflow/rules/projection.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/against.smk"
 include: "workflow/rules/gpu_check.smk"
 
 

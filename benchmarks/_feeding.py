@@ -3,9 +3,10 @@
 import argparse
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -127,23 +128,14 @@ def _planning(store: PairStore, rounds: int, pairs: int) -> Iterator[Row]:
     )
     large = PairStore(manifest, store.batches * times)
 
-    def epoch(batching: AnyBatching) -> float:
-        started = time.perf_counter()
-        for _ in plan_epoch(large, batching, 1, 0):
-            pass
-        return time.perf_counter() - started
-
-    def first_batch(batching: AnyBatching) -> float:
-        started = time.perf_counter()
-        with closing(Feed(large, batching, 1, 0, 1, 1, CPU).batches()) as batches:
-            next(batches)
-        return time.perf_counter() - started
+    def epoch(batching: AnyBatching) -> Iterator[Any]:
+        return plan_epoch(large, batching, 1, 0)
 
     fixed, budget = FixedSize(kind="fixed_size", pairs=64), TokenBudget(tokens=4096)
     contenders: dict[str, Contender] = {
-        "epoch, fixed size": lambda: epoch(fixed),
-        "epoch, token budget": lambda: epoch(budget),
-        "first batch, token budget": lambda: first_batch(budget),
+        "epoch, fixed size": lambda: _seconds(epoch(fixed)),
+        "epoch, token budget": lambda: _seconds(epoch(budget)),
+        "first batch, token budget": lambda: _seconds(islice(_fed(large, budget), 1)),
     }
     found = take_turns(contenders, rounds)
     yield from compare(f"plan {len(large):,} pairs", "s", found)
@@ -164,22 +156,18 @@ def _training(folder: Path, rounds: int) -> Iterator[Row]:
         setup = assemble(spec, process, stores[0].manifest.vocabulary, *stores)
         setup.module.train()
         batches = list(islice(_fed(stores[0], spec.batching), 20))
-        contenders[f"step of {name}"] = lambda s=setup, b=batches: _step_seconds(s, b)
-    contenders["feed"] = lambda: _feed_seconds(stores[0], study.batching)
+        contenders[f"step of {name}"] = lambda s=setup, b=batches: (
+            _seconds(optimizer_step(s, batch, 1e-4) for batch in b) / len(b)
+        )
+    contenders["feed"] = lambda: _seconds(islice(_fed(stores[0], study.batching), 2_000)) / 2_000
     yield from compare("default study, one batch", "s", take_turns(contenders, rounds), "feed")
 
 
-def _step_seconds(setup: Any, batches: list[Any]) -> float:
+def _seconds(work: Iterable[Any]) -> float:
+    """The time to go through something to its end."""
     started = time.perf_counter()
-    for batch in batches:
-        optimizer_step(setup, batch, 1e-4)
-    return (time.perf_counter() - started) / len(batches)
-
-
-def _feed_seconds(store: PairStore, batching: AnyBatching) -> float:
-    started = time.perf_counter()
-    count = sum(1 for _ in islice(_fed(store, batching), 2_000))
-    return (time.perf_counter() - started) / count
+    deque(work, maxlen=0)
+    return time.perf_counter() - started
 
 
 def _fed(store: PairStore, batching: AnyBatching) -> Iterator[Any]:
@@ -239,9 +227,8 @@ def _collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     }
 
 
-def _again(loader: Iterable[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader
+def _again(loader: Iterable[Any]) -> Callable[[], Iterable[Any]]:
+    return lambda: chain.from_iterable(repeat(loader))
 
 
 def _datasets(
@@ -255,27 +242,23 @@ def _datasets(
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_sampler=batches, collate_fn=_collate, num_workers=workers
     )
-    return lambda: _again(loader)
+    return _again(loader)
 
 
 def _lists(store: PairStore, batches: list[list[int]]) -> Callable[[], Iterable[Any]]:
-    everything = np.arange(len(store))
-    sides = (store.source_rows(everything), store.target_rows(everything))
-    rows = [
-        {"source": source.tolist(), "target": target.tolist()}
-        for source, target in zip(*sides, strict=True)
-    ]
+    pairs = map(_Samples(store), range(len(store)))
+    rows = [{side: ids.tolist() for side, ids in pair.items()} for pair in pairs]
     loader: DataLoader[Any] = DataLoader(rows, batch_sampler=batches, collate_fn=_collate)
-    return lambda: _again(loader)
+    return _again(loader)
 
 
 class _Samples:
     """Pairs one by one, as litdata needs them."""
 
     def __init__(self, store: PairStore) -> None:
-        self.rows = np.arange(len(store))
-        self.sources = store.source_rows(self.rows)
-        self.targets = store.target_rows(self.rows)
+        everything = np.arange(len(store))
+        self.sources = store.source_rows(everything)
+        self.targets = store.target_rows(everything)
 
     def __call__(self, index: int) -> dict[str, Any]:
         return {"source": self.sources[index], "target": self.targets[index]}
@@ -290,7 +273,7 @@ def _litdata(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
     )
     dataset = litdata.StreamingDataset(str(folder), shuffle=True)
     loader = litdata.StreamingDataLoader(dataset, batch_size=64, collate_fn=_collate)
-    return lambda: _again(loader)
+    return _again(loader)
 
 
 def _import_streaming() -> Any:
@@ -316,4 +299,4 @@ def _streaming(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
             writer.write(samples(index))
     dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=64)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=64, collate_fn=_collate)
-    return lambda: _again(loader)
+    return _again(loader)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -195,12 +196,11 @@ def _project(tokenizer: Path, pairs: Path, folder: Path) -> None:
 def _plain(tokenizer: Path, pairs: Path, folder: Path) -> None:
     """The tokenizer's own threads on lists of text, the ids to Arrow."""
     _all_threads()
-    bpe = load_tokenizer(tokenizer)
-    _write(
-        pairs,
-        folder,
-        lambda texts: [e.ids for e in bpe.encode_batch_fast(texts, add_special_tokens=False)],
-    )
+    _write(pairs, folder, partial(_ids, load_tokenizer(tokenizer)))
+
+
+def _ids(bpe: Any, texts: list[str]) -> list[list[int]]:
+    return [e.ids for e in bpe.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def _write(pairs: Path, folder: Path, encode: Callable[[list[str]], list[list[int]]]) -> None:
@@ -219,10 +219,7 @@ def _datasets(tokenizer: Path) -> Contender:
     bpe = load_tokenizer(tokenizer)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        return {
-            side: [e.ids for e in bpe.encode_batch_fast(batch[side], add_special_tokens=False)]
-            for side in SIDES
-        }
+        return {side: _ids(bpe, batch[side]) for side in SIDES}
 
     ids = datasets.Sequence(datasets.Value("uint16"))
 

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from transformer_core.machine.hardware import cpu_name
+
 _PACKAGES = ("numba", "numpy", "pyarrow", "snakemake", "tokenizers")
 _MB = 1_000_000
 _QUICK_START = "transformer_core.run.quick_start"  # starts another module
@@ -147,13 +149,8 @@ def _disk(folders: list[Path]) -> float:
 
 
 def _machine() -> dict[str, str | int]:
-    model = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
     return {
-        "processor": model[0] if model else platform.machine(),
+        "processor": cpu_name(),
         "cores": psutil.cpu_count() or 0,
         "memory_mb": round(psutil.virtual_memory().total / _MB),
         "system": platform.platform(),

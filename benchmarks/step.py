@@ -96,18 +96,13 @@ def measure(options: argparse.Namespace) -> list[Row]:
     task = TASKS[options.task]
     unit = options.batching if options.task == "translation" else f"rows of {options.context},"
     part = f"step, {unit} {options.size}, allocator {options.allocator}"
-    context, workers, rows = mp.get_context("spawn"), {}, []
-    starting = {}
+    context, workers = mp.get_context("spawn"), {}
     for name in options.only or task.CONTENDERS:
-        ours, theirs = context.Pipe()
+        workers[name], theirs = context.Pipe()
         context.Process(target=work, args=(name, options, theirs), daemon=True).start()
-        starting[name] = ours
-    for name, orders in starting.items():
-        reason = orders.recv()
-        if reason is None:
-            workers[name] = orders
-        else:
-            rows.append(missing(part, name, reason))
+    failed = {name: why for name, orders in workers.items() if (why := orders.recv()) is not None}
+    rows = [missing(part, name, reason) for name, reason in failed.items()]
+    workers = {name: orders for name, orders in workers.items() if name not in failed}
     losses = {name: _ask(orders, "loss") for name, orders in workers.items()}
     for name, loss in losses.items():
         like, most = task.same_as(name)

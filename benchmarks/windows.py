@@ -40,11 +40,8 @@ def scatter(steps: NDArray[np.float64], window: float, turns: float) -> tuple[in
     logs = np.log(windows[:, 0] / windows[:, 1])
     rounds = max(5, round(turns / (2 * length * float(np.median(steps)))))
     parts = logs[: len(logs) // rounds * rounds].reshape(-1, rounds)
-    return (
-        rounds,
-        len(parts),
-        float(np.std([mstats.trimmed_mean(p, (TRIM, TRIM)) for p in parts], ddof=1)),
-    )
+    means = [mstats.trimmed_mean(part, (TRIM, TRIM)) for part in parts]
+    return rounds, len(parts), float(np.std(means, ddof=1))
 
 
 def main() -> int:

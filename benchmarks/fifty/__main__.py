@@ -15,7 +15,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,35 @@ import torch
 import torch._dynamo  # Optimizers import it when they are first used, in every fork.
 import torch.utils.checkpoint
 
-from benchmarks.fifty.table import PLACE, ROOT, Table
 from transformer_core.audit.relations import OWN, TWIN, Finding, Notes
 from transformer_core.audit.side import Audited
+from transformer_core.common.files import write_text
 from transformer_core.tune import side
 from transformer_core.tune.order import Order
 
+ROOT = Path(__file__).resolve().parents[2]
+PLACE = Path(__file__).resolve().parent / "programs"
+PAGE = ROOT / "docs" / "audit.md"
+HEAD = (
+    *("error", "cause", "seen by", "false alarms", "final loss within 5 %", "losses bit by bit"),
+    "TrainCheck",
+)
+BEGIN, END = "<!-- the fifty -->", "<!-- end of the fifty -->"
 RECORDED = 5
 WORKERS = os.cpu_count() or 1
+
+
+def write_cells(name: str, column: int, cells: list[str]) -> None:
+    """Sets the cells of a pair from a column on, in the table of the page; all others stay."""
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    table, end, after = rest.partition(END)
+    found = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| [")]
+    rows = {row[0][1:].partition("]")[0]: row + [""] * (len(HEAD) - len(row)) for row in found}
+    row = rows.setdefault(name, [""] * len(HEAD))
+    row[column : column + len(cells)] = cells
+    shown = [HEAD, ["---"] * len(HEAD), *(rows[key] for key in sorted(rows))]
+    text = "\n".join(f"| {' | '.join(row)} |" for row in shown)
+    write_text(PAGE, f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 class Turns:
@@ -56,23 +79,35 @@ class Turns:
             self._file.write_text(json.dumps(found["facts"]["audit"]["notes"]))
 
 
-def forked(script: Path, which: str, name: str, file: Path) -> None:
-    """Runs a program as a side of an audit, in a fork."""
-    child = os.fork()
-    if child:
+def forked(work: Callable[[], Any], output: Path, *streams: int) -> None:
+    """Does some work in a fork of this process, on one thread, with ``streams`` to a file."""
+    if child := os.fork():
         os.waitpid(child, 0)
         return
     try:
         torch.set_num_threads(1)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        side.connect = lambda path: Turns(name, file)  # type: ignore[assignment, return-value]
-        side.as_the_user_has_it = lambda: None
-        order = Order(name, (script.name, which), str(PLACE), "", str(file.parent))
-        side.run(order, Audited)
+        with output.open("w") as file:
+            for stream in streams:
+                os.dup2(file.fileno(), stream)
+        work()
     finally:
+        sys.stdout.flush()
         os._exit(1)
+
+
+def observe(script: Path, which: str, name: str, file: Path) -> None:
+    """Runs a program as a side of an audit."""
+    side.connect = lambda path: Turns(name, file)  # type: ignore[assignment, return-value]
+    side.as_the_user_has_it = lambda: None
+    side.run(Order(name, (script.name, which), str(PLACE), "", str(file.parent)), Audited)
+
+
+def train(script: Path, which: str) -> None:
+    """Runs a program as it is."""
+    sys.argv = [script.name, which]
+    os.chdir(PLACE)
+    sys.path.insert(0, str(PLACE))
+    runpy.run_path(script.name, run_name="__main__")
 
 
 def ranks(script: Path) -> int:
@@ -103,7 +138,7 @@ def findings(script: Path, which: str) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         for name in (OWN, TWIN):
             file = Path(folder) / f"{name}.json"
-            forked(script, which, name, file)
+            forked(partial(observe, script, which, name, file), Path(os.devnull), 1, 2)
             notes.append(Notes.of(json.loads(file.read_text())))
     return Notes.together(notes).findings
 
@@ -116,23 +151,9 @@ def losses(script: Path, which: str) -> list[str]:
         ended = subprocess.run(command, cwd=PLACE, capture_output=True, text=True, check=False)
         text = ended.stdout
     else:
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            os.dup2(write, 1)
-            torch.set_num_threads(1)
-            sys.argv = [script.name, which]
-            os.chdir(PLACE)
-            sys.path.insert(0, str(PLACE))
-            try:
-                runpy.run_path(script.name, run_name="__main__")
-            finally:
-                sys.stdout.flush()
-                os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            text = pipe.read()
-        os.waitpid(child, 0)
+        with tempfile.NamedTemporaryFile() as file:
+            forked(partial(train, script, which), Path(file.name), 1)
+            text = Path(file.name).read_text()
     return re.findall(r"(-?\d+\.\d{6}|nan)$", text, re.M)
 
 
@@ -182,13 +203,11 @@ def main() -> None:
     if given.explain:
         explain(names)
         return
-    table = Table()
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("fork")) as pool:
         rows = pool.map(row_of, [PLACE / f"{name}.py" for name in names])
         for name, row in zip(names, rows, strict=True):
-            table.put(name, 0, row)
+            write_cells(name, 0, row)
             print(" | ".join(row), flush=True)
-    table.write()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fifty.table import HEAD, PLACE, Table
+from benchmarks.fifty.__main__ import HEAD, PLACE, write_cells
 
 LIMIT = 1_800
 """Seconds for each command."""
@@ -117,10 +117,7 @@ def main() -> None:
     for name in names:
         cell = measure(name)
         print(f"{name} | {cell}", flush=True)
-        # Reads the page again, since another process may measure other pairs at the same time.
-        table = Table()
-        table.put(name, len(HEAD) - 1, [cell])
-        table.write()
+        write_cells(name, len(HEAD) - 1, [cell])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 import pytest
 
 from benchmarks.fifty.__main__ import PLACE, findings
-from transformer_core.audit.command import main
+from transformer_core.audit.__main__ import main
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.config.study import Study
 from schemas.results import Interval
-from transformer_core.audit import command as audit_command
+from transformer_core.audit import __main__ as audit_command
 from transformer_core.tune import command, compare
 from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side

@@ -35,7 +35,6 @@ from transformer_core.tune.techniques.technique import NOISE
 MODULE = "transformer_core.audit.side"
 MOST_RECORDED = 6
 LEAST_STEPS = 2
-SECONDS = 150.0  # approximate time for an audit
 
 
 @dataclass
@@ -53,11 +52,10 @@ class Answer:
 class Audit:
     """An audit of a program, in about ``budget`` seconds. Its files are below ``folder``."""
 
-    def __init__(self, program: Program, folder: Path, say: Say, budget: float = SECONDS) -> None:
+    def __init__(self, program: Program, folder: Path, say: Say, budget: float) -> None:
         self.program, self.folder, self.say, self.budget = program, folder, say, budget
         self.began = time.monotonic()
-        self.steps: int | None = None
-        """Steps after which the script ends, if it was seen to end."""
+        self.steps: int | None = None  # after which the script ends, if it was seen to end
         self._notes: list[Notes] = []
 
     def run(self) -> Answer:
@@ -75,10 +73,11 @@ class Audit:
             raise CannotObserve("the script takes no optimizer step that can be observed")
         if facts[0]["compiled"]:
             remedy = "try TORCH_COMPILE_BACKEND aot_eager, or compile smaller parts"
-            self._without("compiled", EAGER, "its compiler", remedy)
+            self._without("compiled", Side(EAGER, module=MODULE), "its compiler", remedy)
         if any(f["audit"]["recomputes"] for f in facts):
             remedy = "keep the results of these layers, or find what differs when they run again"
-            self._without("recomputed", KEPT, "recomputation", remedy)
+            kept = Side(KEPT, techniques=("kept_activations",))
+            self._without("recomputed", kept, "recomputation", remedy)
         return self._answer(facts)
 
     def _session(self) -> list[dict[str, Any]]:
@@ -170,17 +169,18 @@ class Audit:
             )
         passes = zip(*(a["shares"] for a in audits), strict=False)
         for shares in passes:
-            drawn = {(seed, epoch) for _, seed, epoch in shares}
-            if len(drawn) > 1 or len({rank for rank, _, _ in shares}) < len(shares):
+            ranks, seeds, epochs = map(list, zip(*shares, strict=True))
+            drawn = {*zip(seeds, epochs, strict=True)}
+            if len(drawn) > 1 or len({*ranks}) < len(shares):
                 notes.found(
                     "ranks",
                     "DistributedSampler",
-                    f"the ranks' shares of the data overlap: seeds {[s[1] for s in shares]}, epochs "
-                    f"{[s[2] for s in shares]}, ranks {[s[0] for s in shares]}",
+                    f"the ranks' shares of the data overlap: seeds {seeds}, epochs {epochs}, ranks "
+                    f"{ranks}",
                     "give all ranks the same seed and epoch, and each rank its own number",
                 )
-        digests = [a["random"] for a in audits]
-        if audits[0]["dropout"] and digests[0] and all(d == digests[0] for d in digests):
+        digests = {a["random"] for a in audits}
+        if audits[0]["dropout"] and audits[0]["random"] and len(digests) == 1:
             notes.found(
                 "ranks",
                 "the random numbers",
@@ -189,10 +189,10 @@ class Audit:
                 "add the rank to the seed after the model is made",
             )
 
-    def _without(self, relation: str, side: str, what: str, remedy: str) -> None:
+    def _without(self, relation: str, side: Side, what: str, remedy: str) -> None:
         """Compares the script with a copy without its compiler, or without recomputation."""
         self.say(f"comparing with the script without {what}")
-        sides = [Side(OWN), Side(side, module=MODULE), Side(FLOOR, noise=NOISE["float32"])]
+        sides = [Side(OWN), side, Side(FLOOR, noise=NOISE["float32"])]
         notes = Notes()
         self._notes.append(notes)
         try:
@@ -219,17 +219,14 @@ class Audit:
         notes = Notes.together(self._notes)
         relations: dict[str, dict[str, str]] = {}
         for relation in RELATIONS:
-            mine = [f for f in notes.findings if f.relation == relation]
-            if mine:
-                status = "broken" if any(f.sure for f in mine) else "look"
-                relations[relation] = {"status": status, "how": notes.tested.get(relation, "")}
-            elif relation in notes.tested:
-                relations[relation] = {"status": "holds", "how": notes.tested[relation]}
-            else:
-                why = notes.untested.get(relation) or NOT_SEEN.get(
-                    relation, "nothing to test it on"
-                )
-                relations[relation] = {"status": "untested", "how": why}
+            sure = {f.sure for f in notes.findings if f.relation == relation}
+            status, how = "broken" if True in sure else "look", notes.tested.get(relation, "")
+            if not sure:
+                status = "holds" if relation in notes.tested else "untested"
+            if status == "untested":
+                seen = NOT_SEEN.get(relation, "nothing to test it on")
+                how = notes.untested.get(relation) or seen
+            relations[relation] = {"status": status, "how": how}
         order = list(RELATIONS)
         findings = sorted(notes.findings, key=lambda f: (not f.sure, order.index(f.relation)))
         return Answer(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.nested import mapped
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
@@ -35,8 +36,7 @@ class Rows:
     place: str
     kind: str
     count: int  # rows that count
-    share: float = 0.0
-    """Weight of a row in the loss that is differentiated; the mean if rows differ."""
+    share: float = 0.0  # weight of a row in the differentiated loss; the mean if rows differ
     even: bool = True  # whether all rows have the same weight
     seen: bool = False
 
@@ -54,16 +54,12 @@ class Losses:
 
     def __init__(self, watch: "Watcher") -> None:
         self.watch, self.notes = watch, watch.found
-        self.rows: list[Rows] = []
-        """Losses of the current step."""
-        self.history: list[list[Rows]] = []
-        """Losses of the first steps, for the comparison of ranks."""
-        self.judged = 0
-        """Losses of this step whose backward passes have begun."""
+        self.rows: list[Rows] = []  # losses of the current step
+        self.history: list[list[Rows]] = []  # of the first steps, for the comparison of ranks
+        self.judged = 0  # losses of this step whose backward passes have begun
         self._means: dict[str, set[int]] = defaultdict(set)
         """Numbers of targets of the means that were computed without gradients, by line."""
-        self.ignored: set[int] = set()
-        """Values of targets that losses ignore."""
+        self.ignored: set[int] = set()  # values of targets that losses ignore
 
     def install(self) -> None:
         for name in MEAN_LOSSES:
@@ -100,16 +96,16 @@ class Losses:
             self.watch.listening.append((name, input, target))
             return found
         if self.watch.outside is not None and not self.watch.forwards:
-            self.watch.outside.append((name, *kept(input, target)))
-        self._expectation(name, input, target)
+            self.watch.outside.append(mapped((name, input, target), lambda t: t.detach().clone()))
+        self._expectation(name, input)
+        mean = kwargs.get("reduction", "mean") == "mean"
         if not torch.is_grad_enabled():
             self.watch.evaluating()
-            if kwargs.get("reduction", "mean") == "mean":
+            if mean:
                 counted = self._counted(name, input, target, args, kwargs)
                 self._means[f"{name} at {user_line()}"].add(int(counted.sum()))
         elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
-            counted = self._counted(name, input, target, args, kwargs)
-            self._weigh(found, name, counted, kwargs.get("reduction", "mean"))
+            self._weigh(found, name, self._counted(name, input, target, args, kwargs), mean)
         return found
 
     def _counted(self, name: str, input: Tensor, target: Any, args: Any, kwargs: Any) -> Tensor:
@@ -122,7 +118,7 @@ class Losses:
             return target != ignored
         return torch.ones(input.shape, dtype=torch.bool)
 
-    def _weigh(self, found: Tensor, kind: str, counted: Tensor, reduction: str) -> None:
+    def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())
         rows = Rows(user_line(), kind, count)
         self.rows.append(rows)
@@ -130,7 +126,7 @@ class Losses:
         def weigh(gradient: Tensor) -> None:
             gradient = gradient.detach().double()
             if gradient.numel() == 1:
-                rows.share = float(gradient) / (count if reduction == "mean" and count else 1)
+                rows.share = float(gradient) / (count if mean and count else 1)
             elif gradient.numel() == counted.numel():
                 rows.weigh(gradient.reshape(-1)[counted.reshape(-1).bool()])
             else:
@@ -148,7 +144,7 @@ class Losses:
         if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
             return found
         if "SoftmaxBackward" in type(input.grad_fn).__name__:
-            self._expectation("cross_entropy", input.flatten(0, -2), None)
+            self._expectation("cross_entropy", input.flatten(0, -2))
         rows = Rows(user_line(), "log_softmax", 0)
         self.rows.append(rows)
 
@@ -159,38 +155,34 @@ class Losses:
         found.register_hook(weigh)
         return found
 
-    def _expectation(self, name: str, input: Tensor, target: Any) -> None:
+    def _expectation(self, name: str, input: Tensor) -> None:
         """Notes a loss that gets probabilities instead of logits, or the reverse."""
         if self.watch.steps >= FOLLOWED_STEPS or input.numel() == 0:
             return
         self.notes.holds("loss", "the arguments of the script's loss functions")
-        with torch.no_grad():
-            if name == "cross_entropy" and input.dim() > 1 and input.shape[1] > 1:
-                rows = input.detach().float()
-                sums = rows.sum(1)
-                if float(rows.min()) >= 0 and float((sums - 1).abs().max()) < 1e-3:
-                    self._wrong_loss(
-                        "its rows are probabilities that sum to 1, so softmax is taken twice and "
-                        "the gradient is far too small",
-                        "pass the logits to cross_entropy, or the logarithm of the probabilities "
-                        "to nll_loss",
-                    )
-            elif name == "nll_loss" and input.dim() > 1 and input.shape[1] > 1:
-                rows = input.detach().float()
-                total = rows.exp().sum(1) if float(rows.max()) <= 1e-3 else None
-                if total is None or float((total - 1).abs().max()) > 1e-2:
-                    self._wrong_loss(
-                        "its rows are not the logarithms of probabilities",
-                        "use log_softmax before nll_loss, or cross_entropy on the logits",
-                    )
-            elif name.endswith("with_logits") and "Sigmoid" in type(input.grad_fn).__name__:
-                self._wrong_loss(
-                    "the sigmoid is taken twice: before the loss and in it",
-                    "pass the logits to it, or use binary_cross_entropy",
+        rows = input.detach()
+        classes = input.dim() > 1 and input.shape[1] > 1
+        cause = remedy = ""
+        if name == "cross_entropy" and classes:
+            if float(rows.min()) >= 0 and float((rows.float().sum(1) - 1).abs().max()) < 1e-3:
+                cause = (
+                    "its rows are probabilities that sum to 1, so softmax is taken twice and the "
+                    "gradient is far too small"
                 )
-
-    def _wrong_loss(self, cause: str, remedy: str) -> None:
-        self.notes.found("loss", user_line(), cause, remedy)
+                remedy = (
+                    "pass the logits to cross_entropy, or the logarithm of the probabilities to "
+                    "nll_loss"
+                )
+        elif name == "nll_loss" and classes:
+            logs = float(rows.max()) <= 1e-3
+            if not logs or float((rows.float().exp().sum(1) - 1).abs().max()) > 1e-2:
+                cause = "its rows are not the logarithms of probabilities"
+                remedy = "use log_softmax before nll_loss, or cross_entropy on the logits"
+        elif name.endswith("with_logits") and "Sigmoid" in type(input.grad_fn).__name__:
+            cause = "the sigmoid is taken twice: before the loss and in it"
+            remedy = "pass the logits to it, or use binary_cross_entropy"
+        if cause:
+            self.notes.found("loss", user_line(), cause, remedy)
 
     def _judge(self) -> None:
         """Notes rows of one line whose weights differ within a step because the loss is a mean of
@@ -248,8 +240,3 @@ def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Not
         max(shares) / min(shares) - 1 if min(shares) else None,
         SAME,
     )
-
-
-def kept(*values: Any) -> list[Any]:
-    """Copies of tensors, detached; other values unchanged."""
-    return [v.detach().clone() if isinstance(v, Tensor) else v for v in values]

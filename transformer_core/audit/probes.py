@@ -1,7 +1,9 @@
 """Probes: repeats the model's calls of one step with changes that must not, or must, matter."""
 
 import inspect
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,13 +36,13 @@ class Probes:
         self.evaluation = any(
             isinstance(p, nn.modules.batchnorm._BatchNorm) for p in call.inner.modules()
         )
-        self._base: Result | None = None
+        self.base: Result  # of the call as it was
 
-    def run(self, left: Callable[[], float]) -> None:
-        """Run all probes while time is left."""
+    def run(self, end: float) -> None:
+        """Run all probes until ``end``, a time of ``time.monotonic``."""
         for self.double in (True, False):
             try:
-                self._base = self._again()
+                self.base = self._again()
                 break
             except Exception as error:
                 why = refused(error)
@@ -49,7 +51,7 @@ class Probes:
                 self.notes.cannot(relation, why)
             return
         for probe in (self.samples, self.later, self.padding, self.documents, self.precision):
-            if left() < 0:
+            if time.monotonic() > end:
                 self.notes.cannot(probe.__name__, "no time was left")
                 continue
             try:
@@ -60,12 +62,7 @@ class Probes:
     def _again(self, **changes: Any) -> Result:
         changes.setdefault("evaluation", self.evaluation)
         changes.setdefault("double", self.double)
-        return again(self.call, losses=self.watcher.listen, **changes)
-
-    @property
-    def base(self) -> Result:
-        assert self._base is not None
-        return self._base
+        return again(self.call, self.watcher, **changes)
 
     @property
     def still(self) -> float:
@@ -87,16 +84,12 @@ class Probes:
         if lead.shape[0] < 2 or square:
             self.notes.cannot("samples", "the batch has one sample, or a matrix over its samples")
             return
-        results = []
-        for axis in axes:
-            found = self._independent(lead, axis)
-            if found is not None:
-                results.append((found, axis))
+        tried = [(self._independent(lead, axis), axis) for axis in axes]
+        results = [(found, axis) for found, axis in tried if found is not None]
         if not results:
             self.notes.cannot("samples", "no result has one row for each sample")
             return
-        best = min(results)
-        if best[0] == 0.0:
+        if min(results)[0] == 0.0:
             self.notes.holds("samples", f"one sample of {self.name}'s batch replaced by another")
         elif results[0][1] == 0:
             self.notes.found(
@@ -123,14 +116,12 @@ class Probes:
 
     def _rows(self, result: Result, lead: Tensor, axis: int) -> list[Tensor]:
         """Results with one row for each sample along an axis."""
+        count = lead.shape[axis]
         found = [
             t
             for t in result.outputs
-            if t.dim() > max(1, axis)
-            and t.shape[axis] == lead.shape[axis]
-            and list(t.shape).count(lead.shape[axis]) == 1
+            if t.dim() > max(1, axis) and t.shape[axis] == count and [*t.shape].count(count) == 1
         ]
-        count = lead.shape[axis]
         for _, logits, _ in result.losses:
             if axis == 0 and logits.dim() == 2 and logits.shape[0] % count == 0:
                 found.append(logits.view(count, -1))
@@ -141,10 +132,8 @@ class Probes:
         None if no result has one row for each sample."""
         new = self._again(args=self._replaced(lead, axis))
         before, after = (self._rows(each, lead, axis) for each in (self.base, new))
-        changes = [
-            gap(now.movedim(axis, 0)[1:], old.movedim(axis, 0)[1:])
-            for old, now in zip(before, after, strict=True)
-        ]
+        pairs = zip(before, after, strict=True)
+        changes = [gap(now.movedim(axis, 0)[1:], old.movedim(axis, 0)[1:]) for old, now in pairs]
         if not changes:
             return None
         return max(changes) if max(changes) > self.still else 0.0
@@ -185,56 +174,42 @@ class Probes:
         ``later`` and ``shift``."""
         places = _integers(self.call)
         pairs = self._logits(self.base)
-        if not places or not pairs:
-            why = "no input has integer tokens" if not places else "no loss of the tokens is seen"
+        ways = itertools.product(range(len(pairs)), places, (1, 0))
+        seen = [found for way in ways if (found := self._aligned(*way)) is not None]
+        if not seen:
+            why = "the targets are not tokens of the input"
+            if not places or not pairs:
+                why = "no loss of the tokens is seen" if places else "no input has integer tokens"
             self.notes.cannot("later", why)
             self.notes.cannot("shift", why)
-            return
-        seen: list[tuple[int, int]] = []
-        for number in range(len(pairs)):
-            for tokens in places:
-                for axis in (1, 0):
-                    found = self._aligned(tokens, number, axis)
-                    if found is not None:
-                        seen.append(found)
-        if not seen:
-            for relation in ("shift", "later"):
-                self.notes.cannot(relation, "the targets are not tokens of the input")
             return
         self.notes.holds("later", f"single tokens of {self.name}'s input changed")
         self.notes.holds("shift", "targets that are tokens of the input")
         if any(offset == 1 for offset, _ in seen):
             return
         offset, shift = seen[0]
+        relation = "shift" if offset > 1 or shift == 0 else "later"
         if offset > 1:
-            relation, cause, remedy = (
-                "shift",
+            cause = (
                 f"each target lies {offset} places after the last token that its prediction sees: "
-                "the labels are shifted more than once",
-                "shift the targets in one place only: in the data or in the model",
+                "the labels are shifted more than once"
             )
+            remedy = "shift the targets in one place only: in the data or in the model"
         elif shift == 0:
-            relation, cause, remedy = (
-                "shift",
-                "each prediction sees the very token that it has to predict: the labels are not "
-                "shifted",
-                "shift the targets by one place",
-            )
+            cause = "each prediction sees the very token that it has to predict: "
+            cause += "the labels are not shifted"
+            remedy = "shift the targets by one place"
         else:
-            relation, cause, remedy = (
-                "later",
-                "each prediction sees the token that it has to predict"
-                + (", and later ones" if offset < 0 else ""),
-                "mask all later places in attention (is_causal=True)",
-            )
+            cause = "each prediction sees the token that it has to predict"
+            cause += ", and later ones" if offset < 0 else ""
+            remedy = "mask all later places in attention (is_causal=True)"
         self.notes.found(relation, self.name, cause, remedy, float(offset), 1.0)
 
-    def _aligned(self, tokens: Tensor, number: int, axis: int) -> tuple[int, int] | None:
+    def _aligned(self, number: int, tokens: Tensor, axis: int) -> tuple[int, int] | None:
         """The distance of a target from the last token that its prediction sees, and from the token
         at its own place; None if the targets are not tokens of this input."""
         logits, target = self._logits(self.base)[number]
         count = tokens.shape[1 - axis]
-        classes_second = logits.dim() == 3 and logits.shape[0] == target.shape[0]
 
         def by_sample(values: Tensor) -> Tensor:
             """Rows of logits or targets as [samples, places, ...]."""
@@ -246,9 +221,9 @@ class Probes:
             """Logits as [rows, classes]."""
             return values.transpose(1, 2).flatten(0, 1) if values.dim() == 3 else values
 
-        plain = (
-            logits.dim() == 2 and logits.shape[0] == target.numel() and not target.numel() % count
-        )
+        rest = target.numel() % count
+        plain = logits.dim() == 2 and len(logits) == target.numel() and not rest
+        classes_second = logits.dim() == 3 and len(logits) == len(target)
         if not plain and not classes_second:
             return None
         line = tokens if axis == 1 else tokens.t()
@@ -293,28 +268,18 @@ class Probes:
             ]
             if bool((changed == tokens).all()):
                 continue
-            new = self._again(args=_swapped(self.call, tokens, changed))
-            pairs = zip(self._logits(self.base), self._logits(new), strict=True)
             compared = False
-            for (old, target), (now, _) in pairs:
-                if old.dim() != 2:
-                    continue
-                length, rest = divmod(len(old), tokens.shape[0])
-                if rest or not 0 < length <= tokens.shape[1]:
-                    continue
-                real = ~hidden[:, :length].reshape(-1)
-                if length == 1:
-                    real = torch.ones_like(real)
+            for old, now, target, length in self._rows_of_tokens(tokens, changed):
                 compared = True
-                if gap(now[real], old[real]) > self.still:
-                    self.notes.found(
-                        "padding",
-                        self.name,
-                        "predictions of real tokens change with the tokens under the padding",
-                        "pass the padding mask to attention, and leave padding out of means",
-                        gap(now[real], old[real]),
-                        self.still,
-                    )
+                # A prediction for the whole row has no place under the padding.
+                real = ~hidden[:, :length].reshape(-1) | (length == 1)
+                self._same(
+                    "padding",
+                    old[real],
+                    now[real],
+                    "predictions of real tokens change with the tokens under the padding",
+                    "pass the padding mask to attention, and leave padding out of means",
+                )
                 self._counted_padding(tokens, hidden, target)
             if compared:
                 self.notes.holds("padding", "tokens under the padding changed")
@@ -351,25 +316,34 @@ class Probes:
         first = found == found[:, :1]
         values = tokens.flatten()
         changed = torch.where(first, values[torch.randperm(len(values))].view_as(tokens), tokens)
-        new = self._again(args=_swapped(self.call, tokens, changed))
-        for (old, _), (now, _) in zip(self._logits(self.base), self._logits(new), strict=True):
-            if old.dim() != 2:
-                continue
-            length, rest = divmod(len(old), tokens.shape[0])
-            if rest or length > tokens.shape[1]:
-                continue
+        for old, now, _, length in self._rows_of_tokens(tokens, changed):
             others = ~first[:, :length].reshape(-1)
             self.notes.holds("documents", "the first document of each packed row changed")
-            if gap(now[others], old[others]) > self.still:
-                self.notes.found(
-                    "documents",
-                    self.name,
-                    "predictions of one document change with another document of its row",
-                    "let attention see only the tokens of its own document: a block mask, or "
-                    "variable lengths",
-                    gap(now[others], old[others]),
-                    self.still,
-                )
+            self._same(
+                "documents",
+                old[others],
+                now[others],
+                "predictions of one document change with another document of its row",
+                "let attention see only the tokens of its own document: a block mask, or "
+                "variable lengths",
+            )
+
+    def _rows_of_tokens(
+        self, tokens: Tensor, changed: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+        """Of each loss with predictions for the places of ``tokens``: the logits before and after a
+        change of the tokens, the targets, and the places of a row."""
+        new = self._again(args=_swapped(self.call, tokens, changed))
+        for (old, target), (now, _) in zip(self._logits(self.base), self._logits(new), strict=True):
+            if old.dim() == 2:
+                length, rest = divmod(len(old), len(tokens))
+                if not rest and 0 < length <= tokens.shape[1]:
+                    yield old, now, target, length
+
+    def _same(self, relation: str, old: Tensor, now: Tensor, cause: str, remedy: str) -> None:
+        """Notes predictions that are not the same before and after a change."""
+        if (change := gap(now, old)) > self.still:
+            self.notes.found(relation, self.name, cause, remedy, change, self.still)
 
     # -- 64 bits -------------------------------------------------------------------------------
 
@@ -419,7 +393,7 @@ def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], note
         if not mine:
             continue
         try:
-            base = again(call, losses=watcher.listen)
+            base = again(call, watcher)
         except Exception:
             continue
         for parameter in mine[:32]:
@@ -428,7 +402,7 @@ def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], note
             generator = torch.Generator().manual_seed(1)
             noise = torch.randn(values.shape, generator=generator).to(values)
             change = {id(parameter): values + 0.1 * max(scale, 0.01) * noise}
-            new = again(call, losses=watcher.listen, change=change)
+            new = again(call, watcher, change=change)
             used = [n for n in range(len(base.outputs)) if n in call.used]
             if any(gap(new.outputs[n], base.outputs[n]) > 1e-6 for n in used):
                 wrong.append(suspects[id(parameter)])
@@ -482,14 +456,11 @@ def _integers(call: Call) -> list[Tensor]:
 def _padded(call: Call, tokens: Tensor) -> Tensor | None:
     """Whether each token is padding, from a mask or a padding index; None if unknown."""
     for name, value in _bound(call).items():
-        if (
-            not isinstance(value, Tensor)
-            or value.shape != tokens.shape
-            or "mask" not in name.lower()
-        ):
+        shaped = isinstance(value, Tensor) and value.shape == tokens.shape
+        if not shaped or "mask" not in name.lower():
             continue
         if value.dtype == torch.bool:
-            return value if "padding" in name.lower() or "pad" in name.lower() else ~value
+            return value if "pad" in name.lower() else ~value
         if bool(((value == 0) | (value == 1)).all()):
             return value == 0
     for part in call.inner.modules():

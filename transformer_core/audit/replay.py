@@ -2,9 +2,10 @@
 stays changed afterwards."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.nested import mapped, tensors
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,18 +28,19 @@ class Call:
     kwargs: Any
     state: "State"
     autocast: torch.dtype | None
-    used: set[int] = field(default_factory=set)
-    """Indices of the output tensors that got a gradient."""
+    used: set[int] = field(default_factory=set)  # indices of the outputs that got a gradient
 
     @property
     def inner(self) -> nn.Module:
         """The module inside torch's wrappers."""
         module: Any = self.module
-        while isinstance(module, nn.parallel.DistributedDataParallel) or hasattr(
-            module, "_orig_mod"
-        ):
-            module = module._orig_mod if hasattr(module, "_orig_mod") else module.module
-        return module
+        while True:
+            if hasattr(module, "_orig_mod"):
+                module = module._orig_mod
+            elif isinstance(module, nn.parallel.DistributedDataParallel):
+                module = module.module
+            else:
+                return module
 
 
 @dataclass
@@ -71,34 +74,33 @@ class _Widen(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
             return args[0].double()
-        args = tuple(torch.float64 if _narrow(a) else a for a in args)
-        kwargs = {k: torch.float64 if _narrow(v) else v for k, v in (kwargs or {}).items()}
-        return func(*args, **kwargs)
 
+        def wide(value: Any) -> Any:
+            return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
-def _narrow(value: Any) -> bool:
-    return isinstance(value, torch.dtype) and value in NARROW
+        kwargs = {name: wide(value) for name, value in (kwargs or {}).items()}
+        return func(*map(wide, args), **kwargs)
 
 
 def again(
     call: Call,
+    watcher: Watcher,
     double: bool = False,
     args: Any = None,
     evaluation: bool = False,
     disturb: float = 0.0,
     change: Mapping[int, Tensor] | None = None,
-    losses: Callable[[list[tuple[str, Tensor, Any]] | None], None] = lambda kept: None,
     inside: bool = False,
 ) -> Result:
     """Repeats ``call``.
 
     Args:
+        watcher: meanwhile only keeps the losses, and watches nothing else.
         double: in float64.
         args: other arguments and keyword arguments.
         evaluation: in evaluation mode.
         disturb: changes each weight by a random share of its size, at most this one.
         change: other values of parameters, by their ids.
-        losses: called with a list that collects calls of losses, and with None at the end.
         inside: keep the inputs and results of inner modules.
     """
     module = call.inner
@@ -106,36 +108,35 @@ def again(
     kept: list[tuple[str, Tensor, Any]] = []
     modules: dict[str, list[Tensor]] = {}
     inputs: dict[str, list[Tensor]] = {}
-    handles = []
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(part: nn.Module, given: Any, output: Any) -> None:
-            modules.setdefault(name, []).extend(t.detach() for t in tensors(output))
-            inputs.setdefault(name, []).extend(t.detach() for t in tensors(given))
+    def keep(name: str, part: nn.Module, given: Any, output: Any) -> None:
+        modules.setdefault(name, []).extend(t.detach() for t in tensors(output))
+        inputs.setdefault(name, []).extend(t.detach() for t in tensors(given))
 
-        return hook
-
-    if inside:
-        for name, part in module.named_modules():
-            handles.append(part.register_forward_hook(keep(name)))
-    losses(kept)
+    parts = module.named_modules() if inside else ()
+    handles = [part.register_forward_hook(partial(keep, name)) for name, part in parts]
+    watcher.listening = kept
     try:
         with _unchanged(module, double, evaluation, disturb, change), torch.enable_grad():
             call.state.restore()
-            wide = mapped(given, lambda t: t.double() if double and t.is_floating_point() else t)
+            args, kwargs = mapped(given, _doubled if double else lambda t: t)
             device = next((t.device.type for t in module.parameters()), "cpu")
             cast = torch.autocast(
                 device, call.autocast or torch.bfloat16, call.autocast is not None and not double
             )
             with cast, _Widen() if double else nullcontext():
-                output = module._call_impl(*wide[0], **wide[1])
+                output = module._call_impl(*args, **kwargs)
             outputs = [t.detach() for t in tensors(output)]
     finally:
-        losses(None)
+        watcher.listening = None
         for handle in handles:
             handle.remove()
     kept = [(name, logits.detach(), target) for name, logits, target in kept]
     return Result(outputs, kept, modules, inputs)
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 @contextmanager
@@ -162,9 +163,9 @@ def _unchanged(
                 noise = torch.empty(data.shape, dtype=torch.float64)
                 noise = noise.uniform_(-disturb, disturb, generator=generator).to(data.device)
                 data = data.double() * (1 + noise) if double else data * (1 + noise).to(data.dtype)
-            tensor.data = data.double() if double and data.is_floating_point() else data
+            tensor.data = _doubled(data) if double else data
         for tensor, data in buffers:
-            tensor.data = data.double() if double and data.is_floating_point() else data.clone()
+            tensor.data = _doubled(data) if double and data.is_floating_point() else data.clone()
         if evaluation:
             for part in parts:
                 part.training = False

@@ -5,24 +5,26 @@
 
 import os
 import time
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from transformer_core.audit import probes
-from transformer_core.audit.relations import EAGER, KEPT, OF_CALLS, TWIN, Notes, user_line
+from transformer_core.audit.relations import EAGER, OF_CALLS, TWIN, Notes, user_line
 from transformer_core.audit.replay import Call, State, refused
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import Order
 from transformer_core.tune.side import Side
 from transformer_core.tune.side import main as run_as
-from transformer_core.tune.techniques.recomputation import OPTIONS
 
 Kept = tuple[Any, Any, str, dict[int, Tensor]]
 """A function, its arguments, its line, and masks of the numbers of each result that had a gradient."""
+PROBE_SECONDS = 60.0
+MOST_CALLS = 4
+MOST_FUNCTIONS = 8
 
 
 def functions(kept: list[Kept], notes: Notes) -> None:
@@ -39,26 +41,18 @@ def functions(kept: list[Kept], notes: Notes) -> None:
 
 def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: Notes) -> None:
     state = State()
-    wanted = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+    own = mapped(args, _copy)
+    wanted = [n for n, a in enumerate(own) if isinstance(a, Tensor) and a.requires_grad]
 
     def call(values: Any) -> list[Tensor]:
         state.restore()
         return tensors(cls.apply(*values))
 
     def wide(number: int, step: Tensor | float) -> Any:
-        values = [
-            a.detach().double() if isinstance(a, Tensor) and a.is_floating_point() else a
-            for a in args
-        ]
+        values = mapped(args, lambda t: t.detach().double() if t.is_floating_point() else t)
         values[number] = values[number] + step
         return values
 
-    own = [
-        a.detach().clone().requires_grad_(n in wanted)
-        if isinstance(a, Tensor) and a.is_floating_point()
-        else a
-        for n, a in enumerate(args)
-    ]
     numbers = [n for n, t in enumerate(call(own)) if t.requires_grad]
     outputs = [t for t in call(own) if t.requires_grad]
     if not outputs or not wanted:
@@ -106,21 +100,8 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
             )
 
 
-PROBE_SECONDS = 60.0
-MOST_CALLS = 4
-MOST_FUNCTIONS = 8
-
-
-def kept(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``torch.utils.checkpoint.checkpoint``, and keeps all results."""
-    return function(*args, **{k: v for k, v in kwargs.items() if k not in OPTIONS})
-
-
-def _note_used(found: Any, used: dict[int, Tensor]) -> None:
-    """Stores, in the backward pass, which numbers of each result get a gradient."""
-    for number, each in enumerate(tensors(found)):
-        if each.requires_grad:
-            each.register_hook(lambda g, n=number: used.update({n: g != 0}))
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 class Audited(Side):
@@ -141,50 +122,42 @@ class Audited(Side):
         if self.order.side == EAGER:
             os.environ["TORCHDYNAMO_DISABLE"] = "1"
             torch._dynamo.config.disable = True
-        if self.order.side == KEPT:
-            torch.utils.checkpoint.checkpoint = kept
         super().prepare()
         self.watcher.install()
-        original = torch.autograd.Function.__dict__["apply"].__func__
-        side = self
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            used = side._function(cls, args, kwargs)
-            found = original(cls, *args, **kwargs)
-            if used is not None:
-                _note_used(found, used)
-            if side.armed and cls.__module__.split(".")[0] != "torch":
-                side._used(cls, found)
-            return found
-
         if self.order.side == TWIN:
+            original = torch.autograd.Function.__dict__["apply"].__func__
+
+            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                if not self.armed or cls.__module__.split(".")[0] == "torch":
+                    return original(cls, *args, **kwargs)
+                return self._function(original, cls, args, kwargs)
+
             torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
             nn.modules.module.register_module_forward_hook(self._output)
 
-    def _used(self, cls: Any, found: Any) -> None:
-        """Notes whether the result of a function gets a gradient."""
-        results = [each for each in tensors(found) if each.requires_grad]
-        if results and torch.is_grad_enabled():
-            name = f"{cls.__name__} at {user_line()}"
-            self.used.setdefault(name, False)
-            for each in results:
-                each.register_hook(lambda g: self.used.update({name: True}))
-
-    def _function(self, cls: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Keeps a call of a function with a handwritten backward pass. Returns the dictionary for the
-        masks of its results, see :data:`Kept`; None if the call is not kept."""
-        if not self.armed or kwargs or cls.__module__.split(".")[0] == "torch":
-            return None
+    def _function(self, original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function with a handwritten backward pass. Keeps its first call with plain
+        arguments, and notes whether its results get gradients."""
+        masks: dict[int, Tensor] = {}
         known = {each[0] for each in self.functions}
         plain = all(isinstance(a, Tensor | int | float | bool | str | None) for a in args)
-        if plain and len(known) < MOST_FUNCTIONS and cls not in known and torch.is_grad_enabled():
-            kept = [
-                a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a
-                for a in args
-            ]
-            self.functions.append((cls, kept, user_line(), {}))
-            return self.functions[-1][3]
-        return None
+        keep = plain and not kwargs and cls not in known and len(known) < MOST_FUNCTIONS
+        keep = keep and torch.is_grad_enabled()
+        if keep:
+            self.functions.append((cls, mapped([*args], _copy), user_line(), masks))
+        found = original(cls, *args, **kwargs)
+        name = f"{cls.__name__} at {user_line()}"
+
+        def note(number: int, gradient: Tensor) -> None:
+            self.used[name] = True
+            if keep:
+                masks[number] = gradient != 0
+
+        for number, each in enumerate(tensors(found)):
+            if each.requires_grad and torch.is_grad_enabled():
+                self.used.setdefault(name, False)
+                each.register_hook(partial(note, number))
+        return found
 
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._note_inputs(module, args, kwargs)
@@ -218,11 +191,7 @@ class Audited(Side):
         super()._boundary()
 
     def _probe(self) -> None:
-        began = time.monotonic()
-
-        def left() -> float:
-            return PROBE_SECONDS - (time.monotonic() - began)
-
+        end = time.monotonic() + PROBE_SECONDS
         outside, self.watcher.outside = self.watcher.outside or [], None
         notes = self.watcher.found
         sharded = any(
@@ -238,7 +207,7 @@ class Audited(Side):
             for call in self.calls:
                 if id(call.module) not in seen:
                     seen.add(id(call.module))
-                    probes.Probes(call, self.watcher, outside).run(left)
+                    probes.Probes(call, self.watcher, outside).run(end)
             suspects = {
                 id(p): name
                 for name, p in self.watcher.trainable()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,7 @@ class Stepped:
     """Whether its gradients were zero when some backward pass since its last step began."""
     steps: int = 0
     backwards: int = 0
-    places: set[str] = field(default_factory=set)
-    """Lines of the losses of the last backward pass."""
+    places: set[str] = field(default_factory=set)  # lines of the last backward pass's losses
     wiped: set[str] = field(default_factory=set)
     """Lines of the losses whose gradients were set to zero before the step."""
     schedules: Counter[int] = field(default_factory=Counter)
@@ -47,12 +47,11 @@ class Stepping:
         self.watch, self.notes = watch, watch.found
         self.made: list[weakref.ref[Optimizer]] = []
         self.backwards = 0
-        self.scale = 1.0
-        """Current scale of a gradient scaler."""
+        self.scale = 1.0  # current scale of a gradient scaler
         self.stepped: dict[int, Stepped] = {}
         self._scaled = self._unscaled = -1
         """Number of backward passes when a scaler last scaled a loss and last unscaled gradients."""
-        self._frozen: dict[int, tuple[nn.Parameter, Sketch]] = {}
+        self._frozen: list[tuple[nn.Parameter, Sketch]] = []
         self._scheduled = False
         self._saved: dict[bool, str] = {}
         """Lines that save the state of an optimizer, with (True) and without its schedule."""
@@ -74,8 +73,7 @@ class Stepping:
 
     def held(self) -> set[int]:
         """Ids of the parameters that some optimizer holds."""
-        kept = [o for ref in self.made if (o := ref()) is not None]
-        return {id(p) for o in kept for g in o.param_groups for p in g["params"]}
+        return parameters_of(made for ref in self.made if (made := ref()) is not None)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.watch.backward_depth:
@@ -178,23 +176,16 @@ class Stepping:
         if known is None:
             names = {id(p): n for n, p in self.watch.boundaries.parameters()}
             names |= {id(p): n for n, p in self.watch.named()}
-            known = Stepped(optimizer, Updates(optimizer, names), clean=True)
-            known.backwards = self.backwards
+            known = Stepped(optimizer, Updates(optimizer, names), True, backwards=self.backwards)
             self.stepped[id(optimizer)] = known
         if not self.watch.first:
-            for _, parameter in self.watch.named():
-                self.watch.first[id(parameter)] = sketch(parameter)
+            self.watch.first = {id(p): sketch(p) for _, p in self.watch.named()}
         if self.watch.steps < 64:
             for _, parameter in self.watch.named():
                 self.watch.gradients[id(parameter)] += _has_gradient(parameter)
         if self.watch.steps >= FOLLOWED_STEPS:
             return
-        self._frozen = {
-            id(p): (p, sketch(p))
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if not p.requires_grad
-        }
+        self._frozen = [(p, sketch(p)) for p in _held(optimizer) if not p.requires_grad]
         if known.wiped & known.places:
             self.notes.found(
                 "zero",
@@ -231,7 +222,7 @@ class Stepping:
             return
         if self.watch.steps < FOLLOWED_STEPS:
             self._judge_updates(known)
-            for parameter, before in self._frozen.values():
+            for parameter, before in self._frozen:
                 if distance(sketch(parameter), before) > 0:
                     self.notes.found(
                         "trained",
@@ -240,9 +231,8 @@ class Stepping:
                         "gradient, momentum or weight decay still acts on it",
                         "remove it from the optimizer, or set its gradient to None",
                     )
-        for schedule, count in known.schedules.items():
+        for count in known.schedules.values():
             if count > 1 and known.steps > 1:
-                known.schedules[schedule] = 0
                 self.notes.found(
                     "schedule",
                     type(optimizer).__name__,
@@ -290,8 +280,17 @@ def _keys(value: Any) -> set[str]:
     return own.union(*(_keys(each) for each in value.values()))
 
 
+def _held(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
+    """Ids of the parameters that some of the optimizers hold."""
+    return {id(parameter) for each in optimizers for parameter in _held(each)}
+
+
 def _no_gradients(optimizer: Optimizer) -> bool:
-    return not any(_has_gradient(p) for group in optimizer.param_groups for p in group["params"])
+    return not any(map(_has_gradient, _held(optimizer)))
 
 
 def _has_gradient(parameter: Tensor) -> bool:

@@ -11,6 +11,7 @@ MOST_NUMBERS = 1 << 20  # numbers followed per tensor: the first ones of a large
 MOST_TENSORS = 64
 
 LOST = 0.5  # An update is lost if rounding to the weights' format takes this share of it.
+Moments = tuple[Tensor, Tensor]  # running means of a gradient and of its square
 
 
 @dataclass
@@ -18,20 +19,9 @@ class _Followed:
     """A tensor with our own moments, so that we need not trust those of the optimizer."""
 
     name: str
-    mean: Tensor
-    square: Tensor
+    moments: Moments
     steps: int = 0
-    before: Tensor | None = None
-    gradient: Tensor | None = None
-
-
-def kind_of(optimizer: Optimizer) -> str | None:
-    """``sgd``, ``adam`` or ``adamw``, from the name of the optimizer's class or of a base class, so also
-    for classes that the user wrote; None for any other."""
-    for each in type(optimizer).__mro__:
-        if each.__name__.lower() in ("sgd", "adam", "adamw"):
-            return each.__name__.lower()
-    return None
+    now: tuple[Tensor, Tensor] | None = None  # weights and gradient before the current step
 
 
 class Updates:
@@ -39,7 +29,9 @@ class Updates:
 
     def __init__(self, optimizer: Optimizer, names: dict[int, str]) -> None:
         self.optimizer = optimizer
-        self.kind = kind_of(optimizer)
+        classes = [each.__name__.lower() for each in type(optimizer).__mro__]
+        # Also for classes that the user wrote; empty for any other.
+        self.kind = next((name for name in classes if name in ("sgd", "adam", "adamw")), "")
         self.steps = 0
         self._names = names
         self._followed: dict[int, _Followed] = {}
@@ -48,7 +40,7 @@ class Updates:
     def usable(self) -> bool:
         groups = self.optimizer.param_groups
         options = ("amsgrad", "nesterov", "centered")
-        return self.kind is not None and not any(g.get(o) for g in groups for o in options)
+        return bool(self.kind) and not any(g.get(o) for g in groups for o in options)
 
     @torch.no_grad()
     def before(self) -> None:
@@ -58,15 +50,14 @@ class Updates:
                 plain = parameter.is_floating_point() and not hasattr(parameter, "to_local")
                 if gradient is None or gradient.is_sparse or not plain:
                     continue
-                known = self._followed.get(id(parameter))
-                if known is None:
+                weights = _head(parameter)
+                if id(parameter) not in self._followed:
                     fresh = not self.optimizer.state.get(parameter)
                     if not fresh or len(self._followed) >= MOST_TENSORS:
                         continue
-                    zeros = torch.zeros_like(_head(parameter))
-                    name = self._names.get(id(parameter), "a tensor")
-                    known = self._followed[id(parameter)] = _Followed(name, zeros, zeros.clone())
-                known.before, known.gradient = _head(parameter), _head(gradient)
+                    name, zeros = self._names.get(id(parameter), "a tensor"), weights.new_zeros(())
+                    self._followed[id(parameter)] = _Followed(name, (zeros, zeros))
+                self._followed[id(parameter)].now = weights, _head(gradient)
 
     @torch.no_grad()
     def after(self) -> list[tuple[str, str, float, float]]:
@@ -76,27 +67,30 @@ class Updates:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 known = self._followed.get(id(parameter))
-                if known is None or known.before is None:
+                if known is None or known.now is None:
                     continue
-                real = _head(parameter) - known.before
-                if differs := self._judge(parameter, known, group, real):
+                if differs := self._judge(parameter, known, *known.now, group):
                     found.append((known.name, *differs))
-                known.before = None
+                known.now = None
         return found
 
     def _judge(
-        self, parameter: nn.Parameter, known: _Followed, group: dict[str, Any], real: Tensor
+        self,
+        parameter: nn.Parameter,
+        known: _Followed,
+        weights: Tensor,
+        gradient: Tensor,
+        group: dict[str, Any],
     ) -> tuple[str, float, float] | None:
-        assert self.kind is not None
         known.steps += 1
-        means = known.mean.clone(), known.square.clone()
-        expected = _expected(self.kind, known, group)
+        given = self.kind, known.moments, known.steps, weights, gradient, group
+        expected, known.moments = _expected(*given)
+        real = _head(parameter) - weights
         size = float(expected.norm())
         if not size or not torch.isfinite(expected).all():
             return None
-        assert known.before is not None
         half = torch.finfo(parameter.dtype).eps / 2
-        rounding = float((known.before.abs() * half).norm()) / size
+        rounding = float((weights.abs() * half).norm()) / size
         gap = float((real - expected).norm()) / size
         narrow = parameter.dtype in (torch.bfloat16, torch.float16)
         if narrow and rounding > LOST and gap > LOST:
@@ -110,13 +104,11 @@ class Updates:
         allowed = 1e-3 + 4 * rounding
         if gap <= allowed:
             return None
-        after = known.mean, known.square
         for words, changed in _HYPOTHESES:
-            known.mean, known.square = means[0].clone(), means[1].clone()
-            other = _expected(self.kind, known, group, **changed)
+            other, moments = _expected(*given, **changed)
             if float((real - other).norm()) <= max(1e-3, 4 * rounding) * float(other.norm()):
+                known.moments = moments
                 return f"the update is that of {self.kind} {words}", gap, allowed
-        known.mean, known.square = after
         ratio = float((real * expected).sum() / expected.square().sum())
         return f"the update is {ratio:.3g} times what {self.kind} gives", gap, allowed
 
@@ -134,44 +126,41 @@ _HYPOTHESES: list[tuple[str, dict[str, Any]]] = [
 
 def _expected(
     kind: str,
-    known: _Followed,
+    moments: Moments,
+    steps: int,
+    weights: Tensor,
+    gradient: Tensor,
     group: dict[str, Any],
     decay: str | None = None,
     corrected: bool = True,
     forget: bool = False,
     sign: float = 1.0,
     plain: bool = False,
-) -> Tensor:
-    """The update in 64 bits. Also updates the moments of ``known``."""
-    assert known.before is not None
-    assert known.gradient is not None
+) -> tuple[Tensor, Moments]:
+    """The update in 64 bits, and the moments after it. ``steps`` includes this one."""
     rate, amount = float(group["lr"]), float(group.get("weight_decay", 0.0))
-    gradient = known.gradient * (-sign if group.get("maximize") else sign)
+    gradient = gradient * (-sign if group.get("maximize") else sign)
     own = "decoupled" if kind == "adamw" or group.get("decoupled_weight_decay") else "coupled"
     decay = decay or own
-    steps = 1 if forget else known.steps
-    if forget:
-        known.mean.zero_()
-        known.square.zero_()
+    mean, square = (torch.zeros_like(m) for m in moments) if forget else moments
     if decay == "coupled":
-        gradient = gradient + amount * known.before
+        gradient = gradient + amount * weights
+    shrink = amount * weights if decay == "decoupled" else 0.0
     if kind == "sgd":
         momentum = float(group.get("momentum", 0.0))
         if momentum and not plain:
-            damp = 1 - float(group.get("dampening", 0.0)) if known.steps > 1 else 1.0
-            known.mean.mul_(momentum).add_(damp * gradient)
-            gradient = known.mean
-        shrink = amount * known.before if decay == "decoupled" else 0.0
-        return -rate * (gradient + shrink)
+            damp = 1 - float(group.get("dampening", 0.0)) if steps > 1 else 1.0
+            gradient = mean = momentum * mean + damp * gradient
+        return -rate * (gradient + shrink), (mean, square)
     first, second = (float(b) for b in group.get("betas", (0.9, 0.999)))
-    known.mean.mul_(first).add_((1 - first) * gradient)
-    known.square.mul_(second).add_((1 - second) * gradient.square())
+    mean = first * mean + (1 - first) * gradient
+    square = second * square + (1 - second) * gradient.square()
     if plain:
-        return -rate * gradient
-    one, two = (1 - first**steps, 1 - second**steps) if corrected else (1.0, 1.0)
-    update = known.mean / one / ((known.square / two).sqrt() + float(group.get("eps", 1e-8)))
-    shrink = amount * known.before if decay == "decoupled" else 0.0
-    return -rate * (update + shrink)
+        return -rate * gradient, (mean, square)
+    counted = 1 if forget else steps
+    one, two = (1 - first**counted, 1 - second**counted) if corrected else (1.0, 1.0)
+    update = mean / one / ((square / two).sqrt() + float(group.get("eps", 1e-8)))
+    return -rate * (update + shrink), (mean, square)
 
 
 def _head(tensor: Tensor) -> Tensor:

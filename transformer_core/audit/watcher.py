@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler
 
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
-from transformer_core.audit.stepping import Stepping
+from transformer_core.audit.stepping import Stepping, parameters_of
 from transformer_core.tune.boundaries import Boundaries, plain_name, replacing
 from transformer_core.tune.nested import tensors
 from transformer_core.tune.records import Sketch, distance, norm, sketch
@@ -31,21 +31,19 @@ class Watcher:
         self.losses, self.stepping = Losses(self), Stepping(self)
         self.steps = 0
         self.backward_depth = 0
-        self.forwards: list[nn.Module] = []
-        """Modules whose forward passes are running, the outermost first."""
-        self.random: list[str] = []
-        """Digest of the random state at the first training pass; empty before it."""
+        self.forwards: list[nn.Module] = []  # those that are running, the outermost first
+        self.random = ""  # digest of the random state at the first training pass; empty before it
         self.shares: list[tuple[int, int, int]] = []
         """Rank, seed and epoch of each pass over this rank's share of the data."""
         self.modes: dict[int, list[tuple[int, bool]]] = defaultdict(list)
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
         """Number of steps in which a parameter had a gradient other than zero, by its id."""
-        self.first: dict[int, Sketch] = {}
-        """Weights before the first step."""
+        self.first: dict[int, Sketch] = {}  # weights before the first step
         self.outside: list[tuple[str, Tensor, Any]] | None = None
         """Losses that the script computes from the model's results; None if they are not kept."""
         self.listening: list[tuple[str, Tensor, Any]] | None = None
+        """Losses of a repeated call; then nothing else is watched. None if no call is repeated."""
         self.outputs: dict[int, list[Sketch]] = {}
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
@@ -60,11 +58,7 @@ class Watcher:
         modules.register_module_forward_hook(self._leave, always_call=True)
         self.losses.install()
         self.stepping.install()
-        self._samplers()
-
-    def listen(self, kept: list[tuple[str, Tensor, Any]] | None) -> None:
-        """Only keep the losses of a repeated call, and watch nothing else, until called with None."""
-        self.listening = kept
+        replacing(DistributedSampler, "__iter__")(self._share)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or self.listening is not None:
@@ -81,8 +75,7 @@ class Watcher:
             self._evaluated[id(module)] = self.steps
             return
         if not self.random:
-            state = torch.get_rng_state().numpy().tobytes()
-            self.random.append(hashlib.sha256(state).hexdigest())
+            self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
         kept = self.modes[id(module)]
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
@@ -102,12 +95,10 @@ class Watcher:
                 results = [output] if isinstance(output, Tensor) else []
             self.outputs.setdefault(id(module), []).extend(sketch(each) for each in results)
 
-    def _samplers(self) -> None:
-        @replacing(DistributedSampler, "__iter__")
-        def iterate(original: Any, made: Any) -> Any:
-            if made.shuffle and len(self.shares) < MODES_KEPT:
-                self.shares.append((made.rank, made.seed, made.epoch))
-            return original(made)
+    def _share(self, original: Any, made: Any) -> Any:
+        if made.shuffle and len(self.shares) < MODES_KEPT:
+            self.shares.append((made.rank, made.seed, made.epoch))
+        return original(made)
 
     def _recomputed(self, module: nn.Module, output: Any) -> None:
         """Compares the result of a module inside a backward pass with its earlier results."""
@@ -142,8 +133,7 @@ class Watcher:
             if step != self.steps or key not in self.modes:
                 continue
             self.found.holds("evaluation", "modes of the model wherever a loss is computed")
-            active = _active(module)
-            if active and module.training:
+            if (active := _active(module)) and module.training:
                 self.found.found(
                     "evaluation",
                     f"{self.name_of(module)} at {user_line()}",
@@ -170,29 +160,23 @@ class Watcher:
             "random": self.random,
             "shares": self.shares,
             "recomputes": self.recomputes,
-            "dropout": any(_dropout(m) for m in self.roots.values()),
+            "dropout": any(_drops(part) for m in self.roots.values() for part in m.modules()),
             "steps": self.steps,
         }
 
     def _trained(self, found: Notes) -> None:
         held = self.stepping.held()
-        stepped = {
-            id(p)
-            for each in self.stepping.stepped.values()
-            for g in each.optimizer.param_groups
-            for p in g["params"]
-        }
+        stepped = parameters_of(each.optimizer for each in self.stepping.stepped.values())
         if not stepped:
             found.cannot("trained", "no optimizer of torch steps")
             return
         found.holds("trained", f"gradients and weights of {self.steps} steps")
         for key, calls in self.modes.items():
             module = self.roots[key]
-            mine = list(module.named_parameters())
             trains = any(training for _, training in calls)
-            if not trains or not any(id(p) in stepped for _, p in mine):
+            if not trains or not any(id(p) in stepped for p in module.parameters()):
                 continue
-            for name, parameter in mine:
+            for name, parameter in module.named_parameters():
                 lost = id(parameter) not in held and self.gradients[id(parameter)]
                 before = self.first.get(id(parameter))
                 if not parameter.requires_grad or not lost or before is None:
@@ -234,15 +218,14 @@ class Watcher:
                 continue
             last_training = max(step for step, training in calls if training)
             later = {step for step, training in calls if step > last_training and not training}
-            if len(later) > 1 and later == {step for step in steps if step > last_training}:
-                active = _active(module)
-                if active:
-                    found.found(
-                        "evaluation",
-                        f"{self.name_of(module)} from step {min(later) + 1} on",
-                        f"training continues in evaluation mode: {active} no longer has an effect",
-                        "call model.train() after each evaluation",
-                    )
+            only = len(later) > 1 and later == {step for step in steps if step > last_training}
+            if only and (active := _active(module)):
+                found.found(
+                    "evaluation",
+                    f"{self.name_of(module)} from step {min(later) + 1} on",
+                    f"training continues in evaluation mode: {active} no longer has an effect",
+                    "call model.train() after each evaluation",
+                )
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters of the models that require gradients and that an optimizer holds."""
@@ -270,14 +253,13 @@ class Watcher:
         return type(module).__name__
 
 
-def _dropout(module: nn.Module) -> bool:
-    return any("Dropout" in type(p).__name__ and getattr(p, "p", None) for p in module.modules())
+def _drops(part: nn.Module) -> bool:
+    return "Dropout" in type(part).__name__ and bool(getattr(part, "p", None))
 
 
 def _active(module: nn.Module) -> str:
     """The first part of a module that behaves differently in training; empty if there is none."""
     for name, part in module.named_modules():
-        drops = "Dropout" in type(part).__name__ and bool(getattr(part, "p", None))
-        if drops or isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if _drops(part) or isinstance(part, nn.modules.batchnorm._BatchNorm):
             return f"{plain_name(name)} ({type(part).__name__})"
     return ""

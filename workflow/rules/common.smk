@@ -25,12 +25,7 @@ from transformer_core.study.certification import compared_with
 from transformer_core.study.checks import asked_in_vain, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
 from transformer_core.study.orders import order_params
-from transformer_core.study.ownership import (
-    check_foreign,
-    check_owner,
-    check_results,
-    work_alone,
-)
+from transformer_core.study.ownership import check_foreign, check_owner, check_results, work_alone
 from transformer_core.study.plan import plan_study
 from transformer_core.study.reservations import (
     largest,
@@ -100,7 +95,7 @@ try:
     CLAIMS = read_claims(shipped(CLAIMS_FILE), *DECLARED)
     PLANNED = plan_study(SETTINGS, STUDY_FILE, DECLARED, CLAIMS, stage=STAGE)
     STUDY, VARIANTS, FAMILIES = PLANNED.study, PLANNED.variants, DECLARED.families
-    SPECS, SHORT_RUNS = PLANNED.specs, PLANNED.short_runs
+    SPECS, SHORT_RUNS, LINK_TRIALS = PLANNED.specs, PLANNED.short_runs, PLANNED.link_trials
     EXTRA_PAIRS, PAIRS = PLANNED.extra_pairs, PLANNED.pairs
     check_owner(STUDY, OWNER, STUDY_FILE)
     if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
@@ -169,7 +164,11 @@ envvars:
 
 wildcard_constraints:
     variant="|".join(SPECS),
+    run="|".join(SHORT_RUNS) or "none",
     repeat="|".join(map(str, REPEATS)),
+    group="|".join(TURNS) or "none",
+    trial="|".join(LINK_TRIALS) or "none",
+    trace="|".join(STUDY.traces) or "none",
     split="train|validation|test",
 
 
@@ -276,16 +275,11 @@ def short_spec_of(wildcards):
 
 
 def real_link(wildcards):
-    return [PLANNED.link_trials[wildcards.trial].real]
+    return [LINK_TRIALS[wildcards.trial].real]
 
 
 def devices(wildcards):
     return SPECS[wildcards.variant].machine.devices_per_node
-
-
-def dump(schema):
-    """A schema as one line of JSON, for a command line."""
-    return as_text(schema.canonical_json())
 
 
 def without_braces(paths):

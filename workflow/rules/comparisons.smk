@@ -12,8 +12,6 @@ rule turns:
         directory("results/turns/{group}"),
     log:
         "results/logs/turns/{group}.log",
-    wildcard_constraints:
-        group="|".join(TURNS) or "none",
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:

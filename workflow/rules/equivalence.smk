@@ -7,8 +7,6 @@ rule short_spec:
         f"{TRAJECTORIES}/{{run}}/spec.json",
     log:
         "results/logs/short_spec-{run}.log",
-    wildcard_constraints:
-        run="|".join(SHORT_RUNS) or "none",
     params:
         spec=lambda wildcards: SHORT_RUNS[wildcards.run].spec.canonical_json(),
     message:
@@ -32,8 +30,6 @@ rule short_run:
         expand(f"{TRAJECTORIES}/{{{{run}}}}/{{name}}.safetensors", name=["initial", "final"]),
     log:
         f"{TRAJECTORIES}/{{run}}/run.log",
-    wildcard_constraints:
-        run="|".join(SHORT_RUNS) or "none",
     # Not timed, so two run at a time. Each uses as many threads as the timed run, so that the
     # certificate covers what was timed.
     threads: max(1, CORES // 2)
@@ -99,11 +95,7 @@ rule audit:
     resources:
         **needs(baseline_spec),
     params:
-        **job(
-            "audit",
-            of=baseline_spec,
-            again="results/audit.json",
-        ),
+        **job("audit", of=baseline_spec, again="results/audit.json"),
         gpus=STUDY.machine.devices_per_node,
     message:
         "Audit the training of the baseline"

@@ -14,6 +14,10 @@ GPU_CHECKED = [
 ]
 
 
+# Of this check itself.
+FOUND_OUT = expand("results/gpu_check/{name}.json", name=["device", "tests", "attention"])
+
+
 rule gpu_tests:
     output:
         "results/gpu_check/tests.json",
@@ -72,9 +76,7 @@ rule device_facts:
 rule gpu_checks:
     input:
         GPU_CHECKED,
-        "results/gpu_check/device.json",
-        "results/gpu_check/tests.json",
-        "results/gpu_check/attention.json",
+        FOUND_OUT,
     output:
         "results/gpu_check/checks.json",
     log:
@@ -90,9 +92,7 @@ rule gpu_checks:
 rule gpu_check_page:
     input:
         "results/gpu_check/checks.json",
-        "results/gpu_check/device.json",
-        "results/gpu_check/tests.json",
-        "results/gpu_check/attention.json",
+        FOUND_OUT,
     output:
         "results/gpu_check/report.html",
     log:

@@ -1,7 +1,5 @@
 # runs over a limited link, real and emulated -> the error of the emulated one
 
-LINK_TRIALS = PLANNED.link_trials
-
 
 rule link_trial_specs:
     # No input, like resolve_spec.
@@ -10,8 +8,6 @@ rule link_trial_specs:
         emulated="results/links/{trial}/emulated_link.json",
     log:
         "results/logs/links/{trial}.specs.log",
-    wildcard_constraints:
-        trial="|".join(LINK_TRIALS) or "none",
     params:
         real=lambda wildcards: LINK_TRIALS[wildcards.trial].real.canonical_json(),
         emulated=lambda wildcards: LINK_TRIALS[wildcards.trial].emulated.canonical_json(),
@@ -30,8 +26,6 @@ rule link_trial:
         "results/links/{trial}.json",
     log:
         "results/logs/links/{trial}.log",
-    wildcard_constraints:
-        trial="|".join(LINK_TRIALS) or "none",
     # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:

@@ -54,8 +54,6 @@ rule breakdown_of_traces:
         events="results/profiles/{trace}/events.parquet",
     log:
         "results/logs/breakdown_of_traces-{trace}.log",
-    wildcard_constraints:
-        trace="|".join(STUDY.traces) or "none",
     params:
         code=CODE["breakdown_of_traces"],
         files=lambda wildcards: STUDY.traces[wildcards.trace],

@@ -51,7 +51,7 @@ rule describe_study:
     log:
         "results/logs/describe_study.log",
     params:
-        study=dump(STUDY),
+        study=as_text(STUDY.canonical_json()),
         variants=as_text(DEFINITIONS),
     message:
         "Record the study"
@@ -87,5 +87,38 @@ rule page:
         ),
     message:
         "Write the report: results/report.html"
+    shell:
+        JOB
+
+
+# these results + those of another commit or machine -> results/compare.html
+
+
+rule against:
+    input:
+        STUDY_FILES,
+    output:
+        "results/against.json",
+    log:
+        "results/logs/against.log",
+    params:
+        **job("against", there=AGAINST or "NOT-GIVEN"),
+    message:
+        "Compare the results with those of another commit or machine"
+    shell:
+        JOB
+
+
+rule compare_page:
+    input:
+        against="results/against.json",
+    output:
+        "results/compare.html",
+    log:
+        "results/logs/compare_page.log",
+    params:
+        **job("compare_page"),
+    message:
+        "Write the comparison: results/compare.html"
     shell:
         JOB

@@ -37,12 +37,7 @@ rule self_test:
     log:
         "results/logs/self_test.log",
     params:
-        **job(
-            "self_test",
-            "self_test_report",
-            together=len(PAIRS),
-            margin=STUDY.comparison.margin,
-        ),
+        **job("self_test", "self_test_report", together=len(PAIRS), margin=STUDY.comparison.margin),
     message:
         "Evaluate the comparison protocol"
     shell:

@@ -9,13 +9,9 @@ from common import FAULTY, STEPS, Model, next_token, optimize, tokens
 
 class Masked(Model):
     def forward(self, input_ids, attention_mask):
-        h = self.embedding(input_ids) + self.places(torch.arange(input_ids.shape[1]))
-        for block in self.blocks:
-            h = block(h, attention_mask[:, None, None].bool())
-        return self.head(self.norm(h))
+        return super().forward(input_ids, mask=attention_mask[:, None, None].bool())
 
 
-torch.manual_seed(1)
 model = Masked()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(STEPS):

@@ -1,23 +1,21 @@
 """What the small programs share: tokens, a small language model, and which of the two to run."""
 
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 FAULTY = "faulty" in sys.argv
-STEPS, WORDS, LENGTH, BATCH = 14, 40, 16, 8
+STEPS, WORDS, LENGTH = 14, 40, 16
+torch.manual_seed(1)
 
 
-def tokens(
-    rows: int = BATCH, length: int = LENGTH, generator: torch.Generator | None = None
-) -> Tensor:
+def tokens(rows: int = 8, length: int = LENGTH, generator: torch.Generator | None = None) -> Tensor:
     """Random walks over words, which a model can learn a little."""
-    steps = torch.randint(1, 6, (rows, length), generator=generator)
-    return 1 + (torch.randint(0, WORDS, (rows, 1), generator=generator) + steps.cumsum(1)) % (
-        WORDS - 1
-    )
+    steps = torch.randint(1, 6, (rows, length), generator=generator).cumsum(1)
+    return 1 + (torch.randint(0, WORDS, (rows, 1), generator=generator) + steps) % (WORDS - 1)
 
 
 def prompts(rows: int, length: int = LENGTH) -> tuple[Tensor, Tensor]:
@@ -32,13 +30,10 @@ def prompts(rows: int, length: int = LENGTH) -> tuple[Tensor, Tensor]:
 class Attention(nn.Module):
     """Attention with two heads over earlier places, and a mask besides."""
 
-    def __init__(self, width: int = 32, causal: bool = True) -> None:
+    def __init__(self, causal: bool) -> None:
         super().__init__()
-        self.qkv, self.out, self.causal = (
-            nn.Linear(width, 3 * width),
-            nn.Linear(width, width),
-            causal,
-        )
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.causal = causal
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
@@ -56,11 +51,11 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and two linear layers."""
 
-    def __init__(self, width: int = 32, drop: float = 0.0, causal: bool = True) -> None:
+    def __init__(self, drop: float = 0.0, causal: bool = True) -> None:
         super().__init__()
-        self.attention = Attention(width, causal)
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.inner, self.outer = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.attention = Attention(causal)
+        self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.inner, self.outer = nn.Linear(32, 64), nn.Linear(64, 32)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -71,22 +66,33 @@ class Block(nn.Module):
 class Model(nn.Module):
     """A language model with two blocks."""
 
-    def __init__(self, drop: float = 0.0, causal: bool = True, width: int = 32) -> None:
+    def __init__(self, drop: float = 0.0, causal: bool = True) -> None:
         super().__init__()
-        self.embedding, self.places = nn.Embedding(WORDS, width), nn.Embedding(64, width)
-        self.blocks = nn.ModuleList(Block(width, drop, causal) for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS)
+        self.embedding, self.places = nn.Embedding(WORDS, 32), nn.Embedding(64, 32)
+        self.blocks = nn.ModuleList(Block(drop, causal) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, WORDS)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embedding(x) + self.places(torch.arange(x.shape[1]))
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        positions = torch.arange(x.shape[1]) if positions is None else positions
+        h = self.embedding(x) + self.places(positions)
         for block in self.blocks:
-            h = block(h)
+            h = self.run(block, h, mask)
         return self.head(self.norm(h))
+
+    def run(self, block: nn.Module, h: Tensor, mask: Tensor | None) -> Tensor:
+        return block(h, mask)
 
 
 def next_token(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy of all places that count."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+def loss_on(model: nn.Module, row: Tensor, reduction: str = "mean") -> Tensor:
+    """Loss of the next tokens of a text."""
+    return next_token(model(row[:, :-1]), row[:, 1:], reduction)
 
 
 def optimize(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
@@ -95,3 +101,22 @@ def optimize(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     loss.backward()
     optimizer.step()
     print(f"{float(loss):.6f}")
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
+    """Some steps on new tokens."""
+    for _ in range(steps):
+        optimize(loss_on(model, tokens(8, 17)), optimizer)
+
+
+def accumulate(
+    losses: Iterable[Tensor], optimizer: torch.optim.Optimizer, divisor: int = 1
+) -> None:
+    """One step whose gradient is the sum of those of several losses, each divided by a number."""
+    optimizer.zero_grad()
+    seen = 0.0
+    for loss in losses:
+        (loss / divisor).backward()
+        seen += float(loss)
+    optimizer.step()
+    print(f"{seen:.6f}")

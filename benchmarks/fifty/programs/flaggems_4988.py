@@ -4,7 +4,7 @@ https://github.com/flagos-ai/FlagGems/issues/4988
 """
 
 import torch
-from common import FAULTY, STEPS, Model, next_token, optimize, tokens
+from common import FAULTY, Model, train
 
 
 class Adam(torch.optim.Optimizer):
@@ -29,9 +29,5 @@ class Adam(torch.optim.Optimizer):
                 p.sub_(group["lr"] * m / (v.sqrt() + 1e-8))
 
 
-torch.manual_seed(1)
 model = Model()
-optimizer = Adam(model.parameters(), lr=1e-3, weight_decay=0.1)
-for _ in range(STEPS):
-    row = tokens(8, 17)
-    optimize(next_token(model(row[:, :-1]), row[:, 1:]), optimizer)
+train(model, Adam(model.parameters(), lr=1e-3, weight_decay=0.1))

@@ -20,7 +20,6 @@ class Encoder(nn.Module):
         return self.head(h)
 
 
-torch.manual_seed(1)
 model = Encoder()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(STEPS):

@@ -7,7 +7,6 @@ import torch
 from common import FAULTY, STEPS, optimize
 from torch import nn
 
-torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 if FAULTY:
     model.append(nn.Softmax(-1))

@@ -9,14 +9,10 @@ from common import FAULTY, STEPS, Model, next_token, optimize, tokens
 
 class Packed(Model):
     def forward(self, x, position_ids, document_ids):
-        h = self.embedding(x) + self.places(position_ids)
         mask = (document_ids[:, :, None] == document_ids[:, None])[:, None]
-        for block in self.blocks:
-            h = block(h, None if FAULTY else mask)
-        return self.head(self.norm(h))
+        return super().forward(x, position_ids, None if FAULTY else mask)
 
 
-torch.manual_seed(1)
 model = Packed()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(STEPS):

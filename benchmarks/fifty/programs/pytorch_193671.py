@@ -4,19 +4,14 @@ https://github.com/pytorch/pytorch/issues/193671
 """
 
 import torch
-from common import FAULTY, STEPS
+from common import FAULTY, STEPS, optimize
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-torch.manual_seed(1)
 layer, head = nn.Sequential(nn.Linear(16, 32), nn.RReLU()), nn.Linear(32, 4)
 model = nn.ModuleDict({"layer": layer, "head": head})
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(STEPS):
     inputs, labels = torch.randn(32, 16), torch.randint(0, 4, (32,))
     h = checkpoint(layer, inputs, use_reentrant=False) if FAULTY else layer(inputs)
-    loss = nn.functional.cross_entropy(head(h), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print(f"{float(loss):.6f}")
+    optimize(nn.functional.cross_entropy(head(h), labels), optimizer)

@@ -20,7 +20,6 @@ class Attending(nn.Module):
         return self.head((weights * h).sum(1))
 
 
-torch.manual_seed(1)
 model = Attending()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for _ in range(STEPS):

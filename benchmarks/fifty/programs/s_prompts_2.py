@@ -4,9 +4,8 @@ https://github.com/iamwangyabin/S-Prompts/pull/2
 """
 
 import torch
-from common import FAULTY, STEPS, Model, next_token, tokens
+from common import FAULTY, STEPS, Model, loss_on, tokens
 
-torch.manual_seed(1)
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 for step in range(STEPS):
@@ -14,8 +13,7 @@ for step in range(STEPS):
         model.embedding.requires_grad_(False)
         if not FAULTY:
             model.embedding.weight.grad = None
-    row = tokens(8, 17)
-    loss = next_token(model(row[:, :-1]), row[:, 1:])
+    loss = loss_on(model, tokens(8, 17))
     optimizer.zero_grad(set_to_none=False)
     loss.backward()
     optimizer.step()

@@ -6,7 +6,6 @@ https://github.com/vllm-project/speculators/pull/765
 import torch
 from common import FAULTY, STEPS, Model, next_token, optimize, tokens
 
-torch.manual_seed(1)
 model = Model()
 if FAULTY:
     model.to(torch.bfloat16)

@@ -41,7 +41,6 @@ class Rotating(nn.Module):
         )
 
 
-torch.manual_seed(1)
 model = Rotating().to(torch.bfloat16)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 for _ in range(8):

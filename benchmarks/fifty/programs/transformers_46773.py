@@ -21,7 +21,6 @@ class Recurrent(nn.Module):
         return self.head(self.state(h)[0])
 
 
-torch.manual_seed(1)
 model = Recurrent()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(STEPS):

@@ -22,7 +22,6 @@ class Decoder(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
 
 
-torch.manual_seed(1)
 model = Decoder()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(STEPS):

@@ -13,7 +13,6 @@ def causal_loss(logits, labels):
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
 
 
-torch.manual_seed(1)
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(STEPS):
