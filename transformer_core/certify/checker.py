@@ -119,53 +119,47 @@ class Checker:
     Every rank must call it; the main rank does the work while the others wait at their next
     message.
 
-    With a ``replay``, dropout is on. The checker then compares the ``replayed`` steps after step
-    ``done``, beginning with the batch after ``last`` (epoch and index). ``floors`` from the same
-    initial weights save measuring them again. If another training with a replay ``follows``, that one
-    checks validation.
+    With a ``replay``, dropout is on. The checker then compares the steps ``replayed``, beginning with
+    the batch after ``last`` (epoch and index). ``floors`` from the same initial weights save measuring
+    them again. If another training with a replay ``follows``, that one checks validation.
     """
 
     def __init__(
         self,
         setup: Setup,
         tensors: CanonicalTensors,
-        vocabulary: int,
         folder: Path,
         replay: Replay | None = None,
-        done: int = 0,
+        replayed: range = range(0),
         last: tuple[int, int] | None = None,
-        replayed: int = 0,
         floors: Floors | None = None,
         follows: bool = False,
     ) -> None:
         spec = setup.spec
-        self.folder = folder
-        self.spec, self.setup = spec, setup
-        self.follows = follows
-        self.tensors = tensors
-        self.weights = self.tensors.weights()
+        self.spec, self.setup, self.tensors, self.folder = spec, setup, tensors, folder
+        self.replay, self.follows = replay, follows
+        self.weights = tensors.weights()
+        smoothing, vocabulary = spec.training.label_smoothing, tensors.vocabulary
         published = spec.training.loss.smooths_other_tokens_only
-        self.exact = plain_function(spec, vocabulary, spec.training.label_smoothing, published)
+        self.exact = plain_function(spec, vocabulary, smoothing, published)
         self.unsmoothed = plain_function(spec, vocabulary, 0.0)
-        self.replay = replay
         self.batches = _whole_batches(setup)
         if last is not None:
             # Counting from the first batch shows whether the training resumed at the right one.
             next(b for b in self.batches if (b.epoch, b.index) == last)
-        steps = spec.training.steps
         self.form = format_of(spec)
         self.ceiling = CEILINGS.gradient if self.form is SINGLE else WIDEST
-        few = POINTS_FOLLOWED if follows else POINTS
-        many = few if self.form is SINGLE else POINTS_OF_MEAN
-        points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
         if replay is not None:
             # With fewer bits only the last, whose batch is whole: a small batch gives mostly rounding.
-            first = 1 if self.form is SINGLE else replayed
-            points = set(range(done + first, done + replayed + 1))
-        self.waiting = sorted(points)
+            self.waiting = list(replayed if self.form is SINGLE else replayed[-1:])
+        else:
+            few = POINTS_FOLLOWED if follows else POINTS
+            many = few if self.form is SINGLE else POINTS_OF_MEAN
+            steps = spec.training.steps
+            self.waiting = sorted({1 + round(i * (steps - 1) / (many - 1)) for i in range(many)})
         unit = unit_of(setup, own=isinstance(self.exact, Plain))
         self.updates = (
-            CheckedUpdates(spec, self.weights, self.tensors.trained, unit) if self.weights else None
+            CheckedUpdates(spec, self.weights, tensors.trained, unit) if self.weights else None
         )
         self.points: list[CheckedPoint] = []
         self.gradients: list[TensorDistance] = []

@@ -38,7 +38,7 @@ class CanonicalTensors:
 
     def __init__(self, setup: Setup, vocabulary: int, dropout: float = 0.0) -> None:
         """``pattern``, a model on the CPU that gives names and shapes, gets this ``dropout``."""
-        self.setup = setup
+        self.setup, self.vocabulary = setup, vocabulary
         self.keep = setup.process.is_main
         model = setup.spec.model.model_copy(update={"dropout": dropout})
         with torch.random.fork_rng(devices=[]):
