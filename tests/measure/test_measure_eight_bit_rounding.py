@@ -43,7 +43,7 @@ def checked(folder: Path) -> Checks:
     tensors = CanonicalTensors(setup, VOCABULARY)
     checker = Checker(setup, tensors, folder / "resumed")
     train(setup, Recorder(setup.strategy, Silent(), checker), folder, validate_last=False)
-    kept = kept_moments(setup)
+    kept = kept_moments(tensors)
     assert kept is not None
     assert all(bool(torch.isfinite(each).all()) for of in kept for each in of.values())
     found = checker.read()

@@ -180,8 +180,7 @@ class Checker:
         before, self.weights = self.weights, self.tensors.weights()
         taken, held_back = self.tensors.gradients(), self.tensors.held_back()
         used = self.tensors.rounded_weights()
-        kept = kept_moments(self.setup)
-        moments = None if kept is None else [self.tensors.of_trained(each) for each in kept]
+        moments = kept_moments(self.tensors)
         drawn = None if self.replay is None else self.replay.collect(step)
         halfway = self.replay is None and step == self.spec.training.steps // 2
         if halfway and self.setup.process.nodes == 1:

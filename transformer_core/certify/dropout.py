@@ -231,7 +231,7 @@ class KnownDropout:
         """Weights of a model that only embeds tokens; the residual stream of ``side`` starts with the
         elements of ``stream`` [d]."""
         weights = {}
-        for name, tensor in self.tensors.pattern_weights().items():
+        for name, tensor in self.tensors.canonical.items():
             is_norm = "norm" in name and name.endswith("weight")
             weights[name] = torch.full_like(tensor, float(is_norm))
             if name in (*self.embeddings, "output.weight"):
@@ -245,8 +245,7 @@ class KnownDropout:
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """source [b, s], target [b, t] -> logits [b, t, v]."""
-        found: Tensor = self.model(source, target)
-        return found
+        return self.model(source, target)
 
     @torch.no_grad()
     def _pass(self, probe: Probe, rows: int) -> tuple[Mask, ...]:
@@ -348,8 +347,7 @@ class KnownTextDropout(KnownDropout):
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """target [b, t] -> logits [b, t, v]; ``source`` is not used."""
-        found: Tensor = self.objective.logits(source[:, :0], target)
-        return found
+        return self.objective.logits(source[:, :0], target)
 
     def _probes(self) -> Iterator[Probe]:
         layers = [f"layers.{number}." for number in range(self.spec.layers)]

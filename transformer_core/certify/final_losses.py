@@ -98,8 +98,7 @@ def _differences(
     mine_s, theirs_s = (
         np.array([smoothed(losses) for losses in side]) for side in (run, reference)
     )
-    found: NDArray[np.float64] = (mine_s - theirs_s) / theirs_s
-    return found
+    return (mine_s - theirs_s) / theirs_s
 
 
 def smoothed(losses: Sequence[float]) -> float:

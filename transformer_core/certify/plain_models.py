@@ -171,8 +171,7 @@ class Plain:
         factor = self.drops.factor(place)
         if factor is not None:
             factor = factor.to(v.device, v.dtype)
-        result: Tensor = SoftmaxProduct.apply(scores, hidden, v, factor, self.form)
-        return result
+        return SoftmaxProduct.apply(scores, hidden, v, factor, self.form)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """The linear map ``name`` of x, with its bias if it has one."""
