@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
-from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import Certificate, Deviation, SeedTrajectory
 from schemas.results.certificates import Checks, CourseFloor, DeviationOf, TensorDistance
 from schemas.results.runs import SpotCheck
@@ -45,6 +44,7 @@ from transformer_core.certify.floors import (
     usual_floors,
 )
 from transformer_core.common.digests import check
+from transformer_core.common.endings import damaged
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -417,6 +417,4 @@ def read_tensors(path: Path) -> Tensors:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        remedy = f"make it again: snakemake --cores all {path}"
-        problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remedy)
-        raise ConfigError([problem]) from None
+        raise damaged(path, error) from None
