@@ -60,8 +60,9 @@ def certify(
 ) -> Certificate:
     """The verdict on ``run``, and on whether it applies to ``timed``. Raises ConfigError if
     ``run`` and ``reference`` do not have the required seeds in common."""
-    known = {"reference": reference.name, "provenance": run.provenance}
-    certificate = partial(_certificate, run.name, equivalence, **known)
+    certificate = partial(
+        _certificate, run.name, equivalence, reference=reference.name, provenance=run.provenance
+    )
     if run.status != "ok":
         return certificate(run.status, run.reason or "")
     if reference.status != "ok":

@@ -43,7 +43,6 @@ from transformer_core.common.progress import RunProgress
 from transformer_core.common.records import read_record
 from transformer_core.data.batching.epoch_plan import plan_epoch
 from transformer_core.data.sharding.shard_store import PairStore, first_pairs
-from transformer_core.data.sharding.training_shards import open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.strategy import Strategy
@@ -345,9 +344,8 @@ def work(order: ShortRunOrder, program: Program) -> None:
     """Trains the seeds one after the other; the main rank writes the weights and trajectory.json."""
     started, began = datetime.now(UTC), time.monotonic()
     spec = order.spec
-    process = program.process
+    process, stores = program.process, program.stores
     make_deterministic(process.device)
-    stores = open_training_shards(order.data)
     found: list[Recorded] = []
     for number in range(order.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})

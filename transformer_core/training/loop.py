@@ -4,8 +4,7 @@ that CUDA graphs are recorded before the first step."""
 import gc
 import math
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ def train(
             loss_sum, norm = optimizer_step(setup, batch, rate)
             observer.updated(step, batch.target_tokens, loss_sum, norm)
             loss = None
-            if setup.should_log(step):
+            if step % training.log_every == 0 or step in (1, training.steps):
                 loss = float(setup.strategy.sum(loss_sum)) / batch.target_tokens
                 _check_finite(loss, f"training loss at step {step}")
                 observer.logged(step, loss)
@@ -119,23 +118,17 @@ def _record_graphs(setup: Setup) -> None:
     setup.optimizer.zero_grad(set_to_none=True)
 
 
-@contextmanager
-def averaged(optimizer: Any) -> Iterator[None]:
-    """Within the block, the weights are the averages that some optimizers keep."""
-    if not hasattr(optimizer, "eval"):
-        yield
-        return
-    optimizer.eval()
-    yield
-    optimizer.train()
-
-
 def _validate(setup: Setup, observer: Observer, history: History, step: int) -> None:
     observer.pause()
     if not gc.isenabled():
         gc.collect()
-    with averaged(setup.optimizer):
-        value = validation_loss(setup)
+    optimizer: Any = setup.optimizer
+    averages = hasattr(optimizer, "eval")  # some optimizers keep averages of the weights
+    if averages:
+        optimizer.eval()
+    value = validation_loss(setup)
+    if averages:
+        optimizer.train()
     _check_finite(value, f"validation loss after step {step}")
     history.validations.append(Validation(step=step, loss=value))
     observer.validated(step, value)
