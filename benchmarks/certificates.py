@@ -82,7 +82,7 @@ def short_run(spec: RunSpec, seeds: int, checked: bool) -> None:
             training = spec.training.model_copy(update={"seed": number})
             seeded = spec.model_copy(update={"training": training})
             looks = checked and not number
-            record(seeded, process, VOCABULARY, stores, Path(folder), looks, DROPOUT)
+            record(seeded, process, stores, Path(folder), looks, DROPOUT)
 
 
 def parts_of(spec: RunSpec, seeds: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from schemas.base import merge
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
 from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results import Certificate, SeedTrajectory, Trajectory
-from tests.training.small_training import VOCABULARY, small_spec, small_store, small_texts
+from tests.training.small_training import small_spec, small_store, small_texts
 from transformer_core.certify.bounds import Weights, read_tensors
 from transformer_core.certify.judge import certify
 from transformer_core.certify.short_run import LateSteps
@@ -61,7 +61,7 @@ def recorded(
         for number in range(seeds):
             training = spec.training.model_copy(update={"seed": spec.training.seed + number})
             seeded = spec.model_copy(update={"training": training})
-            given = (seeded, process, VOCABULARY, stores, folder, number == 0)
+            given = (seeded, process, stores, folder, number == 0)
             found.append(record(*given, dropout, checked, steps).trajectory)
         if joined:
             dist.barrier()

@@ -27,7 +27,7 @@ from schemas.results.certificates import (
 from tests.orders import run_job
 from tests.records import record
 from transformer_core.certify.bounds import Weights
-from transformer_core.certify.final_losses import LEVEL, compare_final_losses, final_loss_interval
+from transformer_core.certify.final_losses import LEVEL, compare_final_losses
 from transformer_core.certify.judge import certify
 
 LOSSES = [8.0, 7.8, 7.5, 7.1, 6.8, 6.6]
@@ -340,7 +340,7 @@ def test_seeds_that_do_not_match_raise():
     with pytest.raises(ConfigError, match="do not have 3 seeds"):
         verdict(STATISTICAL, trajectory("run", [seed(1)]))
     with pytest.raises(ValueError, match="two seeds"):
-        final_loss_interval([[1.0]], [[1.0]])
+        compare_final_losses([[1.0]], [[1.0]], 0.005)
 
 
 def test_the_interval_is_that_of_a_paired_t_test():
@@ -349,8 +349,8 @@ def test_the_interval_is_that_of_a_paired_t_test():
     run = reference * (1 + 0.002 * random.standard_normal((5, 1)))
     mine, theirs = run[:, -3:].mean(1), reference[:, -3:].mean(1)
     expected = stats.ttest_1samp((mine - theirs) / theirs, 0).confidence_interval(1 - 2 * LEVEL)
-    found = final_loss_interval(run.tolist(), reference.tolist())
-    assert found == pytest.approx((expected.low, expected.high))
+    found = compare_final_losses(run.tolist(), reference.tolist(), 0.005)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
 def write(folder: Path, run: Trajectory) -> Path:

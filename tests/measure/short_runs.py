@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.config.run_spec import RunSpec
-from tests.training.small_training import VOCABULARY, small_store
+from tests.training.small_training import small_store
 from transformer_core.certify.short_run_worker import Recorded, record
 from transformer_core.parallel.topology import Process
 
@@ -29,4 +29,4 @@ def this_rank() -> Process:
 def recorded(spec: RunSpec, folder: Path, checked: bool = True) -> Recorded:
     """The record of a short run of this rank; its weights are saved in ``folder``."""
     stores = small_store(), small_store(9, seed=1)
-    return record(spec, this_rank(), VOCABULARY, stores, folder, save_weights=True, checked=checked)
+    return record(spec, this_rank(), stores, folder, save_weights=True, checked=checked)

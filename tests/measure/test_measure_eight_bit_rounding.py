@@ -41,9 +41,9 @@ def checked(folder: Path) -> Checks:
     optimizer = {"kind": "adamw_8bit"}
     setup = small_setup(small_spec(model=model, training={"optimizer": optimizer, "steps": 5}))
     tensors = CanonicalTensors(setup, VOCABULARY)
-    checker = Checker(setup, tensors, VOCABULARY, folder / "resumed")
+    checker = Checker(setup, tensors, folder / "resumed")
     train(setup, Recorder(setup.strategy, Silent(), checker), folder, validate_last=False)
-    kept = kept_moments(setup)
+    kept = kept_moments(tensors)
     assert kept is not None
     assert all(bool(torch.isfinite(each).all()) for of in kept for each in of.values())
     found = checker.read()

@@ -8,32 +8,31 @@ import torch
 
 from transformer_core.certify.checker import NEAR_SINGLE, Checker, windows
 from transformer_core.certify.number_formats import SINGLE, Format, to_bf16
-from transformer_core.certify.plain_models import NONE_DROPPED
 
 
-class FakeExact:
-    """A model in which a gate changes one element of the gradient."""
+class FakeChecker:
+    """Checks a model in which a gate changes one element of the gradient."""
 
     def __init__(self) -> None:
         self.gates: list[tuple[float, ...]] = []
 
-    def loss_and_gradients(self, weights: Any, batches: Any, form: Format, drops: Any) -> Any:
+    def _passed(self, seen: Any, form: Format) -> Any:
         self.gates.append(form.gates)
-        return 1.0, {"weight": torch.tensor([1.0, 0.0, 0.01], dtype=torch.float64)}
+        gradient = torch.tensor([1.0, 0.0, 0.01], dtype=torch.float64)
+        return SimpleNamespace(gradients={"weight": gradient})
 
 
-def kinks(exact: FakeExact, near: list[float]) -> float:
+def kinks(checker: Any, near: list[float]) -> float:
     gradient = {"weight": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)}
-    checker: Any = SimpleNamespace(exact=exact)
-    found = Checker._kinks(checker, {}, (), NONE_DROPPED, gradient, SINGLE, near)
-    return found["weight"]
+    seen: Any = None
+    return Checker._kinks(checker, seen, gradient, SINGLE, near)["weight"]
 
 
 def test_both_sides_of_every_relu_are_tried():
-    exact = FakeExact()
-    assert kinks(exact, [0.1, 0.2]) == pytest.approx(0.02, rel=1e-3)
-    assert exact.gates == [(0.1, 0.2), (-0.1, -0.2)]
-    without_relu = FakeExact()
+    checker = FakeChecker()
+    assert kinks(checker, [0.1, 0.2]) == pytest.approx(0.02, rel=1e-3)
+    assert checker.gates == [(0.1, 0.2), (-0.1, -0.2)]
+    without_relu = FakeChecker()
     assert kinks(without_relu, []) == 0.0
     assert not without_relu.gates
 

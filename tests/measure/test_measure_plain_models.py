@@ -77,8 +77,8 @@ def test_loss_and_every_gradient_of_the_plain_function_agree_with_the_model(name
     weights = weights_of(build_model(spec, VOCABULARY), noise=0.1)
     own = OwnModel(spec, VOCABULARY, SMOOTHING, task(texts))
     plain = PlainDecoder(spec, SMOOTHING, masked=texts == "masked")
-    expected_loss, expected = own.loss_and_gradients(weights, [tokens()], EXACT)
-    loss, found = plain.loss_and_gradients(weights, [tokens()], EXACT)
+    expected_loss, expected, *_ = own.loss_and_gradients(weights, tokens(), EXACT)
+    loss, found, *_ = plain.loss_and_gradients(weights, tokens(), EXACT)
     # Even in 64 bits the model computes angles of rotary positions in 32.
     close = 1e-5
     assert loss == pytest.approx(expected_loss, rel=close)
@@ -93,7 +93,7 @@ def test_masks_change_the_loss():
     spec = decoder(initial_std=0.5)
     weights = weights_of(build_model(spec, VOCABULARY))
     masked, joined = (
-        PlainDecoder(spec, 0.0, masked).loss_and_gradients(weights, [tokens()], EXACT)[0]
+        PlainDecoder(spec, 0.0, masked).loss_and_gradients(weights, tokens(), EXACT).loss
         for masked in (True, False)
     )
     assert abs(masked - joined) > 1e-3
@@ -117,7 +117,7 @@ def test_the_norm_of_all_gradients_is_that_of_the_model(architecture, tied):
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
     batch = torch.empty((3, 0), dtype=torch.int64), inputs, labels
     own = OwnModel(spec, VOCABULARY, 0.0, task())
-    _, found = own.loss_and_gradients(weights, [batch], EXACT)
+    found = own.loss_and_gradients(weights, batch, EXACT).gradients
     assert len(found) == len(list(model.parameters()))
     assert math.sqrt(sum(float(g.square().sum()) for g in found.values())) == pytest.approx(norm)
 
@@ -143,7 +143,7 @@ def gradients(weights: Weights, **sections: Any) -> Weights:
     """Gradients of a small model, in the format of a run spec with these sections."""
     plain = PlainDecoder(decoder(heads=2), 0.0, masked=False)
     batch = torch.empty((1, 0)), torch.tensor([[1, 7, 9, 4]]), torch.tensor([[7, 9, 4, 5]])
-    return plain.loss_and_gradients(weights, [batch], format_of(small_spec(**sections)))[1]
+    return plain.loss_and_gradients(weights, batch, format_of(small_spec(**sections))).gradients
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
-from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import Certificate, Deviation, SeedTrajectory
 from schemas.results.certificates import Checks, CourseFloor, DeviationOf, TensorDistance
 from schemas.results.runs import SpotCheck
@@ -45,6 +44,7 @@ from transformer_core.certify.floors import (
     usual_floors,
 )
 from transformer_core.common.digests import check
+from transformer_core.common.endings import damaged
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -155,7 +155,7 @@ def deviations_of(
 
 def spot_deviations(
     checks: Sequence[SpotCheck], equivalence: Bitwise | Tolerance | Statistical
-) -> Iterable[Deviation]:
+) -> list[Deviation]:
     """For each quantity checked during the timed run, the largest deviation of any step."""
     update = equivalence.update if isinstance(equivalence, Tolerance) else UPDATE
     bounds: dict[DeviationOf, tuple[str, float]] = {
@@ -164,11 +164,12 @@ def spot_deviations(
         "timed_clipping": ("clipping", CLIPPED),
         "timed_replicas": ("replicas", 0.0),
     }
-    if checks:
-        for quantity, (field, bound) in bounds.items():
-            worst = max(checks, key=attrgetter(field))
-            where = f"step {worst.step} of the timed run"
-            yield deviation(quantity, getattr(worst, field), bound, where)
+    found = []
+    for quantity, (field, bound) in bounds.items() if checks else ():
+        worst = max(checks, key=attrgetter(field))
+        where = f"step {worst.step} of the timed run"
+        found.append(deviation(quantity, getattr(worst, field), bound, where))
+    return found
 
 
 def nearest(certificate: Certificate) -> Deviation | None:
@@ -208,26 +209,21 @@ def _step_by_step(
     loss: float,
     grad_norm: float,
 ) -> list[Deviation]:
-    def worst(
-        quantity: DeviationOf,
-        ours: Sequence[float | None],
-        expected: Sequence[float | None],
-        own: float,
-        usual: float,
-        ceiling: float,
-    ) -> Deviation:
+    of_loss, of_norm = (floor.loss, floor.grad_norm) if floor else (0.0, 0.0)
+    norms = mine.grad_norms, theirs.grad_norms
+    rows: tuple[tuple[DeviationOf, Any, Any, float, float, float], ...] = (
+        ("loss", mine.losses, theirs.losses, of_loss, 0.0, loss),
+        ("grad_norm", *norms, of_norm, NORM, grad_norm),
+    )
+    found = []
+    for quantity, ours, expected, own, usual, ceiling in rows:
         apart = [_relative(a, b) for a, b in zip(ours, expected, strict=True)]
         step = int(np.argmax(apart))
         # A ceiling below the floor would refuse the reference itself.
         widest = max(ceiling, 2 * own)
         bound = allowed(own, usual, widest, COURSE_MARGIN) if floor else ceiling
-        return deviation(quantity, apart[step], bound, f"step {step + 1}", own)
-
-    of_loss, of_norm = (floor.loss, floor.grad_norm) if floor else (0.0, 0.0)
-    return [
-        worst("loss", mine.losses, theirs.losses, of_loss, 0.0, loss),
-        worst("grad_norm", mine.grad_norms, theirs.grad_norms, of_norm, NORM, grad_norm),
-    ]
+        found.append(deviation(quantity, apart[step], bound, f"step {step + 1}", own))
+    return found
 
 
 def course_floor(one: SeedTrajectory, other: SeedTrajectory, weights: Weights) -> CourseFloor:
@@ -284,12 +280,12 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Com
     left_out = sorted({g.tensor for g in checks.gradients} - {g.tensor for g in gradients})
     means = [g for g in checks.means if g.tensor not in left_out]
     found = [
-        *_worst("gradient", gradients, lambda g: g.rounding, widest),
-        *_worst("gradient_ratio", gradients, lambda g: g.rounding, widest, RATIO_SHARE),
-        *_worst("gradient_mean", means, lambda g: g.rounding, WIDEST, margin=MEAN_MARGIN),
-        *_worst("gradient_mean_ratio", means, lambda g: g.along, WIDEST, margin=MEAN_ALONG_MARGIN),
-        *_worst("update", checks.updates, lambda u: u.rounding, math.inf),
-        *_worst("update_ratio", checks.updates, lambda u: u.rounding, math.inf, RATIO_SHARE),
+        *_worst("gradient", gradients, widest),
+        *_worst("gradient_ratio", gradients, widest, RATIO_SHARE),
+        *_worst("gradient_mean", means, WIDEST, margin=MEAN_MARGIN),
+        *_worst("gradient_mean_ratio", means, WIDEST, margin=MEAN_ALONG_MARGIN, floor="along"),
+        *_worst("update", checks.updates, math.inf),
+        *_worst("update_ratio", checks.updates, math.inf, RATIO_SHARE),
     ]
     lost = checks.not_resumed
     found.append(deviation("resumed", float(len(lost)), 0.0, ", ".join(lost)))
@@ -332,14 +328,15 @@ def determined(gradients: Sequence[TensorDistance]) -> list[TensorDistance]:
 def _worst(
     quantity: DeviationOf,
     tensors: Sequence[TensorDistance],
-    floor_of: Callable[[TensorDistance], float],
     ceiling: float,
     share: float = 1.0,
     margin: float = MARGIN,
+    floor: Literal["rounding", "along"] = "rounding",
 ) -> Iterable[Deviation]:
     """The error, or the deviation of the norm, that is largest relative to its bound."""
     if not tensors:
         return
+    floor_of: Callable[[TensorDistance], float] = attrgetter(floor)
     usual = usual_floors((t.step, floor_of(t)) for t in tensors)
     ratio = quantity.endswith("_ratio")
     # In a small tensor rounding has few directions: its length may change by more than this share.
@@ -357,8 +354,8 @@ def _worst(
     where = f"{worst.tensor}, step {worst.step}"
     if quantity.startswith("gradient_mean"):
         where = f"{worst.tensor}, all steps"
-    floor = max(floor_of(worst), usual[worst.step])
-    yield deviation(quantity, measured(worst), bound_of(worst), where, floor)
+    own_floor = max(floor_of(worst), usual[worst.step])
+    yield deviation(quantity, measured(worst), bound_of(worst), where, own_floor)
 
 
 def _at_worst(
@@ -402,19 +399,16 @@ def changes_apart(weights: Weights) -> dict[str, float]:
     The result is 1 for a tensor that is missing from one run or has another shape, and for one that
     the reference did not change, if it differs at all.
     """
-    names = sorted(weights.run.keys() | weights.reference.keys())
-    return {name: _change_apart(weights, name) for name in names}
-
-
-def _change_apart(weights: Weights, name: str) -> float:
-    mine, theirs = weights.run.get(name), weights.reference.get(name)
-    if mine is None or theirs is None or mine.shape != theirs.shape:
-        return 1.0
-    apart = np.linalg.norm(mine.astype(np.float64) - theirs)
-    changed = np.linalg.norm(theirs.astype(np.float64) - weights.initial[name])
-    if changed == 0:
-        return float(apart > 0)
-    return float(apart / changed)
+    found = {}
+    for name in sorted(weights.run.keys() | weights.reference.keys()):
+        mine, theirs = weights.run.get(name), weights.reference.get(name)
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            found[name] = 1.0
+            continue
+        apart = np.linalg.norm(mine.astype(np.float64) - theirs)
+        changed = np.linalg.norm(theirs.astype(np.float64) - weights.initial[name])
+        found[name] = float(apart / changed) if changed else float(apart > 0)
+    return found
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -423,6 +417,4 @@ def read_tensors(path: Path) -> Tensors:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        remedy = f"make it again: snakemake --cores all {path}"
-        problem = ConfigProblem(str(path), WHOLE_FILE, None, str(error), remedy)
-        raise ConfigError([problem]) from None
+        raise damaged(path, error) from None

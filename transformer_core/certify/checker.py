@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ from transformer_core.certify.number_formats import (
 from transformer_core.certify.plain_models import (
     NONE_DROPPED,
     OwnModel,
+    Pass,
     Plain,
     PlainDecoder,
     PlainModel,
@@ -78,16 +80,18 @@ CEILINGS = Tolerance(kind="tolerance")
 Tensors = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Right:
-    """Loss and gradients that the plain function computes from given weights and a batch."""
+class Seen(NamedTuple):
+    """A step of the run."""
 
-    loss: float
+    step: int
+    before: Tensors
+    """The weights that it started from."""
     gradients: Tensors
-    losses: Tensor
-    """The loss of every label, [b, t]."""
-    inputs: Sequence[Tensor]
-    """The inputs of the ReLUs, as in :class:`Plain`."""
+    """Before clipping."""
+    tokens: Tokens
+    drops: Drops
+    loss: float
+    norm: float
 
 
 @dataclass(frozen=True)
@@ -115,53 +119,47 @@ class Checker:
     Every rank must call it; the main rank does the work while the others wait at their next
     message.
 
-    With a ``replay``, dropout is on. The checker then compares the ``replayed`` steps after step
-    ``done``, beginning with the batch after ``last`` (epoch and index). ``floors`` from the same
-    initial weights save measuring them again. If another training with a replay ``follows``, that one
-    checks validation.
+    With a ``replay``, dropout is on. The checker then compares the steps ``replayed``, beginning with
+    the batch after ``last`` (epoch and index). ``floors`` from the same initial weights save measuring
+    them again. If another training with a replay ``follows``, that one checks validation.
     """
 
     def __init__(
         self,
         setup: Setup,
         tensors: CanonicalTensors,
-        vocabulary: int,
         folder: Path,
         replay: Replay | None = None,
-        done: int = 0,
+        replayed: range = range(0),
         last: tuple[int, int] | None = None,
-        replayed: int = 0,
         floors: Floors | None = None,
         follows: bool = False,
     ) -> None:
         spec = setup.spec
-        self.folder = folder
-        self.spec, self.setup = spec, setup
-        self.follows = follows
-        self.tensors = tensors
-        self.weights = self.tensors.weights()
+        self.spec, self.setup, self.tensors, self.folder = spec, setup, tensors, folder
+        self.replay, self.follows = replay, follows
+        self.weights = tensors.weights()
+        smoothing, vocabulary = spec.training.label_smoothing, tensors.vocabulary
         published = spec.training.loss.smooths_other_tokens_only
-        self.exact = plain_function(spec, vocabulary, spec.training.label_smoothing, published)
+        self.exact = plain_function(spec, vocabulary, smoothing, published)
         self.unsmoothed = plain_function(spec, vocabulary, 0.0)
-        self.replay = replay
         self.batches = _whole_batches(setup)
         if last is not None:
             # Counting from the first batch shows whether the training resumed at the right one.
             next(b for b in self.batches if (b.epoch, b.index) == last)
-        steps = spec.training.steps
         self.form = format_of(spec)
         self.ceiling = CEILINGS.gradient if self.form is SINGLE else WIDEST
-        few = POINTS_FOLLOWED if follows else POINTS
-        many = few if self.form is SINGLE else POINTS_OF_MEAN
-        points = {1 + round(i * (steps - 1) / (many - 1)) for i in range(many)}
         if replay is not None:
             # With fewer bits only the last, whose batch is whole: a small batch gives mostly rounding.
-            first = 1 if self.form is SINGLE else replayed
-            points = set(range(done + first, done + replayed + 1))
-        self.waiting = sorted(points)
+            self.waiting = list(replayed if self.form is SINGLE else replayed[-1:])
+        else:
+            few = POINTS_FOLLOWED if follows else POINTS
+            many = few if self.form is SINGLE else POINTS_OF_MEAN
+            steps = spec.training.steps
+            self.waiting = sorted({1 + round(i * (steps - 1) / (many - 1)) for i in range(many)})
         unit = unit_of(setup, own=isinstance(self.exact, Plain))
         self.updates = (
-            CheckedUpdates(spec, self.weights, self.tensors.trained, unit) if self.weights else None
+            CheckedUpdates(spec, self.weights, tensors.trained, unit) if self.weights else None
         )
         self.points: list[CheckedPoint] = []
         self.gradients: list[TensorDistance] = []
@@ -182,8 +180,7 @@ class Checker:
         before, self.weights = self.weights, self.tensors.weights()
         taken, held_back = self.tensors.gradients(), self.tensors.held_back()
         used = self.tensors.rounded_weights()
-        kept = kept_moments(self.setup)
-        moments = None if kept is None else [self.tensors.of_trained(each) for each in kept]
+        moments = kept_moments(self.tensors)
         drawn = None if self.replay is None else self.replay.collect(step)
         halfway = self.replay is None and step == self.spec.training.steps // 2
         if halfway and self.setup.process.nodes == 1:
@@ -207,9 +204,6 @@ class Checker:
             self.updates.rounds(step, used)
         if moments is not None:
             self.updates.keeps(step, *moments)
-        # The gradients before clipping: afterwards a common factor on all of them would not show.
-        limit = self.spec.training.clip_norm
-        scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         self.compared += 1
         for name, gradient in taken.items():
             if not (float(gradient.amax()) or float(gradient.amin())):
@@ -217,30 +211,27 @@ class Checker:
         at_point = bool(self.waiting) and step >= self.waiting[0]
         if held_back is None and not at_point:
             return
+        # The gradients before clipping: afterwards a common factor on all of them would not show.
+        limit = self.spec.training.clip_norm
+        scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         gradients = {name: tensor * scale for name, tensor in taken.items()}
-        if held_back is not None:
-            self._returned(step, before, gradients, tokens, drops, held_back)
-        else:
+        seen = Seen(step, before, gradients, tokens, drops, loss, size)
+        if at_point:
             self.waiting.pop(0)
-            self._point(step, before, gradients, tokens, drops, (loss, size))
+        if held_back is None:
+            self._point(seen)
+        else:
+            self._returned(seen, held_back, at_point)
 
-    def _point(
-        self,
-        step: int,
-        before: Tensors,
-        gradients: Tensors,
-        tokens: Tokens,
-        drops: Drops,
-        loss_and_norm: tuple[float, float],
-    ) -> None:
+    def _point(self, kept: Seen) -> None:
         """Compares loss and gradients, in 64 bits if 32 leave a doubt.
 
         Results in 32 bits are as close to those in 64 as the run's own, and take half the time.
         """
-        form, kept = self.form, before
+        form = self.form
         # If a technique rounds weights, its gradient belongs to the rounded ones. With the others,
         # errors of that size would not show: rounding moves many weights near 1 to the same side.
-        before = form.weights_used(before)
+        seen = kept._replace(before=form.weights_used(kept.before))
         # Only the first point on the CPU: a GPU computes in 64 bits, too, and takes seconds where the
         # CPU takes minutes.
         on_host = not self.points or self.setup.device.type == "cpu"
@@ -248,29 +239,28 @@ class Checker:
             self.exact.device = torch.device("cpu") if on_host else self.setup.device
         else:  # a model of another library stays on the CPU
             on_host = True
-        emulated = None if form is SINGLE else self._passed(before, tokens, form, drops)
+        emulated = None if form is SINGLE else self._passed(seen, form)
         single = on_host and single_is_independent(self.spec)
         # Next to the rounding of fewer bits, that of 32 does not matter.
         several = (SINGLE, EXACT) if form is SINGLE else (SINGLE,)
         kinks: dict[str, float] = {}
         for numbers in several if single else (EXACT,):
-            right = self._passed(before, tokens, numbers, drops)
+            right = self._passed(seen, numbers)
             floors = self.floors if emulated is None else self._apart(emulated, right)
-            point, found = self._compared(step, gradients, loss_and_norm, right, floors)
+            point, found = self._compared(seen, right, floors)
             measured = emulated is None and floors is not None and numbers is not EXACT
             if not measured and self._in_doubt(point, found):
                 if floors is None or emulated is None:
                     # So far the bound only allowed what any program in 32 bits is off by.
-                    floors = self._apart(self._disturbed(before, tokens, drops), right)
-                    self.floors = floors
+                    self.floors = floors = self._apart(self._disturbed(seen), right)
                 else:
                     # In a small tensor, the first measurement may have been small by luck.
-                    floors = floors.widened(self._floors_again(kept, tokens, numbers, drops))
-                point, found = self._compared(step, gradients, loss_and_norm, right, floors)
+                    floors = floors.widened(self._floors_again(kept, numbers))
+                point, found = self._compared(seen, right, floors)
             # Most deviations near a bound come from a ReLU on the other side; 64 bits explain few.
             if not kinks and _near_a_bound(found, self.ceiling):
                 near = windows(right.inputs, None if emulated is None else emulated.inputs)
-                kinks = self._kinks(before, tokens, drops, right.gradients, numbers, near)
+                kinks = self._kinks(seen, right.gradients, numbers, near)
             if kinks:
                 found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
             if not self._in_doubt(point, found):
@@ -279,7 +269,7 @@ class Checker:
         self.gradients += found
         if emulated is not None:
             for g in found:
-                both = gradients[g.tensor], emulated.gradients[g.tensor]
+                both = seen.gradients[g.tensor], emulated.gradients[g.tensor]
                 self.errors.add(g, *both, right.gradients[g.tensor])
 
     def _in_doubt(self, point: CheckedPoint, found: Sequence[TensorDistance]) -> bool:
@@ -290,26 +280,25 @@ class Checker:
             abs(point.loss / point.expected_loss - 1) >= near
         )
 
-    def _passed(self, weights: Tensors, tokens: Tokens, form: Format, drops: Drops) -> Right:
-        """Loss and gradients that the plain function computes in the format ``form``."""
-        loss, gradients = self.exact.loss_and_gradients(weights, [tokens], form, drops)
-        return Right(loss, gradients, self.exact.losses, self.exact.inputs)
+    def _passed(self, seen: Seen, form: Format) -> Pass:
+        """What the plain function computes in the format ``form``."""
+        return self.exact.loss_and_gradients(seen.before, seen.tokens, form, seen.drops)
 
-    def _disturbed(self, before: Tensors, tokens: Tokens, drops: Drops) -> Right:
+    def _disturbed(self, seen: Seen) -> Pass:
         """The same in 32 bits with other rounding errors: half of the weights differ in their last
         place, and the rows of the batch come in reverse order."""
-        source, target, labels = (each.flip(0) for each in tokens)
-        backwards = source, target, labels
-        found = self._passed(in_the_last_place(before), backwards, SINGLE, drops.backwards())
-        return replace(found, losses=found.losses.flip(0))
+        source, target, labels = (each.flip(0) for each in seen.tokens)
+        weights, drops = in_the_last_place(seen.before), seen.drops.backwards()
+        found = self.exact.loss_and_gradients(weights, (source, target, labels), SINGLE, drops)
+        return found._replace(losses=found.losses.flip(0))
 
-    def _floors_again(self, kept: Tensors, tokens: Tokens, numbers: Format, drops: Drops) -> Floors:
+    def _floors_again(self, kept: Seen, numbers: Format) -> Floors:
         """Measures the errors of the format again, with weights that round to other numbers."""
-        weights = self.form.weights_used(moved(kept, self.form.unit))
-        rounded = self._passed(weights, tokens, self.form, drops)
-        return self._apart(rounded, self._passed(weights, tokens, numbers, drops))
+        weights = self.form.weights_used(moved(kept.before, self.form.unit))
+        other = kept._replace(before=weights)
+        return self._apart(self._passed(other, self.form), self._passed(other, numbers))
 
-    def _apart(self, rounded: Right, right: Right) -> Floors:
+    def _apart(self, rounded: Pass, right: Pass) -> Floors:
         """The distance of loss and gradients with other rounding errors from the ``right`` ones."""
         found = {}
         of_rounded, of_right = 0.0, 0.0
@@ -317,48 +306,36 @@ class Checker:
             d = distance(name, 0, rounded.gradients[name], gradient, 0.0)
             error = math.hypot(d.error, _message_rounding(self.spec, gradient))
             found[name] = error, abs(d.ratio * d.cosine - 1)
-            of_rounded, of_right = (
-                math.hypot(of_rounded, d.ratio * d.size),
-                math.hypot(of_right, d.size),
-            )
+            of_rounded = math.hypot(of_rounded, d.ratio * d.size)
+            of_right = math.hypot(of_right, d.size)
         norm = abs(of_rounded / of_right - 1) if of_right else 0.0
         return Floors(of_loss(rounded.losses, right.losses), found, norm)
 
     def _compared(
-        self,
-        step: int,
-        gradients: Tensors,
-        loss_and_norm: tuple[float, float],
-        right: Right,
-        floors: Floors | None,
+        self, seen: Seen, right: Pass, floors: Floors | None
     ) -> tuple[CheckedPoint, list[TensorDistance]]:
-        """Compares the run's loss, norm and ``gradients`` with the ``right`` ones. Without ``floors``,
+        """Compares the run's loss, norm and gradients with the ``right`` ones. Without ``floors``,
         only the rounding of messages counts as a floor."""
         found = []
         for name, gradient in right.gradients.items():
             rounding, along = (
                 floors.gradients[name] if floors else (_message_rounding(self.spec, gradient), 0.0)
             )
-            found.append(distance(name, step, gradients[name], gradient, rounding, along))
+            mine = seen.gradients[name]
+            found.append(distance(name, seen.step, mine, gradient, rounding, along))
         point = CheckedPoint(
-            step=step,
-            loss=loss_and_norm[0],
+            step=seen.step,
+            loss=seen.loss,
             expected_loss=right.loss,
             rounding=floors.loss if floors else 0.0,
-            norm=loss_and_norm[1],
+            norm=seen.norm,
             expected_norm=math.hypot(*(each.size for each in found)),
             norm_rounding=floors.norm if floors else 0.0,
         )
         return point, found
 
     def _kinks(
-        self,
-        weights: Tensors,
-        tokens: Tokens,
-        drops: Drops,
-        right: Tensors,
-        numbers: Format,
-        near: Sequence[float],
+        self, seen: Seen, right: Tensors, numbers: Format, near: Sequence[float]
     ) -> dict[str, float]:
         """For each tensor, the error in its ``right`` gradient, computed in the format ``numbers``, if
         every ReLU with an input ``near`` 0 takes the other side: some open too late, others too early.
@@ -366,34 +343,24 @@ class Checker:
         kinks = dict.fromkeys(right, 0.0)
         for side in (1.0, -1.0) if near else ():
             form = replace(numbers, gates=tuple(side * width for width in near))
-            _, shifted = self.exact.loss_and_gradients(weights, [tokens], form, drops)
+            shifted = self._passed(seen, form).gradients
             for name, gradient in right.items():
                 kinks[name] += distance(name, 0, shifted[name], gradient, 0.0).error
         return kinks
 
-    def _returned(
-        self,
-        step: int,
-        before: Tensors,
-        gradients: Tensors,
-        tokens: Tokens,
-        drops: Drops,
-        held_back: Tensors,
-    ) -> None:
-        """Compares the sums of all gradients since the start: what a message leaves out at one step is
-        sent at a later one, or still held back."""
-        _, expected = self.exact.loss_and_gradients(before, [tokens], EXACT, drops)
-        _, rounded = self.exact.loss_and_gradients(before, [tokens], self.form, drops)
-        for sums, more in zip(self.sums, (gradients, expected, rounded), strict=True):
+    def _returned(self, seen: Seen, held_back: Tensors, at_point: bool) -> None:
+        """Adds up all gradients since the start and compares the sums ``at_point``: what a message
+        leaves out at one step is sent at a later one, or still held back."""
+        right, floor = (self._passed(seen, form).gradients for form in (EXACT, self.form))
+        for sums, more in zip(self.sums, (seen.gradients, right, floor), strict=True):
             for name, gradient in more.items():
                 sums[name] = sums.get(name, 0.0) + gradient.double()
-        found, right, floor = self.sums
-        if self.waiting and step >= self.waiting[0]:
-            self.waiting.pop(0)
+        if at_point:
+            found, right, floor = self.sums
             for name, total in right.items():
-                rounding = distance(name, step, floor[name], total, 0.0).error
+                rounding = distance(name, seen.step, floor[name], total, 0.0).error
                 mine = found[name] + held_back[name].double()
-                self.gradients.append(distance(name, step, mine, total, rounding))
+                self.gradients.append(distance(name, seen.step, mine, total, rounding))
 
     def validation(self) -> CheckedValidation | None:
         """Checks a validation with the latest weights; None on ranks other than the main one."""
@@ -569,13 +536,9 @@ def _lose(setup: Setup) -> None:
     setup.strategy.remember({name: torch.zeros_like(tensor) for name, tensor in memory.items()})
 
 
-def _same(one: dict[str, object], other: dict[str, object]) -> bool:
-    if one.keys() != other.keys():
-        return False
-    return all(_equal(one[name], other[name]) for name in one)
-
-
-def _equal(one: object, other: object) -> bool:
+def _same(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     return one == other

@@ -21,7 +21,7 @@ masks of its own. An element that none of them sees was dropped in the encoder.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
 
@@ -96,16 +96,15 @@ class KnownDropout:
     """Tokens that the model reads on each side."""
 
     def __init__(self, setup: Setup, vocabulary: int) -> None:
-        self.setup, self.vocabulary = setup, vocabulary
+        self.setup = setup
         self.tensors = CanonicalTensors(setup, vocabulary)
         self.model: Any = setup.model
-        spec: Any = setup.spec.model
-        self.spec = spec
-        self.d, self.heads = spec.d_model, spec.heads
+        self.spec: Any = setup.spec.model
+        self.d = self.spec.d_model
         element = torch.arange(self.d)
         self.sign = 1.0 - 2.0 * (element % 2)
         self.anchor = element % 4 >= 2
-        self.head = element[~self.anchor] // (self.d // self.heads)
+        self.head = element[~self.anchor] // (self.d // self.spec.heads)
         # In units of LOUD. Their level sets anchors apart.
         self.level = torch.where(self.anchor, 3.0, 1.0)
         generator = torch.Generator().manual_seed(0)
@@ -114,7 +113,7 @@ class KnownDropout:
         # The factor by which the model multiplies embeddings.
         self.scale = self.d**0.5
         # A target token sees an element of the memory if its own two masks keep it.
-        self.visible = (1 - spec.dropout) ** 2
+        self.visible = (1 - self.spec.dropout) ** 2
         self.inverse = torch.linalg.pinv(self.embedding[self.words].double()).T.float()
 
     def read(self) -> list[DropoutPlace]:
@@ -124,8 +123,8 @@ class KnownDropout:
         for probe in self._probes():
             self.tensors.write(probe.weights)
             # All places start from one seed, so masks that depend on nothing but the seed are equal
-            # at different places. Ranks have different seeds, as in training.
-            torch.manual_seed(self.setup.spec.training.seed + self.setup.process.rank)
+            # at different places.
+            _seed(self.setup)
             rows = probe.shape[0]
             first, second = self._pass(probe, rows), self._pass(probe, rows)
             self.model.eval()
@@ -206,9 +205,8 @@ class KnownDropout:
 
     def _feed_forward(self, at: str, residual: int) -> Probe:
         weights = self._blank()
-        width = self.setup.spec.model.d_ff
-        weights[f"{at}feed_forward.inner.bias"] = torch.ones(width)
-        self._signal(weights, f"{at}feed_forward.outer", width)
+        weights[f"{at}feed_forward.inner.bias"] = torch.ones(self.spec.d_ff)
+        self._signal(weights, f"{at}feed_forward.outer", self.spec.d_ff)
         names = (f"{at}feed_forward", f"{at}residuals.{residual}")
         return self._probe(names, weights, "elements")
 
@@ -233,7 +231,7 @@ class KnownDropout:
         """Weights of a model that only embeds tokens; the residual stream of ``side`` starts with the
         elements of ``stream`` [d]."""
         weights = {}
-        for name, tensor in self.tensors.pattern_weights().items():
+        for name, tensor in self.tensors.canonical.items():
             is_norm = "norm" in name and name.endswith("weight")
             weights[name] = torch.full_like(tensor, float(is_norm))
             if name in (*self.embeddings, "output.weight"):
@@ -247,8 +245,7 @@ class KnownDropout:
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """source [b, s], target [b, t] -> logits [b, t, v]."""
-        found: Tensor = self.model(source, target)
-        return found
+        return self.model(source, target)
 
     @torch.no_grad()
     def _pass(self, probe: Probe, rows: int) -> tuple[Mask, ...]:
@@ -350,8 +347,7 @@ class KnownTextDropout(KnownDropout):
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """target [b, t] -> logits [b, t, v]; ``source`` is not used."""
-        found: Tensor = self.objective.logits(source[:, :0], target)
-        return found
+        return self.objective.logits(source[:, :0], target)
 
     def _probes(self) -> Iterator[Probe]:
         layers = [f"layers.{number}." for number in range(self.spec.layers)]
@@ -439,73 +435,61 @@ def dropout_moments(setup: Setup) -> DropoutMoments | None:
     _, shares = setup.strategy.share
     if COPIES % shares:
         return None
-    return _Draws(setup, COPIES // shares).read()
+    batch = _copies(setup, COPIES // shares)
+    losses: list[float] = []  # of this rank's copies, in order
+
+    def keep(module: Any, given: Any, loss: Tensor) -> None:
+        # On most ranks there are several numbers if one rank computes the loss of all.
+        losses.append(float(loss.detach()) if loss.numel() == 1 else math.nan)
+
+    setup.module.train()
+    hook = setup.module.register_forward_hook(keep)
+    _seed(setup)
+    norms = [_draw(setup, batch)[1]]
+    direction = [None if p.grad is None else p.grad.clone() for p in setup.module.parameters()]
+    norms += [_draw(setup, batch)[1] for _ in range(DRAWS - 1)]
+    hook.remove()
+    everyone = setup.strategy.gather(losses)
+    tokens = batch.target_tokens / COPIES
+    compresses = setup.strategy.held_back() is not None
+    return DropoutMoments(
+        losses=[x / tokens for of_rank in everyone[:shares] for x in of_rank],
+        grad_norms=[] if compresses else [n for n in norms if math.isfinite(n)],
+        slope=_slope(setup, batch, norms[0], direction),
+        optional=isinstance(setup.spec.model, ImportedModel),
+    )
 
 
-@dataclass
-class _Draws:
-    setup: Setup
-    micro_batches: int
-    losses: list[float] = field(default_factory=list)
-    """The losses of this rank's copies, in order."""
+def _seed(setup: Setup) -> None:
+    """Ranks have different seeds, as in training."""
+    torch.manual_seed(setup.spec.training.seed + setup.process.rank)
 
-    def __post_init__(self) -> None:
-        self.batch = _copies(self.setup, self.micro_batches)
-        self.tokens = self.batch.target_tokens / COPIES
 
-    def read(self) -> DropoutMoments:
-        setup = self.setup
-        setup.module.train()
-        hook = setup.module.register_forward_hook(self._keep)
-        self._seed()
-        _, norm = self._draw()
-        norms = [norm]
-        direction = [None if p.grad is None else p.grad.clone() for p in setup.module.parameters()]
-        norms += [self._draw()[1] for _ in range(DRAWS - 1)]
-        hook.remove()
-        everyone = setup.strategy.gather(self.losses)
-        shares = setup.strategy.share[1]
-        if setup.strategy.held_back() is not None:
-            norms = []
-        return DropoutMoments(
-            losses=[x / self.tokens for of_rank in everyone[:shares] for x in of_rank],
-            grad_norms=[n for n in norms if math.isfinite(n)],
-            slope=self._slope(norm, direction),
-            optional=isinstance(setup.spec.model, ImportedModel),
-        )
+def _draw(setup: Setup, batch: GlobalBatch) -> tuple[float, float]:
+    """The loss per target token of the whole batch and the norm of its gradient. Changes no weights,
+    because the learning rate is 0."""
+    loss, norm = optimizer_step(setup, batch, 0.0)
+    return float(setup.strategy.sum(loss.detach().double())) / batch.target_tokens, float(norm)
 
-    def _seed(self) -> None:
-        torch.manual_seed(self.setup.spec.training.seed + self.setup.process.rank)
 
-    def _draw(self) -> tuple[float, float]:
-        """The loss per target token of the whole batch and the norm of its gradient. Changes no
-        weights, because the learning rate is 0."""
-        loss, norm = optimizer_step(self.setup, self.batch, 0.0)
-        total = float(self.setup.strategy.sum(loss.detach().double()))
-        return total / self.batch.target_tokens, float(norm)
-
-    def _keep(self, module: Any, given: Any, loss: Tensor) -> None:
-        if loss.numel() == 1:  # not so on most ranks if one computes the loss of all
-            self.losses.append(float(loss.detach()))
-        else:
-            self.losses.append(math.nan)
-
-    def _slope(self, norm: float, direction: list[Tensor | None]) -> float | None:
-        """The change of the loss along its gradient over the predicted change: a central difference
-        with the masks of the first draw. None if the gradient is 0 or not finite."""
-        (norm,) = self.setup.strategy.gather([norm])[0]
-        if not math.isfinite(norm) or not norm:
-            return None
-        limit = self.setup.spec.training.clip_norm
-        clipped = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-        change = CHANGE if format_of(self.setup.spec) is SINGLE else CHANGE_ROUNDED
-        length = change / (clipped * norm**2)
-        sides = []
-        for move in (length, -2 * length):
-            self.setup.strategy.update(_moved(self.setup, direction, move))
-            self._seed()
-            sides.append(self._draw()[0])
-        return (sides[0] - sides[1]) / (2 * change)
+def _slope(
+    setup: Setup, batch: GlobalBatch, norm: float, direction: list[Tensor | None]
+) -> float | None:
+    """The change of the loss along its gradient over the predicted change: a central difference with
+    the masks of the first draw. None if the gradient is 0 or not finite."""
+    (norm,) = setup.strategy.gather([norm])[0]
+    if not math.isfinite(norm) or not norm:
+        return None
+    limit = setup.spec.training.clip_norm
+    clipped = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
+    change = CHANGE if format_of(setup.spec) is SINGLE else CHANGE_ROUNDED
+    length = change / (clipped * norm**2)
+    sides = []
+    for move in (length, -2 * length):
+        setup.strategy.update(_moved(setup, direction, move))
+        _seed(setup)
+        sides.append(_draw(setup, batch)[0])
+    return (sides[0] - sides[1]) / (2 * change)
 
 
 def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Callable[[], Tensor]:

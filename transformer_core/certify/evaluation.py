@@ -26,7 +26,7 @@ from transformer_core.certify.number_formats import (
     format_of,
     single_is_independent,
 )
-from transformer_core.certify.plain_models import OwnModel, Plain, Tokens, Weights
+from transformer_core.certify.plain_models import OwnModel, Plain, Weights
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD, UNK
 from transformer_core.models.qkv_projection import canonical_state_dict
@@ -139,6 +139,7 @@ def _logits(plain: Plain, weights: Weights, found: list[Decoded], form: Format) 
         [(tuple(row), tuple(p.tolist())) for row, p in zip(source.tolist(), prefixes, strict=True)]
         for source, prefixes, _ in found
     ]
+    function = plain.during(weights, form)
     known: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
     asked = {each for step in steps for each in step}
     for length in sorted({len(text) for _, text in asked}, reverse=True):
@@ -146,7 +147,7 @@ def _logits(plain: Plain, weights: Weights, found: list[Decoded], form: Format) 
         if not rows:
             continue
         sources, texts = (torch.tensor(side, dtype=torch.long) for side in zip(*rows, strict=True))
-        logits = plain.logits(weights, sources, texts, form).unflatten(0, texts.shape)
+        logits = function.logits(sources, texts).unflatten(0, texts.shape)
         for (source, text), of_row in zip(rows, logits, strict=True):
             known |= {(source, text[: i + 1]): after for i, after in enumerate(of_row)}
     return [torch.stack([known[each] for each in step]) for step in steps]
@@ -181,7 +182,10 @@ def checked_validation(
     count = sum(int((labels != PAD).sum()) for _, _, labels in tokens)
 
     def expected(numbers: Format) -> list[Tensor]:
-        return [_token_losses(plain, weights, part, numbers) for part in tokens]
+        return [
+            plain.loss_and_gradients(weights, part, numbers, backward=False).losses
+            for part in tokens
+        ]
 
     def mean(losses: list[Tensor]) -> float:
         return sum(float(each.sum()) for each in losses) / count
@@ -198,11 +202,3 @@ def checked_validation(
         rounding=rounding,
         modes_changed=len(changed),
     )
-
-
-def _token_losses(
-    plain: Plain | OwnModel, weights: Weights, tokens: Tokens, form: Format
-) -> Tensor:
-    """The plain loss of every label, [b, t]."""
-    plain.loss_and_gradients(weights, [tokens], form, backward=False)
-    return plain.losses

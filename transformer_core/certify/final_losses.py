@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from schemas.config.measurement import LOOKS
@@ -61,45 +60,31 @@ class FinalLosses:
 def compare_final_losses(
     run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], margin: float
 ) -> FinalLosses:
-    """Compares the losses of ``run`` and ``reference``: for each seed, one number per step."""
-    differences = _differences(run, reference)
-    low, high = final_loss_interval(run, reference)
-    fell = [1 - smoothed(losses) / losses[0] for losses in reference]
-    return FinalLosses(low, high, margin, float(np.mean(fell)), power_of(differences, margin))
+    """Compares the losses of ``run`` and ``reference``: for each seed, one number per step. The
+    interval has the level 1 - 2 * LEVEL. Raises ValueError with fewer than two seeds."""
+    count = len(run)
+    if count < 2:
+        raise ValueError("an interval of a mean needs at least two seeds")
+    mine, theirs = (np.array([smoothed(losses) for losses in side]) for side in (run, reference))
+    differences = (mine - theirs) / theirs
+    error = differences.std(ddof=1) / np.sqrt(count)
+    half = stats.t.ppf(1 - LEVEL, count - 1) * error
+    return FinalLosses(
+        low=float(differences.mean() - half),
+        high=float(differences.mean() + half),
+        margin=margin,
+        learned=float(np.mean([1 - smoothed(losses) / losses[0] for losses in reference])),
+        power=_power(float(error), count, margin),
+    )
 
 
-def power_of(differences: NDArray[np.float64], margin: float) -> float:
+def _power(error: float, count: int, margin: float) -> float:
     """The power of the one-sided t test against the margin, from the noncentral t distribution: the
-    probability that it detects a true difference of twice the margin, given how ``differences``
-    spread."""
-    count = len(differences)
-    error = float(np.std(differences, ddof=1)) / np.sqrt(count)
+    probability that it detects a true difference of twice the margin, given the standard ``error`` of
+    the mean of ``count`` differences."""
     if margin > 1e6 * error:
         return 1.0
     return float(stats.nct.sf(stats.t.ppf(1 - LEVEL, count - 1), count - 1, margin / error))
-
-
-def final_loss_interval(
-    run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]
-) -> tuple[float, float]:
-    """The interval, at the level 1 - 2 * LEVEL, of the mean relative difference of the smoothed final
-    losses. Raises ValueError with fewer than two seeds."""
-    differences_s = _differences(run, reference)
-    error = differences_s.std(ddof=1) / np.sqrt(len(differences_s))
-    half = stats.t.ppf(1 - LEVEL, len(differences_s) - 1) * error
-    return float(differences_s.mean() - half), float(differences_s.mean() + half)
-
-
-def _differences(
-    run: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]
-) -> NDArray[np.float64]:
-    if len(run) < 2:
-        raise ValueError("an interval of a mean needs at least two seeds")
-    mine_s, theirs_s = (
-        np.array([smoothed(losses) for losses in side]) for side in (run, reference)
-    )
-    found: NDArray[np.float64] = (mine_s - theirs_s) / theirs_s
-    return found
 
 
 def smoothed(losses: Sequence[float]) -> float:

@@ -22,13 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from schemas.config.measurement import (
-    AnyEquivalence,
-    Bitwise,
-    Different,
-    Statistical,
-    Tolerance,
-)
+from schemas.config.measurement import AnyEquivalence, Bitwise, Different, Statistical, Tolerance
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     Certificate,
@@ -67,11 +61,7 @@ def certify(
     """The verdict on ``run``, and on whether it applies to ``timed``. Raises ConfigError if
     ``run`` and ``reference`` do not have the required seeds in common."""
     certificate = partial(
-        _certificate,
-        run.name,
-        equivalence,
-        reference=reference.name,
-        provenance=run.provenance,
+        _certificate, run.name, equivalence, reference=reference.name, provenance=run.provenance
     )
     if run.status != "ok":
         return certificate(run.status, run.reason or "")
@@ -81,7 +71,7 @@ def certify(
     pairs = _pairs(equivalence, run, reference)
     compared, failed = _judged(equivalence, pairs, weights, reference.name)
     if timed is not None:
-        spots = list(spot_deviations(timed.spot_checks, equivalence))
+        spots = spot_deviations(timed.spot_checks, equivalence)
         compared.deviations += spots
         failed += [in_words(deviation) for deviation in spots if not deviation.holds]
     otherwise = [] if timed is None else timed_otherwise(timed, run)
@@ -156,10 +146,11 @@ def different(variant: str, equivalence: Different) -> Certificate:
 def _pairs(
     equivalence: Bitwise | Tolerance | Statistical, run: Trajectory, reference: Trajectory
 ) -> Pairs:
-    count = equivalence.seeds if isinstance(equivalence, Statistical) else 1
     pairs = list(zip(run.seeds, reference.seeds, strict=False))
-    if not isinstance(equivalence, Statistical):
-        pairs = pairs[:count]  # the records of further seeds hold only losses
+    if isinstance(equivalence, Statistical):
+        count = equivalence.seeds
+    else:
+        count, pairs = 1, pairs[:1]  # the records of further seeds hold only losses
     seeds = [(mine.seed, theirs.seed) for mine, theirs in pairs]
     if len(pairs) < count or any(mine != theirs for mine, theirs in seeds):
         where = f"trajectories of {run.name} and {reference.name}"
@@ -185,18 +176,11 @@ def _certificate(
 
 def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep]:
     """The steps that both trainings took."""
-    columns = (mine.losses, theirs.losses, mine.grad_norms, theirs.grad_norms)
+    names = ("loss", "reference_loss", "grad_norm", "reference_grad_norm")
+    rows = zip(mine.losses, theirs.losses, mine.grad_norms, theirs.grad_norms, strict=False)
     return [
-        CertificateStep(
-            step=step,
-            loss=loss,
-            reference_loss=reference_loss,
-            grad_norm=norm,
-            reference_grad_norm=reference_norm,
-        )
-        for step, (loss, reference_loss, norm, reference_norm) in enumerate(
-            zip(*columns, strict=False), start=1
-        )
+        CertificateStep.model_validate({"step": step} | dict(zip(names, row, strict=True)))
+        for step, row in enumerate(rows, start=1)
     ]
 
 

@@ -66,10 +66,7 @@ class Format:
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """The matrix product ``a @ b``."""
-        if self.rounding is None:
-            return a @ b
-        result: Tensor = _Product.apply(a, b, self)
-        return result
+        return a @ b if self.rounding is None else _Product.apply(a, b, self)
 
     def weights_used(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The weights that a step computes with, by name, given those that the optimizer keeps."""
@@ -79,10 +76,7 @@ class Format:
 
     def weight(self, x: Tensor) -> Tensor:
         """A weight as a step uses it; its gradient is rounded in the same way."""
-        if self.rounding is None or not self.weights:
-            return x
-        result: Tensor = _Rounded.apply(x, self.rounding)
-        return result
+        return _Rounded.apply(x, self.rounding) if self.rounding and self.weights else x
 
     def rounded(self, x: Tensor, result: bool = False) -> Tensor:
         """An operand of a matrix product, or its ``result``, rounded if the format rounds it. Autograd
@@ -93,10 +87,7 @@ class Format:
 
     def between(self, x: Tensor) -> Tensor:
         """The result of any other operation, rounded if the format rounds it, like its gradient."""
-        if self.rounding is None or not self.everything:
-            return x
-        result: Tensor = _Rounded.apply(x, self.rounding)
-        return result
+        return _Rounded.apply(x, self.rounding) if self.rounding and self.everything else x
 
 
 class _Product(torch.autograd.Function):

@@ -7,10 +7,11 @@ weights under their canonical names, in any number format, and know nothing of s
 """
 
 import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,10 +22,9 @@ from schemas.config.model import (
     LearnedPositions,
     RotaryPositions,
     SinusoidalPositions,
-    TorchTransformer,
     Transformer,
 )
-from schemas.config.run_spec import AnyTask, AnyTrained, Translation
+from schemas.config.run_spec import AnyTask, AnyTrained
 from transformer_core.certify.number_formats import Format
 from transformer_core.certify.replay import Drops
 from transformer_core.certify.tensors import trained_names
@@ -62,114 +62,122 @@ def _in_any_order(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
+class Pass(NamedTuple):
+    """What a plain function computes from given weights and a batch."""
+
+    loss: float
+    """Per target token, in nats."""
+    gradients: dict[str, Tensor]
+    """By name; empty without a backward pass."""
+    losses: Tensor
+    """Loss of each label, [b, t] in nats; 0 for padding."""
+    inputs: list[Tensor]
+    """Inputs of each ReLU, [tokens, d_ff] for the first tokens, relative to the root mean square of all
+    inputs."""
+
+
 class Plain:
     """Loss and gradients of a model; a subclass computes its logits. Drops only given elements."""
 
     embedding: str
     """Canonical name of a weight matrix with one row per token of the vocabulary."""
 
-    def __init__(self, label_smoothing: float, published_loss: bool = False) -> None:
-        self.smoothing = label_smoothing
-        self.published_loss = published_loss
-        self.inputs: list[Tensor] = []
-        """Inputs of each ReLU in the last pass, [tokens, d_ff] for the first tokens, relative to the
-        root mean square of all inputs."""
-        self.losses = torch.zeros(0, 0)
-        """Loss of each label in the last pass, [b, t] in nats, 0 for padding; one batch only."""
-        self._drops = NONE_DROPPED
+    weights: Weights
+    form: Format
+    drops: Drops
+    inputs: list[Tensor]
+    """What :meth:`during` sets, and :attr:`Pass.inputs` so far."""
+
+    def __init__(self, spec: Any, label_smoothing: float, published_loss: bool = False) -> None:
+        self.spec, self.smoothing, self.published_loss = spec, label_smoothing, published_loss
         self.device = torch.device("cpu")
         """Device for 64 bits; other formats are computed on the CPU, and all results return there."""
+
+    def during(self, weights: Weights, form: Format, drops: Drops = NONE_DROPPED) -> Self:
+        """This function with the weights, number format and masks of one pass."""
+        one = copy.copy(self)
+        one.weights, one.form, one.drops, one.inputs = weights, form, drops, []
+        return one
 
     def loss_and_gradients(
         self,
         weights: Weights,
-        batches: Iterable[Tokens],
-        number_format: Format,
+        tokens: Tokens,
+        form: Format,
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradients by name, in the base of
-        ``number_format``; no gradients without ``backward``.
-
-        With ``drops``, there must be a single batch, to which its masks belong.
-        """
-        exact = number_format.base == torch.float64
-        device = self.device if exact else torch.device("cpu")
+    ) -> Pass:
+        """One pass over ``tokens``; gradients are in the base of ``form``."""
+        device = self.device if form.base == torch.float64 else torch.device("cpu")
         own = {
-            name: w.detach().to(device, number_format.base).requires_grad_(backward)
+            name: w.detach().to(device, form.base).requires_grad_(backward)
             for name, w in weights.items()
         }
-        there = [(s.to(device), t.to(device), y.to(device)) for s, t, y in batches]
-        slices = [part for tokens in there for part in self._slices(tokens, own)]
-        count = sum(int((labels != PADDING).sum()) for _, _, labels in slices)
+        source, target, labels = (each.to(device) for each in tokens)
+        count = int((labels != PADDING).sum())
+        vocabulary = own[self.embedding].size(0)
+        rows = max(1, SCORES_AT_ONCE // (vocabulary * max(1, target.size(1))))
         row, losses = 0, []
-        for part in slices:
-            self._drops, self.inputs = drops.rows(row, row + len(part[0])), []
+        for part in zip(source.split(rows), target.split(rows), labels.split(rows), strict=True):
+            used = {name: form.weight(w) for name, w in own.items()}
+            one = self.during(used, form, drops.rows(row, row + len(part[0])))
             row += len(part[0])
-            used = {name: number_format.weight(w) for name, w in own.items()}
             with _in_any_order(device):
-                loss = self.token_losses(used, *part, number_format)
+                loss = one.token_losses(*part)
                 if backward:
-                    (loss.sum() * (number_format.loss_scale / count)).backward()
+                    (loss.sum() * (form.loss_scale / count)).backward()
             losses.append(loss.detach().double().cpu())
-        self._drops = NONE_DROPPED
-        self.losses = torch.cat(losses)
-        mean = float(self.losses.sum()) / count
-        if not backward:
-            return mean, {}
-        gradients = {
-            name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in own.items()
-        }
-        if number_format.loss_scale != 1.0:
-            torch._foreach_div_(list(gradients.values()), number_format.loss_scale)
-        return mean, {name: gradient.cpu() for name, gradient in gradients.items()}
+        of_labels = torch.cat(losses)
+        gradients = {}
+        if backward:
+            for name, w in own.items():
+                gradients[name] = torch.zeros_like(w) if w.grad is None else w.grad
+            if form.loss_scale != 1.0:
+                torch._foreach_div_(list(gradients.values()), form.loss_scale)
+            gradients = {name: gradient.cpu() for name, gradient in gradients.items()}
+        return Pass(float(of_labels.sum()) / count, gradients, of_labels, one.inputs)
 
-    def token_losses(
-        self, weights: Weights, source: Tensor, target: Tensor, labels: Tensor, form: Format
-    ) -> Tensor:
+    def token_losses(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         """The :func:`smoothed_loss` of every label, [b, t]; 0 for padding."""
-        logits, real = self.logits(weights, source, target, form), target != PADDING
+        logits, real = self.logits(source, target), target != PADDING
         losses = smoothed_loss(logits, labels[real], self.smoothing, self.published_loss)
         return logits.new_zeros(labels.shape).masked_scatter(real, losses)
 
-    def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
+    def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """source [b, s], target [b, t] -> [n, v] logits after each of the n target tokens that are not
         padding."""
         raise NotImplementedError
 
-    def dropped(self, place: str, x: Tensor, form: Format, where: "Places | None" = None) -> Tensor:
+    def dropped(self, place: str, x: Tensor, where: "Places | None" = None) -> Tensor:
         """x after the dropout of ``place``: [b, n, d], or [tokens, d] with their places ``where``."""
-        mask = self._drops.masks.get(place)
+        mask = self.drops.masks.get(place)
         if mask is None:
             return x
         kept = (mask if where is None else where.listed(mask)).to(x.device, x.dtype)
-        return form.between(x * kept.div_(1 - self._drops.p))
+        return self.form.between(x * kept.div_(1 - self.drops.p))
 
-    def rectified(self, x: Tensor, form: Format) -> Tensor:
-        """The ReLU of x [..., d_ff], which opens at a gate other than 0 if ``form`` has gates."""
+    def rectified(self, x: Tensor) -> Tensor:
+        """The ReLU of x [..., d_ff], which opens at a gate other than 0 if the format has gates."""
         with torch.no_grad():
             size = torch.linalg.vector_norm(x) / math.sqrt(x.numel())
-            gate = form.gates[len(self.inputs)] if form.gates else 0.0
+            gate = self.form.gates[len(self.inputs)] if self.form.gates else 0.0
             self.inputs.append(x.flatten(0, -2)[:SEEN] / size)
             opened = (x > gate * size).to(x.dtype)
         return x * opened
 
-    def attended(
-        self, place: str, scores: Tensor, hidden: Tensor, v: Tensor, form: Format
-    ) -> Tensor:
-        """:class:`SoftmaxProduct` of scores [b, h, n, m] and v [b, h, m, k], dropout included."""
-        factor = self._drops.factor(place)
+    def attended(self, place: str, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        """Attention of q [b, h, n, k] to k and v [b, h, m, k], dropout included."""
+        scores = self.form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
+        factor = self.drops.factor(place)
         if factor is not None:
             factor = factor.to(v.device, v.dtype)
-        result: Tensor = SoftmaxProduct.apply(scores, hidden, v, factor, form)
-        return result
+        return SoftmaxProduct.apply(scores, hidden, v, factor, self.form)
 
-    def _slices(self, tokens: Tokens, weights: Weights) -> list[Tokens]:
-        source, target, labels = tokens
-        vocabulary = weights[self.embedding].size(0)
-        rows = max(1, SCORES_AT_ONCE // (vocabulary * max(1, target.size(1))))
-        parts = zip(source.split(rows), target.split(rows), labels.split(rows), strict=True)
-        return list(parts)
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """The linear map ``name`` of x, with its bias if it has one."""
+        result = self.form.product(x, self.weights[f"{name}.weight"].T)
+        bias = self.weights.get(f"{name}.bias")
+        return result if bias is None else result.add_(bias)
 
 
 class Places:
@@ -195,66 +203,51 @@ class PlainModel(Plain):
 
     embedding = "source_embedding.weight"
 
-    def __init__(
-        self,
-        spec: Transformer | TorchTransformer,
-        label_smoothing: float,
-        published_loss: bool = False,
-    ) -> None:
-        super().__init__(label_smoothing, published_loss)
-        self.spec = spec
-        self.published_norm = isinstance(spec, Transformer) and spec.norm_method.by_sample_deviation
-
-    def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
+    def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """Implements :meth:`Plain.logits`. Inside, activations are lists of tokens [tokens, d]."""
         theirs, mine = Places(source), Places(target)
-        memory = self._embedded(weights, "source_embedding", source, theirs, form)
-        memory = self.dropped("source_embedding", memory, form, theirs)
+        memory = self._embedded("source_embedding", source, theirs)
+        memory = self.dropped("source_embedding", memory, theirs)
         hidden = (source == PADDING)[:, None, None, :]
         for layer in range(self.spec.encoder_layers):
-            at = _Layer(self, weights, f"encoder.{layer}.", form, theirs)
+            at = _Layer(self, f"encoder.{layer}.", theirs)
             memory = at.residual(0, memory, partial(at.self_attention, hidden=hidden))
             memory = at.residual(1, memory, at.feed_forward)
         if self.spec.norm == "pre":
-            memory = self.normalised(weights, "encoder_norm", memory, form)
+            memory = self.normalised("encoder_norm", memory)
         tied = self.spec.tied_embeddings
-        x = self._embedded(
-            weights, "source_embedding" if tied else "target_embedding", target, mine, form
-        )
-        x = self.dropped("target_embedding", x, form, mine)
-        length = target.size(1)
-        place = torch.arange(length, device=target.device)
+        x = self._embedded("source_embedding" if tied else "target_embedding", target, mine)
+        x = self.dropped("target_embedding", x, mine)
+        place = torch.arange(target.size(1), device=target.device)
         later = place[None, :] > place[:, None]
         for layer in range(self.spec.decoder_layers):
-            at = _Layer(self, weights, f"decoder.{layer}.", form, mine)
+            at = _Layer(self, f"decoder.{layer}.", mine)
             cross = partial(at.cross_attention, memory=memory, theirs=theirs, hidden=hidden)
             x = at.residual(0, x, partial(at.self_attention, hidden=later))
             x = at.residual(1, x, cross)
             x = at.residual(2, x, at.feed_forward)
         if self.spec.norm == "pre":
-            x = self.normalised(weights, "decoder_norm", x, form)
-        output = weights["source_embedding.weight" if tied else "output.weight"]
-        return form.product(x, output.T)
+            x = self.normalised("decoder_norm", x)
+        return self.linear("source_embedding" if tied else "output", x)
 
-    def _embedded(
-        self, weights: Weights, name: str, tokens: Tensor, where: Places, form: Format
-    ) -> Tensor:
-        d = self.spec.d_model
-        rows = form.between(weights[f"{name}.weight"].index_select(0, where.listed(tokens)))
+    def _embedded(self, name: str, tokens: Tensor, where: Places) -> Tensor:
+        d, form = self.spec.d_model, self.form
+        rows = self.weights[f"{name}.weight"].index_select(0, where.listed(tokens))
         positions = _sinusoids(torch.arange(tokens.size(1), device=tokens.device), d)
         # If weights are rounded, so is every intermediate result.
         added = form.weight(positions.to(rows.dtype)).index_select(0, where.columns)
-        return form.between(form.weight(rows * math.sqrt(d)) + added)
+        return form.between(form.weight(form.between(rows) * math.sqrt(d)) + added)
 
-    def normalised(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
+    def normalised(self, name: str, x: Tensor) -> Tensor:
         """Layer normalization (arXiv 1607.06450), or that of the Annotated Transformer, which divides
         by the sample standard deviation."""
         centred = x - x.mean(-1, keepdim=True)
-        if self.published_norm:
+        if isinstance(self.spec, Transformer) and self.spec.norm_method.by_sample_deviation:
             size = (centred.square().sum(-1, keepdim=True) / (x.size(-1) - 1)).sqrt() + 1e-6
         else:
             size = (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
-        return form.between(centred / size * weights[f"{name}.weight"] + weights[f"{name}.bias"])
+        scaled = centred / size * self.weights[f"{name}.weight"]
+        return self.form.between(scaled + self.weights[f"{name}.bias"])
 
 
 def _sinusoids(place: Tensor, d: int) -> Tensor:
@@ -285,54 +278,49 @@ def smoothed_loss(
 class _Layer:
     """The sub-layers of one layer; their x [tokens, d] holds the tokens at the places ``where``."""
 
-    def __init__(
-        self, model: PlainModel, weights: Weights, prefix: str, form: Format, where: Places
-    ) -> None:
-        self.model, self.spec = model, model.spec
-        self.weights, self.prefix, self.form = weights, prefix, form
-        self.where = where
+    def __init__(self, model: PlainModel, prefix: str, where: Places) -> None:
+        self.model, self.prefix, self.where = model, prefix, where
 
     def residual(self, number: int, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        place = f"{self.prefix}residuals.{number}"
-        normalised = partial(self.model.normalised, self.weights, f"{place}.norm", form=self.form)
-        inner = sublayer(normalised(x=x) if self.spec.norm == "pre" else x)
-        added = self.form.between(x + self.model.dropped(place, inner, self.form, self.where))
-        return added if self.spec.norm == "pre" else normalised(x=added)
+        model, place = self.model, f"{self.prefix}residuals.{number}"
+        pre, norm = model.spec.norm == "pre", f"{place}.norm"
+        inner = sublayer(model.normalised(norm, x) if pre else x)
+        added = model.form.between(x + model.dropped(place, inner, self.where))
+        return added if pre else model.normalised(norm, added)
 
     def self_attention(self, x: Tensor, hidden: Tensor) -> Tensor:
-        project = "self_attention.project."
-        q, k, v = (self._heads(project + part, x, self.where) for part in ("query", "key", "value"))
-        return self._attended("self_attention", q, k, v, hidden)
+        name = "self_attention"
+        q, k, v = (
+            self._heads(f"{name}.project.{part}", x, self.where)
+            for part in ("query", "key", "value")
+        )
+        return self._attended(name, q, k, v, hidden)
 
     def cross_attention(self, x: Tensor, memory: Tensor, theirs: Places, hidden: Tensor) -> Tensor:
-        q = self._heads("cross_attention.project_state.query", x, self.where)
+        name = "cross_attention"
+        q = self._heads(f"{name}.project_state.query", x, self.where)
         k, v = (
-            self._heads(f"cross_attention.project_memory.{part}", memory, theirs)
+            self._heads(f"{name}.project_memory.{part}", memory, theirs)
             for part in ("key", "value")
         )
-        return self._attended("cross_attention", q, k, v, hidden)
+        return self._attended(name, q, k, v, hidden)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        inner = self._linear("feed_forward.inner", x)
-        inner = self.model.rectified(inner, self.form)
-        inner = self.model.dropped(f"{self.prefix}feed_forward", inner, self.form, self.where)
-        return self._linear("feed_forward.outer", inner)
+        name = f"{self.prefix}feed_forward"
+        inner = self.model.rectified(self.model.linear(f"{name}.inner", x))
+        return self.model.linear(f"{name}.outer", self.model.dropped(name, inner, self.where))
 
     def _attended(self, name: str, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-        scores = self.form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
-        heads = self.model.attended(f"{self.prefix}{name}", scores, hidden, v, self.form)
-        together = self.where.listed(heads.transpose(1, 2).flatten(2))
-        return self._linear(f"{name}.output", together)
+        place = f"{self.prefix}{name}"
+        heads = self.model.attended(place, q, k, v, hidden)
+        return self.model.linear(
+            f"{place}.output", self.where.listed(heads.transpose(1, 2).flatten(2))
+        )
 
     def _heads(self, name: str, x: Tensor, where: Places) -> Tensor:
         """x [tokens, d] at the places ``where`` -> [b, h, n, k]."""
-        rows = where.in_rows(self._linear(name, x))
-        return rows.unflatten(-1, (self.spec.heads, -1)).transpose(1, 2).contiguous()
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        weight = self.weights[f"{self.prefix}{name}.weight"]
-        bias = self.weights[f"{self.prefix}{name}.bias"]
-        return self.form.product(x, weight.T).add_(bias)
+        rows = where.in_rows(self.model.linear(f"{self.prefix}{name}", x))
+        return rows.unflatten(-1, (self.model.spec.heads, -1)).transpose(1, 2).contiguous()
 
 
 class SoftmaxProduct(torch.autograd.Function):
@@ -381,20 +369,14 @@ class PlainDecoder(Plain):
     embedding = "embedding.weight"
 
     def __init__(
-        self,
-        spec: DecoderOnly,
-        label_smoothing: float,
-        masked: bool,
-        published_loss: bool = False,
+        self, spec: DecoderOnly, smoothing: float, masked: bool, published_loss: bool = False
     ) -> None:
-        super().__init__(label_smoothing, published_loss)
-        self.spec = spec
+        super().__init__(spec, smoothing, published_loss)
         self.masked = masked
 
-    def logits(self, weights: Weights, source: Tensor, target: Tensor, form: Format) -> Tensor:
+    def logits(self, source: Tensor, target: Tensor) -> Tensor:
         """Implements :meth:`Plain.logits`; source is empty, [b, 0]."""
-        length = target.size(1)
-        column = torch.arange(length, device=target.device)
+        column = torch.arange(target.size(1), device=target.device)
         hidden = (column[None, :] > column[:, None])[None]
         place = column.expand_as(target)
         if self.masked:
@@ -403,67 +385,50 @@ class PlainDecoder(Plain):
             hidden = hidden | (number[:, :, None] != number[:, None, :])
             # A token's text begins at the last begin token up to it.
             place = column - (column * begins).cummax(1).values
-        x = form.between(self._embedded(weights, target, place, form))
-        x = self.dropped("embedding", x, form)
+        x = self.dropped("embedding", self.form.between(self._embedded(target, place)))
         for layer in range(self.spec.layers):
             at = f"layers.{layer}."
-            attended = self._attention(
-                weights,
-                at,
-                self._norm(weights, f"{at}attention_norm", x, form),
-                place,
-                hidden,
-                form,
-            )
-            x = form.between(x + self.dropped(f"{at}residuals.0", attended, form))
-            inner = self._norm(weights, f"{at}feed_forward_norm", x, form)
-            inner = self._feed_forward(weights, at, inner, form)
-            x = form.between(x + self.dropped(f"{at}residuals.1", inner, form))
-        x = self._norm(weights, "norm", x[target != PADDING], form)
-        output = weights["embedding.weight" if self.spec.tied_embeddings else "output.weight"]
-        return form.product(x, output.T)
+            attended = self._attention(at, self._norm(f"{at}attention_norm", x), place, hidden)
+            x = self.form.between(x + self.dropped(f"{at}residuals.0", attended))
+            inner = self._feed_forward(at, self._norm(f"{at}feed_forward_norm", x))
+            x = self.form.between(x + self.dropped(f"{at}residuals.1", inner))
+        x = self._norm("norm", x[target != PADDING])
+        return self.linear("embedding" if self.spec.tied_embeddings else "output", x)
 
-    def _embedded(self, weights: Weights, tokens: Tensor, place: Tensor, form: Format) -> Tensor:
+    def _embedded(self, tokens: Tensor, place: Tensor) -> Tensor:
         """tokens [b, t] at the positions ``place`` [b, t] -> [b, t, d]."""
-        x = weights["embedding.weight"][tokens]
+        x = self.weights["embedding.weight"][tokens]
         if isinstance(self.spec.positions, LearnedPositions):
-            return x + weights["places.weight"][place]
+            return x + self.weights["places.weight"][place]
         if isinstance(self.spec.positions, SinusoidalPositions):
-            d = self.spec.d_model
+            d, form = self.spec.d_model, self.form
             # Embeddings are scaled as in arXiv 1706.03762, section 3.4.
-            scaled = form.weight(x * math.sqrt(d))
-            return scaled + form.weight(_sinusoids(place, d).to(x.dtype))
+            return form.weight(x * math.sqrt(d)) + form.weight(_sinusoids(place, d).to(x.dtype))
         return x
 
-    def _norm(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
+    def _norm(self, name: str, x: Tensor) -> Tensor:
         """RMS normalization (arXiv 1910.07467), or layer normalization (arXiv 1607.06450)."""
         norm = self.spec.norm
         if norm.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         scaled = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-        scaled = scaled * weights[f"{name}.weight"]
-        return form.between(self._biased(weights, name, scaled))
+        scaled = scaled * self.weights[f"{name}.weight"]
+        bias = self.weights.get(f"{name}.bias")
+        return self.form.between(scaled if bias is None else scaled + bias)
 
-    def _attention(
-        self, weights: Weights, at: str, x: Tensor, place: Tensor, hidden: Tensor, form: Format
-    ) -> Tensor:
-        heads, kv_heads = self.spec.heads, self.spec.kv_heads or self.spec.heads
-        project = f"{at}self_attention.project."
+    def _attention(self, at: str, x: Tensor, place: Tensor, hidden: Tensor) -> Tensor:
+        name, heads = f"{at}self_attention", self.spec.heads
+        kv_heads = self.spec.kv_heads or heads
         q, k, v = (
-            self._linear(weights, project + part, x, form)
-            .unflatten(-1, (count, -1))
-            .transpose(1, 2)
+            self.linear(f"{name}.project.{part}", x).unflatten(-1, (count, -1)).transpose(1, 2)
             for part, count in (("query", heads), ("key", kv_heads), ("value", kv_heads))
         )
         if isinstance(self.spec.positions, RotaryPositions):
             q, k = (self._turned(part, place, self.spec.positions.base) for part in (q, k))
         # heads // kv_heads adjacent query heads share a key head.
         serving = torch.arange(heads, device=x.device) // (heads // kv_heads)
-        k, v = k[:, serving], v[:, serving]
-        scores = form.product(q / math.sqrt(q.size(-1)), k.transpose(-1, -2))
-        seen = self.attended(f"{at}self_attention", scores, hidden[:, None], v, form)
-        together = seen.transpose(1, 2).flatten(2)
-        return self._linear(weights, f"{at}self_attention.output", together, form)
+        seen = self.attended(name, q, k[:, serving], v[:, serving], hidden[:, None])
+        return self.linear(f"{name}.output", seen.transpose(1, 2).flatten(2))
 
     @staticmethod
     def _turned(x: Tensor, place: Tensor, base: float) -> Tensor:
@@ -477,8 +442,8 @@ class PlainDecoder(Plain):
         )
         return torch.cat([turned.real, turned.imag], -1)
 
-    def _feed_forward(self, weights: Weights, at: str, x: Tensor, form: Format) -> Tensor:
-        inner = self._linear(weights, f"{at}feed_forward.inner", x, form)
+    def _feed_forward(self, at: str, x: Tensor) -> Tensor:
+        inner = self.linear(f"{at}feed_forward.inner", x)
         kind = self.spec.feed_forward
         if kind.kind == "swiglu":
             gate, value = inner.chunk(2, -1)
@@ -486,15 +451,8 @@ class PlainDecoder(Plain):
         elif isinstance(kind, Gelu):
             inner = inner * _normal_share(inner, kind.approximate == "tanh")
         else:
-            inner = self.rectified(inner, form)
-        return self._linear(weights, f"{at}feed_forward.outer", form.between(inner), form)
-
-    def _linear(self, weights: Weights, name: str, x: Tensor, form: Format) -> Tensor:
-        return self._biased(weights, name, form.product(x, weights[f"{name}.weight"].T))
-
-    @staticmethod
-    def _biased(weights: Weights, name: str, x: Tensor) -> Tensor:
-        return x + weights[f"{name}.bias"] if f"{name}.bias" in weights else x
+            inner = self.rectified(inner)
+        return self.linear(f"{at}feed_forward.outer", self.form.between(inner))
 
 
 def _normal_share(x: Tensor, approximate: bool) -> Tensor:
@@ -504,23 +462,14 @@ def _normal_share(x: Tensor, approximate: bool) -> Tensor:
     return (1 + (x / math.sqrt(2)).erf()) / 2
 
 
-_TRANSLATION = Translation()
-
-
 class OwnModel:
-    """Stands in for :class:`PlainModel` if only the model's own code can compute it: the model in one
+    """Stands in for :class:`Plain` if only the model's own code can compute it: the model in one
     process, without dropout. This checks how a variant computes the model, not the model itself."""
 
     def __init__(
-        self,
-        spec: AnyTrained,
-        vocabulary: int,
-        label_smoothing: float,
-        task: AnyTask = _TRANSLATION,
+        self, spec: AnyTrained, vocabulary: int, label_smoothing: float, task: AnyTask
     ) -> None:
         self.smoothing = label_smoothing
-        self.inputs: list[Tensor] = []  # of ReLUs, unknown here
-        self.losses = torch.zeros(0, 0)
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
         self.logits = objective(task, self.model).logits
@@ -529,46 +478,39 @@ class OwnModel:
     def loss_and_gradients(
         self,
         weights: Weights,
-        batches: Iterable[Tokens],
-        number_format: Format,
+        tokens: Tokens,
+        form: Format,
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Loss per target token in nats over ``batches``, and its gradients by name, in 64 bits; no
-        gradients without ``backward``.
+    ) -> Pass:
+        """One pass over ``tokens``, with gradients in 64 bits; the inputs of ReLUs are unknown.
 
         Ignores ``drops``: only the model itself knows where it drops.
         """
-        batches = list(batches)
-        device = batches[0][0].device
-        model = self.model.to(device, number_format.base).train()
+        source, target, labels = tokens
+        model = self.model.to(source.device, form.base).train()
         with torch.no_grad():
             for name, tensor in canonical_state_dict(model).items():
-                tensor.copy_(number_format.weight(weights[name].to(number_format.base)))
+                tensor.copy_(form.weight(weights[name].to(form.base)))
         model.zero_grad()
-        count = sum(int((labels != PADDING).sum()) for _, _, labels in batches)
-        losses = []
-        for source, target, labels in batches:
-            with self._autocast(device, number_format), torch.set_grad_enabled(backward):
-                logits = self.logits(source, target)
-            loss = smoothed_loss(logits.to(number_format.base), labels, self.smoothing)
-            if backward:
-                (loss.sum() / count).backward()
-            losses.append(loss.detach().double())
-        self.losses = torch.cat(losses)
-        mean = float(self.losses.sum()) / count
-        if not backward:
-            return mean, {}
-        # The gradients replace the weights, because only the model can give them their canonical names.
-        with torch.no_grad():
-            for p in model.parameters():
-                p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
-        gradients = {
-            name: tensor.to(torch.float64, copy=True)
-            for name, tensor in canonical_state_dict(model).items()
-            if name in self.trained
-        }
-        return mean, gradients
+        count = int((labels != PADDING).sum())
+        with self._autocast(source.device, form), torch.set_grad_enabled(backward):
+            logits = self.logits(source, target)
+        loss = smoothed_loss(logits.to(form.base), labels, self.smoothing)
+        losses = loss.detach().double()
+        gradients = {}
+        if backward:
+            (loss.sum() / count).backward()
+            # They replace the weights, because only the model can give them their canonical names.
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+            gradients = {
+                name: tensor.to(torch.float64, copy=True)
+                for name, tensor in canonical_state_dict(model).items()
+                if name in self.trained
+            }
+        return Pass(float(losses.sum()) / count, gradients, losses, [])
 
     @staticmethod
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:

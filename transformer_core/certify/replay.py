@@ -108,13 +108,25 @@ class _Micro:
     draws: Sentence = field(default_factory=dict)
     """By place, the first elements of the mask in drawing order; -1 if unknown."""
 
+    def sentences(self) -> list[tuple[Key, Sentence]]:
+        """Every sentence with its masks."""
+        pairs = zip(self.tokens["source"], self.tokens["target"], strict=True)
+        return [
+            ((_key(source), _key(target)), {place: parts[i] for place, parts in self.masks.items()})
+            for i, (source, target) in enumerate(pairs)
+        ]
 
-class MaskReader:
-    """Reads the masks of every forward pass of a training. Every rank needs one."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.spec = setup, setup.spec
+class Replay:
+    """Reads the masks of every forward pass of a training, and collects those of all ranks on the main
+    one. Every rank needs it."""
+
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        self.setup, self.spec, self.folder = setup, setup.spec, folder
+        self.steps: list[Step] = []
+        """All steps so far; empty on other ranks than the main one."""
         self.micros: list[_Micro] = []
+        """The micro-batches since the last step."""
         self._micro: _Micro | None = None
         self._calls: dict[str, int] = {}
         model: Any = setup.model
@@ -129,14 +141,36 @@ class MaskReader:
         setup.module.register_forward_pre_hook(self._begin)
         setup.module.register_forward_hook(self._end)
 
-    def take(self) -> list[_Micro]:
-        """The micro-batches since the last call. Raises NotReplayed if a place has no mask."""
+    def collect(self, step: int) -> "Step | None":
+        """The masks of ``step``, which has just completed; None on ranks other than the main one.
+        Raises NotReplayed, on all ranks, if a place has no mask."""
         taken, self.micros = self.micros, []
         expected = set(places_of(self.spec.model))
         for micro in taken:
             if lacking := sorted(expected - micro.masks.keys()):
                 raise NotReplayed(f"{lacking[0]} drew no masks where they can be read")
-        return taken
+        mine = [(micro.sentences(), micro.draws) for micro in taken]
+        several = self.setup.process.world_size > 1
+        ranks = self._of_all_ranks(step, mine) if several else [mine]
+        if not ranks:
+            return None
+        self.steps.append(Step(self.spec.model.dropout, ranks))
+        return self.steps[-1]
+
+    def _of_all_ranks(self, step: int, mine: "Micros") -> "list[Micros]":
+        """The masks of every rank on the main one; nothing on the others."""
+        world, rank = self.setup.process.world_size, self.setup.process.rank
+        files = [self.folder / f"masks-{step}-{number}.pt" for number in range(world)]
+        with atomic_path(files[rank]) as temporary:
+            # Sorted by name: :func:`observed` compares each place with the one before it.
+            torch.save([(masks, dict(sorted(draws.items()))) for masks, draws in mine], temporary)
+        self.setup.strategy.synchronise()
+        found = []
+        if self.setup.process.is_main:
+            found = [torch.load(file, weights_only=True) for file in files]
+        self.setup.strategy.synchronise()
+        files[rank].unlink()
+        return found
 
     def _begin(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         source, target = given[0], given[1]
@@ -179,9 +213,8 @@ class MaskReader:
 
     def _watch_attention(self, name: str, module: Attention) -> None:
         real, attention = module.attend, module.attention
-        blocks: list[Blocks | None] = [None]
-        found: list[Tensor] = []
-        seen: list[Tensor] = []
+        drawn: list[tuple[Tensor, Tensor]] = []
+        """For each call, which weights are kept and which are visible."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, *more: Any) -> Tensor:
             with self._reading(module) as micro:
@@ -190,9 +223,8 @@ class MaskReader:
                     m = v.size(-2)
                     identity = torch.eye(m, dtype=v.dtype, device=v.device)
                     identity = identity.expand(*v.shape[:-2], m, m)
-                    weights = read(identity, mask, causal, *more)
-                    found.append(weights != 0)
-                    seen.append(read(identity, mask, causal, 0.0, *more[1:]) != 0)
+                    kept = read(identity, mask, causal, *more) != 0
+                    drawn.append((kept, read(identity, mask, causal, 0.0, *more[1:]) != 0))
             with self._pausing():
                 return real(q, k, v, mask, causal, *more)
 
@@ -200,14 +232,14 @@ class MaskReader:
             q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool = False
         ) -> Tensor:
             micro = self._micro
-            blocks[0] = mask if isinstance(mask, Blocks) else None
-            found.clear()
-            seen.clear()
-            result: Tensor = attention(q, k, v, mask, causal)
-            if micro is not None and self._micro is micro and found:
-                micro.masks[name] = self._of_attention(micro, name, list(found), blocks[0])
-                drawn, known = (each[0].flatten()[:FIRST] for each in (found, seen))
-                micro.draws[name] = drawn.to(torch.int8).masked_fill(~known, -1).cpu()
+            drawn.clear()
+            result = attention(q, k, v, mask, causal)
+            if micro is not None and self._micro is micro and drawn:
+                blocks = mask if isinstance(mask, Blocks) else None
+                masks = [kept for kept, _ in drawn]
+                micro.masks[name] = self._of_attention(micro, name, masks, blocks)
+                kept, known = (each.flatten()[:FIRST] for each in drawn[0])
+                micro.draws[name] = kept.to(torch.int8).masked_fill(~known, -1).cpu()
             return result
 
         module.attend = attend
@@ -309,49 +341,6 @@ def places_of(spec: Transformer | DecoderOnly | Any) -> Iterator[str]:
         for layer in range(layers):
             yield from (f"{stack}.{layer}.{part}" for part in parts)
             yield from (f"{stack}.{layer}.residuals.{number}" for number in range(len(parts)))
-
-
-class Replay:
-    """Collects the masks that all ranks drew in a step on the main rank."""
-
-    def __init__(self, setup: Setup, folder: Path) -> None:
-        self.reader, self.setup, self.folder = MaskReader(setup), setup, folder
-        self.p = setup.spec.model.dropout
-        self.steps: list[Step] = []
-        """All steps so far; empty on other ranks than the main one."""
-
-    def collect(self, step: int) -> "Step | None":
-        """The masks of ``step``, which has just completed; None on ranks other than the main one.
-        Raises NotReplayed, on all ranks, if a place has no mask."""
-        found = self._collected(step)
-        if found is not None:
-            self.steps.append(found)
-        return found
-
-    def _collected(self, step: int) -> "Step | None":
-        world, rank = self.setup.process.world_size, self.setup.process.rank
-        mine = [(_sentences(micro), micro.draws) for micro in self.reader.take()]
-        if world == 1:
-            return Step(self.p, [mine])
-        files = [self.folder / f"masks-{step}-{number}.pt" for number in range(world)]
-        with atomic_path(files[rank]) as temporary:
-            # Sorted by name: :func:`observed` compares each place with the one before it.
-            torch.save([(masks, dict(sorted(draws.items()))) for masks, draws in mine], temporary)
-        self.setup.strategy.synchronise()
-        found = None
-        if self.setup.process.is_main:
-            found = Step(self.p, [torch.load(file, weights_only=True) for file in files])
-        self.setup.strategy.synchronise()
-        files[rank].unlink()
-        return found
-
-
-def _sentences(micro: _Micro) -> list[tuple[Key, Sentence]]:
-    found = []
-    for i, target in enumerate(micro.tokens["target"]):
-        key = _key(micro.tokens["source"][i]), _key(target)
-        found.append((key, {place: parts[i] for place, parts in micro.masks.items()}))
-    return found
 
 
 def _key(tokens: Tensor) -> tuple[int, ...]:

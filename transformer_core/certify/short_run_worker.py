@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress
 from transformer_core.common.records import read_record
 from transformer_core.data.batching.epoch_plan import plan_epoch
-from transformer_core.data.sharding.shard_store import PairStore, first_pairs, open_training_shards
+from transformer_core.data.sharding.shard_store import PairStore, first_pairs
 from transformer_core.machine.provenance import collect
 from transformer_core.machine.step_kernels import FirstStep
 from transformer_core.parallel.strategy import Strategy
@@ -51,7 +51,7 @@ from transformer_core.run.worker import Program
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup, assemble
 from transformer_core.training.loop import Diverged, optimizer_step, train
-from transformer_core.training.observer import Observer, Progress
+from transformer_core.training.observer import Progress
 from transformer_core.training.precision import ScaledAutocast
 
 STEPS_AS_TIMED = 3
@@ -64,6 +64,10 @@ OVERFLOWING = 2.0**100
 """A loss scale at which every gradient overflows."""
 
 
+class Enough(Exception):
+    """All steps that were asked for are done."""
+
+
 class Recorder(Progress):
     """Records the results of every step of a short run; they stay on the device until :meth:`read`."""
 
@@ -73,11 +77,11 @@ class Recorder(Progress):
         progress: RunProgress,
         checker: Checker | None = None,
         kernels: FirstStep | None = None,
+        last: int | None = None,
     ) -> None:
+        """Ends the training after step ``last`` by raising :class:`Enough`."""
         super().__init__(progress)
-        self.strategy = strategy
-        self.checker = checker
-        self.kernels = kernels
+        self.strategy, self.checker, self.kernels, self.last = strategy, checker, kernels, last
         self.target_tokens: list[int] = []
         self.loss_sums: list[Tensor] = []
         self.norms: list[Tensor] = []
@@ -97,6 +101,11 @@ class Recorder(Progress):
         self.differences.append(self.strategy.replica_difference())
         if self.checker is not None:
             self.checker.updated(step, target_tokens, loss_sum, norm)
+
+    def step_done(self, step: int, *counts: Any) -> None:
+        super().step_done(step, *counts)
+        if step == self.last:
+            raise Enough
 
     def read(self, seed: int, initial_sha256: str) -> SeedTrajectory:
         """The record of all ranks, on every rank. Raises Diverged if a loss is not finite."""
@@ -149,7 +158,6 @@ class Recorded:
 def record(
     spec: RunSpec,
     process: Process,
-    vocabulary: int,
     stores: tuple[PairStore, PairStore],
     output: Path,
     save_weights: bool,
@@ -164,18 +172,20 @@ def record(
     checks a few more steps without them. A training that is not ``checked`` only records the values
     that others are compared with.
     """
+    vocabulary = stores[0].manifest.vocabulary
     setup = assemble(spec, process, vocabulary, *stores)
-    looks = save_weights and checked
     dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"dropout": dropout})})
     unread = obstacle(dropping, process.device) if dropout else "nothing is dropped"
     tensors = CanonicalTensors(setup, vocabulary, dropout)
     checker = None
-    if looks:
-        checker = Checker(setup, tensors, vocabulary, output / "resumed", follows=not unread)
+    if save_weights and checked:
+        checker = Checker(setup, tensors, output / "resumed", follows=not unread)
+    nowhere = output / "no-checkpoints"
     initial = checker.weights if checker else tensors.weights()
     with FirstStep() as kernels:
         watched = kernels if save_weights else None
-        trajectory = _trained(setup, output, digest(initial), checker, watched)
+        recorder = _trained(setup, nowhere, checker, watched, show=True)
+        trajectory = recorder.read(spec.training.seed, digest(initial))
     if not save_weights:
         return Recorded(trajectory, setup.strategy, None)
     final = checker.weights if checker else tensors.weights()
@@ -186,54 +196,59 @@ def record(
     seen = kernels.read(setup.model)
     known: dict[str, Any] = {}
     if not checked:
-        again = assemble(spec, process, vocabulary, *stores)
+        again = _assembled(setup, spec)
         tensors = tensors.of(again)
         tensors.write(in_the_last_place(initial))
-        disturbed = _trained(again, output, trajectory.initial_sha256)
+        recorder = _trained(again, nowhere, show=True)
+        disturbed = recorder.read(spec.training.seed, trajectory.initial_sha256)
         apart = Weights(_arrays(tensors.weights()), _arrays(final), _arrays(initial))
         known["floor"] = course_floor(trajectory, disturbed, apart)
     if dropout:
         known["dropout_probability"] = dropout
         if checker and not unread:
             try:
-                few = _near_the_end(setup)
-                known |= _replayed(
-                    dropping, late, process, vocabulary, few, stores[1], output, checker
-                )
+                known |= _replayed(setup, dropping, late, output, checker)
             except NotReplayed as error:
                 unread = str(error)
-                validation = checker.validation()
+                changed = {"validation": checker.validation()}
                 if trajectory.checks is not None:
-                    changed = {"validation": validation}
                     known["checks"] = trajectory.checks.model_copy(update=changed)
         if checker and unread:
             known["not_replayed"] = unread
         if not checker or unread:
-            known["moments"] = dropout_moments(assemble(dropping, process, vocabulary, *stores))
+            known["moments"] = dropout_moments(_assembled(setup, dropping))
         fewer = readable_vocabulary(spec, vocabulary) if checker and unread else None
         if fewer is not None:
             read = assemble(readable(dropping), process, fewer, *stores)
             known["dropout"] = known_dropout(read, fewer)
     if seen.deterministic and checked:
-        known["as_timed"] = _as_timed(spec, process, tensors, vocabulary, stores, output)
+        known["as_timed"] = _as_timed(setup, tensors, output)
     return Recorded(trajectory.model_copy(update=known), setup.strategy, seen)
+
+
+def _assembled(like: Setup, spec: RunSpec) -> Setup:
+    """Another training by the same process on the same data."""
+    vocabulary = like.train_store.manifest.vocabulary
+    return assemble(spec, like.process, vocabulary, like.train_store, like.validation_store)
 
 
 def _trained(
     setup: Setup,
-    output: Path,
-    initial_sha256: str,
+    checkpoints: Path,
     checker: Checker | None = None,
     kernels: FirstStep | None = None,
-) -> SeedTrajectory:
-    """Runs a short training and returns its record."""
+    last: int | None = None,
+    show: bool = False,
+) -> Recorder:
+    """Runs a short training, or the part of one up to step ``last``."""
     spec = setup.spec
     name = f"{spec.variant}, short run, seed {spec.training.seed}"
-    progress = RunProgress(name, spec.training.steps, show=setup.process.is_main)
-    recorder = Recorder(setup.strategy, progress, checker, kernels)
-    train(setup, recorder, output / "no-checkpoints", validate_last=False)
+    progress = RunProgress(name, spec.training.steps, show=show and setup.process.is_main)
+    recorder = Recorder(setup.strategy, progress, checker, kernels, last)
+    with contextlib.suppress(Enough):
+        train(setup, recorder, checkpoints, validate_last=False)
     progress.close()
-    return recorder.read(spec.training.seed, initial_sha256)
+    return recorder
 
 
 def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
@@ -241,21 +256,13 @@ def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
 
 
 def _replayed(
-    spec: RunSpec,
-    late: LateSteps | None,
-    process: Process,
-    vocabulary: int,
-    few: tuple[PairStore, tuple[int, int] | None],
-    validation: PairStore,
-    output: Path,
-    before: Checker,
+    like: Setup, spec: RunSpec, late: LateSteps | None, output: Path, before: Checker
 ) -> dict[str, Any]:
     """Trains and checks a few steps with dropout, across the end of an epoch, with the schedule of
     the timed run. The plain model applies the masks that the run drew.
 
-    The training resumes from a checkpoint, like an interrupted one. ``few`` are the pairs and the
-    position from :func:`_near_the_end`; ``before`` checked the training without dropout. Raises
-    NotReplayed if the masks cannot be read.
+    The training resumes from a checkpoint, like an interrupted one. ``before`` checked the training
+    ``like`` it without dropout. Raises NotReplayed if the masks cannot be read.
     """
     training = spec.training
     if late is not None:
@@ -263,8 +270,8 @@ def _replayed(
     warmup = getattr(training.schedule, "warmup", 0)
     done = max(0, min(max(LATE, warmup // 10), training.steps - STEPS_REPLAYED))
     spec = spec.model_copy(update={"training": training})
-    store, last = few
-    setup = assemble(spec, process, vocabulary, store, validation)
+    store, last = _near_the_end(like)
+    setup = _assembled(replace(like, train_store=store), spec)
     folder = output / "replayed"
     if last is not None:
         steps = [{"step": done, "epoch": last[0], "batch": last[1]}]
@@ -273,27 +280,13 @@ def _replayed(
         setup.strategy.synchronise()  # until the main rank has renamed it
     else:
         done = 0
-    replay = Replay(setup, folder)
-    checker = Checker(
-        setup,
-        before.tensors.of(setup),
-        vocabulary,
-        folder,
-        replay,
-        done,
-        last,
-        STEPS_REPLAYED,
-        before.floors,
-    )
-    progress = RunProgress(f"{spec.variant}, with dropout", STEPS_REPLAYED, show=False)
-    recorder = Recorder(setup.strategy, progress, checker)
-    stop = StopAfter(recorder, done + STEPS_REPLAYED)
-    with contextlib.suppress(Enough):
-        train(setup, stop, folder / "checkpoints", validate_last=False)
-    progress.close()
+    replay, end = Replay(setup, folder), done + STEPS_REPLAYED
+    tensors = before.tensors.of(setup)
+    checker = Checker(setup, tensors, folder, replay, range(done + 1, end + 1), last, before.floors)
+    _trained(setup, folder / "checkpoints", checker, last=end)
     setup.strategy.synchronise()
     checks = checker.read()
-    if process.is_main:
+    if setup.process.is_main:
         shutil.rmtree(folder, ignore_errors=True)
     if checks is None:
         return {}
@@ -332,47 +325,16 @@ def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:
     return store, (0, count - 2) if count > 1 else None
 
 
-class Enough(Exception):
-    """All steps that were asked for are done."""
-
-
-class StopAfter(Observer):
-    """Ends a training after step ``last``."""
-
-    def __init__(self, recorder: Recorder, last: int) -> None:
-        self.recorder, self.last = recorder, last
-
-    def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
-        self.recorder.updated(step, target_tokens, loss_sum, norm)
-
-    def step_done(
-        self, step: int, pairs: int, tokens: int, padded_tokens: int, input_wait_seconds: float
-    ) -> None:
-        if step >= self.last:
-            raise Enough
-
-
-def _as_timed(
-    spec: RunSpec,
-    process: Process,
-    tensors: CanonicalTensors,
-    vocabulary: int,
-    stores: tuple[PairStore, PairStore],
-    output: Path,
-) -> Checks | None:
+def _as_timed(like: Setup, tensors: CanonicalTensors, output: Path) -> Checks | None:
     """Checks a few steps without deterministic algorithms, because timed runs do not use these and
     so run some other kernels. None on ranks other than the main one."""
     torch.use_deterministic_algorithms(False)
     try:
-        steps = min(spec.training.steps, STEPS_AS_TIMED)
-        training = spec.training.model_copy(update={"steps": steps})
-        short = spec.model_copy(update={"training": training})
-        setup = assemble(short, process, vocabulary, *stores)
-        checker = Checker(setup, tensors.of(setup), vocabulary, output / "resumed")
-        progress = RunProgress(f"{spec.variant}, as timed", steps, show=False)
-        recorder = Recorder(setup.strategy, progress, checker)
-        train(setup, recorder, output / "no-checkpoints", validate_last=False)
-        progress.close()
+        steps = min(like.spec.training.steps, STEPS_AS_TIMED)
+        training = like.spec.training.model_copy(update={"steps": steps})
+        setup = _assembled(like, like.spec.model_copy(update={"training": training}))
+        checker = Checker(setup, tensors.of(setup), output / "resumed")
+        _trained(setup, output / "no-checkpoints", checker)
         return checker.read()
     finally:
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -382,27 +344,17 @@ def work(order: ShortRunOrder, program: Program) -> None:
     """Trains the seeds one after the other; the main rank writes the weights and trajectory.json."""
     started, began = datetime.now(UTC), time.monotonic()
     spec = order.spec
-    process = program.process
+    process, stores = program.process, program.stores
     make_deterministic(process.device)
-    stores = open_training_shards(order.data)
     found: list[Recorded] = []
     for number in range(order.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})
         seeded = spec.model_copy(update={"training": training})
+        # The reference gets no certificate: the others are compared with it.
+        checked, first = spec.variant != REFERENCE, number == 0
         # One process trains all seeds: starting another takes longer than a few steps of a small model.
         found.append(
-            record(
-                seeded,
-                process,
-                stores[0].manifest.vocabulary,
-                stores,
-                order.output,
-                number == 0,
-                order.dropout,
-                # The reference gets no certificate: the others are compared with it.
-                checked=spec.variant != REFERENCE,
-                late=order.late,
-            )
+            record(seeded, process, stores, order.output, first, order.dropout, checked, order.late)
         )
         if _enough(order, [each.trajectory for each in found], found[-1].strategy, began):
             break

@@ -3,7 +3,7 @@ measures how far a tensor is from its expected value."""
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class CanonicalTensors:
 
     def __init__(self, setup: Setup, vocabulary: int, dropout: float = 0.0) -> None:
         """``pattern``, a model on the CPU that gives names and shapes, gets this ``dropout``."""
-        self.setup = setup
+        self.setup, self.vocabulary = setup, vocabulary
         self.keep = setup.process.is_main
         model = setup.spec.model.model_copy(update={"dropout": dropout})
         with torch.random.fork_rng(devices=[]):
@@ -46,7 +46,8 @@ class CanonicalTensors:
         self.trained = trained_names(self.pattern)
         # Both share memory with the pattern: values written to one can be read from the other.
         self._written = dict(self.pattern.state_dict())
-        self._canonical = canonical_state_dict(self.pattern)
+        self.canonical = canonical_state_dict(self.pattern)
+        """Tensors with the names and shapes of the weights, but any values, on every rank."""
 
     def of(self, setup: Setup) -> "CanonicalTensors":
         """A reader for another training of the same model by the same processes."""
@@ -66,14 +67,10 @@ class CanonicalTensors:
             return None
         return self._read(named_tensors(self.setup.model))
 
-    def pattern_weights(self) -> dict[str, Tensor]:
-        """Tensors with the names and shapes of the weights, but any values, on every rank."""
-        return self._canonical
-
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
         """Overwrites the training's weights; every rank must pass the same ``weights``."""
-        for name, tensor in self._canonical.items():
+        for name, tensor in self.canonical.items():
             tensor.copy_(weights[name])
         masters = masters_of(self.setup.optimizer)
         for name, tensor in named_tensors(self.setup.model).items():
@@ -83,29 +80,22 @@ class CanonicalTensors:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradient that the optimizer used for each trained tensor; zeros for one without."""
-        found = {
-            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for name, tensor in named_tensors(self.setup.model).items()
-            if tensor.requires_grad
-        }
-        return self._read(found, zero=True)
+        return self.of_trained(lambda parameter: parameter.grad)
 
     def held_back(self) -> dict[str, Tensor] | None:
         """The parts of gradients that messages have left out so far and will send later; None if
         messages never leave anything out."""
         kept = self.setup.strategy.held_back()
-        if kept is None:
-            return None
-        found = {
-            name: kept.get(tensor, torch.zeros_like(tensor))
-            for name, tensor in named_tensors(self.setup.model).items()
-            if tensor.requires_grad
-        }
-        return self._read(found, zero=True)
+        return None if kept is None else self.of_trained(kept.get)
 
-    def of_trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole ``tensors``, one for every trained parameter, given under the model's own names."""
-        return self._read(tensors, zero=True)
+    def of_trained(self, value: Callable[[Tensor], Tensor | None]) -> dict[str, Tensor]:
+        """A ``value`` of every trained parameter, as whole tensors; zeros where it is None."""
+        found = {}
+        for name, parameter in named_tensors(self.setup.model).items():
+            if parameter.requires_grad:
+                own = value(parameter)
+                found[name] = torch.zeros_like(parameter) if own is None else own
+        return self._read(found, zero=True)
 
     @torch.no_grad()
     def _read(self, tensors: Mapping[str, Tensor], zero: bool = False) -> dict[str, Tensor]:
@@ -123,7 +113,7 @@ class CanonicalTensors:
             return {}
         return {
             name: tensor.clone(memory_format=torch.contiguous_format)
-            for name, tensor in self._canonical.items()
+            for name, tensor in self.canonical.items()
             if name in self.trained or not zero
         }
 

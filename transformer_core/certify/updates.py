@@ -10,6 +10,8 @@ The emulation shares no code with the trained optimizer.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +21,8 @@ from torch import Tensor
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import TensorDistance
 from transformer_core.certify.number_formats import to_bf16
+from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.observe.expected_updates import ExpectedUpdates, expected_rate
-from transformer_core.parallel.sharded_weights import named_tensors
 from transformer_core.training.assemble import Setup
 from transformer_core.training.optimizer import masters_of
 
@@ -182,21 +184,17 @@ def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
     return torch.cat(parts).to(values.dtype)
 
 
-def kept_moments(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """The first and second moments that the optimizer keeps, by parameter name; None unless it keeps
-    them in 8 bits."""
+def kept_moments(tensors: CanonicalTensors) -> list[dict[str, Tensor]] | None:
+    """The first and second moments that the optimizer keeps; None unless it keeps them in 8 bits."""
+    setup = tensors.setup
     if setup.spec.training.optimizer.state.moment_bits != 8:
         return None
-    parameters = {n: p for n, p in named_tensors(setup.model).items() if p.requires_grad}
-    first, second = (
-        {name: _kept(setup.optimizer.state[p], number, p) for name, p in parameters.items()}
-        for number in (1, 2)
-    )
-    return first, second
+    return [tensors.of_trained(partial(_kept, setup.optimizer.state, n)) for n in (1, 2)]
 
 
-def _kept(state: dict[str, Tensor], number: int, parameter: Tensor) -> Tensor:
-    moments = state[f"state{number}"]
+def _kept(states: Mapping[Tensor, Any], number: int, parameter: Tensor) -> Tensor:
+    state = states[parameter]
+    moments: Tensor = state[f"state{number}"]
     if moments.dtype != torch.uint8:
         return moments
     values = state[f"qmap{number}"][moments.flatten().long()]

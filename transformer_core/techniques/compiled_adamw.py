@@ -58,13 +58,8 @@ class CompiledAdamW(DecayedMoments):
                     for group, rate in zip(self.param_groups, rates, strict=True):
                         group["lr"] = rate
 
-        arguments: dict[str, Any] = {"betas": self.betas, "eps": self.eps}
-        optimizer = Compiled(
-            [parameter for _, parameter in named],
-            lr=0.0,
-            weight_decay=self.weight_decay,
-            capturable=device.type == "cuda",
-            **arguments,
-        )
+        adam: dict[str, Any] = {"betas": self.betas, "eps": self.eps}
+        adam |= {"weight_decay": self.weight_decay, "capturable": device.type == "cuda"}
+        optimizer = Compiled([parameter for _, parameter in named], lr=0.0, **adam)
         optimizer.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
         return optimizer

@@ -35,10 +35,8 @@ class CutCrossEntropy(LossFacts, Schema):
         if torch.is_autocast_enabled(device):
             hidden = hidden.to(torch.get_autocast_dtype(device))
         h, y = hidden.flatten(0, 1), labels.flatten()
-        loss: Tensor = function(
-            h, output.to(h.dtype), y, ignore_index=padding, reduction="sum"
-        ).float()
-        return loss + smoothing_term(h, output, y, smoothing, padding)
+        loss = function(h, output.to(h.dtype), y, ignore_index=padding, reduction="sum")
+        return loss.float() + smoothing_term(h, output, y, smoothing, padding)
 
 
 def library(x: "Tensor") -> Any:

@@ -28,7 +28,7 @@ class LigerLoss(LossFacts, Schema):
         import torch
 
         function = library("training.loss: liger", hidden).liger_fused_linear_cross_entropy
-        loss: Tensor = function(
+        loss = function(
             hidden.flatten(0, 1),
             output,
             labels.flatten(),

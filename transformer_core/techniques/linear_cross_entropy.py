@@ -38,7 +38,7 @@ class LinearCrossEntropy(LossFacts, Schema):
         from torch.nn import LinearCrossEntropyOptions
 
         h, y = hidden.flatten(0, 1), labels.flatten()
-        loss: Tensor = F.linear_cross_entropy(
+        loss = F.linear_cross_entropy(
             h, output, y, reduction="sum", ignore_index=padding, options=LinearCrossEntropyOptions()
         )
         return loss + smoothing_term(h, output, y, smoothing, padding)
@@ -58,5 +58,4 @@ def smoothing_term(
         return 0.0
     apart = F.embedding(labels, output) - output.mean(0)
     terms = (hidden * apart).sum(-1).masked_fill(labels == padding, 0.0)
-    result: Tensor = smoothing * terms.sum()
-    return result
+    return smoothing * terms.sum()

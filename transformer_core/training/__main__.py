@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
@@ -90,14 +90,6 @@ def check_processes(spec: RunSpec) -> None:
     )
 
 
-def check_spec(data: dict[str, Any]) -> RunSpec:
-    """The run spec, changed by options; ConfigError if they make it invalid."""
-    try:
-        return RunSpec.model_validate(data)
-    except ValidationError as error:
-        raise from_validation(error, RunSpec, "command line") from None
-
-
 @program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -105,23 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Train a run spec, validate, keep checkpoints, and save the model. Run the "
         "same command again to resume from the last checkpoint. A finished training is not repeated.",
     )
-    parser.add_argument(
-        "--spec",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="the run spec, such as results/recommended.yaml or results/runs/single/spec.json",
-    )
+    option = partial(parser.add_argument, type=Path, required=True)
+    about = "the run spec, such as results/recommended.yaml or results/runs/single/spec.json"
+    option("--spec", metavar="FILE", help=about)
     about = "folder of the tokenized corpus: results/data/<corpus>"
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=about)
-    about = "folder for the model and its checkpoints"
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=about)
-    parser.add_argument(
-        "--checkpoint-every",
-        type=int,
-        metavar="STEPS",
-        help="steps between checkpoints, 0 for none (default: training.checkpoint_every)",
-    )
+    option("--data", metavar="DIR", help=about)
+    option("--output", metavar="DIR", help="folder for the model and its checkpoints")
+    about = "steps between checkpoints, 0 for none (default: training.checkpoint_every)"
+    parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help=about)
     given = parser.parse_args(arguments)
     main_rank = int(os.environ.get("RANK", "0")) == 0
     try:
@@ -129,7 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.checkpoint_every is not None:
             changed = {"checkpoint_every": given.checkpoint_every}
             training = {"training": spec.training.model_dump() | changed}
-            spec = check_spec(spec.model_dump() | training)
+            try:
+                spec = RunSpec.model_validate(spec.model_dump() | training)
+            except ValidationError as error:
+                raise from_validation(error, RunSpec, "command line") from None
         check_processes(spec)
         process = this_process(spec.machine, spec.processes_per_node)
         if process.is_main:

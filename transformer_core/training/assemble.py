@@ -48,11 +48,6 @@ class Setup(Trainer):
     train_store: PairStore
     validation_store: PairStore
 
-    def should_log(self, step: int) -> bool:
-        """Whether the host reads the loss of ``step``."""
-        training = self.spec.training
-        return step % training.log_every == 0 or step in (1, training.steps)
-
 
 def unwatched(moment: str) -> None:
     """Watches nothing."""

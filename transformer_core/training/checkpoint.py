@@ -160,9 +160,11 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
         _load_optimizer(setup, tensors, record["optimizer"])
     setup.precision.load(record["precision"])
     if record["world_size"] == setup.process.world_size:
-        file = _shard(path, setup.process.rank)
-        _load_random_state(file, setup.strategy.devices)
-        setup.strategy.remember(_messages(file))
+        with safe_open(_shard(path, setup.process.rank), "pt") as own:
+            _load_random_state(own, setup.strategy.devices)
+            names = [name for name in own.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
+            messages = {name.removeprefix(_MESSAGES): own.get_tensor(name) for name in names}
+        setup.strategy.remember(messages)
     return record["step"], record["state"]
 
 
@@ -314,15 +316,8 @@ def _random_state(devices: Sequence[torch.device]) -> dict[str, Tensor]:
     }
 
 
-def _load_random_state(file: Path, devices: Sequence[torch.device]) -> None:
+def _load_random_state(tensors: Any, devices: Sequence[torch.device]) -> None:
     gpus = [device for device in devices if device.type == "cuda"]
-    with safe_open(file, "pt") as tensors:
-        torch.set_rng_state(tensors.get_tensor(f"{_RANDOM}cpu"))
-        for number, device in enumerate(gpus):
-            torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
-
-
-def _messages(file: Path) -> dict[str, Tensor]:
-    with safe_open(file, "pt") as tensors:
-        names = [name for name in tensors.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
-        return {name.removeprefix(_MESSAGES): tensors.get_tensor(name) for name in names}
+    torch.set_rng_state(tensors.get_tensor(f"{_RANDOM}cpu"))
+    for number, device in enumerate(gpus):
+        torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)

@@ -1,10 +1,11 @@
-"""The training loop. It knows no techniques, which belong to strategy, precision and observer."""
+"""The training loop. It knows no techniques, which belong to strategy, precision and observer, except
+that CUDA graphs are recorded before the first step."""
 
 import gc
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,17 @@ import torch
 from schemas.errors import Diverged
 from schemas.results import Validation
 from transformer_core.data.batching.feeding import GlobalBatch
+from transformer_core.models.compiled_layers import UNPLAYED
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup, Trainer
 from transformer_core.training.evaluation import validation_loss
-from transformer_core.training.graph_recording import record_graphs
 from transformer_core.training.history import History
 from transformer_core.training.observer import Observer
 from transformer_core.training.optimizer import learning_rate
+
+_SEARCHED = 400
+"""Number of batches of the first epoch whose shapes we record; batching rounds widths and rows, so
+few new shapes occur later."""
 
 
 def train(
@@ -40,7 +45,7 @@ def train(
         observer.load(state["observer"])
 
     setup.module.train()
-    record_graphs(setup)
+    _record_graphs(setup)
     batches = setup.strategy.batches(setup.feed, *history.position)
     # Without collections between steps, exclude everything allocated so far from later ones.
     if setup.spec.machine.garbage_collection == "off":
@@ -59,7 +64,7 @@ def train(
             loss_sum, norm = optimizer_step(setup, batch, rate)
             observer.updated(step, batch.target_tokens, loss_sum, norm)
             loss = None
-            if setup.should_log(step):
+            if step % training.log_every == 0 or step in (1, training.steps):
                 loss = float(setup.strategy.sum(loss_sum)) / batch.target_tokens
                 _check_finite(loss, f"training loss at step {step}")
                 observer.logged(step, loss)
@@ -83,23 +88,47 @@ def train(
     return history
 
 
-@contextmanager
-def averaged(optimizer: Any) -> Iterator[None]:
-    """Within the block, the weights are the averages that some optimizers keep."""
-    if not hasattr(optimizer, "eval"):
-        yield
+def _record_graphs(setup: Setup) -> None:
+    """Records the CUDA graphs of a training before its first step: runs forward and backward, without
+    updates, on one batch of each shape, as often as recording takes. Does nothing unless the layers
+    use graphs, and does not change the random numbers of the training.
+
+    torch records a graph when a layer sees inputs of a new shape for the second time. Recording takes
+    as long as many steps, so a new shape within a timed window would spoil the measurement.
+    """
+    if getattr(setup.model, "compile_kind", "none") != "graphs":
         return
-    optimizer.eval()
-    yield
-    optimizer.train()
+    seen: set[tuple[torch.Size, ...]] = set()
+    devices = [device for device in setup.strategy.devices if device.type == "cuda"]
+    with (
+        torch.random.fork_rng(devices),
+        closing(setup.strategy.batches(setup.feed, 0, 0)) as batches,
+    ):
+        first = takewhile(lambda batch: batch.epoch == 0, batches)
+        for batch in islice(first, min(_SEARCHED, setup.spec.training.steps)):
+            for micro in batch.micro_batches:
+                shape = tuple(each.shape for each in micro.fields if isinstance(each, torch.Tensor))
+                repeats = 0 if shape in seen else UNPLAYED
+                seen.add(shape)
+                for _ in range(repeats):
+                    setup.optimizer.zero_grad(set_to_none=True)
+                    with setup.precision.autocast():
+                        loss = setup.module(*micro.fields)
+                    setup.precision.backward(loss * 0)
+    setup.optimizer.zero_grad(set_to_none=True)
 
 
 def _validate(setup: Setup, observer: Observer, history: History, step: int) -> None:
     observer.pause()
     if not gc.isenabled():
         gc.collect()
-    with averaged(setup.optimizer):
-        value = validation_loss(setup)
+    optimizer: Any = setup.optimizer
+    averages = hasattr(optimizer, "eval")  # some optimizers keep averages of the weights
+    if averages:
+        optimizer.eval()
+    value = validation_loss(setup)
+    if averages:
+        optimizer.train()
     _check_finite(value, f"validation loss after step {step}")
     history.validations.append(Validation(step=step, loss=value))
     observer.validated(step, value)

@@ -45,6 +45,7 @@ def build_optimizer(
     fused = device.type in ("cuda", "cpu")
     named = list(named)
     parameters = [parameter for _, parameter in named]
+    sharded = any(map(is_sharded, parameters))
     if masters:
         if not isinstance(spec, AdamW):
             raise Unsupported(
@@ -54,22 +55,26 @@ def build_optimizer(
         return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
     match spec:
         case AdamW():
-            adam = _adam_arguments(spec)
             # None, not False, lets torch take all weights together on a GPU, one by one on a CPU.
-            return torch.optim.AdamW(
-                _group(parameters), fused=(spec.fused and fused) or None, **adam
-            )
+            fused_or_not = (spec.fused and fused) or None
+            adam = _adam_arguments(spec)
+            return torch.optim.AdamW(_group(parameters), fused=fused_or_not, **adam)
         case Adam():
             return torch.optim.Adam(_group(parameters), lr=0.0, betas=spec.betas, eps=spec.eps)
         case Sgd():
             group = _group(parameters, spec.rate_factor)
             # On shards, torch only has a fused step for Adam.
-            fused = fused and not _sharded(group)
+            fused = fused and not sharded
             return torch.optim.SGD(group, lr=0.0, momentum=spec.momentum, fused=fused)
+        case AdamW8bit() if sharded:
+            raise Unsupported(
+                "bitsandbytes' 8-bit AdamW cannot work on shards of parameters: use another "
+                "optimizer with FSDP, or use DDP"
+            )
         case AdamW8bit():
             return _eight_bit(spec, parameters, device)
         case _:  # a technique that builds its own optimizer
-            return spec.build(named, device, any(map(is_sharded, parameters)))
+            return spec.build(named, device, sharded)
 
 
 def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:
@@ -80,10 +85,6 @@ def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list
     return [{"params": some, "rate_factor": rate_factor} for some in found.values()]
 
 
-def _sharded(group: list[dict[str, Any]]) -> bool:
-    return any(is_sharded(parameter) for some in group for parameter in some["params"])
-
-
 def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:
     return {"lr": 0.0, "betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
 
@@ -91,12 +92,6 @@ def _adam_arguments(spec: AdamW | AdamW8bit) -> dict[str, Any]:
 def _eight_bit(
     spec: AdamW8bit, parameters: Iterable[nn.Parameter], device: torch.device
 ) -> Optimizer:
-    group = _group(parameters)
-    if _sharded(group):
-        raise Unsupported(
-            "bitsandbytes' 8-bit AdamW cannot work on shards of parameters: use another optimizer "
-            "with FSDP, or use DDP"
-        )
     try:
         # Imported late, because the library is optional and takes a second.
         from transformer_core.training.eight_bit_adamw import BlockwiseAdamW
@@ -113,7 +108,7 @@ def _eight_bit(
         BlockwiseAdamW([probe], **arguments).step()
     except (RuntimeError, AttributeError) as error:
         raise Unsupported(f"bitsandbytes cannot take a step on {device}: {error}") from error
-    return BlockwiseAdamW(group, **arguments)
+    return BlockwiseAdamW(_group(parameters), **arguments)
 
 
 MASTER = "master"  # name of the 32-bit weights in the state of a parameter

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sacrebleu
@@ -64,11 +65,10 @@ def evaluate(
     precision = build_precision(spec.training.precision, device)
     tokenizer = load_tokenizer(tokenizer_file, store.manifest.tokenizer_sha256)
     started = time.perf_counter()
+    ended: dict[str, Any] = {"variant": spec.variant, "status": "ok", "reason": None}
     if isinstance(spec.task, LanguageModel):
         return EvaluationResult(
-            variant=spec.variant,
-            status="ok",
-            reason=None,
+            **ended,
             bleu=None,
             chrf=None,
             signature=None,
@@ -91,9 +91,7 @@ def evaluate(
     chrf = sacrebleu.corpus_chrf(guesses, [references])
     shown = list(zip(sources, references, guesses, strict=True))[: spec.evaluation.samples]
     return EvaluationResult(
-        variant=spec.variant,
-        status="ok",
-        reason=None,
+        **ended,
         bleu=bleu.score,
         chrf=chrf.score,
         signature=str(metric.get_signature()),
