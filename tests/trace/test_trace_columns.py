@@ -189,7 +189,7 @@ def test_leaves_contain_no_operator_of_their_kind(ordered):
             for j in range(300)
         )
 
-    found = leaves(rows, kinds, [10, 11]).tolist()
+    found = leaves(rows, np.array([kinds[n] for n in name]), [10, 11]).tolist()
     assert found == [leaf(k) for k in range(300)]
     assert 30 < sum(found) < 270
 

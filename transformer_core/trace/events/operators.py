@@ -22,6 +22,8 @@ from pathlib import Path
 OPERATOR_CLASSES = ("contraction", "normalization", "element_wise", "communication", "other")
 CONTRACTION, NORMALIZATION, ELEMENT_WISE, COMMUNICATION, OTHER = OPERATOR_CLASSES
 """In the order of tables and figures."""
+COUNTED = (CONTRACTION, NORMALIZATION, ELEMENT_WISE)
+"""The classes whose arithmetic and traffic follow from the shapes; those of others are unknown."""
 
 Shape = Sequence[int]
 
@@ -95,7 +97,7 @@ def work_of(
         if "conv" in base:
             return _convolution(base, tensors, kinds, values)
         return _contraction(base, tensors, kinds)
-    if found not in (NORMALIZATION, ELEMENT_WISE) or not any(tensors):
+    if found not in COUNTED or not any(tensors):
         return UNKNOWN
     largest = max(math.prod(shape) for shape in tensors if shape)
     flops = largest * _TABLES["operations"].get(base, 1)

@@ -176,29 +176,26 @@ def _stretches_of(rows: Columns, places: Integers) -> Columns:
     return found
 
 
-class Forward:
-    """Operators with sequence numbers, and for each the first operator with the same number."""
-
-    def __init__(self, trace: ProcessTrace) -> None:
-        self._operators = trace.operators
-
-    @cached_property
-    def numbered(self) -> tuple[Columns, Integers]:
-        mine = self._operators
-        place = np.flatnonzero(mine["sequence"] >= 0)
-        rows = _stretches_of(mine, place)
-        order = np.argsort(rows["t0"], kind="stable")
-        sequence = mine["sequence"][place][order]
-        _, earliest, group = np.unique(sequence, return_index=True, return_inverse=True)
-        first = np.empty(len(order), np.int64)
-        first[order] = order[earliest[group.reshape(-1)]]
-        return rows, first
+def first_operators(trace: ProcessTrace) -> tuple[Columns, Integers]:
+    """The operators with sequence numbers, and for each the first one with the same number."""
+    mine = trace.operators
+    place = np.flatnonzero(mine["sequence"] >= 0)
+    rows = _stretches_of(mine, place)
+    order = np.argsort(rows["t0"], kind="stable")
+    sequence = mine["sequence"][place][order]
+    _, earliest, group = np.unique(sequence, return_index=True, return_inverse=True)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[earliest[group.reshape(-1)]]
+    return rows, first
 
 
 class Labels:
-    """Finds the innermost of some ranges around a launch, and its label as the number of a name."""
+    """Finds the innermost of some ranges around a launch, and its label as the number of a name.
+    ``forward`` returns the :func:`first_operators`."""
 
-    def __init__(self, rows: Columns, labels: Integers, forward: Forward) -> None:
+    def __init__(
+        self, rows: Columns, labels: Integers, forward: Callable[[], tuple[Columns, Integers]]
+    ) -> None:
         self.rows, self.labels, self._forward = rows, labels, forward
 
     def at(self, thread: Integers, time: Integers) -> Integers:
@@ -207,15 +204,15 @@ class Labels:
             return nulls(len(time))
         found = taken(self.labels, around(self.rows, thread, time))
         missing = np.flatnonzero(found == NULL)
-        rows, first = self._forward.numbered
+        rows, first = self._forward()
         if len(missing) and len(rows):
             inside = around(rows, thread[missing], time[missing])
-            found[missing] = taken(self._of_forward, taken(first, inside).clip(-1))
+            found[missing] = taken(self._of_forward, taken(first, inside))
         return found
 
     @cached_property
     def _of_forward(self) -> Integers:
-        rows, _ = self._forward.numbered
+        rows, _ = self._forward()
         return taken(self.labels, around(self.rows, rows["thread"], rows["t0"]))
 
 
