@@ -36,10 +36,9 @@ def series(rows: Rows) -> list[Series]:
     memory = rows.where(rows.equal("kind", "memory"))
     memory = memory.where(np.argsort(memory["t0_ns"], kind="stable"))
     return [
-        Series(rank, device, memory["t0_ns"][mine], memory["bytes"][mine])
-        for device, places in memory.groups("device").items()
-        for rank in np.unique(memory["rank"][places]).tolist()
-        for mine in [places[memory["rank"][places] == rank]]
+        Series(rank, device, mine["t0_ns"], mine["bytes"])
+        for device, of_device in memory.parts("device")
+        for rank, mine in of_device.parts("rank")
     ]
 
 

@@ -38,37 +38,29 @@ class Offset:
 def clock_offsets(work: Rows) -> list[Offset]:
     """The offsets of all ranks from the clock of the first; 0 if they agree or have no common
     collectives."""
-    ranks = np.unique(work["rank"]).tolist()
-    first = _executions(work, ranks[0]) if ranks else {}
-    found = []
-    for rank in ranks:
-        mine = _executions(work, rank)
+    found: list[Offset] = []
+    for rank, mine in work.parts("rank"):
+        own = {
+            (name, group): np.stack([mine["t0_ns"][places], mine["t1_ns"][places]])
+            for name, group, places in mine.executions()
+        }
+        if not found:
+            first = own
         pairs = [
-            (first[key], mine[key])
-            for key in first.keys() & mine.keys()
-            if len(first[key][0]) == len(mine[key][0])
+            (first[key], own[key])
+            for key in first.keys() & own.keys()
+            if first[key].shape == own[key].shape
         ]
-        if rank == ranks[0] or not pairs:
+        if not found or not pairs:
             found.append(Offset(rank, 0, 0))
             continue
-        begins, ends = (
-            [np.concatenate([pair[side][edge] for pair in pairs]) for side in range(2)]
-            for edge in range(2)
+        (t0, t1), (begins, ends) = (
+            np.concatenate(side, axis=1) for side in zip(*pairs, strict=True)
         )
-        overlap = np.minimum(*ends) > np.maximum(*begins)
-        apart = int(np.median(ends[0] - ends[1]))
+        overlap = np.minimum(t1, ends) > np.maximum(t0, begins)
         agree = 2 * int(overlap.sum()) >= len(overlap)
-        found.append(Offset(rank, 0 if agree else apart, len(overlap)))
+        found.append(Offset(rank, 0 if agree else int(np.median(t1 - ends)), len(overlap)))
     return found
-
-
-def _executions(work: Rows, rank: int) -> dict[tuple[str, str | None], tuple[Integers, Integers]]:
-    """Begins and ends by collective and group, in order of time."""
-    mine = work.where(work["rank"] == rank)
-    return {
-        (name, group): (mine["t0_ns"][places], mine["t1_ns"][places])
-        for name, group, places in mine.executions()
-    }
 
 
 Event = Mapping[str, Any]
@@ -98,22 +90,18 @@ def events_of_rank(rank: int, rows: Rows, origin: int) -> Iterator[Event]:
     yield from lanes.draw("steps", marks.where(steps))
     yield from lanes.draw("phases", marks.where(~steps))
     modules = rows.where(rows.equal("kind", "module"))
-    for thread in np.unique(modules["thread"]).tolist():
-        yield from lanes.draw(
-            f"layers of thread {thread}", modules.where(modules["thread"] == thread)
-        )
+    for thread, mine in modules.parts("thread"):
+        yield from lanes.draw(f"layers of thread {thread}", mine)
     yield from lanes.draw("waits for devices", rows.where(rows.equal("kind", "wait")))
-    for device in sorted({*work["device"].tolist()}):
-        mine = work.where(work.equal("device", device))
-        for stream in np.unique(mine["stream"]).tolist():
-            yield from lanes.draw(f"{device} stream {stream}", mine.where(mine["stream"] == stream))
+    for device, mine in work.parts("device"):
+        for stream, rows_of_stream in mine.parts("stream"):
+            yield from lanes.draw(f"{device} stream {stream}", rows_of_stream)
         for kind in (*OPERATOR_CLASSES, event_table.MEMCPY, event_table.MEMSET, event_table.GRAPH):
             column = "operator_class" if kind in OPERATOR_CLASSES else "class"
             yield from lanes.merged(f"{device} {kind}", kind, mine.where(mine.equal(column, kind)))
         yield from _links(rank, device, mine, origin)
     memory = rows.where(rows.equal("kind", "memory"))
-    for device in sorted({*memory["device"].tolist()}):
-        mine = memory.where(memory.equal("device", device))
+    for device, mine in memory.parts("device"):
         mine = mine.where(np.argsort(mine["t0_ns"], kind="stable"))
         times, sizes = mine["t0_ns"].tolist(), mine["bytes"].tolist()
         yield from _counter(rank, f"{device} allocated (bytes)", times, sizes, origin)
@@ -226,10 +214,7 @@ def events(table: Events) -> tuple[Iterator[Event], list[Offset]]:
     rows = rows_of(table)
     offsets = clock_offsets(rows.work)
     moved = {offset.rank: offset.nanoseconds for offset in offsets}
-    parts = [
-        (rank, rows.where(rows["rank"] == rank), moved.get(rank, 0))
-        for rank in np.unique(rows["rank"]).tolist()
-    ]
+    parts = [(rank, mine, moved.get(rank, 0)) for rank, mine in rows.parts("rank")]
     origin = min((int(part["t0_ns"].min()) + later for _, part, later in parts), default=0)
     return (
         event for rank, part, later in parts for event in events_of_rank(rank, part, origin - later)

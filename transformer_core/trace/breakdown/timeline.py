@@ -61,10 +61,7 @@ def read_timeline(path: Path) -> Timeline | None:
     if not windows:
         return None
     step, start, end = median_step(windows)
-    parts = [
-        (rank, marks.where(marks["rank"] == rank), work.where(work["rank"] == rank))
-        for rank in np.unique(work["rank"]).tolist()
-    ]
+    parts = [(rank, marks.where(marks["rank"] == rank), mine) for rank, mine in work.parts("rank")]
     return Timeline(
         step,
         end - start,
@@ -96,12 +93,8 @@ def _streams(rows: Rows, start: int, end: int) -> list[tuple[str, Rows]]:
         lanes = [("operators", inside.where(~talks)), ("communication", inside.where(talks))]
         return [(label, lane) for label, lane in lanes if len(lane)]
     found = []
-    for device in sorted(set(inside["device"])):
-        mine = inside.where(inside["device"] == device)
-        streams = {
-            stream: mine.where(mine["stream"] == stream)
-            for stream in np.unique(mine["stream"]).tolist()
-        }
+    for device, mine in inside.parts("device"):
+        streams = dict(mine.parts("stream"))
         busiest = sorted(streams, key=lambda stream: -streams[stream].union().length)[:_STREAMS]
         found += [(f"{device} stream {stream}", streams[stream]) for stream in sorted(busiest)]
     return found
