@@ -25,18 +25,13 @@ DEVICE = {
 }
 """Kinds of device events by category in lower case; the names without gpu_ are the old ones."""
 
+OTHER_DEVICES = ("xpu", "privateuse1")
+"""Devices with runtimes of their own; those of all other runtimes, including ROCm's, are cuda."""
+
 LAUNCHES = (
     *("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"),
-    *("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"),
+    *(f"{device}_{level}" for device in OTHER_DEVICES for level in ("runtime", "driver")),
 )
-
-OTHER_RUNTIMES = {
-    "xpu_runtime": "xpu",
-    "xpu_driver": "xpu",
-    "privateuse1_runtime": "privateuse1",
-    "privateuse1_driver": "privateuse1",
-}
-"""Names of devices by the runtimes that launch on them; all others, including ROCm's, are cuda."""
 
 UNREAD = ("mtia_ccp_events", "mtia_workloadd", "hpu_op")
 """Accelerator events that are neither kernels nor copies in the sense of GPUs."""
