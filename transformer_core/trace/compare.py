@@ -19,7 +19,7 @@ from schemas.results.profiles import Breakdown, DeviceBreakdown
 from transformer_core.trace.arguments import count, percent
 from transformer_core.trace.breakdown.devices import Choice
 from transformer_core.trace.breakdown.summary import breakdown_of_files
-from transformer_core.trace.events.process import unusable
+from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.terminal import PARTS, bare, plain, table
 
 
@@ -197,7 +197,7 @@ def read_profile(path: Path) -> Breakdown:
         path = path / "breakdown.json"
     found = _breakdown(path) or breakdown_of_files([path], path.name, _ALL)[0]
     if not found.devices:
-        raise unusable(path, f"has nothing to compare ({found.reason})", "give another profile")
+        raise TraceError(path, f"has nothing to compare ({found.reason})", "give another profile")
     return found
 
 

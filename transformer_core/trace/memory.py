@@ -16,7 +16,7 @@ from transformer_core.trace.events import phases
 from transformer_core.trace.events.columns import Integers
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.intervals import Innermost
-from transformer_core.trace.events.process import unusable
+from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.terminal import plain
 
 _WIDTH, _HEIGHT, _LEFT, _STRIP = 900, 180, 80, 14
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = rows_of(events)
     if not (found := series(rows)):
         remedy = "record with profile_memory=True, or nsys profile --cuda-memory-usage=true"
-        raise unusable(files[0], "contains no memory events", remedy)
+        raise TraceError(files[0], "contains no memory events", remedy)
     if output == Path("-"):
         print(draw(rows, found), end="")
         return 0

@@ -39,7 +39,7 @@ from transformer_core.trace.events.event_table import (
 )
 from transformer_core.trace.events.operators import CONTRACTION, FORMATS
 from transformer_core.trace.events.phases import SEPARATOR
-from transformer_core.trace.events.process import unusable
+from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers.files import Reading, read_files
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def read_roofline(path: Path) -> "Roofline":
     except (OSError, ValidationError) as error:
         reason = str(getattr(error, "strerror", None) or str(error).partition("\n")[0])
         remedy = "measure the ceilings of a machine: snakemake results/machine/roofline.json"
-        raise unusable(path, f"does not contain ceilings ({reason})", remedy) from None
+        raise TraceError(path, f"does not contain ceilings ({reason})", remedy) from None
 
 
 def with_ceilings(breakdown: Breakdown, roofline: "Roofline") -> Breakdown:

@@ -296,6 +296,3 @@ class TraceError(ConfigError):
 
 class NotATrace(TraceError):
     """A file that is not a trace; skipped if it was found in a folder."""
-
-
-unusable = TraceError

@@ -27,13 +27,13 @@ from transformer_core.trace.events.process import (
     NotATrace,
     ProcessTrace,
     Source,
+    TraceError,
     group_named,
     group_of,
     groups_by_name,
     launches,
     list_of,
     tensor_of,
-    unusable,
     usual_group,
     waits,
     without_kernels,
@@ -50,10 +50,10 @@ from transformer_core.trace.readers.kineto_events import (
     UNREAD,
     Communication,
     EventDecoder,
+    EventText,
     OperatorArgs,
     copy_kind,
 )
-from transformer_core.trace.readers.kineto_stream import EventText
 
 _NO_RANK = 2**31
 _NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fits into 64 bits
@@ -98,14 +98,14 @@ class KinetoReader:
         self._read_head(text.head)
         self.trace.settle()
         if self.launched and not len(self.trace.device):
-            raise unusable(
+            raise TraceError(
                 self.path,
                 f"holds {self.launched:,} launches of kernels, but no kernels{self.left_out.told}",
                 "record with ProfilerActivity.CUDA, where CUPTI may be used and no other profiler "
                 "runs",
             )
         if self.left_out.accelerators and not len(self.trace.device):
-            raise unusable(
+            raise TraceError(
                 self.path,
                 "comes from an accelerator whose events are not supported "
                 f"({', '.join(sorted(self.left_out.accelerators))}): the events of its CPU alone do not "

@@ -27,8 +27,8 @@ from transformer_core.trace.events.process import (
     NotATrace,
     ProcessTrace,
     Source,
+    TraceError,
     group_named,
-    unusable,
     waits,
     without_kernels,
 )
@@ -132,7 +132,7 @@ def read_nsys(path: Path) -> Source[ProcessTrace]:
         reason = f"is damaged, or not a report of Nsight Systems ({error})"
         if "interrupted" in str(error):
             reason = "takes more work to read than its size explains, so reading was stopped"
-        raise unusable(path, reason, _EXPORT) from None
+        raise TraceError(path, reason, _EXPORT) from None
 
 
 class _Report:
@@ -180,13 +180,12 @@ class _Report:
         ordered = [self.processes[pid] for pid in sorted(self.processes)]
         if launches and not any(len(trace.device) for trace in ordered):
             told = f" ({'; '.join(notes)})" if notes else ""
-            raise unusable(
+            raise TraceError(
                 self.path,
                 f"holds {launches:,} calls of CUDA, but no kernels{told}",
                 "record with --trace=cuda, as a user who may use the GPU's counters",
             )
-        if self.launched and ordered:
-            notes += without_kernels(ordered, self.launched)
+        notes += without_kernels(ordered, self.launched)
         return Source("nsys", self._version(), ordered, notes)
 
     def _kernels(self) -> None:
@@ -217,9 +216,7 @@ class _Report:
     ) -> None:
         good = self._fine(rows, "deviceId", "streamId")
         labels, copied = np.array(names, object), np.array(copies, object)
-        for pid in _few(_process(rows["globalPid"][good])):
-            trace = self._process(pid)
-            mine = good & (_process(rows["globalPid"]) == pid)
+        for trace, mine in self._by_process(rows["globalPid"], good):
             trace.device.extend(
                 int(mine.sum()),
                 copy=trace.names.of(copied[mine]) if copies else NULL,
@@ -253,22 +250,16 @@ class _Report:
             waiting = good & np.isin(rows["nameId"], known) & (rows["end"] >= rows["start"])
             count += int(good.sum())
             self.launched += int(np.isin(rows["nameId"][good], launching).sum())
-            for pid in _few(_process(rows["globalTid"][good])):
-                of_process = _process(rows["globalTid"]) == pid
-                mine = good & of_process
-                self._process(pid).launches.extend(
+            at = {"thread": _thread(rows["globalTid"]), "t0": rows["start"], "t1": rows["end"]}
+            for trace, mine in self._by_process(rows["globalTid"], good):
+                trace.launches.extend(
                     int(mine.sum()),
                     correlation=rows["correlationId"][mine],
-                    thread=_thread(rows["globalTid"][mine]),
-                    t0=rows["start"][mine],
+                    thread=at["thread"][mine],
+                    t0=at["t0"][mine],
                 )
-                mine = waiting & of_process
-                self._process(pid).waits.extend(
-                    int(mine.sum()),
-                    thread=_thread(rows["globalTid"][mine]),
-                    t0=rows["start"][mine],
-                    t1=rows["end"][mine],
-                )
+                mine &= waiting
+                trace.waits.extend(int(mine.sum()), **{n: v[mine] for n, v in at.items()})
         return count
 
     def _memory(self) -> None:
@@ -324,11 +315,9 @@ class _Report:
             self._add_collective(
                 {n: int(rows[n][place]) for n in rows}, texts[place], payloads[place]
             )
-        pids, thread = _process(rows["globalTid"]), _thread(rows["globalTid"])
-        for pid in _few(pids[known]):
-            mine, trace = known & (pids == pid), self._process(pid)
+        at = {"thread": _thread(rows["globalTid"]), "t0": rows["start"], "t1": rows["end"]}
+        for trace, mine in self._by_process(rows["globalTid"], known):
             marks, works = (np.flatnonzero(mine & (kinds == kind)) for kind in (_MARKS, _OPERATES))
-            at = {"thread": thread, "t0": rows["start"], "t1": rows["end"]}
             trace.ranges.extend(
                 len(marks),
                 **{name: values[marks] for name, values in at.items()},
@@ -366,6 +355,12 @@ class _Report:
             self.processes[pid] = ProcessTrace(pid)
         return self.processes[pid]
 
+    def _by_process(self, ids: Integers, chosen: Mask) -> Iterator[tuple[ProcessTrace, Mask]]:
+        """The ``chosen`` rows of each process, by their globalPid or globalTid."""
+        pids = _process(ids)
+        for pid in _few(pids[chosen]):
+            yield self._process(pid), chosen & (pids == pid)
+
     def _columns(self, table: str, *columns: str) -> Iterator[dict[str, Integers]]:
         """A table of numbers, piece by piece; values other than integers are null."""
         return (rows for rows, _, _ in self._stretches(table, columns))
@@ -373,7 +368,7 @@ class _Report:
     def _columns_of(self, table: str) -> set[str]:
         """The columns of a table; empty if the table does not exist."""
         if not self.tables.get(table, True):
-            raise unusable(self.path, f"has a view for the table {table}", _EXPORT)
+            raise TraceError(self.path, f"has a view for the table {table}", _EXPORT)
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
 
     def _stretches(
@@ -415,7 +410,7 @@ class _Report:
             except sqlite3.DataError:
                 if most == 1:
                     reason = f"holds a text of more than {_LONGEST_TEXT >> 20} MB in {table}"
-                    raise unusable(self.path, reason, _EXPORT) from None
+                    raise TraceError(self.path, reason, _EXPORT) from None
                 most = max(1, most // 16)
                 continue
             count, *values = found
