@@ -65,17 +65,9 @@ def clock_offsets(work: Rows) -> list[Offset]:
 
 Event = Mapping[str, Any]
 
-_ARGS = {
-    "operator": "operator",
-    "shapes": "shapes",
-    "layer": "layer",
-    "phase": "phase",
-    "step": "step",
-    "bytes": "bytes",
-    "flops": "flops",
-    "correlation": "correlation",
-    "graph": "CUDA graph",
-}
+_SHOWN = ("operator", "shapes", "layer", "phase", "step", "bytes", "flops", "correlation")
+_ARGS = {name: name for name in _SHOWN} | {"graph": "CUDA graph"}
+"""Columns that a viewer shows with an event, and their names there."""
 
 
 def events_of_rank(rank: int, rows: Rows, origin: int) -> Iterator[Event]:

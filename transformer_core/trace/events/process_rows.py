@@ -134,18 +134,8 @@ _CLASSES = {
     "memset": event_table.MEMSET,
     "graph": event_table.GRAPH,
 }
-_COPIED = {
-    "context": "context",
-    "stream": "stream",
-    "t0_ns": "t0",
-    "t1_ns": "t1",
-    "kind": "kind",
-    "name": "name",
-    "copy_kind": "copy",
-    "correlation": "correlation",
-    "graph": "graph",
-    "node": "node",
-}
+_SAME = ("context", "stream", "kind", "name", "correlation", "graph", "node")
+_COPIED = {name: name for name in _SAME} | {"t0_ns": "t0", "t1_ns": "t1", "copy_kind": "copy"}
 """Columns copied unchanged, and their names in the reader's table."""
 _NO_ID = 0  # written by profilers for an event without a correlation id: CUPTI counts from 1
 

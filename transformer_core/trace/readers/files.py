@@ -184,7 +184,9 @@ def _others(paths: Sequence[Path]) -> list[str]:
 def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotATrace]:
     """Reads the files and yields their contents in order; in parallel if that is faster."""
     workers = min(len(paths), len(os.sched_getaffinity(0)))
-    if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
+    # About the uncompressed size, in bytes.
+    sizes = (path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1) for path in paths)
+    if workers < 2 or sum(sizes) < _WORTH_PROCESSES:
         yield from map(_read_one, paths)
         return
     # Slow to import, and rarely needed.
@@ -199,14 +201,6 @@ def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotA
             yield from pool.map(_read_one, paths)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _text_size(path: Path) -> int:
-    """The approximate uncompressed size of a file in bytes; 0 if it does not exist."""
-    try:
-        return path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1)
-    except OSError:
-        return 0  # reported when it is read
 
 
 def _read_one(path: Path) -> Source[ProcessTable] | NotATrace:
@@ -247,15 +241,12 @@ def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
 def _refuse_doubles(paths: Sequence[Path]) -> None:
     seen: dict[tuple[int, int], Path] = {}
     for path in paths:
-        try:
-            with path.open("rb") as stream:
-                key = (path.stat().st_size, zlib.crc32(stream.read(1 << 20)))
-                same = seen.get(key)
-                if same and same.read_bytes() == path.read_bytes():
-                    raise TraceError(path, f"is the same as {same}", _ONE_EACH)
-                seen[key] = path
-        except OSError:
-            continue  # reported when it is read
+        with path.open("rb") as stream:
+            key = (path.stat().st_size, zlib.crc32(stream.read(1 << 20)))
+        same = seen.get(key)
+        if same and same.read_bytes() == path.read_bytes():
+            raise TraceError(path, f"is the same as {same}", _ONE_EACH)
+        seen[key] = path
 
 
 def _settle_ranks(found: list[ProcessTable]) -> list[str]:

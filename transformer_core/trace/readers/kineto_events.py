@@ -217,11 +217,8 @@ class EventText:
 
 
 DEVICE = {
-    "kernel": "kernel",
-    "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
-    "gpu_memset": "memset",
-    "memset": "memset",
+    name: name.removeprefix("gpu_")
+    for name in ("kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset")
 }
 """Kinds of device events by category in lower case; the names without gpu_ are the old ones."""
 
