@@ -265,12 +265,7 @@ def _device(
     marked = bool(np.any(~ranges.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
     windows = step_windows(rows, ranges)
-    parts = [partition(layers, begin, finish, cpu) for _, begin, finish in windows]
-    steps = [
-        ProfiledStep(step=number, start_ns=begin - start, partition=part)
-        for (number, begin, _), part in zip(windows, parts, strict=True)
-    ]
-    stretches = [(window[1:], part) for window, part in zip(windows, parts, strict=True)]
+    parts = [partition(layers, *window, cpu) for window in windows]
     return DeviceBreakdown(
         rank=int(rows["rank"][0]),
         pid=int(rows["pid"][0]),
@@ -278,7 +273,10 @@ def _device(
         events=len(rows),
         kernels=int(rows.equal("kind", "kernel", "operator").sum()),
         span=span,
-        steps=steps,
+        steps=[
+            ProfiledStep(step=number, start_ns=begin - start, partition=part)
+            for number, ((begin, _), part) in enumerate(zip(windows, parts, strict=True))
+        ],
         host_bound_ns=host_bound,
         streams=_streams(rows, end - start),
         activities=activities(rows),
@@ -287,18 +285,16 @@ def _device(
         phases=_phases(rows, ranges, cpu) if marked else [],
         operators=operator_classes(rows),
         forward_backward=forward_backward(rows) if marked else [],
-        bound=step_bound(rows, ranges, stretches or [((start, end), span)], cpu),
+        bound=step_bound(rows, ranges, windows or [(start, end)], parts or [span], cpu),
         launches=None if cpu else launch_use(rows),
         graphs=graphs(rows, choice.kernels),
-        critical_path=critical_path(rows, ranges, waits, *median_step(windows)[1:])
-        if windows
-        else [],
+        critical_path=critical_path(rows, ranges, waits, *median_step(windows)) if windows else [],
     )
 
 
-def median_step(windows: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+def median_step(windows: list[tuple[int, int]]) -> tuple[int, int]:
     """The step of median length."""
-    return sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
+    return sorted(windows, key=lambda step: step[1] - step[0])[len(windows) // 2]
 
 
 _EXPOSED = (
@@ -331,8 +327,8 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> P
     )
 
 
-def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
-    """Number, begin and end of each step: from the begin of its range on the host to the end of the
+def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int]]:
+    """Begin and end of each step: from the begin of its range on the host to the end of the
     last event that it launched, but at most to the begin of the next step."""
     chosen = ranges.equal("name", phases.STEP)
     order = np.argsort(ranges["t0_ns"][chosen], kind="stable")
@@ -343,7 +339,7 @@ def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
     latest = np.array(ends, np.int64)
     np.maximum.at(latest, step[some], rows["t1_ns"][some])
     latest[:-1] = np.minimum(latest[:-1], begins[1:])
-    return list(zip(range(len(begins)), begins, latest.tolist(), strict=True))
+    return list(zip(begins, latest.tolist(), strict=True))
 
 
 def _streams(rows: Rows, span: int) -> list[StreamUse]:

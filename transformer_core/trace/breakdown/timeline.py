@@ -39,7 +39,6 @@ class Lane:
 
 @dataclass(frozen=True)
 class Timeline:
-    step: int
     window_ns: int
     phases: dict[int, list[tuple[str, int, int]]]
     """By rank: phase, begin and end of the ranges on the host."""
@@ -60,10 +59,9 @@ def read_timeline(path: Path) -> Timeline | None:
     windows = step_windows(first, marks.where(marks["rank"] == 0))
     if not windows:
         return None
-    step, start, end = median_step(windows)
+    start, end = median_step(windows)
     parts = [(rank, marks.where(marks["rank"] == rank), mine) for rank, mine in work.parts("rank")]
     return Timeline(
-        step,
         end - start,
         {rank: _strip(mine, start, end) for rank, mine, _ in parts},
         [

@@ -24,30 +24,29 @@ from transformer_core.trace.events.event_table import Rows
 from transformer_core.trace.events.intervals import Union, union, union_of
 from transformer_core.trace.events.process import UNKNOWN_GROUP, ranks_of
 
-Window = tuple[int, int]
-
 
 def step_bound(
-    rows: Rows, ranges: Rows, windows: Sequence[tuple[Window, Partition]], cpu: bool
+    rows: Rows,
+    ranges: Rows,
+    windows: Sequence[tuple[int, int]],
+    parts: Sequence[Partition],
+    cpu: bool,
 ) -> StepBound:
-    """The parts of the wall time of the steps; ``windows`` holds their begins, ends and partitions."""
-    idle = rows.union().gaps(
-        min(begin for (begin, _), _ in windows), max(end for (_, end), _ in windows)
-    )
+    """The parts of the wall time of the steps, from their begins and ends and their partitions."""
+    idle = rows.union().gaps(min(begin for begin, _ in windows), max(end for _, end in windows))
     fetching, known = _fetching(ranges), launched(rows)
     waited = fetched = host = 0
-    for (begin, end), _ in windows:
-        inside = idle.clip(begin, end)
+    for window in windows:
+        inside = idle.clip(*window)
         late = inside if cpu else not_launched(*known, inside)
         waited += inside.length
         fetched += _common(inside, fetching)
         host += late.length - _common(late, fetching)
-    whole = [partition for _, partition in windows]
     return StepBound(
-        window_ns=sum(part.window_ns for part in whole),
-        device_ns=sum(part.compute_ns + (part.exposed_graphs_ns or 0) for part in whole),
-        link_ns=sum(part.exposed_communication_ns for part in whole),
-        copies_ns=sum(part.exposed_copies_ns or 0 for part in whole),
+        window_ns=sum(part.window_ns for part in parts),
+        device_ns=sum(part.compute_ns + (part.exposed_graphs_ns or 0) for part in parts),
+        link_ns=sum(part.exposed_communication_ns for part in parts),
+        copies_ns=sum(part.exposed_copies_ns or 0 for part in parts),
         input_ns=fetched,
         host_ns=host,
         other_ns=waited - fetched - host,

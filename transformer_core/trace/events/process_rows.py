@@ -128,12 +128,6 @@ class ProcessRows:
         return taken(numbers, taken(self.trace.operators["call"], operator))
 
 
-_CLASSES = {
-    "kernel": event_table.COMPUTE,
-    "memcpy": event_table.MEMCPY,
-    "memset": event_table.MEMSET,
-    "graph": event_table.GRAPH,
-}
 _SAME = ("context", "stream", "kind", "name", "correlation", "graph", "node")
 _COPIED = {name: name for name in _SAME} | {"t0_ns": "t0", "t1_ns": "t1", "copy_kind": "copy"}
 """Columns copied unchanged, and their names in the reader's table."""
@@ -184,7 +178,8 @@ def _talks(
     del collective
     size, group_size, group = _messages(rows, talks, annotation)
     yield from (("bytes", size), ("group_size", group_size), ("group", group))
-    kinds = mapped(rows.names, rows.trace.device["kind"], lambda kind: _CLASSES[kind])
+    # The classes of copies, memory sets and graphs are named like their kinds.
+    kinds = np.where(kernel, rows.names[event_table.COMPUTE], rows.trace.device["kind"])
     yield "class", np.where(talks, rows.names[event_table.COMMUNICATION], kinds)
     return talks
 
@@ -226,7 +221,7 @@ def _messages(
 ) -> tuple[Integers, Integers, Integers]:
     """Bytes, group size and group: from the kernel, else from the range around its launch."""
     device = rows.trace.device
-    size, group_size, group = (device[name].copy() for name in ("bytes", "group_size", "group"))
+    size, group_size, group = (device[name] for name in ("bytes", "group_size", "group"))
     for column, source in zip((size, group_size, group), rows.messages, strict=True):
         missing = talks & (column == NULL) & (annotation >= 0)
         column[missing] = source[annotation[missing]]
