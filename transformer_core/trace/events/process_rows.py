@@ -156,7 +156,7 @@ def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
     talks = yield from _talks(rows, kernel, operator, thread, launched)
     yield "operator_class", _kernel_classes(rows, kernel, talks, operator)
     placed = rows.marks.placed(launched)
-    apart = of_loaders(rows.marks, thread, kernel, operator >= 0, talks, placed["phase"])
+    apart = of_loaders(rows.marks, thread, kernel, (operator >= 0) | talks, placed["phase"])
     placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
     yield from placed.items()
     flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"])

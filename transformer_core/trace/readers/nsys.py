@@ -214,7 +214,7 @@ class _Report:
     def _device_events(
         self, kind: str, rows: dict[str, Integers], names: list[str], copies: Sequence[str] = ()
     ) -> None:
-        good = self._fine(rows, "deviceId", "streamId")
+        good = self._fine(rows)
         labels, copied = np.array(names, object), np.array(copies, object)
         for trace, mine in self._by_process(rows["globalPid"], good):
             trace.device.extend(
@@ -225,11 +225,10 @@ class _Report:
                 **{name: rows[column][mine] for name, column in _COLUMNS.items()},
             )
 
-    def _fine(self, rows: dict[str, Integers], *needed: str) -> np.ndarray:
-        """Marks the rows that have the ``needed`` columns and possible times; counts the others."""
-        whole = np.ones(len(rows["start"]), np.bool_)
-        for name in ("start", "end", *needed):
-            whole &= rows[name] != NULL
+    def _fine(self, rows: dict[str, Integers]) -> Mask:
+        """Marks the device events with a device, a stream and possible times; counts the others."""
+        needed = ("start", "end", "deviceId", "streamId")
+        whole: Mask = np.all([rows[name] != NULL for name in needed], axis=0)
         forward = rows["end"] >= rows["start"]
         self.left_out.add("a value is missing or not a whole number", int((~whole).sum()))
         early = whole & forward & (rows["start"] < 0)
