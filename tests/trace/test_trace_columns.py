@@ -18,7 +18,7 @@ from transformer_core.trace.events.arrow import events_of, table_of, write_event
 from transformer_core.trace.events.columns import NULL, Columns, around, leaves
 from transformer_core.trace.events.event_table import TEXTS, Events, joined, rows_of
 from transformer_core.trace.events.intervals import Innermost, union
-from transformer_core.trace.readers import kineto_stream
+from transformer_core.trace.readers import kineto_events
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.kineto_events import EventDecoder
 
@@ -89,7 +89,7 @@ UNUSUAL: list[list[dict[str, Any]]] = [
 @pytest.mark.parametrize("more", UNUSUAL)
 def test_events_decoded_with_their_args_are_the_same(tmp_path, monkeypatch, more):
     # Many pieces: a category that appears in the first piece is known in later ones.
-    monkeypatch.setattr(kineto_stream, "_CHUNK", 2000)
+    monkeypatch.setattr(kineto_events, "_CHUNK", 2000)
     path = kineto(tmp_path / "trace.json", [*EVENTS, *more, *EVENTS[:7] * 9, *more])
     typed, usual = read_files([path]), table_in(path)
     monkeypatch.setattr(EventDecoder, "__call__", lambda self, text: self._one_by_one(text))
@@ -189,7 +189,7 @@ def test_leaves_contain_no_operator_of_their_kind(ordered):
             for j in range(300)
         )
 
-    found = leaves(rows, kinds, [10, 11]).tolist()
+    found = leaves(rows, np.array([kinds[n] for n in name]), [10, 11]).tolist()
     assert found == [leaf(k) for k in range(300)]
     assert 30 < sum(found) < 270
 

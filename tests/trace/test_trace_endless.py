@@ -12,7 +12,7 @@ from traces import changed_report, complete, kineto, of_rank, on_device, table_i
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
-from transformer_core.trace.readers import kineto_stream, nsys
+from transformer_core.trace.readers import kineto_events, nsys
 from transformer_core.trace.readers.files import read_files
 from transformer_core.trace.readers.nsys import read_nsys
 
@@ -133,8 +133,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_file_that_is_refused(tmp_path, name, monkeypatch, capsys):
-    monkeypatch.setattr(kineto_stream, "_LONGEST", 200_000)
-    monkeypatch.setattr(kineto_stream, "_CHUNK", 50_000)
+    monkeypatch.setattr(kineto_events, "_LONGEST", 200_000)
+    monkeypatch.setattr(kineto_events, "_CHUNK", 50_000)
     path = tmp_path / "trace.json"
     path.write_bytes(REFUSED[name][0])
     assert main([str(path)]) == 1

@@ -267,6 +267,14 @@ def test_impossible_sizes_are_unknown(tmp_path, size):
     assert all(one.bytes is None for one in device.activities if one.kind == "memcpy")
 
 
+def test_a_message_of_more_bytes_than_fit_is_unknown(tmp_path):
+    """An all-gather counts the inputs of all ranks: the product of two possible numbers."""
+    inputs = {"Input Dims": [[2**45]], "Input type": ["float"]}
+    rows = [*MARKED, complete("user_annotation", "gloo:all_gather", 0, 5, **inputs)]
+    (device,) = read(tmp_path, rows, distributedInfo={"rank": 0, "world_size": 2**30}).devices
+    assert [(one.collective, one.bytes) for one in device.collectives] == [("all_gather", None)]
+
+
 @pytest.mark.parametrize(
     "head",
     [

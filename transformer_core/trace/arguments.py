@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transformer_core.trace.events.event_table import Events, Window
-from transformer_core.trace.events.process import unusable
+from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers.files import read_files, traces_of
 
 _LONGEST_MS = 1e12  # nanoseconds of it fit into 64 bits
@@ -66,7 +66,7 @@ def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | N
     for path in outputs:
         if path and path.resolve() in taken:
             reason = "would be overwritten: the same command reads or writes it"
-            raise unusable(path, reason, "name another file")
+            raise TraceError(path, reason, "name another file")
         if path:
             taken.add(path.resolve())
 
@@ -78,7 +78,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"cannot be written ({error.strerror or error})"
-        raise unusable(path, reason, "name another file, or free space and allow writing") from None
+        raise TraceError(
+            path, reason, "name another file, or free space and allow writing"
+        ) from None
 
 
 def read_and_output(

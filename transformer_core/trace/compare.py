@@ -19,8 +19,8 @@ from schemas.results.profiles import Breakdown, DeviceBreakdown
 from transformer_core.trace.arguments import count, percent
 from transformer_core.trace.breakdown.devices import Choice
 from transformer_core.trace.breakdown.summary import breakdown_of_files
-from transformer_core.trace.events.process import unusable
-from transformer_core.trace.terminal import PARTS, bare, plain, table, width
+from transformer_core.trace.events.process import TraceError
+from transformer_core.trace.terminal import PARTS, bare, plain, table
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def read_profile(path: Path) -> Breakdown:
         path = path / "breakdown.json"
     found = _breakdown(path) or breakdown_of_files([path], path.name, _ALL)[0]
     if not found.devices:
-        raise unusable(path, f"has nothing to compare ({found.reason})", "give another profile")
+        raise TraceError(path, f"has nothing to compare ({found.reason})", "give another profile")
     return found
 
 
@@ -212,7 +212,7 @@ def _breakdown(path: Path) -> Breakdown | None:
         return None
 
 
-def text(found: Difference, count: int, columns: int) -> str:
+def text(found: Difference, count: int) -> str:
     rows: list[tuple[str, ...]] = []
     lists = {"": [found.step], "wall time": found.parts}
     for title, changes in (lists | {name: getattr(found, name) for name in _LISTS}).items():
@@ -222,7 +222,7 @@ def text(found: Difference, count: int, columns: int) -> str:
         rows += [_row(change, "  " if title else "") for change in some[:count]]
     unit = "the work" if found.unit == "work" else f"a {found.unit}"
     heads = (f"ms of {unit}", "first", "second", "difference", "")
-    lines = [f"first:  {found.first}", f"second: {found.second}", *table(heads, rows, columns)]
+    lines = [f"first:  {found.first}", f"second: {found.second}", *table(heads, rows)]
     if found.explanation:
         told = ", ".join(f"{part.name} {part.difference_ms:+.3f} ms" for part in found.explanation)
         lines.append(f"The {found.unit} differs by {found.step.difference_ms:+.3f} ms: {told}")
@@ -279,5 +279,5 @@ def main(arguments: Sequence[str]) -> int:
         if not lists_all_kernels(profile)
     )
     verdict, code = _verdict(found, options.allowed)
-    print(plain(f"{text(found, options.top, width())}\n{verdict}"))
+    print(plain(f"{text(found, options.top)}\n{verdict}"))
     return code

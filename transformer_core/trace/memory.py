@@ -3,7 +3,6 @@ with its peak, above the phases of the host.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from transformer_core.common.files import write_text
 from transformer_core.trace.arguments import read_and_output, writing
 from transformer_core.trace.breakdown.devices import runs
 from transformer_core.trace.events import phases
-from transformer_core.trace.events.columns import Integers
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.intervals import Innermost
-from transformer_core.trace.events.process import unusable
+from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.terminal import plain
 
 _WIDTH, _HEIGHT, _LEFT, _STRIP = 900, 180, 80, 14
@@ -24,36 +22,26 @@ _COLOURS = ("#9ecae1", "#a1d99b", "#fdd0a2", "#dadaeb", "#fcbba1")
 """Colours of the phases, in order."""
 
 
-@dataclass(frozen=True)
-class Series:
-    rank: int
-    device: str
-    t0: Integers
-    bytes: Integers
-
-
-def series(rows: Rows) -> list[Series]:
+def series(rows: Rows) -> list[Rows]:
+    """The memory events of each device of each rank, in order of time."""
     memory = rows.where(rows.equal("kind", "memory"))
     memory = memory.where(np.argsort(memory["t0_ns"], kind="stable"))
-    return [
-        Series(rank, device, memory["t0_ns"][mine], memory["bytes"][mine])
-        for device, places in memory.groups("device").items()
-        for rank in np.unique(memory["rank"][places]).tolist()
-        for mine in [places[memory["rank"][places] == rank]]
-    ]
+    devices = (of_device for _, of_device in memory.parts("device"))
+    return [mine for of_device in devices for _, mine in of_device.parts("rank")]
 
 
-def most(rows: Rows, one: Series) -> str:
+def most(rows: Rows, one: Rows) -> str:
     """The peak of a device: its size, time, phase and module."""
-    place = int(np.argmax(one.bytes))
-    after = (int(one.t0[place]) - int(rows["t0_ns"].min())) / 1e6
-    told = [f"{_size(int(one.bytes[place]))} at {after:.3f} ms"]
+    place, rank = int(np.argmax(one["bytes"])), int(one["rank"][0])
+    time = one["t0_ns"][[place]]
+    after = (int(time[0]) - int(rows["t0_ns"].min())) / 1e6
+    told = [f"{_size(int(one['bytes'][place]))} at {after:.3f} ms"]
     for kind, column, word in (("range", "phase", "during"), ("module", "layer", "in")):
-        marks = rows.where(rows.equal("kind", kind) & (rows["rank"] == one.rank))
+        marks = rows.where(rows.equal("kind", kind) & (rows["rank"] == rank))
         marks = marks.where(~marks.missing(column))
-        if (owner := int(Innermost(marks["t0_ns"], marks["t1_ns"]).at(one.t0[[place]])[0])) >= 0:
+        if (owner := int(Innermost(marks["t0_ns"], marks["t1_ns"]).at(time)[0])) >= 0:
             told.append(f"{word} {marks[column][owner]}")
-    return f"rank {one.rank} {one.device}: most {' '.join(told)}"
+    return f"rank {rank} {one['device'][0]}: most {' '.join(told)}"
 
 
 def _size(size: int) -> str:
@@ -61,7 +49,7 @@ def _size(size: int) -> str:
     return f"{size / 10**power:,.3g} { ({9: 'G', 6: 'M', 3: 'k', 0: ''}[power]) }B"
 
 
-def draw(rows: Rows, found: Sequence[Series]) -> str:
+def draw(rows: Rows, found: Sequence[Rows]) -> str:
     begin, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     scale = (_WIDTH - _LEFT) / max(1, end - begin)
     height = (_HEIGHT + _STRIP + 40) * len(found)
@@ -76,17 +64,18 @@ def draw(rows: Rows, found: Sequence[Series]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _device(rows: Rows, one: Series, begin: int, end: int, scale: float) -> Iterator[str]:
-    top = max(1, int(one.bytes.max()))
+def _device(rows: Rows, one: Rows, begin: int, end: int, scale: float) -> Iterator[str]:
+    times, sizes = one["t0_ns"], one["bytes"]
+    top = max(1, int(sizes.max()))
     # For each column of pixels, only the first, least, largest and last value.
-    column = ((one.t0 - begin) * scale).astype(np.int64)
+    column = ((times - begin) * scale).astype(np.int64)
     chosen = []
     for _, first, last in runs(column, 0, len(column)):
-        part = one.bytes[first:last]
+        part = sizes[first:last]
         chosen += sorted({first, first + int(part.argmin()), first + int(part.argmax()), last - 1})
     path: list[str] = []
     for place in chosen:
-        x, share = _LEFT + (int(one.t0[place]) - begin) * scale, int(one.bytes[place]) / top
+        x, share = _LEFT + (int(times[place]) - begin) * scale, int(sizes[place]) / top
         y = _HEIGHT * (1 - share)
         path.append(f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}")
     path.append(f"H{_WIDTH}")
@@ -96,7 +85,7 @@ def _device(rows: Rows, one: Series, begin: int, end: int, scale: float) -> Iter
         yield f'<path d="M{_LEFT} {y}H{_WIDTH}" stroke="#ccc"/>'
         yield f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{_size(round(top * share))}</text>'
     yield f'<path d="{"".join(path)}" fill="none" stroke="#08519c"/>'
-    marks = rows.where(rows.equal("kind", "range") & (rows["rank"] == one.rank))
+    marks = rows.where(rows.equal("kind", "range") & (rows["rank"] == one["rank"][0]))
     for t0, t1, name in zip(*(each.tolist() for each in phases.stretches(marks)), strict=True):
         x, wide = _LEFT + (t0 - begin) * scale, (t1 - t0) * scale
         if wide > 0.2:
@@ -119,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = rows_of(events)
     if not (found := series(rows)):
         remedy = "record with profile_memory=True, or nsys profile --cuda-memory-usage=true"
-        raise unusable(files[0], "contains no memory events", remedy)
+        raise TraceError(files[0], "contains no memory events", remedy)
     if output == Path("-"):
         print(draw(rows, found), end="")
         return 0

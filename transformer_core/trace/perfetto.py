@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -38,89 +38,65 @@ class Offset:
 def clock_offsets(work: Rows) -> list[Offset]:
     """The offsets of all ranks from the clock of the first; 0 if they agree or have no common
     collectives."""
-    ranks = np.unique(work["rank"]).tolist()
-    first = _executions(work, ranks[0]) if ranks else {}
-    found = []
-    for rank in ranks:
-        mine = _executions(work, rank)
+    found: list[Offset] = []
+    for rank, mine in work.parts("rank"):
+        own = {
+            (name, group): np.stack([mine["t0_ns"][places], mine["t1_ns"][places]])
+            for name, group, places in mine.executions()
+        }
+        if not found:
+            first = own
         pairs = [
-            (first[key], mine[key])
-            for key in first.keys() & mine.keys()
-            if len(first[key][0]) == len(mine[key][0])
+            (first[key], own[key])
+            for key in first.keys() & own.keys()
+            if first[key].shape == own[key].shape
         ]
-        if rank == ranks[0] or not pairs:
+        if not found or not pairs:
             found.append(Offset(rank, 0, 0))
             continue
-        begins, ends = (
-            [np.concatenate([pair[side][edge] for pair in pairs]) for side in range(2)]
-            for edge in range(2)
+        (t0, t1), (begins, ends) = (
+            np.concatenate(side, axis=1) for side in zip(*pairs, strict=True)
         )
-        overlap = np.minimum(*ends) > np.maximum(*begins)
-        apart = int(np.median(ends[0] - ends[1]))
+        overlap = np.minimum(t1, ends) > np.maximum(t0, begins)
         agree = 2 * int(overlap.sum()) >= len(overlap)
-        found.append(Offset(rank, 0 if agree else apart, len(overlap)))
+        found.append(Offset(rank, 0 if agree else int(np.median(t1 - ends)), len(overlap)))
     return found
-
-
-def _executions(work: Rows, rank: int) -> dict[tuple[str, str | None], tuple[Integers, Integers]]:
-    """Begins and ends by collective and group, in order of time."""
-    mine = work.where(work["rank"] == rank)
-    return {
-        (name, group): (mine["t0_ns"][places], mine["t1_ns"][places])
-        for name, group, places in mine.executions()
-    }
 
 
 Event = Mapping[str, Any]
 
-_ARGS = {
-    "operator": "operator",
-    "shapes": "shapes",
-    "layer": "layer",
-    "phase": "phase",
-    "step": "step",
-    "bytes": "bytes",
-    "flops": "flops",
-    "correlation": "correlation",
-    "graph": "CUDA graph",
-}
+_SHOWN = ("operator", "shapes", "layer", "phase", "step", "bytes", "flops", "correlation")
+_ARGS = {name: name for name in _SHOWN} | {"graph": "CUDA graph"}
+"""Columns that a viewer shows with an event, and their names there."""
 
 
 def events_of_rank(rank: int, rows: Rows, origin: int) -> Iterator[Event]:
     """All events of one rank: steps, phases, layers, streams, classes, memory and links. Times are
     microseconds after ``origin``, which is in nanoseconds on the clock of the trace."""
-    yield _named("process_name", rank, 0, f"rank {rank}")
-    yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     lanes = _Lanes(rank, origin)
+    yield lanes.about("process_name", tid=0, name=f"rank {rank}")
+    yield lanes.about("process_sort_index", sort_index=rank)
     work = rows.work
     marks = rows.where(rows.equal("kind", "range"))
     steps = marks.equal("name", phases.STEP)
     yield from lanes.draw("steps", marks.where(steps))
     yield from lanes.draw("phases", marks.where(~steps))
     modules = rows.where(rows.equal("kind", "module"))
-    for thread in np.unique(modules["thread"]).tolist():
-        yield from lanes.draw(
-            f"layers of thread {thread}", modules.where(modules["thread"] == thread)
-        )
+    for thread, mine in modules.parts("thread"):
+        yield from lanes.draw(f"layers of thread {thread}", mine)
     yield from lanes.draw("waits for devices", rows.where(rows.equal("kind", "wait")))
-    for device in sorted({*work["device"].tolist()}):
-        mine = work.where(work.equal("device", device))
-        for stream in np.unique(mine["stream"]).tolist():
-            yield from lanes.draw(f"{device} stream {stream}", mine.where(mine["stream"] == stream))
+    for device, mine in work.parts("device"):
+        for stream, rows_of_stream in mine.parts("stream"):
+            yield from lanes.draw(f"{device} stream {stream}", rows_of_stream)
         for kind in (*OPERATOR_CLASSES, event_table.MEMCPY, event_table.MEMSET, event_table.GRAPH):
             column = "operator_class" if kind in OPERATOR_CLASSES else "class"
             yield from lanes.merged(f"{device} {kind}", kind, mine.where(mine.equal(column, kind)))
-        yield from _links(rank, device, mine, origin)
+        yield from _links(lanes, device, mine)
     memory = rows.where(rows.equal("kind", "memory"))
-    for device in sorted({*memory["device"].tolist()}):
-        mine = memory.where(memory.equal("device", device))
+    for device, mine in memory.parts("device"):
         mine = mine.where(np.argsort(mine["t0_ns"], kind="stable"))
         times, sizes = mine["t0_ns"].tolist(), mine["bytes"].tolist()
-        yield from _counter(rank, f"{device} allocated (bytes)", times, sizes, origin)
-
-
-def _named(what: str, rank: int, lane: int, name: str) -> Event:
-    return {"ph": "M", "name": what, "pid": rank, "tid": lane, "args": {"name": name}}
+        yield from lanes.counter(f"{device} allocated (bytes)", times, sizes)
 
 
 class _Lanes:
@@ -131,16 +107,19 @@ class _Lanes:
         # Perfetto shows a thread with the number of its process as the main thread, out of order.
         self._numbers = count(rank + 1)
 
+    def about(self, what: str, tid: int | None = None, **args: object) -> Event:
+        lane = {} if tid is None else {"tid": tid}
+        return {"ph": "M", "name": what, "pid": self.rank, **lane, "args": args}
+
     def _open(self, name: str) -> tuple[int, list[Event]]:
         number = next(self._numbers)
-        order = {"ph": "M", "name": "thread_sort_index", "pid": self.rank, "tid": number}
-        head = [_named("thread_name", self.rank, number, name)]
-        return number, [*head, order | {"args": {"sort_index": number}}]
+        return number, [
+            self.about("thread_name", number, name=name),
+            self.about("thread_sort_index", number, sort_index=number),
+        ]
 
     def draw(self, name: str, rows: Rows) -> Iterator[Event]:
         """A lane of events, and further lanes for events that overlap others without nesting."""
-        if not len(rows):
-            return
         rows = rows.where(np.lexsort((-rows["t1_ns"], rows["t0_ns"])))
         told = {column: rows[column].tolist() for column in (*_ARGS, "kind", "class", "name")}
         times = zip(rows["t0_ns"].tolist(), rows["t1_ns"].tolist(), strict=True)
@@ -155,6 +134,17 @@ class _Lanes:
             lane[1].append(t1)
             yield self._event(lane[0], t0, t1, {key: told[key][place] for key in told})
 
+    def _span(self, lane: int, name: str, category: str, t0: int, t1: int) -> dict[str, Any]:
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "pid": self.rank,
+            "tid": lane,
+            "ts": (t0 - self.origin) / 1000,
+            "dur": (t1 - t0) / 1000,
+        }
+
     def _event(self, lane: int, t0: int, t1: int, told: dict[str, Any]) -> Event:
         args = {
             label: told[key]
@@ -164,16 +154,8 @@ class _Lanes:
         name = str(told["name"] or told["kind"])
         if told["kind"] == "module":
             name = name.rpartition(SEPARATOR)[2]
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": str(told["class"] or told["kind"]),
-            "pid": self.rank,
-            "tid": lane,
-            "ts": (t0 - self.origin) / 1000,
-            "dur": (t1 - t0) / 1000,
-            "args": args,
-        }
+        category = str(told["class"] or told["kind"])
+        return self._span(lane, name, category, t0, t1) | {"args": args}
 
     def merged(self, name: str, kind: str, rows: Rows) -> Iterator[Event]:
         if not len(rows):
@@ -182,8 +164,12 @@ class _Lanes:
         yield from head
         busy = rows.union()
         for t0, t1 in zip(busy.t0.tolist(), busy.t1.tolist(), strict=True):
-            event = {"ph": "X", "name": kind, "cat": "class", "pid": self.rank, "tid": number}
-            yield event | {"ts": (t0 - self.origin) / 1000, "dur": (t1 - t0) / 1000}
+            yield self._span(number, kind, "class", t0, t1)
+
+    def counter(self, name: str, times: list[int], values: list[int]) -> Iterator[Event]:
+        for time, value in zip(times, values, strict=True):
+            event = {"ph": "C", "name": name, "pid": self.rank, "ts": (time - self.origin) / 1000}
+            yield event | {"args": {"value": value}}
 
 
 def _fits(ends: list[int], t0: int, t1: int) -> bool:
@@ -193,7 +179,7 @@ def _fits(ends: list[int], t0: int, t1: int) -> bool:
     return not ends or t1 <= ends[-1]
 
 
-def _links(rank: int, device: str, rows: Rows, origin: int) -> Iterator[Event]:
+def _links(lanes: _Lanes, device: str, rows: Rows) -> Iterator[Event]:
     """Bytes per second of running collectives and copies, from their sizes and durations."""
     sides = {
         "communication": rows.equal("class", event_table.COMMUNICATION),
@@ -210,15 +196,7 @@ def _links(rank: int, device: str, rows: Rows, origin: int) -> Iterator[Event]:
         moments, last = np.unique(times[order][::-1], return_index=True)
         sums = np.cumsum(changes[order])[len(order) - 1 - last]
         values = np.maximum(np.rint(sums), 0).astype(np.int64).tolist()
-        yield from _counter(rank, f"{device} {name} (bytes/s)", moments.tolist(), values, origin)
-
-
-def _counter(
-    rank: int, name: str, times: list[int], values: list[int], origin: int
-) -> Iterator[Event]:
-    for time, value in zip(times, values, strict=True):
-        event = {"ph": "C", "name": name, "pid": rank, "ts": (time - origin) / 1000}
-        yield event | {"args": {"value": value}}
+        yield from lanes.counter(f"{device} {name} (bytes/s)", moments.tolist(), values)
 
 
 def events(table: Events) -> tuple[Iterator[Event], list[Offset]]:
@@ -226,14 +204,10 @@ def events(table: Events) -> tuple[Iterator[Event], list[Offset]]:
     rows = rows_of(table)
     offsets = clock_offsets(rows.work)
     moved = {offset.rank: offset.nanoseconds for offset in offsets}
-    parts = [
-        (rank, rows.where(rows["rank"] == rank), moved.get(rank, 0))
-        for rank in np.unique(rows["rank"]).tolist()
-    ]
-    origin = min((int(part["t0_ns"].min()) + later for _, part, later in parts), default=0)
-    return (
-        event for rank, part, later in parts for event in events_of_rank(rank, part, origin - later)
-    ), offsets
+    parts = [(rank, mine, moved.get(rank, 0)) for rank, mine in rows.parts("rank")]
+    origin = min((int(mine["t0_ns"].min()) + later for _, mine, later in parts), default=0)
+    found = (events_of_rank(rank, mine, origin - later) for rank, mine, later in parts)
+    return chain.from_iterable(found), offsets
 
 
 def write(path: Path, table: Events) -> list[Offset]:

@@ -58,7 +58,7 @@ class Tables:
         """A row per device and step: the partition of the step."""
         return self._of_devices(
             lambda device: [
-                step.model_dump(exclude={"partition"}) | step.partition.model_dump()
+                {"step": step.step, "start_ns": step.start_ns} | dict(step.partition)
                 for step in device.steps
             ]
         )
@@ -74,7 +74,7 @@ class Tables:
         return self._of_devices(
             lambda device: [
                 {"graph": use.graph, "launches": use.launches}
-                | (node.model_dump() if node else {"time_ns": use.time_ns})
+                | (dict(node) if node else {"time_ns": use.time_ns})
                 for use in device.graphs
                 for node in (use.nodes or (None,))
             ]
@@ -114,17 +114,13 @@ class Tables:
 
     def _of_devices(self, rows: Callable[[DeviceBreakdown], Iterable[Any]]) -> "pd.DataFrame":
         return _frame(
-            {"rank": device.rank, "device": device.device} | _plain(row)
+            {"rank": device.rank, "device": device.device} | dict(row)
             for device in self.breakdown.devices
             for row in rows(device)
         )
 
     def _of_all(self, name: str) -> "pd.DataFrame":
-        return _frame(map(_plain, getattr(self.breakdown.summary, name, ())))
-
-
-def _plain(row: Any) -> dict[str, Any]:
-    return row if isinstance(row, dict) else row.model_dump()
+        return _frame(map(dict, getattr(self.breakdown.summary, name, ())))
 
 
 def _frame(rows: Iterable[dict[str, Any]]) -> "pd.DataFrame":

@@ -56,11 +56,11 @@ def short(name: str, room: int) -> str:
     return name if len(name) <= room else f"{name[:begin]}...{name[-end:]}"
 
 
-def table(heads: Row, rows: Sequence[Row], columns: int) -> list[str]:
-    """Lines of a table whose first column holds names and takes the space left by the others."""
+def table(heads: Row, rows: Sequence[Row]) -> list[str]:
+    """Lines of a table of the terminal's width; the names in the first column take the space left."""
     sizes = [2 + max(len(row[k]) for row in [heads, *rows]) for k in range(1, len(heads))]
     longest = max(len(plain(bare(row[0]))) for row in [heads, *rows])
-    room = max(8, min(columns - sum(sizes), longest))
+    room = max(8, min(width() - sum(sizes), longest))
 
     def line(row: Row) -> str:
         others = "".join(f"{cell:>{size}}" for cell, size in zip(row[1:], sizes, strict=True))
@@ -71,33 +71,32 @@ def table(heads: Row, rows: Sequence[Row], columns: int) -> list[str]:
 
 def page(breakdown: Breakdown, top: int) -> str:
     """The main numbers of all ranks, and how ranks differ; lists have at most ``top`` rows."""
-    columns = width()
     found = breakdown.summary
     lines = [f"{breakdown.name}: {breakdown.status}"]
     if breakdown.reason:
         lines.append(breakdown.reason)
     if found and breakdown.devices:
-        lines = _sentence(_headline(breakdown, found), columns)
+        lines = _sentence(_headline(breakdown, found))
         devices = breakdown.devices
         for section in (
-            _partition(found, columns),
-            _phases(breakdown, found, columns),
-            _work(devices, columns, top),
-            _collectives(devices, found, columns),
-            _kernels(devices, columns, top),
-            _compiled(devices, columns, top),
-            _graphs(devices, columns, top),
-            _sources(found, columns, top),
-            _ranks(devices, found, columns, top),
+            _partition(found),
+            _phases(breakdown, found),
+            _work(devices, top),
+            _collectives(devices, found),
+            _kernels(devices, top),
+            _compiled(devices, top),
+            _graphs(devices, top),
+            _sources(found, top),
+            _ranks(devices, found, top),
         ):
             lines += ["", *section] if section else []
         lines += [""] * bool(breakdown.notes)
-    lines += [line for note in breakdown.notes for line in _sentence(f"note: {note}", columns)]
+    lines += [line for note in breakdown.notes for line in _sentence(f"note: {note}")]
     return plain("\n".join(lines))
 
 
-def _sentence(text: str, columns: int) -> list[str]:
-    return wrap(text, columns, break_long_words=False, break_on_hyphens=False)
+def _sentence(text: str) -> list[str]:
+    return wrap(text, width(), break_long_words=False, break_on_hyphens=False)
 
 
 def _ms(nanoseconds: float | None, over: int = 1) -> str:
@@ -136,35 +135,35 @@ def _headline(breakdown: Breakdown, found: ProfileSummary) -> str:
     return text
 
 
-def _partition(found: ProfileSummary, columns: int) -> list[str]:
-    rows, room = [], columns // 4
+def _partition(found: ProfileSummary) -> list[str]:
+    rows, room = [], width() // 4
     for name, field in PARTS.items():
         part = getattr(found, field)
         if part:
             time = f"{part * found.step_seconds * 1e3:,.3f}"
             rows.append((name, time, _share(part), "#" * round(part * room)))
-    lines = table(("wall time", "ms", "share", ""), [(*row[:3], "") for row in rows], columns)
+    lines = table(("wall time", "ms", "share", ""), [(*row[:3], "") for row in rows])
     lines[1:] = [f"{line}   {row[3]}".rstrip() for line, row in zip(lines[1:], rows, strict=True)]
     if found.hidden_communication is not None:
         lines.append(f"{_share(found.hidden_communication)} of communication is hidden")
     if found.bound and found.bound.window_ns:
         verdict = found.bound.verdict
         part = getattr(found.bound, f"{verdict}_ns") / found.bound.window_ns
-        lines += _sentence(f"Bound by {_BOUNDS[verdict]}: {_share(part)} of the time", columns)
+        lines += _sentence(f"Bound by {_BOUNDS[verdict]}: {_share(part)} of the time")
     return lines
 
 
-def _phases(breakdown: Breakdown, found: ProfileSummary, columns: int) -> list[str]:
+def _phases(breakdown: Breakdown, found: ProfileSummary) -> list[str]:
     units = breakdown.device_steps
     times = ("host_ns", "busy_ns", "compute_ns", "communication_ns")
     rows = [
         (use.phase, *(_ms(getattr(use, time), units) for time in times)) for use in found.phases
     ]
     heads = ("phase, ms of a step", "host", "device", "computation", "communication")
-    return table(heads, rows, columns) if rows else []
+    return table(heads, rows) if rows else []
 
 
-def _work(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+def _work(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
     found = _grouped(
         (use.name if use.name.startswith(use.kind) else f"{use.kind} {use.name}", use)
         for device in devices
@@ -172,7 +171,7 @@ def _work(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[st
     )
     whole = sum(use.time_ns for uses in found.values() for use in uses)
     rows = _by_time(found, whole, len(devices))[:top]
-    return table(("work of a device", "count", "ms", "of device time"), rows, columns)
+    return table(("work of a device", "count", "ms", "of device time"), rows)
 
 
 def _by_time(found: dict[str, list], whole: int, devices: int) -> list[Row]:
@@ -189,12 +188,12 @@ def _by_time(found: dict[str, list], whole: int, devices: int) -> list[Row]:
     ]
 
 
-def _listed(heads: Row, rows: Sequence[Row], columns: int, top: int) -> list[str]:
-    lines = table(heads, rows[:top], columns) if rows else []
+def _listed(heads: Row, rows: Sequence[Row], top: int) -> list[str]:
+    lines = table(heads, rows[:top]) if rows else []
     return [*lines, f"and {len(rows) - top:,} more"] if len(rows) > top else lines
 
 
-def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+def _kernels(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
     """The longest kernels of all devices, with their shares of the time of all kernels and, if known
     and the terminal is wide enough, their rates."""
     found = _grouped((use.name, use) for device in devices for use in device.kernel_times)
@@ -213,7 +212,7 @@ def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list
     heads = ["operator" if all(device.device == "cpu" for device in devices) else "kernel"]
     heads += ["count", "ms", "of their time"]
     others = zip(heads[1:], *(row[1:] for row in rows[:top]), strict=True)
-    room = columns - 20 - sum(max(map(len, cells)) + 2 for cells in others)
+    room = width() - 20 - sum(max(map(len, cells)) + 2 for cells in others)
     for title, amount in rates.items():
         told = [_rate(found[row[0]], amount) for row in rows[:top]]
         form = "{:.0%}" if title == "of ceiling" else "{:,.3g}"
@@ -222,7 +221,7 @@ def _kernels(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list
         if any(told) and room >= 0:
             heads.append(title)
             rows[:top] = [(*row, cell) for row, cell in zip(rows, cells, strict=False)]
-    return _listed(heads, rows, columns, top)
+    return _listed(heads, rows, top)
 
 
 def _rate(uses: list, amount: Callable[[Any], float | None]) -> float | None:
@@ -232,7 +231,7 @@ def _rate(uses: list, amount: Callable[[Any], float | None]) -> float | None:
     return None if None in parts or not time else sum(part or 0 for part in parts) / time
 
 
-def _compiled(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+def _compiled(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
     """The operators inside kernels of TorchInductor; a kernel counts for each of its operators."""
     found = _grouped(
         (operator, use)
@@ -241,10 +240,10 @@ def _compiled(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> lis
         for operator in dict.fromkeys(use.operators)
     )
     rows = [row[:3] for row in _by_time(found, 0, len(devices))]
-    return _listed(("operator in compiled kernels", "count", "ms"), rows, columns, top)
+    return _listed(("operator in compiled kernels", "count", "ms"), rows, top)
 
 
-def _graphs(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[str]:
+def _graphs(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
     rows = []
     for device in devices:
         for use in device.graphs:
@@ -254,23 +253,21 @@ def _graphs(devices: Sequence[DeviceBreakdown], columns: int, top: int) -> list[
             counts = (f"{number:,}" for number in (use.launches, use.events))
             rows.append((f"{name}: {longest}" if longest else name, *counts, _ms(use.time_ns)))
     heads = ("CUDA graph, and its longest node", "launches", "events", "ms")
-    return _listed(heads, rows, columns, top)
+    return _listed(heads, rows, top)
 
 
-def _sources(found: ProfileSummary, columns: int, top: int) -> list[str]:
+def _sources(found: ProfileSummary, top: int) -> list[str]:
     """Two lines per pair: the function and, below it, the kernel that it launched."""
     lines = []
     for use in found.sources[:top]:
         time = f"{_ms(use.time_ns)} ms {_share(use.share)}"
-        room = columns - len(time) - 2
+        room = width() - len(time) - 2
         lines.append(f"{short(use.source, room):<{room}}  {time}")
-        lines.append(f"  {short(use.kernel, columns - 2)}")
+        lines.append(f"  {short(use.kernel, width() - 2)}")
     return ["launched by", *lines] if lines else []
 
 
-def _collectives(
-    devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int
-) -> list[str]:
+def _collectives(devices: Sequence[DeviceBreakdown], found: ProfileSummary) -> list[str]:
     rows = [
         (
             use.collective,
@@ -281,12 +278,10 @@ def _collectives(
         for use in found.collectives
     ]
     heads = ("collective", "count", "ms", "transfer", "waiting", "GB/s")
-    return table(heads, rows, columns) if rows else []
+    return table(heads, rows) if rows else []
 
 
-def _ranks(
-    devices: Sequence[DeviceBreakdown], found: ProfileSummary, columns: int, top: int
-) -> list[str]:
+def _ranks(devices: Sequence[DeviceBreakdown], found: ProfileSummary, top: int) -> list[str]:
     """Differences between ranks: the share of collectives at which each came last, and the time per
     step that the others waited for it; if not all fit, those that cost the others most."""
     if len(devices) < 2:
@@ -309,6 +304,6 @@ def _ranks(
         order.append((-(one.caused_ns if one else 0), -whole.window_ns))
     chosen = sorted(range(len(rows)), key=order.__getitem__) if len(rows) > top else range(top)
     heads = ("rank", "step ms", "compute", "comm.", "idle", "last", "delay ms")
-    lines = table(heads, [rows[place] for place in chosen[: min(top, len(rows))]], columns)
+    lines = table(heads, [rows[place] for place in chosen[: min(top, len(rows))]])
     more = len(rows) - top
     return [*lines, f"and {more:,} more, which cost the others less"] if more > 0 else lines

@@ -35,7 +35,7 @@ from transformer_core.trace.breakdown.waits import (
 from transformer_core.trace.events import event_table, operators, phases
 from transformer_core.trace.events.collectives import bus_factor
 from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.event_table import EVERYTHING, Mask, Rows, Window, total
+from transformer_core.trace.events.event_table import EVERYTHING, Mask, Rows, Window, ratio, total
 from transformer_core.trace.events.intervals import Union, exposed, union_of
 
 KERNELS_SHOWN, SHAPES_SHOWN = 10, 20
@@ -59,7 +59,7 @@ USUAL = Choice()
 
 def activities(rows: Rows) -> list[Activity]:
     """Time by collective, operator class and kind of copy."""
-    durations, whole = rows.durations, int(rows.durations.sum())
+    whole = int(rows.durations.sum())
     columns = {
         event_table.COMMUNICATION: "collective",
         event_table.COMPUTE: "operator_class",
@@ -68,20 +68,19 @@ def activities(rows: Rows) -> list[Activity]:
     found = []
     for kind in event_table.CLASSES:
         column = columns.get(kind, "name")
-        place = np.flatnonzero(rows.equal("class", kind))
-        mine = rows.where(place)
-        groups = mine.groups(column)
+        mine = rows.where(rows.equal("class", kind))
+        durations, groups = mine.durations, mine.groups(column)
         if (unnamed := mine.missing(column)).any():
             groups["unknown"] = np.flatnonzero(unnamed)
         for name, inside in groups.items():
-            time = int(durations[place[inside]].sum())
+            time = int(durations[inside].sum())
             found.append(
                 Activity(
                     name=name,
                     kind=kind,
                     count=len(inside),
                     time_ns=time,
-                    share=time / whole if whole else None,
+                    share=ratio(time, whole),
                     bytes=total(mine["bytes"][inside]),
                 )
             )
@@ -107,7 +106,7 @@ def kernel_times(rows: Rows, choice: Choice = USUAL) -> list[KernelTime]:
             time_ns=time,
             shortest_ns=int(durations[mine].min()),
             longest_ns=int(durations[mine].max()),
-            share=time / whole if whole else None,
+            share=ratio(time, whole),
             operators=list(operators.fused(name)),
             operator_class=rows.texts("operator_class")[rows.codes("operator_class")[mine[0]]],
             number_format=_format(rows, mine),
@@ -128,8 +127,8 @@ def graphs(rows: Rows, count: int) -> list[GraphUse]:
     """The CUDA graphs, longest first, with the ``count`` longest nodes of each."""
     node, graph = (np.where(rows[name] == 0, NULL, rows[name]) for name in ("node", "graph"))
     inside = np.flatnonzero((node != NULL) | (graph != NULL) | rows.equal("kind", "graph"))
-    mine = rows.where(inside[np.lexsort((node[inside], graph[inside]))])
-    nodes, numbers = (np.where(mine[name] == 0, NULL, mine[name]) for name in ("node", "graph"))
+    order = inside[np.lexsort((node[inside], graph[inside]))]
+    mine, nodes, numbers = rows.where(order), node[order], graph[order]
     durations, found = mine.durations, []
     for number, begin, end in runs(numbers, 0, len(mine)):
         known = [run for run in runs(nodes, begin, end) if run[0] != NULL]
@@ -182,11 +181,11 @@ def operator_classes(rows: Rows) -> list[OperatorClass]:
                 operator_class=name,
                 count=int(mine.sum()),
                 time_ns=time,
-                share=time / total if total else None,
+                share=ratio(time, total),
                 flops=flops,
                 bytes=traffic,
                 counted_ns=int(durations[counted].sum()),
-                intensity=flops / traffic if flops is not None and traffic else None,
+                intensity=ratio(flops, traffic),
             )
         )
     return found
@@ -212,7 +211,7 @@ def forward_backward(rows: Rows) -> list[ForwardBackward]:
                     operators=group,
                     forward_ns=times[0],
                     backward_ns=times[1],
-                    ratio=times[1] / times[0] if all(times) else None,
+                    ratio=ratio(times[1] or None, times[0]),
                     flops_ratio=_ratio(rows["flops"], mine & forward, mine & backward),
                     bytes_ratio=_ratio(rows["operator_bytes"], mine & forward, mine & backward),
                 )
@@ -231,7 +230,7 @@ def _contraction(operator: str) -> str | None:
 def _ratio(values: NDArray, forward: Mask, backward: Mask) -> float | None:
     """The sum of known values in backward over that in forward."""
     first, second = (int(values[some & (values != NULL)].sum()) for some in (forward, backward))
-    return second / first if first and second else None
+    return ratio(second or None, first)
 
 
 OTHER = "other"  # the phase of events outside all ranges
@@ -244,11 +243,9 @@ def break_down_all(
     work = everything.work
     ranges, waits = (everything.where(everything.equal("kind", kind)) for kind in ("range", "wait"))
     found: list[tuple[Rows, Rows, Rows]] = []
-    for rank in np.unique(work["rank"]).tolist():
-        of_rank = work.where(work["rank"] == rank)
+    for rank, of_rank in work.parts("rank"):
         marks, waited = (rows.where(rows["rank"] == rank) for rows in (ranges, waits))
-        for mine in of_rank.groups("device").values():
-            found.append((of_rank.where(mine), marks, waited))
+        found += [(mine, marks, waited) for _, mine in of_rank.parts("device")]
     matched = waiting([mine for mine, _, _ in found])
     # One device at a time, which is then freed: its columns are large.
     devices = [_device(*found.pop(0), transfers, choice) for transfers in matched.transfers]
@@ -268,12 +265,7 @@ def _device(
     marked = bool(np.any(~ranges.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
     windows = step_windows(rows, ranges)
-    parts = [partition(layers, begin, finish, cpu) for _, begin, finish in windows]
-    steps = [
-        ProfiledStep(step=number, start_ns=begin - start, partition=part)
-        for (number, begin, _), part in zip(windows, parts, strict=True)
-    ]
-    stretches = [(window[1:], part) for window, part in zip(windows, parts, strict=True)]
+    parts = [partition(layers, *window, cpu) for window in windows]
     return DeviceBreakdown(
         rank=int(rows["rank"][0]),
         pid=int(rows["pid"][0]),
@@ -281,7 +273,10 @@ def _device(
         events=len(rows),
         kernels=int(rows.equal("kind", "kernel", "operator").sum()),
         span=span,
-        steps=steps,
+        steps=[
+            ProfiledStep(step=number, start_ns=begin - start, partition=part)
+            for number, ((begin, _), part) in enumerate(zip(windows, parts, strict=True))
+        ],
         host_bound_ns=host_bound,
         streams=_streams(rows, end - start),
         activities=activities(rows),
@@ -290,18 +285,16 @@ def _device(
         phases=_phases(rows, ranges, cpu) if marked else [],
         operators=operator_classes(rows),
         forward_backward=forward_backward(rows) if marked else [],
-        bound=step_bound(rows, ranges, stretches or [((start, end), span)], cpu),
+        bound=step_bound(rows, ranges, windows or [(start, end)], parts or [span], cpu),
         launches=None if cpu else launch_use(rows),
         graphs=graphs(rows, choice.kernels),
-        critical_path=critical_path(rows, ranges, waits, *median_step(windows)[1:])
-        if windows
-        else [],
+        critical_path=critical_path(rows, ranges, waits, *median_step(windows)) if windows else [],
     )
 
 
-def median_step(windows: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+def median_step(windows: list[tuple[int, int]]) -> tuple[int, int]:
     """The step of median length."""
-    return sorted(windows, key=lambda step: step[2] - step[1])[len(windows) // 2]
+    return sorted(windows, key=lambda step: step[1] - step[0])[len(windows) // 2]
 
 
 _EXPOSED = (
@@ -334,8 +327,8 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> P
     )
 
 
-def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
-    """Number, begin and end of each step: from the begin of its range on the host to the end of the
+def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int]]:
+    """Begin and end of each step: from the begin of its range on the host to the end of the
     last event that it launched, but at most to the begin of the next step."""
     chosen = ranges.equal("name", phases.STEP)
     order = np.argsort(ranges["t0_ns"][chosen], kind="stable")
@@ -346,19 +339,18 @@ def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int, int]]:
     latest = np.array(ends, np.int64)
     np.maximum.at(latest, step[some], rows["t1_ns"][some])
     latest[:-1] = np.minimum(latest[:-1], begins[1:])
-    return list(zip(range(len(begins)), begins, latest.tolist(), strict=True))
+    return list(zip(begins, latest.tolist(), strict=True))
 
 
 def _streams(rows: Rows, span: int) -> list[StreamUse]:
-    streams, counts = np.unique(rows["stream"], return_counts=True)
     return [
         StreamUse(
             stream=stream,
-            events=count,
-            busy_ns=(busy := rows.union(rows["stream"] == stream).length),
-            occupancy=busy / span if span else None,
+            events=len(mine),
+            busy_ns=(busy := mine.union().length),
+            occupancy=ratio(busy, span),
         )
-        for stream, count in zip(streams.tolist(), counts.tolist(), strict=True)
+        for stream, mine in rows.parts("stream")
     ]
 
 

@@ -33,12 +33,13 @@ from transformer_core.trace.events.event_table import (
     Events,
     Mask,
     Rows,
+    ratio,
     rows_of,
     total,
 )
 from transformer_core.trace.events.operators import CONTRACTION, FORMATS
 from transformer_core.trace.events.phases import SEPARATOR
-from transformer_core.trace.events.process import unusable
+from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers.files import Reading, read_files
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def read_roofline(path: Path) -> "Roofline":
     except (OSError, ValidationError) as error:
         reason = str(getattr(error, "strerror", None) or str(error).partition("\n")[0])
         remedy = "measure the ceilings of a machine: snakemake results/machine/roofline.json"
-        raise unusable(path, f"does not contain ceilings ({reason})", remedy) from None
+        raise TraceError(path, f"does not contain ceilings ({reason})", remedy) from None
 
 
 def with_ceilings(breakdown: Breakdown, roofline: "Roofline") -> Breakdown:
@@ -166,7 +167,7 @@ def summarise(
     classes = sum(use.time_ns for device in devices for use in device.operators)
 
     def share(part: str, of: str = "window_ns") -> float | None:
-        return _ratio(_sum(whole, part), _sum(whole, of))
+        return ratio(_sum(whole, part), _sum(whole, of))
 
     return ProfileSummary(
         step_seconds=window / 1e9 / sum(max(1, len(device.steps)) for device in devices),
@@ -177,11 +178,11 @@ def summarise(
         idle=share("idle_ns"),
         overlap=share("overlap_ns"),
         hidden_communication=share("overlap_ns", of="communication_ns"),
-        communication_of_device_time=_ratio(
+        communication_of_device_time=ratio(
             sum(a.time_ns for a in activities if a.kind == COMMUNICATION),
             sum(a.time_ns for a in activities),
         ),
-        host_bound=_ratio(
+        host_bound=ratio(
             _sum(devices, "host_bound_ns"), sum(device.span.window_ns for device in devices)
         ),
         operators=[
@@ -196,7 +197,7 @@ def summarise(
             _together(
                 uses,
                 "operators",
-                ratio=_ratio(_sum(uses, "backward_ns") or None, _sum(uses, "forward_ns")),
+                ratio=ratio(_sum(uses, "backward_ns") or None, _sum(uses, "forward_ns")),
                 flops_ratio=_mean(uses, "flops_ratio"),
                 bytes_ratio=_mean(uses, "bytes_ratio"),
             )
@@ -233,16 +234,12 @@ def _operators(uses: Sequence[OperatorClass], whole: int) -> OperatorClass:
     return _together(
         uses,
         "operator_class",
-        share=_ratio(time, whole),
+        share=ratio(time, whole),
         flops=flops,
         bytes=traffic,
         counted_ns=sum(use.counted_ns for use in counted),
-        intensity=None if flops is None else _ratio(flops, traffic),
+        intensity=None if flops is None else ratio(flops, traffic),
     )
-
-
-def _ratio(part: int | None, whole: int | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 def _sum(uses: Sequence[Any], name: str) -> int | None:
@@ -346,7 +343,7 @@ def shapes(rows: Rows, count: int) -> list[ShapeUse]:
                 operator_class=work["operator_class"][mine[0]],
                 count=len(mine),
                 time_ns=time,
-                share=time / whole if whole else None,
+                share=ratio(time, whole),
                 flops=total(work["flops"][mine]),
                 bytes=total(work["operator_bytes"][mine]),
             )
@@ -366,7 +363,7 @@ def sources(rows: Rows, count: int, accepts: Callable[[str], bool]) -> list[Sour
             kernel=kernel,
             count=len(mine),
             time_ns=time,
-            share=time / whole if whole else None,
+            share=ratio(time, whole),
         )
         for source, kernel, mine, time in _longest(work, "source", "name", count)
     ]

@@ -39,7 +39,6 @@ class Lane:
 
 @dataclass(frozen=True)
 class Timeline:
-    step: int
     window_ns: int
     phases: dict[int, list[tuple[str, int, int]]]
     """By rank: phase, begin and end of the ranges on the host."""
@@ -60,13 +59,9 @@ def read_timeline(path: Path) -> Timeline | None:
     windows = step_windows(first, marks.where(marks["rank"] == 0))
     if not windows:
         return None
-    step, start, end = median_step(windows)
-    parts = [
-        (rank, marks.where(marks["rank"] == rank), work.where(work["rank"] == rank))
-        for rank in np.unique(work["rank"]).tolist()
-    ]
+    start, end = median_step(windows)
+    parts = [(rank, marks.where(marks["rank"] == rank), mine) for rank, mine in work.parts("rank")]
     return Timeline(
-        step,
         end - start,
         {rank: _strip(mine, start, end) for rank, mine, _ in parts},
         [
@@ -96,12 +91,8 @@ def _streams(rows: Rows, start: int, end: int) -> list[tuple[str, Rows]]:
         lanes = [("operators", inside.where(~talks)), ("communication", inside.where(talks))]
         return [(label, lane) for label, lane in lanes if len(lane)]
     found = []
-    for device in sorted(set(inside["device"])):
-        mine = inside.where(inside["device"] == device)
-        streams = {
-            stream: mine.where(mine["stream"] == stream)
-            for stream in np.unique(mine["stream"]).tolist()
-        }
+    for device, mine in inside.parts("device"):
+        streams = dict(mine.parts("stream"))
         busiest = sorted(streams, key=lambda stream: -streams[stream].union().length)[:_STREAMS]
         found += [(f"{device} stream {stream}", streams[stream]) for stream in sorted(busiest)]
     return found

@@ -24,30 +24,29 @@ from transformer_core.trace.events.event_table import Rows
 from transformer_core.trace.events.intervals import Union, union, union_of
 from transformer_core.trace.events.process import UNKNOWN_GROUP, ranks_of
 
-Window = tuple[int, int]
-
 
 def step_bound(
-    rows: Rows, ranges: Rows, windows: Sequence[tuple[Window, Partition]], cpu: bool
+    rows: Rows,
+    ranges: Rows,
+    windows: Sequence[tuple[int, int]],
+    parts: Sequence[Partition],
+    cpu: bool,
 ) -> StepBound:
-    """The parts of the wall time of the steps; ``windows`` holds their begins, ends and partitions."""
-    idle = rows.union().gaps(
-        min(begin for (begin, _), _ in windows), max(end for (_, end), _ in windows)
-    )
+    """The parts of the wall time of the steps, from their begins and ends and their partitions."""
+    idle = rows.union().gaps(min(begin for begin, _ in windows), max(end for _, end in windows))
     fetching, known = _fetching(ranges), launched(rows)
     waited = fetched = host = 0
-    for (begin, end), _ in windows:
-        inside = idle.clip(begin, end)
+    for window in windows:
+        inside = idle.clip(*window)
         late = inside if cpu else not_launched(*known, inside)
         waited += inside.length
         fetched += _common(inside, fetching)
         host += late.length - _common(late, fetching)
-    whole = [partition for _, partition in windows]
     return StepBound(
-        window_ns=sum(part.window_ns for part in whole),
-        device_ns=sum(part.compute_ns + (part.exposed_graphs_ns or 0) for part in whole),
-        link_ns=sum(part.exposed_communication_ns for part in whole),
-        copies_ns=sum(part.exposed_copies_ns or 0 for part in whole),
+        window_ns=sum(part.window_ns for part in parts),
+        device_ns=sum(part.compute_ns + (part.exposed_graphs_ns or 0) for part in parts),
+        link_ns=sum(part.exposed_communication_ns for part in parts),
+        copies_ns=sum(part.exposed_copies_ns or 0 for part in parts),
         input_ns=fetched,
         host_ns=host,
         other_ns=waited - fetched - host,
@@ -206,31 +205,30 @@ HOST, INPUT, LATENCY = "host", "input", "latency"
 _OUTSIDE = "outside the phases"
 
 
-class _Path(defaultdict[tuple[str, str], list[int]]):
-    """The lengths of the parts of a path, by kind and name."""
+class _Path:
+    """The parts of a path: their lengths by kind and name."""
+
+    def __init__(self, ranges: Rows) -> None:
+        self.t0, self.t1, self.phases = phases.stretches(ranges)
+        self.times: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
 
     def add(self, kind: str, name: str, time: int) -> None:
         if time > 0:
-            self[kind, name].append(time)
+            self.times[kind, name].append(time)
 
-
-class _Host:
-    def __init__(self, ranges: Rows, waits: Rows) -> None:
-        self.t0, self.t1, self.names = phases.stretches(ranges)
-        self.waits = waits.union()
-
-    def tell(self, path: _Path, begin: int, end: int) -> None:
+    def add_host(self, begin: int, end: int) -> None:
+        """Adds what the host did from ``begin`` to ``end``, by phase."""
         first = int(np.searchsorted(self.t1, begin, side="right"))
         at = begin
         while at < end:
             known = first < len(self.t0) and self.t0[first] < end
             start = max(at, int(self.t0[first])) if known else end
-            path.add(HOST, _OUTSIDE, start - at)
+            self.add(HOST, _OUTSIDE, start - at)
             if not known:
                 return
             at = min(end, int(self.t1[first]))
-            phase = str(self.names[first])
-            path.add(INPUT if phase == phases.DATA else HOST, phase, at - start)
+            phase = str(self.phases[first])
+            self.add(INPUT if phase == phases.DATA else HOST, phase, at - start)
             first += 1
 
 
@@ -242,16 +240,16 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
     cpu = bool(len(rows)) and str(rows["device"][0]) == "cpu"
     inside = rows.where((rows["t1_ns"] > begin) & (rows["t0_ns"] < end))
     inside = inside.where(np.argsort(inside["t1_ns"], kind="stable"))
-    host, path = _Host(ranges, waits), _Path(list)
+    path, waited = _Path(ranges), waits.union()
     t0, t1, launches = (inside[name] for name in ("t0_ns", "t1_ns", "launch_ns"))
     kinds, names = inside["class"], _names(inside)
     at, event = end, _last(t1, end)
     while at > begin:
         if event < 0:
-            host.tell(path, begin, at)
+            path.add_host(begin, at)
             break
         # After the last event of a step, the remaining time belongs to the host.
-        host.tell(path, max(begin, int(t1[event])), at)
+        path.add_host(max(begin, int(t1[event])), at)
         at = min(at, int(t1[event]))
         start = max(begin, int(t0[event]))
         path.add(str(kinds[event]), str(names[event]), at - start)
@@ -263,31 +261,20 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
             at, event = min(at, ended), before
             continue
         if cpu:
-            host.tell(path, ended, at)
+            path.add_host(ended, at)
             at, event = ended, before
             continue
         launch = min(at, max(begin, launch))
         path.add(LATENCY, "", at - launch)
-        at, event = _on_host(host, path, launch, begin, t1, before)
+        # Without a wait in this step, or a recorded one, the rest of the step belongs to the host.
+        place = int(np.searchsorted(waited.t0, launch)) - 1
+        at = max(begin, min(int(waited.t1[place]), launch)) if place >= 0 else begin
+        path.add_host(at, launch)
+        event = _last(t1, at, before + 1)
     return [
         PathPart(kind=kind, name=name, count=len(times), time_ns=sum(times))
-        for (kind, name), times in sorted(path.items(), key=lambda item: -sum(item[1]))
+        for (kind, name), times in sorted(path.times.items(), key=lambda item: -sum(item[1]))
     ]
-
-
-def _on_host(
-    host: _Host, path: _Path, at: int, begin: int, t1: np.ndarray, before: int
-) -> tuple[int, int]:
-    """Follows the host from a launch back to its last wait; returns the time and event (-1 for none)
-    with which the path continues."""
-    place = int(np.searchsorted(host.waits.t0, at)) - 1
-    waited = min(int(host.waits.t1[place]), at) if place >= 0 else begin
-    if waited <= begin:
-        # The host did not wait in this step, or the wait was not recorded.
-        host.tell(path, begin, at)
-        return begin, -1
-    host.tell(path, waited, at)
-    return waited, _last(t1, waited, before + 1)
 
 
 def _last(t1: np.ndarray, time: int, limit: int | None = None) -> int:

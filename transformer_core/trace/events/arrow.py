@@ -11,7 +11,7 @@ import pyarrow as pa
 from transformer_core.common.tables import write_parts
 from transformer_core.trace.events.columns import NULL, Integers, distinct
 from transformer_core.trace.events.event_table import COLUMNS, TEXTS, Events
-from transformer_core.trace.events.process import unusable
+from transformer_core.trace.events.process import TraceError
 
 _TYPES = {"int32": pa.int32(), "int64": pa.int64(), "text": pa.dictionary(pa.int32(), pa.string())}
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
@@ -46,7 +46,7 @@ def read_events(path: Path) -> tuple[Events, dict[str, Any]]:
         return events_of(table.cast(SCHEMA)), dict(about)
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = f"is not an event table ({str(error).partition(chr(10))[0]})"
-        raise unusable(path, reason, "make it again with --events") from None
+        raise TraceError(path, reason, "make it again with --events") from None
 
 
 def _part(events: Events, begin: int, end: int) -> pa.Table:

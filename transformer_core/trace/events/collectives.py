@@ -2,21 +2,11 @@
 
 import re
 
-_KERNELS = (
-    ("reducescatter", "reduce_scatter"),
-    ("allgather", "all_gather"),
-    ("allreduce", "all_reduce"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("sendrecv", "send_recv"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
-    ("barrier", "barrier"),
+_KINDS = (
+    *("reduce_scatter", "all_gather", "all_reduce", "all_to_all", "broadcast", "send_recv"),
+    *("scatter", "gather", "reduce", "send", "recv", "barrier"),
 )
-"""Names without underscores; a name precedes those that are part of it."""
+"""A kind precedes those whose names are part of its own."""
 
 OTHER = "other"  # a collective of unknown kind
 
@@ -43,7 +33,7 @@ def collective_named(name: str) -> str:
     flat = name.lower().replace("_", "")
     if "crossdevicereduce" in flat:
         return "all_reduce"
-    return next((collective for text, collective in _KERNELS if text in flat), OTHER)
+    return next((kind for kind in _KINDS if kind.replace("_", "") in flat), OTHER)
 
 
 _POINT_TO_POINT = ("send_recv", "send", "recv")

@@ -1,7 +1,7 @@
 """Columns of integers for millions of events, and numbers for their texts."""
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -181,13 +181,9 @@ def around(rows: Columns, thread: Integers, time: Integers) -> Integers:
     return found
 
 
-def leaves(
-    operators: Columns, kinds: Mapping[int, int], wanted: Collection[int]
-) -> NDArray[np.bool_]:
+def leaves(operators: Columns, kind: Integers, wanted: Collection[int]) -> NDArray[np.bool_]:
     """Which operators are of ``wanted`` kinds and do their work themselves: no other operator of
-    their kind runs inside. ``kinds`` maps names to kinds."""
-    present, place = distinct(operators["name"])
-    kind = np.array([kinds[number] for number in present.tolist()], np.int64)[place]
+    their kind runs inside. ``kind`` holds the kind of each operator."""
     some = np.flatnonzero(np.isin(kind, list(wanted)))
     columns = [kind[some], *(operators[name][some] for name in ("thread", "t0", "t1"))]
     order = np.lexsort((-columns[3], *columns[2::-1]))

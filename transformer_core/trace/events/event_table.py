@@ -11,6 +11,7 @@ code that reads or writes Parquet imports it. :class:`Rows` unpacks columns on d
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,6 +151,16 @@ class Rows:
         found = {known[code]: part for code, part in places_by_value(self.codes(name)).items()}
         return {text: found[text] for text in sorted(text for text in found if text is not None)}
 
+    def parts(self, name: str) -> "Iterator[tuple[Any, Rows]]":
+        """The rows of each value of a column, in order of the values; null texts are left out."""
+        codes = self.codes(name)
+        values = [(code, code) for code in np.unique(codes).tolist()]
+        if name in TEXTS:
+            known = self.texts(name)
+            values = sorted((known[code], code) for code, _ in values if known[code] is not None)
+        for value, code in values:
+            yield value, self.where(codes == code)
+
     def executions(self) -> Iterator[tuple[str, str | None, NDArray[np.int64]]]:
         """Each collective and group, with the places of its events in order of time."""
         for name, places in self.groups("collective").items():
@@ -199,6 +210,11 @@ def rows_of(events: Events) -> Rows:
 def total(values: Integers) -> int | None:
     """The sum; null if any value is null, or without values."""
     return None if not len(values) or (values == NULL).any() else int(values.sum())
+
+
+def ratio(part: int | None, whole: int | None) -> float | None:
+    """``part / whole``; null if either is null, or the whole is zero."""
+    return part / whole if part is not None and whole else None
 
 
 _ENDLESS = 2**62

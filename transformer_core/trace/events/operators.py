@@ -22,6 +22,8 @@ from pathlib import Path
 OPERATOR_CLASSES = ("contraction", "normalization", "element_wise", "communication", "other")
 CONTRACTION, NORMALIZATION, ELEMENT_WISE, COMMUNICATION, OTHER = OPERATOR_CLASSES
 """In the order of tables and figures."""
+COUNTED = (CONTRACTION, NORMALIZATION, ELEMENT_WISE)
+"""The classes whose arithmetic and traffic follow from the shapes; those of others are unknown."""
 
 Shape = Sequence[int]
 
@@ -95,18 +97,23 @@ def work_of(
         if "conv" in base:
             return _convolution(base, tensors, kinds, values)
         return _contraction(base, tensors, kinds)
-    if found not in (NORMALIZATION, ELEMENT_WISE) or not any(tensors):
+    if found not in COUNTED or not any(tensors):
         return UNKNOWN
     largest = max(math.prod(shape) for shape in tensors if shape)
     flops = largest * _TABLES["operations"].get(base, 1)
-    read = _bytes(tensors, kinds)
-    if read is None:
-        return Work(flops, None)
-    width = next(_width(kinds, place) for place, shape in enumerate(tensors) if shape)
     # A reduction's result is small; a backward of layer norm writes what the forward read.
     reduces = not re.search(r"softmax|norm", base) and operator_class(base) == NORMALIZATION
-    written = 0 if reduces else largest * (width or 0)
-    return Work(flops, read + written)
+    return _work(flops, tensors, kinds, 0 if reduces else largest)
+
+
+def _work(flops: int, shapes: Sequence[Shape], kinds: Sequence[str], written: int | None) -> Work:
+    """The work of an operator that reads its inputs once and writes ``written`` elements of the type
+    of the first."""
+    read = _bytes(shapes, kinds)
+    width = next((_width(kinds, place) for place, shape in enumerate(shapes) if shape), None)
+    if read is None or width is None or written is None:
+        return Work(flops, None)
+    return Work(flops, read + written * width)
 
 
 def _width(kinds: Sequence[str], place: int) -> int | None:
@@ -154,12 +161,7 @@ def _linear(shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
 def _product(
     m: int, k: int, n: int, batch: int, shapes: Sequence[Shape], kinds: Sequence[str]
 ) -> Work:
-    flops = 2 * batch * m * k * n
-    read = _bytes(shapes, kinds)
-    width = next((_width(kinds, place) for place, shape in enumerate(shapes) if shape), None)
-    if read is None or width is None:
-        return Work(flops, None)
-    return Work(flops, read + batch * m * n * width)
+    return _work(2 * batch * m * k * n, shapes, kinds, batch * m * n)
 
 
 _HEADS_THIRD = ("flash_attention", "efficient_attention")
@@ -224,10 +226,8 @@ def _convolution(
         written = [shape for shape, one in zip((image, weight), asked, strict=False) if one]
         products = len(written)
     flops = 2 * products * image[0] * math.prod(places[2:]) * math.prod(weight)
-    read, width = _bytes(shapes, kinds), _width(kinds, 0)
-    if read is None or width is None or None in written:
-        return Work(flops, None)
-    return Work(flops, read + sum(math.prod(shape or ()) * width for shape in written))
+    elements = None if None in written else sum(math.prod(shape or ()) for shape in written)
+    return _work(flops, shapes, kinds, elements)
 
 
 def _value(values: Sequence[object], place: int) -> object:

@@ -80,9 +80,6 @@ def stretches(ranges: Rows) -> tuple[Integers, Integers, NDArray[np.object_]]:
     return t0, t1, marks["name"][owner]
 
 
-_NOTHING = np.empty(0, np.int64)
-
-
 class Marks:
     """Steps and phases by the names of ranges. The program's own marks count; those of PyTorch only if
     there are none."""
@@ -104,7 +101,7 @@ class Marks:
 
     def _found(self, steps: bool) -> tuple[Integers, Integers, Integers, Integers]:
         names = self.trace.names
-        parts: list[tuple[Integers, ...]] = [(_NOTHING,) * 4]
+        parts: list[tuple[Integers, ...]] = [(nulls(0),) * 4]
         for rows in (self.trace.ranges, self.trace.operators):
             if not len(rows):
                 continue
@@ -119,10 +116,9 @@ class Marks:
             parts.append((labels, *(rows[name][chosen] for name in ("t0", "t1", "thread"))))
             if own or (steps and found):
                 break
-        columns = [np.concatenate([part[k] for part in parts]) for k in range(4)]
-        order = np.argsort(columns[1], kind="stable")
-        name, t0, t1, thread = (column[order] for column in columns)
-        return name, t0, t1, thread
+        name, t0, t1, thread = map(np.concatenate, zip(*parts, strict=True))
+        order = np.argsort(t0, kind="stable")
+        return name[order], t0[order], t1[order], thread[order]
 
 
 _MOST = 0.9
@@ -132,28 +128,27 @@ def of_loaders(
     marks: Marks,
     thread: Integers,
     kernel: NDArray[np.bool_],
-    in_operator: NDArray[np.bool_],
-    talks: NDArray[np.bool_],
+    takes_part: NDArray[np.bool_],
     phase: Integers,
 ) -> NDArray[np.bool_]:
-    """Marks the device events launched by threads that launch no kernel of the step.
+    """Marks the device events launched by threads that launch no kernel of the step; ``takes_part``
+    marks those launched from inside operators, or that communicate.
 
     A thread takes part in the step if it has ranges of phases or steps, launches from inside
     operators, communicates, or launches nearly all its kernels during backward, as the threads of
     autograd do. Without ranges of phases, all threads count as taking part.
     """
-    nobody = np.zeros(len(thread), np.bool_)
+    found = np.zeros(len(thread), np.bool_)
     marked = set(marks.phases[3].tolist())
     if not marked:
-        return nobody
+        return found
     backward = marks.trace.names[BACKWARD]
     marks_backward = bool((marks.phases[0] == backward).any())
     own = marked | set(marks.steps[3].tolist())
-    found = nobody.copy()
     for number in np.unique(thread[thread != NULL]).tolist():
         mine = thread == number
         kernels = mine & kernel
-        if number in own or (mine & in_operator).any() or (mine & talks).any():
+        if number in own or (mine & takes_part).any():
             continue
         count = int(kernels.sum())
         if count and not marks_backward:
@@ -176,29 +171,26 @@ def _stretches_of(rows: Columns, places: Integers) -> Columns:
     return found
 
 
-class Forward:
-    """Operators with sequence numbers, and for each the first operator with the same number."""
-
-    def __init__(self, trace: ProcessTrace) -> None:
-        self._operators = trace.operators
-
-    @cached_property
-    def numbered(self) -> tuple[Columns, Integers]:
-        mine = self._operators
-        place = np.flatnonzero(mine["sequence"] >= 0)
-        rows = _stretches_of(mine, place)
-        order = np.argsort(rows["t0"], kind="stable")
-        sequence = mine["sequence"][place][order]
-        _, earliest, group = np.unique(sequence, return_index=True, return_inverse=True)
-        first = np.empty(len(order), np.int64)
-        first[order] = order[earliest[group.reshape(-1)]]
-        return rows, first
+def first_operators(trace: ProcessTrace) -> tuple[Columns, Integers]:
+    """The operators with sequence numbers, and for each the first one with the same number."""
+    mine = trace.operators
+    place = np.flatnonzero(mine["sequence"] >= 0)
+    rows = _stretches_of(mine, place)
+    order = np.argsort(rows["t0"], kind="stable")
+    sequence = mine["sequence"][place][order]
+    _, earliest, group = np.unique(sequence, return_index=True, return_inverse=True)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[earliest[group.reshape(-1)]]
+    return rows, first
 
 
 class Labels:
-    """Finds the innermost of some ranges around a launch, and its label as the number of a name."""
+    """Finds the innermost of some ranges around a launch, and its label as the number of a name.
+    ``forward`` returns the :func:`first_operators`."""
 
-    def __init__(self, rows: Columns, labels: Integers, forward: Forward) -> None:
+    def __init__(
+        self, rows: Columns, labels: Integers, forward: Callable[[], tuple[Columns, Integers]]
+    ) -> None:
         self.rows, self.labels, self._forward = rows, labels, forward
 
     def at(self, thread: Integers, time: Integers) -> Integers:
@@ -207,15 +199,15 @@ class Labels:
             return nulls(len(time))
         found = taken(self.labels, around(self.rows, thread, time))
         missing = np.flatnonzero(found == NULL)
-        rows, first = self._forward.numbered
+        rows, first = self._forward()
         if len(missing) and len(rows):
             inside = around(rows, thread[missing], time[missing])
-            found[missing] = taken(self._of_forward, taken(first, inside).clip(-1))
+            found[missing] = taken(self._of_forward, taken(first, inside))
         return found
 
     @cached_property
     def _of_forward(self) -> Integers:
-        rows, _ = self._forward.numbered
+        rows, _ = self._forward()
         return taken(self.labels, around(self.rows, rows["thread"], rows["t0"]))
 
 
@@ -227,7 +219,7 @@ def modules(trace: ProcessTrace) -> tuple[Columns, Integers]:
         lambda name: bool(name) and phase_of(name) is None,
     )
     found = (np.flatnonzero(chosen(names, ranges["name"], accept)) for accept in accepted)
-    number, place = next(((n, p) for n, p in enumerate(found) if len(p)), (0, _NOTHING))
+    number, place = next(((n, p) for n, p in enumerate(found) if len(p)), (0, nulls(0)))
     rows = _stretches_of(ranges, place)
     if not len(place):
         return rows, nulls(0)

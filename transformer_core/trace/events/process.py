@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.trace.events.columns import NULL, Columns, Integers, Names
-from transformer_core.trace.events.operators import UNKNOWN, Shape, Work, format_of, work_of
+from transformer_core.trace.events.operators import UNKNOWN, Shape, format_of, work_of
 
 
 class LeftOut:
@@ -131,47 +132,41 @@ Call = tuple[str, bytes | str, bytes | str, bytes | str]
 that determine its work (inputs of a convolution; the counts of the compiler for a compiled kernel)."""
 
 
-@dataclass
 class ProcessTrace:
     """The events of one process, added in any order. Times are nanoseconds."""
 
-    pid: int
-    rank: int | None = None  # global rank; null if the trace does not tell it
-    ranks: int | None = None  # processes of the training; null likewise
-    offset_ns: int = 0  # from the epoch of the clock to the origin of the times
-    usual_group: str | None = None
-    """The process group of collectives that name none: its ranks, ``0,1``; ``#?`` if there are
-    several; null if the trace lists no groups."""
-    accelerator: str = "cuda"  # prefix of device names
-    names: Names = field(default_factory=Names)
-    device: Columns = field(
-        default_factory=lambda: Columns(
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.rank: int | None = None  # global rank; null if the trace does not tell it
+        self.ranks: int | None = None  # processes of the training; null likewise
+        self.offset_ns = 0  # from the epoch of the clock to the origin of the times
+        self.usual_group: str | None = None
+        """The process group of collectives that name none: its ranks, ``0,1``; ``#?`` if there are
+        several; null if the trace lists no groups."""
+        self.accelerator = "cuda"  # prefix of device names
+        self.names = Names()
+        self.device = Columns(
             *("kind", "name", "device", "context", "stream", "t0", "t1", "correlation"),
             *("bytes", "copy", "group_size", "group", "collective", "graph", "node"),
         )
-    )
-    launches: Columns = field(default_factory=lambda: Columns("correlation", "thread", "t0"))
-    waits: Columns = field(default_factory=lambda: Columns("thread", "t0", "t1"))
-    """Calls in which the host waits for a device."""
-    operators: Columns = field(
-        default_factory=lambda: Columns("thread", "t0", "t1", "name", "call", "sequence")
-    )
-    ranges: Columns = field(default_factory=lambda: Columns("thread", "t0", "t1", "name"))
-    collectives: Columns = field(
-        default_factory=lambda: Columns(
+        self.launches = Columns("correlation", "thread", "t0")
+        self.waits = Columns("thread", "t0", "t1")
+        """Calls in which the host waits for a device."""
+        self.operators = Columns("thread", "t0", "t1", "name", "call", "sequence")
+        self.ranges = Columns("thread", "t0", "t1", "name")
+        self.collectives = Columns(
             *("thread", "t0", "t1", "name", "bytes", "group_size", "group", "whole")
         )
-    )
-    frames: Columns = field(default_factory=lambda: Columns("thread", "t0", "t1", "name"))
-    """Python functions of the program, if stacks were recorded."""
-    memory: Columns = field(default_factory=lambda: Columns("t0", "device", "allocated"))
-    """Bytes allocated on a device (-1 for the CPU), at every change."""
-    work: list[Work] = field(default_factory=lambda: [UNKNOWN])
-    """By call: a number shared by operators with the same name and inputs."""
-    shapes: list[str] = field(default_factory=lambda: [""])
-    """By call, the number format and the shapes of the inputs as text."""
-    left_out: LeftOut = field(default_factory=LeftOut)
-    _calls: dict[Call, int] = field(default_factory=dict)
+        self.frames = Columns("thread", "t0", "t1", "name")
+        """Python functions of the program, if stacks were recorded."""
+        self.memory = Columns("t0", "device", "allocated")
+        """Bytes allocated on a device (-1 for the CPU), at every change."""
+        self.work = [UNKNOWN]
+        """By call: a number shared by operators with the same name and inputs."""
+        self.shapes = [""]
+        """By call, the number format and the shapes of the inputs as text."""
+        self.left_out = LeftOut()
+        self._calls: dict[Call, int] = {}
 
     def calls(self, calls: list[Call]) -> Integers:
         """Numbers the calls; calls of one operator with the same inputs share a number."""
@@ -199,7 +194,8 @@ class ProcessTrace:
     def settle(self) -> None:
         """Drops impossible events: without a device, far from all others, or duplicates. Impossible
         sizes become unknown."""
-        self._leave_out_nowhere()
+        device = self.device["device"]
+        self._leave_out(self.device, (device < 0) | (device >= _NO_NUMBER), "they name no device")
         for rows in (self.device, self.collectives):
             for name, least, limit in (("bytes", 0, _NO_SIZE), ("group_size", 1, _NO_NUMBER)):
                 values = rows[name]
@@ -209,12 +205,10 @@ class ProcessTrace:
         self._leave_out_strays()
         self._leave_out_doubles()
 
-    def _leave_out_nowhere(self) -> None:
-        device = self.device["device"]
-        somewhere = (device >= 0) & (device < _NO_NUMBER)
-        if not somewhere.all():
-            self.left_out.add("they name no device", int((~somewhere).sum()))
-            self.device.keep(somewhere)
+    def _leave_out(self, rows: Columns, wrong: NDArray[np.bool_], reason: str) -> None:
+        if wrong.any():
+            self.left_out.add(reason, int(wrong.sum()))
+            rows.keep(~wrong)
 
     def _leave_out_strays(self) -> None:
         rows = self.device if len(self.device) else self.operators
@@ -231,26 +225,20 @@ class ProcessTrace:
             wrong = (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS)
             if "t1" in columns:
                 wrong |= columns["t1"] - t0 > DAY_NS
-            if wrong.any():
-                self.left_out.add("more than a day long, or away from the others", int(wrong.sum()))
-                columns.keep(~wrong)
+            self._leave_out(columns, wrong, "more than a day long, or away from the others")
 
     def _leave_out_doubles(self) -> None:
         """Drops duplicates: a stream never runs two events at the same time."""
         names = ("device", "stream", "t0", "t1", "name", "correlation")
         rows = [self.device[name] for name in names]
         order = np.lexsort(rows)
-        same = np.ones(max(0, len(order) - 1), np.bool_)
-        for column in rows:
-            same &= column[order[1:]] == column[order[:-1]]
-        t0, t1, correlation = rows[2][order[1:]], rows[3][order[1:]], rows[5][order[1:]]
-        same &= (t1 > t0) & (correlation != NULL)
-        if same.any():
-            kept = np.ones(len(order), np.bool_)
-            kept[order[1:][same]] = False
-            self.left_out.add("the trace holds them twice", int(same.sum()))
-            rows.clear()
-            self.device.keep(kept)
+        same = np.zeros(len(order), np.bool_)
+        same[order[1:]] = np.all(
+            [column[order[1:]] == column[order[:-1]] for column in rows], axis=0
+        )
+        same &= (rows[3] > rows[2]) & (rows[5] != NULL)
+        rows.clear()
+        self._leave_out(self.device, same, "the trace holds them twice")
 
 
 def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
@@ -308,6 +296,3 @@ class TraceError(ConfigError):
 
 class NotATrace(TraceError):
     """A file that is not a trace; skipped if it was found in a folder."""
-
-
-unusable = TraceError

@@ -9,8 +9,8 @@ threads. Columns of texts hold numbers of names.
 """
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Generator, Iterable, Iterator
+from functools import cache, cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from transformer_core.trace.events.columns import (
     leaves,
     mapped,
     nulls,
+    or_null,
     taken,
 )
 from transformer_core.trace.events.event_table import COLUMNS, Events, joined
@@ -40,13 +41,13 @@ from transformer_core.trace.events.intervals import Innermost
 from transformer_core.trace.events.phases import (
     ALLOCATED_PREFIX,
     LOADER,
-    Forward,
     Labels,
     Marks,
+    first_operators,
     modules,
     of_loaders,
 )
-from transformer_core.trace.events.process import ProcessTrace
+from transformer_core.trace.events.process import ProcessTrace, ranks_of
 
 
 class ProcessRows:
@@ -54,7 +55,7 @@ class ProcessRows:
         self.trace = trace
         self.names = trace.names
         self.marks = Marks(trace)
-        forward = Forward(trace)
+        forward = cache(partial(first_operators, trace))
         self.layers = Labels(*modules(trace), forward)
         self.sources = Labels(trace.frames, trace.frames["name"], forward)
 
@@ -63,110 +64,72 @@ class ProcessRows:
         """Bytes, group size and group of the collectives that have ranges; null if unknown."""
         rows, ranks = self.trace.collectives, self.trace.ranks
         group = self.with_usual_group(rows["group"])
-        sizes = rows["group_size"].copy()
-        unknown = sizes == NULL
-        sizes[unknown] = self.group_sizes(group[unknown])
+        sizes = np.where(rows["group_size"] == NULL, self.group_sizes(group), rows["group_size"])
         if ranks is not None:
             sizes[(sizes == NULL) & (group == NULL)] = ranks
         found = [
             size
             if whole or size == NULL
-            else message_bytes(
-                collective_named(self.names.texts[name]), size, None, None if n == NULL else n
+            else or_null(
+                message_bytes(
+                    collective_named(self.names.texts[name]), size, None, None if n == NULL else n
+                )
             )
             for size, whole, name, n in zip(
-                rows["bytes"].tolist(),
-                rows["whole"].tolist(),
-                rows["name"].tolist(),
+                *(rows[column].tolist() for column in ("bytes", "whole", "name")),
                 sizes.tolist(),
                 strict=True,
             )
         ]
-        return np.array([NULL if v is None else v for v in found], np.int64), sizes, group
+        return np.array(found, np.int64), sizes, group
 
     def with_usual_group(self, group: Integers) -> Integers:
         """``group``, with the usual group of the process for collectives that name none."""
         usual = self.trace.usual_group
-        return group.copy() if usual is None else np.where(group == NULL, self.names[usual], group)
+        return np.where(group == NULL, NULL if usual is None else self.names[usual], group)
 
     def group_sizes(self, group: Integers) -> Integers:
-        counts = [
-            NULL if n == NULL or (text := self.names.texts[n])[:1] == "#" else text.count(",") + 1
-            for n in group.tolist()
-        ]
-        return np.array(counts, np.int64)
+        present, place = distinct(group)
+        ranks = (None if n == NULL else ranks_of(self.names.texts[n]) for n in present.tolist())
+        counts = [NULL if known is None else len(known) for known in ranks]
+        return np.array(counts, np.int64)[place]
 
     @cached_property
-    def _kinds(self) -> dict[int, int]:
-        """The classes of operators by the numbers of their names."""
-        texts, names = self.names.texts, np.unique(self.trace.operators["name"]).tolist()
-        return {n: self.names[operator_classes.operator_class(texts[n])] for n in names}
+    def _classes(self) -> Integers:
+        """The class of each operator of the process."""
+        names = self.trace.operators["name"]
+        return mapped(self.names, names, operator_classes.operator_class)
 
     def operator_classes(self, operator: Integers) -> Integers:
         """The class of the operator of each row; null for none (-1)."""
-        return self.of_operator("name", operator, self._kinds)
-
-    def of_operator(
-        self, column: str, operator: Integers, made: Mapping[int, int] | None = None
-    ) -> Integers:
-        """A column of the operator of each row, translated by ``made`` if given; null for none (-1)."""
-        found, some = nulls(len(operator)), operator >= 0
-        values = self.trace.operators[column][operator[some]]
-        if made is not None:
-            present, place = distinct(values)
-            values = np.array([made[n] for n in present.tolist()], np.int64)[place]
-        found[some] = values
-        return found
+        return taken(self._classes, operator)
 
     def work(self, operator: Integers, t0: Integers) -> tuple[Integers, Integers]:
         """FLOPs and bytes of the operator of each row (-1 for none): the full amount on its first
         row, 0 on its others, null if its shapes do not determine it."""
         order = np.lexsort((t0, operator))
         order = order[operator[order] >= 0]
-        # The arithmetic and traffic of all other classes are unknown.
-        wanted = [
-            self.names[operator_classes.CONTRACTION],
-            self.names[operator_classes.NORMALIZATION],
-            self.names[operator_classes.ELEMENT_WISE],
-        ]
-        order = order[leaves(self.trace.operators, self._kinds, wanted)[operator[order]]]
+        wanted = [self.names[name] for name in operator_classes.COUNTED]
+        order = order[leaves(self.trace.operators, self._classes, wanted)[operator[order]]]
         chosen = operator[order]
         first = np.ones(len(chosen), np.bool_)
         first[1:] = chosen[1:] != chosen[:-1]
         calls = self.trace.operators["call"][chosen]
-        columns = []
-        for values in ([w.flops for w in self.trace.work], [w.bytes for w in self.trace.work]):
+        columns = nulls(2 * len(operator)).reshape(2, -1)
+        amounts = zip(*((work.flops, work.bytes) for work in self.trace.work), strict=True)
+        for column, values in zip(columns, amounts, strict=True):
             known = np.array([NULL if v is None or v >= 2**62 else v for v in values], np.int64)
-            of_call = known[calls] if len(chosen) else nulls(0)
-            column = nulls(len(operator))
-            column[order] = np.where(first | (of_call == NULL), of_call, 0)
-            columns.append(column)
+            column[order] = np.where(first | (known[calls] == NULL), known[calls], 0)
         return columns[0], columns[1]
 
     def shapes(self, operator: Integers) -> Integers:
         """The shapes of the inputs of the operator of each row, as text."""
-        numbers = {k: self.names[t] if t else NULL for k, t in enumerate(self.trace.shapes)}
-        return self.of_operator("call", operator, numbers)
+        numbers = np.array([self.names[t] if t else NULL for t in self.trace.shapes], np.int64)
+        return taken(numbers, taken(self.trace.operators["call"], operator))
 
 
-_CLASSES = {
-    "kernel": event_table.COMPUTE,
-    "memcpy": event_table.MEMCPY,
-    "memset": event_table.MEMSET,
-    "graph": event_table.GRAPH,
-}
-_COPIED = {
-    "context": "context",
-    "stream": "stream",
-    "t0_ns": "t0",
-    "t1_ns": "t1",
-    "kind": "kind",
-    "name": "name",
-    "copy_kind": "copy",
-    "correlation": "correlation",
-    "graph": "graph",
-    "node": "node",
-}
+_SAME = ("context", "stream", "kind", "name", "correlation", "graph", "node")
+_COPIED = {name: name for name in _SAME} | {"t0_ns": "t0", "t1_ns": "t1", "copy_kind": "copy"}
 """Columns copied unchanged, and their names in the reader's table."""
 _NO_ID = 0  # written by profilers for an event without a correlation id: CUPTI counts from 1
 
@@ -187,13 +150,13 @@ def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
     yield "layer", rows.layers.at(thread, launched)
     yield "source", rows.sources.at(thread, launched)
     operator = around(trace.operators, thread, launched)
-    yield "operator", rows.of_operator("name", operator)
+    yield "operator", taken(trace.operators["name"], operator)
     yield "shapes", rows.shapes(operator)
     kernel = device["kind"] == rows.names["kernel"]
     talks = yield from _talks(rows, kernel, operator, thread, launched)
     yield "operator_class", _kernel_classes(rows, kernel, talks, operator)
     placed = rows.marks.placed(launched)
-    apart = of_loaders(rows.marks, thread, kernel, operator >= 0, talks, placed["phase"])
+    apart = of_loaders(rows.marks, thread, kernel, (operator >= 0) | talks, placed["phase"])
     placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
     yield from placed.items()
     flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"])
@@ -215,7 +178,8 @@ def _talks(
     del collective
     size, group_size, group = _messages(rows, talks, annotation)
     yield from (("bytes", size), ("group_size", group_size), ("group", group))
-    kinds = mapped(rows.names, rows.trace.device["kind"], lambda kind: _CLASSES[kind])
+    # The classes of copies, memory sets and graphs are named like their kinds.
+    kinds = np.where(kernel, rows.names[event_table.COMPUTE], rows.trace.device["kind"])
     yield "class", np.where(talks, rows.names[event_table.COMMUNICATION], kinds)
     return talks
 
@@ -223,13 +187,8 @@ def _talks(
 def _directly(rows: ProcessRows, annotation: Integers, operator: Integers) -> Integers:
     """The ranges of collectives around launches, but -1 if an operator inside the range launched
     the event: its copies are not communication."""
-    inside = (annotation >= 0) & (operator >= 0)
-    begins = rows.trace.operators["t0"][operator[inside]]
-    found = annotation.copy()
-    found[inside] = np.where(
-        begins > rows.trace.collectives["t0"][annotation[inside]], -1, annotation[inside]
-    )
-    return found
+    begins = taken(rows.trace.operators["t0"], operator)
+    return np.where(begins > taken(rows.trace.collectives["t0"], annotation), -1, annotation)
 
 
 def _collectives(rows: ProcessRows, kernel: NDArray[np.bool_], annotation: Integers) -> Integers:
@@ -262,7 +221,7 @@ def _messages(
 ) -> tuple[Integers, Integers, Integers]:
     """Bytes, group size and group: from the kernel, else from the range around its launch."""
     device = rows.trace.device
-    size, group_size, group = (device[name].copy() for name in ("bytes", "group_size", "group"))
+    size, group_size, group = (device[name] for name in ("bytes", "group_size", "group"))
     for column, source in zip((size, group_size, group), rows.messages, strict=True):
         missing = talks & (column == NULL) & (annotation >= 0)
         column[missing] = source[annotation[missing]]
@@ -285,52 +244,41 @@ def _kernel_classes(
     return np.where(kernel, found, NULL)
 
 
-_NOTHING = np.empty(0, np.int64)
-
-
 def host_rows(rows: ProcessRows) -> dict[str, Integers]:
     mine, talks, names = rows.trace.operators, rows.trace.collectives, rows.names
-    sizes, group_sizes, groups = rows.messages
+    messages = zip(("bytes", "group_size", "group"), rows.messages, strict=True)
     t0, t1, operator = _self_times(rows)
-    flops, traffic = rows.work(operator, t0)
     count, begin = len(talks), np.concatenate([t0, talks["t0"]])
-    name = mine["name"][operator]
-    thread = np.concatenate([mine["thread"][operator], talks["thread"]])
-
-    def both(of_operators: str, of_collectives: str) -> Integers:
-        numbers = names[of_operators], names[of_collectives]
-        return np.repeat(np.array(numbers, np.int64), [len(t0), count])
-
-    def for_operators(of_operators: Integers) -> Integers:
-        return np.concatenate([of_operators, nulls(count)])
-
-    def for_collectives(values: Integers) -> Integers:
-        return np.concatenate([nulls(len(t0)), values])
-
+    name, thread = (
+        np.concatenate([mine[column][operator], talks[column]]) for column in ("name", "thread")
+    )
+    # Each row is either of an operator or of a collective; the place of the other is -1.
+    operator = np.concatenate([operator, np.full(count, -1)])
+    collective = np.concatenate([np.full(len(t0), -1), np.arange(count)])
+    works = operator >= 0
+    flops, traffic = rows.work(operator, begin)
     return {
-        "device": both("cpu", "cpu"),
+        "device": np.full(len(begin), names["cpu"]),
         "stream": thread,
         "t0_ns": begin,
         "t1_ns": np.concatenate([t1, talks["t1"]]),
-        "kind": both("operator", "operator"),
-        "name": np.concatenate([name, talks["name"]]),
-        "class": both(event_table.COMPUTE, event_table.COMMUNICATION),
-        "collective": for_collectives(mapped(names, talks["name"], collective_named)),
-        "bytes": for_collectives(sizes),
-        "group_size": for_collectives(group_sizes),
-        "group": for_collectives(groups),
+        "kind": np.full(len(begin), names["operator"]),
+        "name": name,
+        "class": np.where(works, names[event_table.COMPUTE], names[event_table.COMMUNICATION]),
+        "collective": taken(mapped(names, talks["name"], collective_named), collective),
+        **{column: taken(values, collective) for column, values in messages},
         "thread": thread,
         "launch_ns": begin,
-        "operator": for_operators(name),
-        "shapes": for_operators(rows.shapes(operator)),
-        "operator_class": np.concatenate(
-            [rows.operator_classes(operator), np.full(count, names[operator_classes.COMMUNICATION])]
+        "operator": taken(mine["name"], operator),
+        "shapes": rows.shapes(operator),
+        "operator_class": np.where(
+            works, rows.operator_classes(operator), names[operator_classes.COMMUNICATION]
         ),
         "layer": rows.layers.at(thread, begin),
         "source": rows.sources.at(thread, begin),
         **rows.marks.placed(begin),
-        "flops": for_operators(flops),
-        "operator_bytes": for_operators(traffic),
+        "flops": flops,
+        "operator_bytes": traffic,
     }
 
 
@@ -339,7 +287,7 @@ def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
     mine, ranges = rows.trace.operators, rows.trace.ranges
     works = chosen(rows.names, mine["name"], _computes)
     talking = np.unique(rows.trace.collectives["thread"])
-    parts = [(_NOTHING, _NOTHING, _NOTHING)]
+    parts = [(nulls(0),) * 3]
     # Copies on the thread of a collective are part of the collective.
     of_mine, of_marks = ([rows[name] for name in ("thread", "t0", "t1")] for rows in (mine, ranges))
     for thread in np.setdiff1d(of_mine[0], talking).tolist():
@@ -354,7 +302,7 @@ def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
         operator = place[owner[owned]]
         kept = works[operator]
         parts.append((t0[owned][kept], t1[owned][kept], operator[kept]))
-    t0, t1, operator = (np.concatenate([part[k] for part in parts]) for k in range(3))
+    t0, t1, operator = map(np.concatenate, zip(*parts, strict=True))
     return t0, t1, operator
 
 

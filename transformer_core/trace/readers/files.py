@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from transformer_core.trace.events.event_table import Events, joined
-from transformer_core.trace.events.process import NotATrace, ProcessTrace, Source, unusable
+from transformer_core.trace.events.process import NotATrace, ProcessTrace, Source, TraceError
 from transformer_core.trace.events.process_rows import events_of_process
 
 _SQLITE = b"SQLite format 3\x00"
@@ -59,7 +59,7 @@ def traces_of(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = [one for one in _inside(path) if one.suffix in _SUFFIXES]
         if path.is_dir() and not inside:
-            raise unusable(path, "holds no traces", "name the files, or another folder")
+            raise TraceError(path, "holds no traces", "name the files, or another folder")
         found += inside or [path]
     return found
 
@@ -75,12 +75,12 @@ def _start(path: Path) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             problem = "is not a regular file and may never end"
-            raise unusable(path, problem, "write it to a file first")
+            raise TraceError(path, problem, "write it to a file first")
         with path.open("rb") as stream:
             return stream.read(64)
     except OSError as error:
         reason = f"cannot be read ({error.strerror or error})"
-        raise unusable(path, reason, "check its path and permissions") from None
+        raise TraceError(path, reason, "check its path and permissions") from None
 
 
 def read_source(path: Path) -> Source[ProcessTrace]:
@@ -141,7 +141,7 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
             continue
         if formats and read.format != formats[0][0]:
             reason = "has a different format from the files before it"
-            raise unusable(path, reason, "give files of one profiler")
+            raise TraceError(path, reason, "give files of one profiler")
         formats.append((read.format, read.version))
         notes += [f"{path.name}: {note}" if len(files) > 1 else note for note in read.notes]
         if ranks is not None and len(read.processes) == 1:
@@ -149,7 +149,9 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
         found += read.processes
     if not formats:
         folder = next(path for path in paths if path.is_dir())
-        raise unusable(folder, f"holds no traces: {passed[0]}", "name the files, or another folder")
+        raise TraceError(
+            folder, f"holds no traces: {passed[0]}", "name the files, or another folder"
+        )
     notes += [f"{one.path.name} was left out: it {one.reason}" for one in passed]
     notes += _others(paths)
     notes += _settle_ranks(found)
@@ -182,7 +184,9 @@ def _others(paths: Sequence[Path]) -> list[str]:
 def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotATrace]:
     """Reads the files and yields their contents in order; in parallel if that is faster."""
     workers = min(len(paths), len(os.sched_getaffinity(0)))
-    if workers < 2 or sum(map(_text_size, paths)) < _WORTH_PROCESSES:
+    # About the uncompressed size, in bytes.
+    sizes = (path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1) for path in paths)
+    if workers < 2 or sum(sizes) < _WORTH_PROCESSES:
         yield from map(_read_one, paths)
         return
     # Slow to import, and rarely needed.
@@ -197,14 +201,6 @@ def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotA
             yield from pool.map(_read_one, paths)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _text_size(path: Path) -> int:
-    """The approximate uncompressed size of a file in bytes; 0 if it does not exist."""
-    try:
-        return path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1)
-    except OSError:
-        return 0  # reported when it is read
 
 
 def _read_one(path: Path) -> Source[ProcessTable] | NotATrace:
@@ -235,25 +231,22 @@ def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
             count += len(np.unique(values))
         if count > _MOST:
             reason = f"names {count:,} {what}, more than the limit of {_MOST:,}"
-            raise unusable(path, reason, "give a trace of one process, or fewer processes in one")
+            raise TraceError(path, reason, "give a trace of one process, or fewer processes in one")
     threads = sum(len(np.unique(t.operators["thread"])) for t in traces if not len(t.device))
     if max(threads, len(traces)) > _MOST:
         reason = f"names {max(threads, len(traces)):,} threads or processes, more than {_MOST:,}"
-        raise unusable(path, reason, "give a trace of one process")
+        raise TraceError(path, reason, "give a trace of one process")
 
 
 def _refuse_doubles(paths: Sequence[Path]) -> None:
     seen: dict[tuple[int, int], Path] = {}
     for path in paths:
-        try:
-            with path.open("rb") as stream:
-                key = (path.stat().st_size, zlib.crc32(stream.read(1 << 20)))
-                same = seen.get(key)
-                if same and same.read_bytes() == path.read_bytes():
-                    raise unusable(path, f"is the same as {same}", _ONE_EACH)
-                seen[key] = path
-        except OSError:
-            continue  # reported when it is read
+        with path.open("rb") as stream:
+            key = (path.stat().st_size, zlib.crc32(stream.read(1 << 20)))
+        same = seen.get(key)
+        if same and same.read_bytes() == path.read_bytes():
+            raise TraceError(path, f"is the same as {same}", _ONE_EACH)
+        seen[key] = path
 
 
 def _settle_ranks(found: list[ProcessTable]) -> list[str]:
@@ -299,6 +292,6 @@ def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
     reason = f"is of {second.ranks} ranks, and {first.path} of {first.ranks}"
     if twice:
         reason = f"is of rank {second.rank}, and so is {twice.path}"
-    raise unusable(
+    raise TraceError(
         second.path, f"{reason}: these are {len(recordings)} recordings ({told})", _ONE_EACH
     )

@@ -8,6 +8,7 @@ import math
 import re
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -26,13 +27,13 @@ from transformer_core.trace.events.process import (
     NotATrace,
     ProcessTrace,
     Source,
+    TraceError,
     group_named,
     group_of,
     groups_by_name,
     launches,
     list_of,
     tensor_of,
-    unusable,
     usual_group,
     waits,
     without_kernels,
@@ -45,14 +46,14 @@ from transformer_core.trace.readers.kineto_events import (
     MEMORY,
     MEMORY_CATEGORIES,
     OPERATORS,
-    OTHER_RUNTIMES,
+    OTHER_DEVICES,
     UNREAD,
     Communication,
     EventDecoder,
+    EventText,
     OperatorArgs,
     copy_kind,
 )
-from transformer_core.trace.readers.kineto_stream import EventText
 
 _NO_RANK = 2**31
 _NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fits into 64 bits
@@ -97,14 +98,14 @@ class KinetoReader:
         self._read_head(text.head)
         self.trace.settle()
         if self.launched and not len(self.trace.device):
-            raise unusable(
+            raise TraceError(
                 self.path,
                 f"holds {self.launched:,} launches of kernels, but no kernels{self.left_out.told}",
                 "record with ProfilerActivity.CUDA, where CUPTI may be used and no other profiler "
                 "runs",
             )
         if self.left_out.accelerators and not len(self.trace.device):
-            raise unusable(
+            raise TraceError(
                 self.path,
                 "comes from an accelerator whose events are not supported "
                 f"({', '.join(sorted(self.left_out.accelerators))}): the events of its CPU alone do not "
@@ -138,27 +139,28 @@ class KinetoReader:
         self.trace.device.extend(
             len(events),
             kind=ids[kind],
-            name=ids.of(event.name for event in events),
+            name=self._names(events),
             # In old traces, process and thread are the device and the stream.
             device=numbers([e.pid if e.args.device is None else e.args.device for e in events]),
             stream=numbers([e.tid if e.args.stream is None else e.args.stream for e in events]),
-            context=optional([a.context for a in args]),
+            context=numbers([a.context for a in args]),
             t0=t0,
             t1=t1,
-            correlation=optional([a.correlation for a in args]),
-            bytes=optional([a.bytes if a.collective is None else told_bytes(a) for a in args]),
-            copy=optional([None if copy is None else ids[copy] for copy in copies]),
-            group_size=optional([a and a.group_size for a in told]),
-            group=optional([a and self._group(a) for a in told]),
-            collective=optional([a and ids[str(a.collective)] for a in told]),
-            graph=optional([a.graph for a in args]),
-            node=optional([a.node for a in args]),
+            correlation=numbers([a.correlation for a in args]),
+            bytes=numbers([a.bytes if a.collective is None else told_bytes(a) for a in args]),
+            copy=numbers([None if copy is None else ids[copy] for copy in copies]),
+            group_size=numbers([a and a.group_size for a in told]),
+            group=numbers([a and self._group(a) for a in told]),
+            collective=numbers([a and ids[str(a.collective)] for a in told]),
+            graph=numbers([a.graph for a in args]),
+            node=numbers([a.node for a in args]),
         )
 
     def _launches(self, category: str, events: Sequence[Any]) -> None:
-        self.trace.accelerator = OTHER_RUNTIMES.get(category, self.trace.accelerator)
+        if (device := category.partition("_")[0]) in OTHER_DEVICES:
+            self.trace.accelerator = device
         self.launched += sum(launches(event.name) for event in events)
-        correlation = optional([event.args.correlation for event in events])
+        correlation = numbers([event.args.correlation for event in events])
         t0 = nanoseconds([event.ts for event in events])
         kept = (t0 != NULL) & (correlation != NULL)
         self._set_process(events)
@@ -167,33 +169,29 @@ class KinetoReader:
             int(kept.sum()), correlation=correlation[kept], thread=thread[kept], t0=t0[kept]
         )
         if waiting := [event for event in events if waits(event.name)]:
-            ended, t0, t1 = times(waiting, self.left_out)
-            thread = numbers([event.tid for event in ended])
-            self.trace.waits.extend(len(ended), thread=thread, t0=t0, t1=t1)
+            ended, at = self._placed(waiting)
+            self.trace.waits.extend(len(ended), **at)
 
     def _operators(self, events: Sequence[Any]) -> None:
         special = [event for event in events if event.name == COLLECTIVE_TOLD]
         if special:
             self._collectives(special)
             events = [event for event in events if event.name != COLLECTIVE_TOLD]
-        events, t0, t1 = times(events, self.left_out)
+        events, at = self._placed(events)
         self._set_process(events)
-        thread = numbers([event.tid for event in events])
         self.trace.operators.extend(
             len(events),
-            thread=thread,
-            t0=t0,
-            t1=t1,
-            name=self.trace.names.of(event.name for event in events),
+            **at,
+            name=self._names(events),
             call=self.trace.calls(calls_of(events)),
-            sequence=optional([event.args.sequence for event in events]),
+            sequence=numbers([event.args.sequence for event in events]),
         )
         # Old traces attach the stack to the operator; new ones have events for Python functions.
         if any(event.args.stack for event in events):
             lines = [own_line(event.args.stack) for event in events]
             some = np.flatnonzero([line is not None for line in lines])
             name = self.trace.names.of(line for line in lines if line)
-            at = {"thread": thread[some], "t0": t0[some], "t1": t1[some]}
+            at = {column: values[some] for column, values in at.items()}
             self.trace.frames.extend(len(some), **at, name=name)
 
     def _ranges(self, events: Sequence[Any]) -> None:
@@ -204,10 +202,16 @@ class KinetoReader:
         self._marks(self.trace.ranges, events)
 
     def _marks(self, rows: Columns, events: Sequence[Any]) -> None:
+        events, at = self._placed(events)
+        rows.extend(len(events), **at, name=self._names(events))
+
+    def _placed(self, events: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Integers]]:
+        """The events with possible times, and their threads, begins and ends."""
         events, t0, t1 = times(events, self.left_out)
-        thread = numbers([event.tid for event in events])
-        name = self.trace.names.of(event.name for event in events)
-        rows.extend(len(events), thread=thread, t0=t0, t1=t1, name=name)
+        return events, {"thread": numbers([event.tid for event in events]), "t0": t0, "t1": t1}
+
+    def _names(self, events: Sequence[Any]) -> Integers:
+        return self.trace.names.of(event.name for event in events)
 
     def _functions(self, events: Sequence[Any]) -> None:
         if modules := [event for event in events if event.name.startswith(MODULE)]:
@@ -217,21 +221,22 @@ class KinetoReader:
 
     def _collectives(self, events: Sequence[Any]) -> None:
         """Takes ranges around collectives, or PyTorch's description of one."""
-        events, t0, t1 = times(events, self.left_out)
+        events, at = self._placed(events)
         self._set_process(events)
-        for event, begin, end in zip(events, t0.tolist(), t1.tolist(), strict=True):
-            name, size, group, members, args = event.name, None, None, None, event.args
-            described = event.name == COLLECTIVE_TOLD
-            if described:
-                if not args.collective:
-                    continue
+        places = zip(*(values.tolist() for values in at.values()), strict=True)
+        for event, place in zip(events, places, strict=True):
+            name, group, members, args = event.name, None, None, event.args
+            described = name == COLLECTIVE_TOLD
+            if not described:
+                size = input_bytes(args)
+            elif args.collective:
                 name, size = f"nccl:{args.collective}", told_bytes(args)
                 group, members = args.group_size, self._group(args)
             else:
-                size = input_bytes(args)
-            thread, number = int(numbers([event.tid])[0]), self.trace.names[name]
+                continue
+            number = self.trace.names[name]
             told = map(or_null, (size, group, members))
-            self.trace.collectives.add(thread, begin, end, number, *told, int(described))
+            self.trace.collectives.add(*place, number, *told, int(described))
 
     def _memory(self, events: Sequence[Any]) -> None:
         events = [e for e in events if e.name == MEMORY and e.args.allocated is not None]
@@ -240,8 +245,8 @@ class KinetoReader:
         self.trace.memory.extend(
             int(kept.sum()),
             t0=t0[kept],
-            device=optional([e.args.device if e.args.kind else -1 for e in events])[kept],
-            allocated=optional([e.args.allocated for e in events])[kept],
+            device=numbers([e.args.device if e.args.kind else -1 for e in events])[kept],
+            allocated=numbers([e.args.allocated for e in events])[kept],
         )
 
     def _group(self, told: Communication) -> int | None:
@@ -275,8 +280,7 @@ def times(events: Sequence[Any], left_out: LeftOut) -> tuple[Sequence[Any], Inte
 def nanoseconds(values: list[Any]) -> Integers:
     """Converts microseconds to whole nanoseconds; null for anything but a number in range."""
     if values and isinstance(values[0], (Decimal, type(None))):
-        exact = [_exact(value) for value in values]
-        return np.array(exact, np.int64)
+        return np.array([_exact(value) for value in values], np.int64)
     try:
         numbers = np.frombuffer(array("d", values), np.float64)
     except OverflowError:
@@ -301,17 +305,14 @@ def _exact(value: Decimal | None) -> int:
     return found if abs(found) < _LATEST else NULL
 
 
-def numbers(values: Sequence[int | str | None]) -> Integers:
-    """Processes, threads, devices or streams, which old traces write as ``stream 7``; null if none."""
-    try:
-        return _packed(values)
-    except (TypeError, OverflowError):
-        return np.array([_number(value) for value in values], np.int64)
-
-
-def _packed(values: Sequence[Any]) -> Integers:
-    """The fastest conversion of a list to an array; TypeError unless all values are integers."""
-    return np.frombuffer(array("q", values), np.int64)
+def numbers(values: Sequence[Any]) -> Integers:
+    """Integers, or the first number in a text: old traces write ``stream 7``; null for anything else."""
+    with suppress(TypeError, OverflowError):
+        return np.frombuffer(array("q", values), np.int64)  # the fastest conversion of a list
+    with suppress(TypeError, OverflowError):
+        known = array("q", [NULL if value is None else value for value in values])
+        return np.frombuffer(known, np.int64)
+    return np.array([_number(value) for value in values], np.int64)
 
 
 def _number(value: int | str | None) -> int:
@@ -319,19 +320,6 @@ def _number(value: int | str | None) -> int:
         return value
     digits = re.search(r"-?\d{1,18}", value) if isinstance(value, str) else None
     return int(digits[0]) if digits else NULL
-
-
-def optional(values: Sequence[int | None]) -> Integers:
-    """A column of integers or nulls."""
-    try:
-        return _packed(values)
-    except (TypeError, OverflowError):
-        pass
-    try:
-        return np.array([NULL if value is None else value for value in values], np.int64)
-    except OverflowError:
-        fine = [v if v is not None and abs(v) < _LATEST else NULL for v in values]
-        return np.array(fine, np.int64)
 
 
 def whole(value: Any, least: int, limit: int) -> int | None:

@@ -27,8 +27,8 @@ from transformer_core.trace.events.process import (
     NotATrace,
     ProcessTrace,
     Source,
+    TraceError,
     group_named,
-    unusable,
     waits,
     without_kernels,
 )
@@ -54,11 +54,11 @@ def _payload(payload: str | None) -> tuple[int | None, int | None]:
     if not isinstance(fields, dict):
         return None, None
 
-    def first(pattern: re.Pattern[str]) -> int | None:
-        named = (value for key, value in fields.items() if pattern.search(key))
-        return next((value for value in named if type(value) is int), None)
-
-    return first(_PAYLOAD_BYTES), first(_PAYLOAD_GROUP)
+    size, group = (
+        next((v for key, v in fields.items() if pattern.search(key) and type(v) is int), None)
+        for pattern in (_PAYLOAD_BYTES, _PAYLOAD_GROUP)
+    )
+    return size, group
 
 
 MEMORY_TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
@@ -99,25 +99,23 @@ needs more is malformed, and reading it might never end."""
 _MARKS, _OPERATES, _TALKS = range(3)
 _A_RANGE = "eventType IN (59, 60)"
 """NVTX events with a begin and an end, on one thread or across threads."""
-_COPIES = {
-    1: "h2d",
-    2: "d2h",
-    3: "h2a",
-    4: "a2h",
-    5: "a2a",
-    6: "a2d",
-    7: "d2a",
-    8: "d2d",
-    9: "h2h",
-    10: "p2p",
-    11: "unified h2d",
-    12: "unified d2h",
-    13: "unified d2d",
+_COPIES = (
+    *("h2d", "d2h", "h2a", "a2h", "a2a", "a2d", "d2a", "d2d", "h2h", "p2p"),
+    *("unified h2d", "unified d2h", "unified d2d"),
+)
+"""Kinds of copies in the order of CUPTI's numbers, from 1 (ENUM_CUDA_MEMCPY_OPER)."""
+_COLUMNS = {
+    "device": "deviceId",
+    "context": "contextId",
+    "stream": "streamId",
+    "t0": "start",
+    "t1": "end",
+    "correlation": "correlationId",
+    "bytes": "bytes",
+    "graph": "graphId",
+    "node": "graphNodeId",
 }
-"""Kinds of copies by CUPTI's numbers (ENUM_CUDA_MEMCPY_OPER)."""
-_PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
-_GRAPHS = {"graph": "graphId", "node": "graphNodeId"}
-"""The graph and node of an event in a CUDA graph; older reports lack the graph."""
+"""Columns of device events, and their names in a report; older reports lack the graph."""
 
 
 def read_nsys(path: Path) -> Source[ProcessTrace]:
@@ -134,7 +132,7 @@ def read_nsys(path: Path) -> Source[ProcessTrace]:
         reason = f"is damaged, or not a report of Nsight Systems ({error})"
         if "interrupted" in str(error):
             reason = "takes more work to read than its size explains, so reading was stopped"
-        raise unusable(path, reason, _EXPORT) from None
+        raise TraceError(path, reason, _EXPORT) from None
 
 
 class _Report:
@@ -182,77 +180,55 @@ class _Report:
         ordered = [self.processes[pid] for pid in sorted(self.processes)]
         if launches and not any(len(trace.device) for trace in ordered):
             told = f" ({'; '.join(notes)})" if notes else ""
-            raise unusable(
+            raise TraceError(
                 self.path,
                 f"holds {launches:,} calls of CUDA, but no kernels{told}",
                 "record with --trace=cuda, as a user who may use the GPU's counters",
             )
-        if self.launched and ordered:
-            notes += without_kernels(ordered, self.launched)
+        notes += without_kernels(ordered, self.launched)
         return Source("nsys", self._version(), ordered, notes)
 
     def _kernels(self) -> None:
-        for rows in self._columns(
-            "CUPTI_ACTIVITY_KIND_KERNEL", *_PLACE, "demangledName", "shortName", *_GRAPHS.values()
-        ):
+        columns = (*_COLUMNS.values(), "demangledName", "shortName")
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid", *columns):
             known = np.isin(rows["demangledName"], list(self.texts))
             number = np.where(known, rows["demangledName"], rows["shortName"])
             names = [self.texts.get(one) or "unknown kernel" for one in number.tolist()]
             self._device_events("kernel", rows, names)
 
     def _copies(self) -> None:
-        for rows in self._columns(
-            "CUPTI_ACTIVITY_KIND_MEMCPY", *_PLACE, *_GRAPHS.values(), "bytes", "copyKind"
-        ):
-            kinds = [_COPIES.get(number, "unknown") for number in rows["copyKind"].tolist()]
-            names = [f"copy {kind}" for kind in kinds]
-            self._device_events("memcpy", rows, names, bytes=rows["bytes"], copy=kinds)
-        for rows in self._columns(
-            "CUPTI_ACTIVITY_KIND_MEMSET", *_PLACE, *_GRAPHS.values(), "bytes"
-        ):
-            names = ["memory set"] * len(rows["start"])
-            self._device_events("memset", rows, names, bytes=rows["bytes"])
+        columns, kinds = ("globalPid", *_COLUMNS.values()), dict(enumerate(_COPIES, start=1))
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMCPY", *columns, "copyKind"):
+            copies = [kinds.get(number, "unknown") for number in rows["copyKind"].tolist()]
+            self._device_events("memcpy", rows, [f"copy {kind}" for kind in copies], copies)
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMSET", *columns):
+            self._device_events("memset", rows, ["memory set"] * len(rows["start"]))
 
     def _graphs(self) -> None:
         """CUDA graphs recorded as a whole (``--cuda-graph-trace=graph``)."""
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *_PLACE, "graphId"):
+        columns = ("globalPid", *_COLUMNS.values())
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *columns):
             names = [f"CUDA graph {number}" for number in rows["graphId"].tolist()]
             self._device_events("graph", rows, names)
 
     def _device_events(
-        self, kind: str, rows: dict[str, Integers], names: list[str], **more: Integers | list[str]
+        self, kind: str, rows: dict[str, Integers], names: list[str], copies: Sequence[str] = ()
     ) -> None:
-        good = self._fine(rows, "deviceId", "streamId")
-        labels = np.array(names, object)
-        for pid in _few(_process(rows["globalPid"][good])):
-            trace = self._process(pid)
-            mine = good & (_process(rows["globalPid"]) == pid)
-            ids = trace.names
-            columns = {
-                name: ids.of(np.array(values, object)[mine])
-                if isinstance(values, list)
-                else values[mine]
-                for name, values in more.items()
-            }
+        good = self._fine(rows)
+        labels, copied = np.array(names, object), np.array(copies, object)
+        for trace, mine in self._by_process(rows["globalPid"], good):
             trace.device.extend(
                 int(mine.sum()),
-                kind=ids[kind],
-                name=ids.of(labels[mine]),
-                device=rows["deviceId"][mine],
-                context=rows["contextId"][mine],
-                stream=rows["streamId"][mine],
-                t0=rows["start"][mine],
-                t1=rows["end"][mine],
-                correlation=rows["correlationId"][mine],
-                **{name: rows[c][mine] for name, c in _GRAPHS.items() if c in rows},
-                **columns,
+                copy=trace.names.of(copied[mine]) if copies else NULL,
+                kind=trace.names[kind],
+                name=trace.names.of(labels[mine]),
+                **{name: rows[column][mine] for name, column in _COLUMNS.items()},
             )
 
-    def _fine(self, rows: dict[str, Integers], *needed: str) -> np.ndarray:
-        """Marks the rows that have the ``needed`` columns and possible times; counts the others."""
-        whole = np.ones(len(rows["start"]), np.bool_)
-        for name in ("start", "end", *needed):
-            whole &= rows[name] != NULL
+    def _fine(self, rows: dict[str, Integers]) -> Mask:
+        """Marks the device events with a device, a stream and possible times; counts the others."""
+        needed = ("start", "end", "deviceId", "streamId")
+        whole: Mask = np.all([rows[name] != NULL for name in needed], axis=0)
         forward = rows["end"] >= rows["start"]
         self.left_out.add("a value is missing or not a whole number", int((~whole).sum()))
         early = whole & forward & (rows["start"] < 0)
@@ -273,22 +249,16 @@ class _Report:
             waiting = good & np.isin(rows["nameId"], known) & (rows["end"] >= rows["start"])
             count += int(good.sum())
             self.launched += int(np.isin(rows["nameId"][good], launching).sum())
-            for pid in _few(_process(rows["globalTid"][good])):
-                of_process = _process(rows["globalTid"]) == pid
-                mine = good & of_process
-                self._process(pid).launches.extend(
+            at = {"thread": _thread(rows["globalTid"]), "t0": rows["start"], "t1": rows["end"]}
+            for trace, mine in self._by_process(rows["globalTid"], good):
+                trace.launches.extend(
                     int(mine.sum()),
                     correlation=rows["correlationId"][mine],
-                    thread=_thread(rows["globalTid"][mine]),
-                    t0=rows["start"][mine],
+                    thread=at["thread"][mine],
+                    t0=at["t0"][mine],
                 )
-                mine = waiting & of_process
-                self._process(pid).waits.extend(
-                    int(mine.sum()),
-                    thread=_thread(rows["globalTid"][mine]),
-                    t0=rows["start"][mine],
-                    t1=rows["end"][mine],
-                )
+                mine &= waiting
+                trace.waits.extend(int(mine.sum()), **{n: v[mine] for n, v in at.items()})
         return count
 
     def _memory(self) -> None:
@@ -344,11 +314,9 @@ class _Report:
             self._add_collective(
                 {n: int(rows[n][place]) for n in rows}, texts[place], payloads[place]
             )
-        pids, thread = _process(rows["globalTid"]), _thread(rows["globalTid"])
-        for pid in _few(pids[known]):
-            mine, trace = known & (pids == pid), self._process(pid)
+        at = {"thread": _thread(rows["globalTid"]), "t0": rows["start"], "t1": rows["end"]}
+        for trace, mine in self._by_process(rows["globalTid"], known):
             marks, works = (np.flatnonzero(mine & (kinds == kind)) for kind in (_MARKS, _OPERATES))
-            at = {"thread": thread, "t0": rows["start"], "t1": rows["end"]}
             trace.ranges.extend(
                 len(marks),
                 **{name: values[marks] for name, values in at.items()},
@@ -386,6 +354,12 @@ class _Report:
             self.processes[pid] = ProcessTrace(pid)
         return self.processes[pid]
 
+    def _by_process(self, ids: Integers, chosen: Mask) -> Iterator[tuple[ProcessTrace, Mask]]:
+        """The ``chosen`` rows of each process, by their globalPid or globalTid."""
+        pids = _process(ids)
+        for pid in _few(pids[chosen]):
+            yield self._process(pid), chosen & (pids == pid)
+
     def _columns(self, table: str, *columns: str) -> Iterator[dict[str, Integers]]:
         """A table of numbers, piece by piece; values other than integers are null."""
         return (rows for rows, _, _ in self._stretches(table, columns))
@@ -393,7 +367,7 @@ class _Report:
     def _columns_of(self, table: str) -> set[str]:
         """The columns of a table; empty if the table does not exist."""
         if not self.tables.get(table, True):
-            raise unusable(self.path, f"has a view for the table {table}", _EXPORT)
+            raise TraceError(self.path, f"has a view for the table {table}", _EXPORT)
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
 
     def _stretches(
@@ -435,7 +409,7 @@ class _Report:
             except sqlite3.DataError:
                 if most == 1:
                     reason = f"holds a text of more than {_LONGEST_TEXT >> 20} MB in {table}"
-                    raise unusable(self.path, reason, _EXPORT) from None
+                    raise TraceError(self.path, reason, _EXPORT) from None
                 most = max(1, most // 16)
                 continue
             count, *values = found
