@@ -40,7 +40,7 @@ def test_the_largest_difference(run, reference, deviation, tensor):
 def test_files(tmp_path):
     save_file(dict(TRAINED), tmp_path / "good.safetensors")
     assert np.array_equal(read_tensors(tmp_path / "good.safetensors")["b"], TRAINED["b"])
-    with pytest.raises(ConfigError, match="make it again: snakemake"):
+    with pytest.raises(ConfigError, match="make it: snakemake"):
         read_tensors(tmp_path / "none.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"123")
     with pytest.raises(ConfigError, match=r"bad\.safetensors"):

@@ -105,7 +105,7 @@ def test_only_real_hosts_connect_to_a_coordinator_over_the_network(link, tmp_pat
         asked.append(several_hosts)
         raise StartedError
 
-    for module in ("decide.search_trials", "measure.quality"):
+    for module in ("decide.search_trials", "measure.sessions"):
         monkeypatch.setattr(f"transformer_core.{module}.Coordinator", start)
     searching: Any = SimpleNamespace(folder=tmp_path, baseline=ddp)
     with pytest.raises(StartedError):

@@ -75,7 +75,7 @@ def test_rules_import_nothing_heavy():
         r"^from (?:schemas|transformer_core)[\w.]* import (?:\([^)]*\)|.*)", text, re.MULTILINE
     )
     assert len(imports) > 10
-    heavy = {"torch", "numpy", "pyarrow", "scipy", "matplotlib", "schemas.results.memory"}
+    heavy = {"torch", "numpy", "pyarrow", "scipy", "matplotlib", "schemas.results.profiles"}
     code = "\n".join(["import sys", *imports, f"print(*({heavy} & sys.modules.keys()))"])
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.stdout.strip(), ended.stderr) == ("", "")

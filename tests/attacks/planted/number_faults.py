@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,12 +49,15 @@ def rounded_weights(trainer, _, __):
         p.copy_(p.bfloat16())
 
 
-@reduced("gradients with 3 significant bits", before_update)
-def coarse(parameters):
+def coarse(bits: int, parameters: Any) -> None:
     for p in parameters:
         if p.grad is not None:
             mantissa, exponent = torch.frexp(p.grad)
-            p.grad.copy_(torch.ldexp((mantissa * 8).round() / 8, exponent))
+            p.grad.copy_(torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent))
+
+
+for number in (2, 3):
+    reduced(f"gradients with {number} significant bits", before_update(partial(coarse, number)))
 
 
 masters = faults_of("bf16 weights", kind="statistical", change=changes.MASTERS)
