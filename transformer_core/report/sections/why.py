@@ -196,7 +196,7 @@ def draw_differences(results: StudyResults) -> Drawing:
         axes.plot(one.step.difference_ms, row, "D", color=svg.INK, ms=5)
     if found:
         axes.axvline(0, color=svg.INK, lw=0.8)
-        words = say("difference from a step of %(baseline)s (ms)", baseline=baseline)
+        words = say("difference from %(baseline)s (ms)", baseline=baseline)
         x_axis(axes, words, ticks=5)
         legend_once(axes, _PARTS)
     return captioned("differences", figure, baseline=baseline)
