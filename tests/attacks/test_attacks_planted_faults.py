@@ -20,11 +20,13 @@ from tests.attacks.planted_faults import (
     run,
     table,
 )
+from transformer_core.machine.hardware import cpu_features
 
 pytestmark = pytest.mark.slow
 
 ONE_WITNESS = {
     "gradients with 2 significant bits",
+    "gradients with 3 significant bits",
     "the loss scale stays in the gradients",
     "resumed without the weights",
     "resumed with other random numbers",
@@ -41,11 +43,11 @@ BY_SEEDS = {
     "one RMS normalization with another eps under bf16",
 }
 """One fault for each other comparison of several seeds."""
-EITHER = {
-    "gradients of normalizations are added up in 8 bits",
-    "gradients with 3 significant bits",
-}
-"""Faults at a bound: some CPUs show them and others do not, since they round differently."""
+EITHER = {"gradients of normalizations are added up in 8 bits"}
+"""Listed as missed, and caught on CPUs with AMX: its loss lies at the bound."""
+if not {"avx512_bf16", "amx_bf16"} & set(cpu_features()):
+    # Emulated bfloat16 rounds differently, and this one lies within the bounds.
+    EITHER.add("gradients with 3 significant bits")
 
 
 def sample() -> list[Fault]:
@@ -90,7 +92,7 @@ def compared_with_dropout(found: Certificate) -> bool:
 
 def test_many_faults_with_different_names_can_be_planted():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 261
-    assert {fault.name for fault in ALONE} > ONE_WITNESS | BY_SEEDS
+    assert {fault.name for fault in ALONE} > (ONE_WITNESS | BY_SEEDS) - EITHER
     for fault in FAULTS:
         with fault.patch():  # fails if its place is not there
             pass

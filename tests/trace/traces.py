@@ -35,7 +35,7 @@ GENERATIONS: dict[str, dict[str, Any]] = {
         "json": True,
     },
 }
-"""What differs between exports: the metadata table, further columns, NVTX payloads."""
+"""The differences between exports: the metadata table, further columns, NVTX payloads."""
 
 
 def break_down(table: events.Events) -> list[DeviceBreakdown]:

@@ -281,7 +281,7 @@ class Checker:
         )
 
     def _passed(self, seen: Seen, form: Format) -> Pass:
-        """What the plain function computes in the format ``form``."""
+        """The results of the plain function in the format ``form``."""
         return self.exact.loss_and_gradients(seen.before, seen.tokens, form, seen.drops)
 
     def _disturbed(self, seen: Seen) -> Pass:

@@ -63,7 +63,7 @@ def _in_any_order(device: torch.device) -> Iterator[None]:
 
 
 class Pass(NamedTuple):
-    """What a plain function computes from given weights and a batch."""
+    """The results of a plain function for given weights and a batch."""
 
     loss: float
     """Per target token, in nats."""
@@ -86,7 +86,7 @@ class Plain:
     form: Format
     drops: Drops
     inputs: list[Tensor]
-    """What :meth:`during` sets, and :attr:`Pass.inputs` so far."""
+    """The state that :meth:`during` sets, and :attr:`Pass.inputs` so far."""
 
     def __init__(self, spec: Any, label_smoothing: float, published_loss: bool = False) -> None:
         self.spec, self.smoothing, self.published_loss = spec, label_smoothing, published_loss

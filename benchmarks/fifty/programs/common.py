@@ -1,4 +1,4 @@
-"""What the small programs share: tokens, a small language model, and which of the two to run."""
+"""Shared by the small programs: tokens, a small language model, and which of the two to run."""
 
 import sys
 from collections.abc import Iterable

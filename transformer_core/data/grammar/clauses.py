@@ -329,7 +329,7 @@ class Clause:
         self.negated = negated
 
     def middle(self) -> str:
-        """What stands in German between the parts of the verb, or before it at the end."""
+        """The German words between the parts of the verb, or before a verb at the end."""
         times = (self.de_time, self.known) if self.time_first else (self.known, self.de_time)
         return self.pronouns + "".join(times) + self.new
 
