@@ -1,6 +1,8 @@
 """Messages on the time of a study: before, during and after it runs."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from transformer_core.study.timekeeping import (
     at_the_end,
     at_the_start,
     guesses,
+    step_seconds,
 )
 
 
@@ -47,7 +50,18 @@ def keeper(
 
 
 JOBS = {"train": 4, "page": 1}
-FORECAST = Forecast({}, {}, start=2.0, shares={"train": 1.0, "page": 0.5})
+
+
+def fixed(guessed: dict[str, float]) -> Callable[[float, float], dict[str, float]]:
+    """Guesses that depend on steps alone."""
+    return lambda start, step: {rule: step * seconds for rule, seconds in guessed.items()}
+
+
+def start_or_step(start: float, step: float) -> dict[str, float]:
+    return {"train": step, "page": start}
+
+
+FORECAST = Forecast({}, start_or_step, start=2.0, step=1.0, shares={"train": 1.0, "page": 0.5})
 
 
 def run_job(one: Timekeeper, now: Now, number: int, rule: str, seconds: float) -> None:
@@ -95,7 +109,7 @@ def test_the_log_has_a_line_now_and_then_with_the_time_limit(tmp_path):
 
 def test_jobs_should_take_as_long_as_before():
     known = {"train": JobTimes(count=2, seconds=20.0)}
-    forecast = Forecast(known, {"other": 2.0, "train": 1.5}, 1.0, {"other": 0.5})
+    forecast = Forecast(known, fixed({"other": 2.0, "train": 1.5}), 1.0, 1.0, {"other": 0.5})
     found, guess = forecast.job("train"), forecast.job("other")
     assert found.low < 10.0 < found.high < 20.0
     assert fmean(found) == pytest.approx(10.0)
@@ -108,15 +122,33 @@ def test_jobs_should_take_as_long_as_before():
 def test_finished_trainings_correct_other_guesses():
     guessed = {"train": 16.0, "profile": 8.0, "turns": 8.0}
     known = {"train": JobTimes(count=2, seconds=16.0)}
-    forecast, before = (Forecast(times, guessed, 1.0, {}) for times in (known, {}))
+    forecast, before = (Forecast(times, fixed(guessed), 1.0, 1.0, {}) for times in (known, {}))
     found = forecast.job("profile")
     assert found.low < 4.0 < found.high < 8.0
     assert fmean(forecast.job("turns")) == pytest.approx(fmean(before.job("turns")) / 2)
 
 
+def test_starts_and_steps_are_corrected_apart():
+    """Quick jobs show how long a start takes, trainings how long a step takes."""
+    asked = study(training={"steps": 100}, comparison={"budget": 1e-3}, search={"budget": 60.0})
+    groups = {"a/1": 4}
+    truth = guesses(asked, 1, groups, 0.5, 0.3)
+    known = {
+        rule: JobTimes(count=2, seconds=2 * truth[rule])
+        for rule in ("resolve_spec", "hardware", "train", "profile")
+    }
+    forecast = Forecast(known, partial(guesses, asked, 1, groups), 4.0, 0.1, {})
+    for job in ("turns a/1", "search", "memory", "combine"):
+        assert fmean(forecast.job(job)) == pytest.approx(truth[job])
+    # A job that ended is expected to take as long as it took.
+    slow = known | {"search": JobTimes(count=1, seconds=100.0)}
+    forecast = Forecast(slow, partial(guesses, asked, 1, groups), 4.0, 0.1, {})
+    assert fmean(forecast.job("search")) == pytest.approx(100.0)
+
+
 def test_turns_of_few_sides_correct_guesses_for_more_sides(tmp_path):
     guessed = {"turns a/1": 50.0, "turns a/2": 20.0}
-    forecast = Forecast({}, guessed, 1.0, {})
+    forecast = Forecast({}, fixed(guessed), 1.0, 1.0, {})
     one, now, _ = keeper(tmp_path, dict.fromkeys(guessed, 1), forecast)
     info = {"rule_name": "turns", "rule_msg": "Time", "wildcards": {"group": "a/2"}}
     one.emit(record("job_info", jobid=1, **info))
@@ -133,7 +165,7 @@ def guessed(of: Study, rate: float, sides: int = 1) -> dict[str, float]:
     """Guesses for a study of one variant, and of a job with so many sides."""
     shared = of.model_dump(include={"model", "training"})
     spec = RunSpec.model_validate({"variant": "single", **shared})
-    return guesses(of, {"single": spec}, {"a/1": sides}, start=0.0, rate=rate)
+    return guesses(of, 1, {"a/1": sides}, 0.0, step_seconds(of, {"single": spec}, rate))
 
 
 def test_guesses_grow_with_the_model_and_the_steps():
@@ -198,7 +230,7 @@ def test_ranges_in_words(seconds, words):
 def test_the_message_at_the_start_gives_its_basis(ended, asked, words):
     counts = {"train": 100, "turns": 1}
     known = {rule: JobTimes(count=1, seconds=4.0) for rule in ended}
-    forecast = Forecast(known, {"train": 4.0}, 0.0, {})
+    forecast = Forecast(known, fixed({"train": 4.0}), 0.0, 1.0, {})
     said = at_the_start(16, counts, forecast, asked, 60.0)
     assert words in said
     assert at_the_start(1, {"train": 1}, forecast, None, 0.0).startswith("1 variant, 1 job: ")

@@ -1,8 +1,9 @@
 """The expected duration of a study, and its progress.
 
 A job is expected to take as long as earlier jobs of its rule took on this host. Without any, its
-duration is guessed from the host's matrix rate and from the time that this program took to start.
-Jobs that have ended correct the guesses for other rules. We assume independent errors of rules.
+duration is guessed from the time of a program's start and that of a training step: at first from
+the start of this program and the host's matrix rate, later from the jobs that have ended. We assume
+independent errors of rules.
 
 While jobs run, a line in Snakemake's log reports the progress now and then. The events of that log
 tell which jobs run and which have ended.
@@ -11,11 +12,12 @@ tell which jobs run and which have ended.
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import hypot, sqrt
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ TRAINS = ("train", "train_again", "evaluate")
 """Rules whose jobs take about as long as a training."""
 FEW_STEPS = MappingProxyType({"memory": 10, "profile": 4, "short_run": 30})
 """Rules whose jobs take a few steps, however long a training is, and about how many."""
-STEPS = (*TRAINS, *FEW_STEPS, "turns")
+STEPS = (*TRAINS, *FEW_STEPS)
 """Rules whose times show how long steps take."""
 STARTS = MappingProxyType(
     dict.fromkeys(("resolve_spec", "short_spec", "describe_study", "hardware"), 0.05)
@@ -82,30 +84,34 @@ def matrix_rate() -> float:
     return 2.0 * LARGE**3 / best
 
 
-def guesses(
-    study: Study, specs: Mapping[str, RunSpec], groups: Mapping[str, int], start: float, rate: float
-) -> dict[str, float]:
-    """Guessed seconds of a job of each rule.
-
-    ``groups`` are the numbers of sides of the jobs that take turns, by name; ``start`` is the time
-    that a job takes to start, ``rate`` the result of :func:`matrix_rate`.
-    """
+def step_seconds(study: Study, specs: Mapping[str, RunSpec], rate: float) -> float:
+    """Guessed seconds of a training step; ``rate`` is the result of :func:`matrix_rate`."""
     flops = fmean(step_flops(spec, study.tokenizer.vocabulary) for spec in specs.values())
-    step = OVERHEAD * flops / rate
-    training = start + study.training.steps * step
+    return OVERHEAD * flops / rate
+
+
+def guesses(
+    study: Study, variants: int, groups: Mapping[str, int], start: float, step: float
+) -> dict[str, float]:
+    """Guessed seconds of a job of each rule, if a program takes ``start`` seconds to start, and a
+    training step ``step`` seconds.
+
+    ``groups`` are the numbers of sides of the jobs that take turns, by name.
+    """
     found = {rule: share * start for rule, share in STARTS.items()}
-    found |= dict.fromkeys(TRAINS, training)
+    found |= dict.fromkeys(TRAINS, start + study.training.steps * step)
     found |= {rule: start + steps * step for rule, steps in FEW_STEPS.items()}
     if study.evaluation.max_pairs == 0:
         found["evaluate"] = 0.2 * start  # it translates nothing
-    found["predict_memory"] = 0.8 * start * len(specs)
+    found["predict_memory"] = 0.8 * start * variants
     found |= {rule: 2 * start + count * study.limits.seconds for rule, count in LIMITS.items()}
 
     def session(sides: float) -> float:
         asked = study.comparison
         # The reference has several processes.
         players = sides - 1 + max(1, round(sqrt(sides - 1)))
-        turn = asked.lead_steps + max(asked.window_steps, asked.window_seconds / step)
+        window = asked.window_seconds / step if step else 0.0
+        turn = asked.lead_steps + max(asked.window_steps, window)
         # The first steps take twice as long.
         steps = 2 * max(2, asked.warmup_steps) + asked.pairs * turn
         return players * (0.2 * start + steps * step)
@@ -118,11 +124,12 @@ def guesses(
     }
     if study.search is not None and study.search.budget:
         half = study.search.budget / 2
-        sessions = max(half, session(study.search.together)) + max(half, least * session(5))
-        found["search"] = sessions + found["short_run"] + 2 * training
+        # The final comparison takes only as many sides as there is time for.
+        final = max(half, least * session(3))
+        found["search"] = max(half, session(study.search.together)) + final
     if study.quality is not None:
         # Two trainings, one of them faster; a higher BLEU takes longer.
-        race = 1.6 * study.quality.steps * step * min(1.0, 0.4 + (study.quality.bleu or 0.0) / 100)
+        race = 1.6 * study.quality.steps * step * min(1.0, 0.5 + (study.quality.bleu or 0.0) / 100)
         found["quality"] = start + min(study.quality.budget, race)
     return found
 
@@ -142,42 +149,59 @@ class Forecast:
     by its group (:func:`turns`)."""
 
     known: Mapping[str, JobTimes]  # times of earlier jobs, by rule
-    guessed: Mapping[str, float]  # seconds by job, from :func:`guesses`
-    start: float  # seconds that a job takes to start
+    guessed: Callable[[float, float], Mapping[str, float]]
+    """Seconds by job, for the seconds of a start and of a step: :func:`guesses`."""
+    start: float  # guessed seconds of a job's start
+    step: float  # guessed seconds of a training step
     shares: Mapping[str, float]  # share of the cores that a job of each rule reserves
-    ended: dict[str, list[float]] = field(default_factory=dict)
-    """Guesses for the jobs that have ended in this session, by rule."""
+    ended: dict[str, list[str]] = field(default_factory=dict)
+    """Jobs that have ended in this session, by rule."""
+
+    def __post_init__(self) -> None:
+        self._first = self.guessed(self.start, self.step)
+        self._starts = self.guessed(self.start, 0.0)
 
     def job(self, job: str) -> Range:
         seconds, error = self._job(job)
         return Range(seconds * (1 - error), seconds * (1 + error))
 
-    def guess(self, job: str) -> float:
-        """Guessed seconds of a job, before any has ended."""
-        return max(TINY, self.guessed.get(job, self.start))
+    def _ended(self, rules: Iterable[str]) -> list[str]:
+        """Those of the rules of which a job has ended."""
+        return [rule for rule in rules if rule in self.known and self.known[rule].count]
 
-    def _factor(self, rule: str) -> float | None:
-        """Time that jobs of a rule took, over the guess; None if none has ended."""
-        known = self.known.get(rule)
-        if known is None or not known.count:
-            return None
-        alike = [job for job in self.guessed if kind(job) == rule] or [rule]
-        guesses = self.ended.get(rule) or [self.guess(job) for job in alike]
-        return known.mean / fmean(guesses)
+    def _took(self, rule: str, guesses: Mapping[str, float]) -> tuple[float, float]:
+        """Mean seconds of the jobs of a rule that have ended, and those expected by ``guesses``."""
+        alike = [job for job in guesses if kind(job) == rule] or [rule]
+        expected = [guesses.get(job, self.start) for job in self.ended.get(rule) or alike]
+        return self.known[rule].mean, max(TINY, fmean(expected))
+
+    def _corrected(self) -> tuple[float, float, bool]:
+        """Seconds of a start and of a step, by the jobs that have ended, and whether any has shown
+        how long steps take."""
+        without_steps = [
+            rule for rule, seconds in self._starts.items() if seconds == self._first[rule]
+        ]
+        took = [self._took(rule, self._first) for rule in self._ended(without_steps)]
+        factors = [mean / expected for mean, expected in took]
+        start = self.start * (median(factors) if factors else 1.0)
+        starts = self.guessed(start, 0.0)
+        trained = spent = 0.0
+        for rule in self._ended(STEPS):
+            mean, expected = self._took(rule, self._first)
+            trained += max(0.0, expected - self._starts[rule])
+            spent += max(0.0, mean - starts[rule])
+        seen = trained > 0.0 and spent > 0.0
+        return start, self.step * spent / trained if seen else self.step, seen
 
     def _job(self, job: str) -> tuple[float, float]:
         """Expected seconds of a job, and the relative error."""
-        factor = self._factor(kind(job))
-        if factor is not None:
-            count = self.known[kind(job)].count
-            return factor * self.guess(job), KNOWN + SPREAD / sqrt(count)
-        found = [factor for rule in STEPS if (factor := self._factor(rule))]
-        error = ALIKE
-        if not found or kind(job) not in (*STEPS, "search", "quality"):
-            # Before any steps, the limits of the machine show how long programs take to start.
-            found = [factor for rule in LIMITS if (factor := self._factor(rule))] or [1.0]
-            error = GUESSED
-        return geometric_mean(found) * self.guess(job), error
+        start, step, seen = self._corrected()
+        guess = self.guessed(start, step)
+        seconds = max(TINY, guess.get(job, start))
+        for rule in self._ended([kind(job)]):
+            mean, expected = self._took(rule, guess)
+            return seconds * mean / expected, KNOWN + SPREAD / sqrt(self.known[rule].count)
+        return seconds, ALIKE if seen else GUESSED
 
     def jobs(self, counts: Mapping[str, float]) -> Range:
         """Seconds for these numbers of jobs, each of which takes its share of the machine."""
@@ -234,7 +258,7 @@ class Timekeeper(logging.Handler):
             rule, forecast = kind(job), self.forecast
             self.clock.job_done(rule, self.now() - began, forecast.shares.get(rule, 1.0))
             forecast.known = self.clock.clock.jobs
-            forecast.ended.setdefault(rule, []).append(forecast.guess(job))
+            forecast.ended.setdefault(rule, []).append(job)
             self.todo[job] -= 1
 
     def tell(self) -> None:
@@ -288,10 +312,10 @@ def begin(
     )
     shares = {job.rule.name: min(1.0, int(job.threads) / max(1, cores)) for job in jobs}
     asked = seconds_of(study.time) if study.time else None
-    start = time.process_time()
-    guessed = guesses(study, specs, groups, start, matrix_rate())
+    guessed = partial(guesses, study, len(specs), groups)
+    start, step = time.process_time(), step_seconds(study, specs, matrix_rate())
     clock = RunningClock()
-    forecast = Forecast(clock.clock.jobs, guessed, start, shares)
+    forecast = Forecast(clock.clock.jobs, guessed, start, step, shares)
     say(at_the_start(len(specs), counts, forecast, asked, clock.spent()))
     keeper = Timekeeper(clock, counts, forecast, asked, say)
     clock.go(keeper.tell)
