@@ -89,7 +89,7 @@ class LogRatio(NamedTuple):
     error: float  # standard error from the session's windows alone; 0 for counts
     freedom: int  # degrees of freedom of the error
     pairs: int  # pairs of windows
-    processes: int = 1  # processes of the reference in the session, whose mean time is taken
+    processes: int = 1  # processes of the reference in the session
 
 
 class Probe(Schema):
@@ -135,7 +135,8 @@ class TurnWindow(Schema):
 
     side: str  # name of the side
     began: SignedSeconds  # seconds since the session began
-    seconds: Elapsed  # wall time
+    seconds: Elapsed  # wall time; of several processes of the reference, the geometric mean
+    of_processes: list[Elapsed] = Field(default=[])  # the wall time of each of these
     steps: StepsOrNone  # optimizer steps
     tokens: Many  # non-padding source and target tokens over all ranks
     padded_tokens: Many  # source and target tokens with padding over all ranks

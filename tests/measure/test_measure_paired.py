@@ -224,6 +224,8 @@ def test_the_same_turns_serve_all_comparisons(fake, tmp_path):
             assert [s.name for s in made.sides] == [pair.reference, pair.variant]
             assert {w.side for rnd in made.rounds for w in rnd.windows} == {*pair}
             assert log_ratios(made.rounds, pair) == pytest.approx([ratio] * 6, abs=1e-3)
+            for window in made.windows(pair.reference):
+                assert len(window.of_processes) == (2 if pair.reference == "single" else 0)
     fast = found[Pair("fast", "single")]
     assert (fast.stopped, fast.provenance["fast"].command) == ("sessions", "the command")
     session_of_fast = fast.sessions[0]

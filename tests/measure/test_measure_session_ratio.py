@@ -1,6 +1,7 @@
 """The ratio of a session and its error, from its windows; they agree with SciPy's."""
 
 import math
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from pair_builders import window
 from scipy.stats import mstats
 
 from schemas.results import Pair, Round
-from transformer_core.measure.session_ratio import TRIM, log_ratios, session_ratio
+from transformer_core.measure.session_ratio import TRIM, log_ratio_of, log_ratios, session_ratio
 
 PAIR = Pair("b", "a")
 
@@ -58,3 +59,30 @@ def test_one_round_has_no_error():
     found = session_ratio(rounds(1.5), PAIR)
     assert found.estimate == pytest.approx(math.log(1.5))
     assert math.isnan(found.error)
+
+
+def test_each_process_of_the_reference_gives_a_trimmed_mean():
+    logs = np.random.default_rng(1).standard_t(2, (7, 3)) / 20
+    made = []
+    for logs_of_round in logs:
+        of_processes = [10.0 * math.exp(value) for value in logs_of_round]
+        reference = window("a", 100.0).model_copy(update={"of_processes": of_processes})
+        made.append(Round(windows=[reference, window("b", 100.0)]))
+    found = session_ratio(made, PAIR)
+    each = [session_ratio(rounds(*np.exp(one).tolist()), PAIR) for one in logs.T]
+    assert found.estimate == pytest.approx(fmean(one.estimate for one in each))
+    # All of them share the windows of the variant.
+    assert found.error <= fmean(one.error for one in each)
+    assert (found.freedom, found.pairs, found.processes) == (2, 7, 3)
+    assert log_ratios(made, PAIR) == pytest.approx(logs.mean(axis=1).tolist())
+
+
+def test_disturbances_that_lengthen_windows_favour_no_side():
+    """With several processes of the reference, too, whose mean time is less skewed."""
+    times = np.random.default_rng(2).standard_exponential((2_000, 8, 4))
+    found = [log_ratio_of(PAIR, session[:, 1:] - session[:, :1]) for session in times]
+    estimates = np.array([one.estimate for one in found])
+    deviation = estimates.std()
+    assert abs(estimates.mean()) < 4 * deviation / math.sqrt(len(estimates))
+    errors = np.array([one.error for one in found])
+    assert math.sqrt((errors**2).mean()) == pytest.approx(deviation, rel=0.15)

@@ -5,7 +5,7 @@ trains for a few steps while the others wait: A B, A B, ..., after some rounds B
 round all train on the same batches; each session has different ones.
 
 All ratios share the deviation of the first side, the reference. So with many other sides, on a CPU,
-it runs in several processes spread evenly over the round, and its time is their mean. The most
+it runs in several processes spread evenly over the round, and every ratio is their mean. The most
 efficient number of processes is the square root of the number of others (Dunnett, A multiple
 comparison procedure for comparing several treatments with a control, 1955).
 """
@@ -221,8 +221,7 @@ class Sessions:
             _record(ask, side, members[side.name], began, warm[side.name]) for side in self.sides
         ]
         after = self._state(ask, on_gpu)
-        processes = len(self.players) - len(self.sides) + 1
-        ratios = session_ratios(made["rounds"], [side.name for side in self.sides], processes)
+        ratios = session_ratios(made["rounds"], [side.name for side in self.sides])
         return {"sides": records, **made, "ratios": ratios, "before": before, "after": after}
 
     def provenances(self, ask: Ask) -> dict[str, Provenance]:
@@ -341,13 +340,18 @@ def without_copy(name: str) -> str:
 
 
 def _of_copies(windows: Sequence[TurnWindow]) -> list[TurnWindow]:
-    """One window per side: the reference's has the mean time of its processes, which trained on the
-    same batches."""
+    """One window per side: that of the reference has the times of all its processes, which trained on
+    the same batches."""
     times = defaultdict[str, list[float]](list)
     for window in windows:
         times[without_copy(window.side)].append(window.seconds)
+    merged = {
+        side: {"seconds": geometric_mean(seconds), "of_processes": seconds}
+        for side, seconds in times.items()
+        if len(seconds) > 1
+    }
     return [
-        window.model_copy(update={"seconds": geometric_mean(times[window.side])})
+        window.model_copy(update=merged.get(window.side))
         for window in windows
         if COPY not in window.side
     ]
