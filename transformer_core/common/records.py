@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,12 @@ from transformer_core.common.endings import damaged, remake
 from transformer_core.common.yaml_files import read_yaml
 
 Record = TypeVar("Record", bound=Schema)
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Validates and serializes values of a type. Kept, since it takes tens of milliseconds to make."""
+    return TypeAdapter(kind)
 
 
 def read_record(path: str | Path, model: type[Record]) -> Record:
@@ -32,7 +39,7 @@ def read_as(path: str | Path, kind: Any) -> Any:
         else:
             content = digests.regular(path).read_bytes()
             digests.check(path, content)
-        return TypeAdapter(kind).validate_json(content.decode("utf-8"))
+        return adapter(kind).validate_json(content.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise damaged(path, error) from None
     except ValidationError as error:

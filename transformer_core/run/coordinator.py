@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, ClassVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from schemas.results import Probe, Provenance, Topology
 from schemas.results.runs import StepKernels
 from transformer_core.common.files import write_text
+from transformer_core.common.records import adapter
 from transformer_core.run.connection import connect
 from transformer_core.run.host_processes import own_address
 
@@ -120,17 +120,17 @@ class Turns:
 
     def __init__(self, file: Path, hello: Hello) -> None:
         self._connection = connect(file)
-        self._connection.send_bytes(_adapter(Hello).dump_json(hello))
+        self._connection.send_bytes(adapter(Hello).dump_json(hello))
         self._task: Task = Leave()
 
     def next(self) -> Task:
         """Wait, blocked, for the next task."""
         message = json.loads(self._connection.recv_bytes())
-        self._task = _adapter(Task._kinds[message["kind"]]).validate_python(message["task"])
+        self._task = adapter(Task._kinds[message["kind"]]).validate_python(message["task"])
         return self._task
 
     def answer(self, value: Any) -> None:
-        self._connection.send_bytes(_adapter(self._task.answer).dump_json(value))
+        self._connection.send_bytes(adapter(self._task.answer).dump_json(value))
 
 
 class Coordinator:
@@ -222,7 +222,7 @@ class Coordinator:
                 for ready in wait(list(waiting), POLL_SECONDS):
                     assert isinstance(ready, Connection)
                     text = ready.recv_bytes()
-                    answers[waiting[ready]] = _adapter(task.answer).validate_json(text)
+                    answers[waiting[ready]] = adapter(task.answer).validate_json(text)
                 check()
                 if time.monotonic() > end:
                     raise SideEndedError(
@@ -251,7 +251,7 @@ class Coordinator:
         while self._open:
             try:
                 connection = self._listener.accept()
-                hello = _adapter(Hello).validate_json(connection.recv_bytes())
+                hello = adapter(Hello).validate_json(connection.recv_bytes())
                 self._arrivals.put((hello, connection))
             except (AuthenticationError, EOFError, OSError, ValidationError):
                 continue
@@ -262,12 +262,7 @@ def announced_session(file: Path) -> int:
     return int(json.loads(file.read_text())["session"])
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def _message(task: Task) -> bytes:
     kind: Any = type(task)
-    value = _adapter(kind).dump_python(task, mode="json")
+    value = adapter(kind).dump_python(task, mode="json")
     return json.dumps({"kind": kind.__name__, "task": value}).encode()
