@@ -169,10 +169,11 @@ class Forecast:
         """Those of the rules of which a job has ended."""
         return [rule for rule in rules if rule in self.known and self.known[rule].count]
 
-    def _took(self, rule: str, guesses: Mapping[str, float]) -> tuple[float, float]:
-        """Mean seconds of the jobs of a rule that have ended, and those expected by ``guesses``."""
+    def _took(self, rule: str, guesses: Mapping[str, float], start: float) -> tuple[float, float]:
+        """Mean seconds of the jobs of a rule that have ended, and those expected by ``guesses``, or
+        those of a ``start`` if there is none."""
         alike = [job for job in guesses if kind(job) == rule] or [rule]
-        expected = [guesses.get(job, self.start) for job in self.ended.get(rule) or alike]
+        expected = [guesses.get(job, start) for job in self.ended.get(rule) or alike]
         return self.known[rule].mean, max(TINY, fmean(expected))
 
     def _corrected(self) -> tuple[float, float, bool]:
@@ -181,13 +182,13 @@ class Forecast:
         without_steps = [
             rule for rule, seconds in self._starts.items() if seconds == self._first[rule]
         ]
-        took = [self._took(rule, self._first) for rule in self._ended(without_steps)]
+        took = [self._took(rule, self._first, self.start) for rule in self._ended(without_steps)]
         factors = [mean / expected for mean, expected in took]
         start = self.start * (median(factors) if factors else 1.0)
         starts = self.guessed(start, 0.0)
         trained = spent = 0.0
         for rule in self._ended(STEPS):
-            mean, expected = self._took(rule, self._first)
+            mean, expected = self._took(rule, self._first, self.start)
             trained += max(0.0, expected - self._starts[rule])
             spent += max(0.0, mean - starts[rule])
         seen = trained > 0.0 and spent > 0.0
@@ -199,7 +200,7 @@ class Forecast:
         guess = self.guessed(start, step)
         seconds = max(TINY, guess.get(job, start))
         for rule in self._ended([kind(job)]):
-            mean, expected = self._took(rule, guess)
+            mean, expected = self._took(rule, guess, start)
             return seconds * mean / expected, KNOWN + SPREAD / sqrt(self.known[rule].count)
         return seconds, ALIKE if seen else GUESSED
 
