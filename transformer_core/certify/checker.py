@@ -54,6 +54,7 @@ from transformer_core.certify.plain_models import (
 )
 from transformer_core.certify.replay import Drops, OtherSentences, Replay
 from transformer_core.certify.tensors import CanonicalTensors, MeanErrors, distance
+from transformer_core.certify.tensors import norm as norm_of
 from transformer_core.certify.updates import CheckedUpdates, kept_moments, unit_of
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.training import checkpoint
@@ -72,6 +73,10 @@ NEAR_FEWER_BITS = 2.0
 """With fewer bits, a ReLU input may fall on either side within this many times the largest error that
 the format causes in the inputs. The largest, because the errors of one token may be several times
 those of the others."""
+ROWS_ON_CPU = 2
+"""Number of rows of a batch whose gradients a GPU and the CPU both compute in 64 bits."""
+APART_IN_64_BITS = 1e-9
+"""Largest difference between the two, relative to the whole gradient. Rounding causes some 1e-14."""
 CLIP_EPSILON = 1e-6
 """Constant that torch adds to the norm before dividing by it."""
 
@@ -143,6 +148,7 @@ class Checker:
         published = spec.training.loss.smooths_other_tokens_only
         self.exact = plain_function(spec, vocabulary, smoothing, published)
         self.unsmoothed = plain_function(spec, vocabulary, 0.0)
+        self._compute_on(tensors.device)
         self.batches = _whole_batches(setup)
         if last is not None:
             # Counting from the first batch shows whether the training resumed at the right one.
@@ -228,19 +234,15 @@ class Checker:
 
         Results in 32 bits are as close to those in 64 as the run's own, and take half the time.
         """
-        form = self.form
+        form, device = self.form, self.tensors.device
         # If a technique rounds weights, its gradient belongs to the rounded ones. With the others,
         # errors of that size would not show: rounding moves many weights near 1 to the same side.
         seen = kept._replace(before=form.weights_used(kept.before))
-        # Only the first point on the CPU: a GPU computes in 64 bits, too, and takes seconds where the
-        # CPU takes minutes.
-        on_host = not self.points or self.setup.device.type == "cpu"
-        if isinstance(self.exact, Plain):
-            self.exact.device = torch.device("cpu") if on_host else self.setup.device
-        else:  # a model of another library stays on the CPU
-            on_host = True
+        if device.type != "cpu" and isinstance(self.exact, Plain) and not self.points:
+            self._require_the_same_on_the_cpu(seen, device)
         emulated = None if form is SINGLE else self._passed(seen, form)
-        single = on_host and single_is_independent(self.spec)
+        # On a GPU, results in 32 bits would come from the same library as the run's.
+        single = self.exact.device.type == "cpu" and single_is_independent(self.spec)
         # Next to the rounding of fewer bits, that of 32 does not matter.
         several = (SINGLE, EXACT) if form is SINGLE else (SINGLE,)
         kinks: dict[str, float] = {}
@@ -271,6 +273,31 @@ class Checker:
             for g in found:
                 both = seen.gradients[g.tensor], emulated.gradients[g.tensor]
                 self.errors.add(g, *both, right.gradients[g.tensor])
+
+    def _compute_on(self, device: torch.device) -> None:
+        for plain in (self.exact, self.unsmoothed):
+            if isinstance(plain, Plain):  # a model of another library stays on the CPU
+                plain.device = device
+
+    def _require_the_same_on_the_cpu(self, seen: Seen, device: torch.device) -> None:
+        """Raises RuntimeError if the plain function has other gradients in 64 bits on the ``device`` than
+        on the CPU, for the first rows of a batch. A whole batch takes the CPU minutes."""
+        source, target, labels = (each[:ROWS_ON_CPU] for each in seen.tokens)
+        drops = seen.drops.rows(0, ROWS_ON_CPU)
+        few = seen._replace(tokens=(source, target, labels), drops=drops)
+        there = self._passed(few, EXACT)
+        self._compute_on(torch.device("cpu"))
+        here = self._passed(few, EXACT)
+        self._compute_on(device)
+        # Of the whole gradient: that of some tensors is only rounding.
+        size = math.hypot(*map(norm_of, here.gradients.values()))
+        for name, expected in here.gradients.items():
+            apart = norm_of(there.gradients[name] - expected) / size
+            if not apart <= APART_IN_64_BITS:
+                raise RuntimeError(
+                    f"in 64 bits, {device} computes another gradient of {name} than the CPU "
+                    f"({apart:.1e} of the whole): the GPU, its driver or torch is faulty"
+                )
 
     def _in_doubt(self, point: CheckedPoint, found: Sequence[TensorDistance]) -> bool:
         """Whether a deviation is so close to its bound that more exact numbers may matter."""
@@ -435,7 +462,8 @@ def moved(weights: Tensors, share: float) -> dict[str, Tensor]:
     """``weights``, each element changed at random by up to this ``share`` of it."""
     generator = torch.Generator().manual_seed(0)
     return {
-        name: tensor * (1 + share * (2 * torch.rand(tensor.shape, generator=generator) - 1))
+        name: tensor
+        * (1 + share * (2 * torch.rand(tensor.shape, generator=generator).to(tensor.device) - 1))
         if tensor.is_floating_point()
         else tensor
         for name, tensor in weights.items()

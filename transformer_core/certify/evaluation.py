@@ -25,6 +25,7 @@ from transformer_core.certify.number_formats import (
     Format,
     format_of,
     single_is_independent,
+    whole_products,
 )
 from transformer_core.certify.plain_models import OwnModel, Plain, Weights
 from transformer_core.data.batching.feeding import evaluation_batches
@@ -64,14 +65,14 @@ def checked_decoding(
     form = format_of(spec.model_copy(update={"parallel": Single(kind="single")}))
 
     def expected(numbers: Format) -> list[Tensor]:
-        used = {name: tensor.to(numbers.base) for name, tensor in weights.items()}
+        used = {name: tensor.to(plain.device, numbers.base) for name, tensor in weights.items()}
         return _logits(plain, used, found, numbers)
 
     def worst(mine: list[Tensor], right: list[Tensor]) -> float:
         return max(map(_error, mine, right))
 
     logits = [each for _, _, each in found]
-    right = expected(_right(spec))
+    right = expected(_right(spec, plain))
     if form is SINGLE:
         error = worst(logits, right)
         if error < NEAR_A_BOUND * allowed(0.0, 0.0, math.inf):
@@ -80,9 +81,9 @@ def checked_decoding(
     return DecodedTokens(error=worst(logits, right), rounding=worst(expected(form), right))
 
 
-def _right(spec: RunSpec) -> Format:
-    """The format to compare with: 64 bits only if 32 are not independent of the run."""
-    return SINGLE if single_is_independent(spec) else EXACT
+def _right(spec: RunSpec, plain: Plain | OwnModel) -> Format:
+    """The format to compare with: 64 bits only if 32 are not independent of the run, as on its GPU."""
+    return SINGLE if plain.device.type == "cpu" and single_is_independent(spec) else EXACT
 
 
 def _translations(model: Any, vocabulary: int, device: torch.device) -> Iterator[Decoded]:
@@ -146,8 +147,12 @@ def _logits(plain: Plain, weights: Weights, found: list[Decoded], form: Format) 
         rows = sorted(each for each in asked - known.keys() if len(each[1]) == length)
         if not rows:
             continue
-        sources, texts = (torch.tensor(side, dtype=torch.long) for side in zip(*rows, strict=True))
-        logits = function.logits(sources, texts).unflatten(0, texts.shape)
+        sources, texts = (
+            torch.tensor(side, dtype=torch.long).to(plain.device)
+            for side in zip(*rows, strict=True)
+        )
+        with whole_products(plain.device):
+            logits = function.logits(sources, texts).unflatten(0, texts.shape)
         for (source, text), of_row in zip(rows, logits, strict=True):
             known |= {(source, text[: i + 1]): after for i, after in enumerate(of_row)}
     return [torch.stack([known[each] for each in step]) for step in steps]
@@ -190,7 +195,7 @@ def checked_validation(
     def mean(losses: list[Tensor]) -> float:
         return sum(float(each.sum()) for each in losses) / count
 
-    form, right, rounding = format_of(setup.spec), expected(_right(setup.spec)), 0.0
+    form, right, rounding = format_of(setup.spec), expected(_right(setup.spec, plain)), 0.0
     near = NEAR_A_BOUND * allowed(0.0, 0.0, math.inf)
     if form is not SINGLE or not abs(loss / mean(right) - 1) < near:
         right = expected(EXACT) if form is SINGLE else right

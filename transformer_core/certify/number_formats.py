@@ -5,7 +5,8 @@ units that multiply in 16 bits and add in 32 (Micikevicius et al., ICLR 2018, ar
 The emulation shares no code with the kernels that a variant uses.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -127,6 +128,21 @@ class _Rounded(torch.autograd.Function):
 EXACT = Format(torch.float64)
 """64 bits, the format that all others are compared with."""
 SINGLE = Format(torch.float32)
+
+
+@contextlib.contextmanager
+def whole_products(device: torch.device) -> Iterator[None]:
+    """Lets 32-bit matrix products on a GPU use all bits of their operands, whatever the run has set
+    for the whole process."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32 if device.type == "cuda" else False
+    if before:
+        settings.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if before:
+            settings.allow_tf32 = True
 
 
 def adds_in_32_bits() -> bool:

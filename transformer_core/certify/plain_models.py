@@ -25,7 +25,7 @@ from schemas.config.model import (
     Transformer,
 )
 from schemas.config.run_spec import AnyTask, AnyTrained
-from transformer_core.certify.number_formats import Format
+from transformer_core.certify.number_formats import Format, whole_products
 from transformer_core.certify.replay import Drops
 from transformer_core.certify.tensors import trained_names
 from transformer_core.models.objective import objective
@@ -38,6 +38,8 @@ EPSILON = 1e-5
 """Added to the variance by layer normalization."""
 SCORES_AT_ONCE = 2**26
 """Maximum number of logits at a time; larger batches are processed in slices of rows."""
+TOKENS_AT_ONCE = 2**11
+"""Maximum number of tokens at a time on a GPU, whose memory is smaller."""
 SEEN = 256
 """Number of tokens whose ReLU inputs are kept."""
 
@@ -91,7 +93,7 @@ class Plain:
     def __init__(self, spec: Any, label_smoothing: float, published_loss: bool = False) -> None:
         self.spec, self.smoothing, self.published_loss = spec, label_smoothing, published_loss
         self.device = torch.device("cpu")
-        """Device for 64 bits; other formats are computed on the CPU, and all results return there."""
+        """Computes here, wherever the weights are."""
 
     def during(self, weights: Weights, form: Format, drops: Drops = NONE_DROPPED) -> Self:
         """This function with the weights, number format and masks of one pass."""
@@ -107,8 +109,8 @@ class Plain:
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
     ) -> Pass:
-        """One pass over ``tokens``; gradients are in the base of ``form``."""
-        device = self.device if form.base == torch.float64 else torch.device("cpu")
+        """One pass over ``tokens``; gradients are in the base of ``form``, where the weights are."""
+        device = self.device
         own = {
             name: w.detach().to(device, form.base).requires_grad_(backward)
             for name, w in weights.items()
@@ -116,13 +118,16 @@ class Plain:
         source, target, labels = (each.to(device) for each in tokens)
         count = int((labels != PADDING).sum())
         vocabulary = own[self.embedding].size(0)
+        width = max(1, source.size(1), target.size(1))
         rows = max(1, SCORES_AT_ONCE // (vocabulary * max(1, target.size(1))))
+        if device.type != "cpu":
+            rows = max(1, min(rows, TOKENS_AT_ONCE // width))
         row, losses = 0, []
         for part in zip(source.split(rows), target.split(rows), labels.split(rows), strict=True):
             used = {name: form.weight(w) for name, w in own.items()}
             one = self.during(used, form, drops.rows(row, row + len(part[0])))
             row += len(part[0])
-            with _in_any_order(device):
+            with _in_any_order(device), whole_products(device):
                 loss = one.token_losses(*part)
                 if backward:
                     (loss.sum() * (form.loss_scale / count)).backward()
@@ -134,7 +139,7 @@ class Plain:
                 gradients[name] = torch.zeros_like(w) if w.grad is None else w.grad
             if form.loss_scale != 1.0:
                 torch._foreach_div_(list(gradients.values()), form.loss_scale)
-            gradients = {name: gradient.cpu() for name, gradient in gradients.items()}
+            gradients = {name: gradients[name].to(w.device) for name, w in weights.items()}
         return Pass(float(of_labels.sum()) / count, gradients, of_labels, one.inputs)
 
     def token_losses(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
@@ -153,7 +158,8 @@ class Plain:
         mask = self.drops.masks.get(place)
         if mask is None:
             return x
-        kept = (mask if where is None else where.listed(mask)).to(x.device, x.dtype)
+        mask = mask.to(x.device)
+        kept = (mask if where is None else where.listed(mask)).to(x.dtype)
         return self.form.between(x * kept.div_(1 - self.drops.p))
 
     def rectified(self, x: Tensor) -> Tensor:
@@ -466,6 +472,8 @@ class OwnModel:
     """Stands in for :class:`Plain` if only the model's own code can compute it: the model in one
     process, without dropout. This checks how a variant computes the model, not the model itself."""
 
+    device = torch.device("cpu")
+
     def __init__(
         self, spec: AnyTrained, vocabulary: int, label_smoothing: float, task: AnyTask
     ) -> None:
@@ -506,7 +514,7 @@ class OwnModel:
                 for p in model.parameters():
                     p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
             gradients = {
-                name: tensor.to(torch.float64, copy=True)
+                name: tensor.to(weights[name].device, torch.float64, copy=True)
                 for name, tensor in canonical_state_dict(model).items()
                 if name in self.trained
             }

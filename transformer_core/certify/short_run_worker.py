@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -181,14 +181,14 @@ def record(
     if save_weights and checked:
         checker = Checker(setup, tensors, output / "resumed", follows=not unread)
     nowhere = output / "no-checkpoints"
-    initial = checker.weights if checker else tensors.weights()
+    initial = _on_host(checker.weights if checker else tensors.weights())
     with FirstStep() as kernels:
         watched = kernels if save_weights else None
         recorder = _trained(setup, nowhere, checker, watched, show=True)
         trajectory = recorder.read(spec.training.seed, digest(initial))
     if not save_weights:
         return Recorded(trajectory, setup.strategy, None)
-    final = checker.weights if checker else tensors.weights()
+    final = _on_host(checker.weights if checker else tensors.weights())
     if process.is_main:
         for file, weights in (("initial", initial), ("final", final)):
             with atomic_path(output / f"{file}.safetensors") as temporary:
@@ -201,7 +201,8 @@ def record(
         tensors.write(in_the_last_place(initial))
         recorder = _trained(again, nowhere, show=True)
         disturbed = recorder.read(spec.training.seed, trajectory.initial_sha256)
-        apart = Weights(_arrays(tensors.weights()), _arrays(final), _arrays(initial))
+        after = _on_host(tensors.weights())
+        apart = Weights(_arrays(after), _arrays(final), _arrays(initial))
         known["floor"] = course_floor(trajectory, disturbed, apart)
     if dropout:
         known["dropout_probability"] = dropout
@@ -249,6 +250,10 @@ def _trained(
         train(setup, recorder, checkpoints, validate_last=False)
     progress.close()
     return recorder
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:

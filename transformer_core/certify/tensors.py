@@ -32,17 +32,32 @@ def trained_names(model: nn.Module) -> set[str]:
     return {name for name, tensor in canonical_state_dict(model).items() if bool(tensor.all())}
 
 
+COPIES = 32
+"""Number of copies of all weights, in 32 bits, that a certificate keeps at a time."""
+
+
+def checking_device(setup: Setup) -> torch.device:
+    """Where a certificate is computed: on the training's GPU if half of the free memory is enough."""
+    if setup.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(setup.device)
+        needed = COPIES * 4 * sum(p.numel() for p in setup.model.parameters())
+        if needed < free / 2:
+            return setup.device
+    return torch.device("cpu")
+
+
 class CanonicalTensors:
-    """Reads whole tensors of a training. Every rank must call its methods; they return tensors on the
-    main rank only, and an empty dictionary on the others."""
+    """Reads whole tensors of a training. Every rank must call its methods; they return tensors on
+    :attr:`device`, on the main rank only, and an empty dictionary on the others."""
 
     def __init__(self, setup: Setup, vocabulary: int, dropout: float = 0.0) -> None:
-        """``pattern``, a model on the CPU that gives names and shapes, gets this ``dropout``."""
+        """``pattern``, a model that gives names and shapes, gets this ``dropout``."""
         self.setup, self.vocabulary = setup, vocabulary
+        self.device = checking_device(setup)
         self.keep = setup.process.is_main
         model = setup.spec.model.model_copy(update={"dropout": dropout})
         with torch.random.fork_rng(devices=[]):
-            self.pattern = build_model(model, vocabulary)
+            self.pattern = build_model(model, vocabulary).to(self.device)
         self.trained = trained_names(self.pattern)
         # Both share memory with the pattern: values written to one can be read from the other.
         self._written = dict(self.pattern.state_dict())
@@ -56,7 +71,7 @@ class CanonicalTensors:
         return other
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers on the CPU; the optimizer's wider copies, if it keeps any."""
+        """Parameters and buffers; the optimizer's wider copies, if it keeps any."""
         masters = masters_of(self.setup.optimizer)
         named = named_tensors(self.setup.model)
         return self._read({name: masters.get(tensor, tensor) for name, tensor in named.items()})

@@ -144,7 +144,8 @@ class CheckedUpdates:
         """The 2-norm of every tensor."""
         # torch's sum adds pairwise, which is as good as 64 bits; its norms and dot products are not.
         squares = torch.mul(values, values, out=self.squares)
-        return np.sqrt([float(part.sum()) for part in squares.split(self.sizes)])
+        sums = torch.stack([part.sum() for part in squares.split(self.sizes)])
+        return np.sqrt(sums.double().cpu().numpy())
 
 
 BLOCK = 256
@@ -168,7 +169,7 @@ def levels(signed: bool) -> Tensor:
 def rounded(values: Tensor, sizes: Sequence[int], signed: bool) -> Tensor:
     """``values``, a concatenation of tensors with these ``sizes``, with every element rounded to the
     nearest level of its block."""
-    known = levels(signed)
+    known = levels(signed).to(values.device)
     parts = []
     for tensor in values.double().split(list(sizes)):
         if tensor.numel() < SMALLEST:

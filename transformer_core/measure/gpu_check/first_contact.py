@@ -178,8 +178,10 @@ def tuned(_: str) -> Found:
         command = [sys.executable, "-m", "transformer_core.tune", "--json", "--no-verify"]
         command += ["--time", f"{max(10, int(0.7 * left))}s", "--folder", folder, str(SMALL_GPT)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError((done.stdout + done.stderr)[-TOLD:])
+        if done.returncode:
+            logs = sorted([*Path(folder).rglob("*.log"), *Path(folder).rglob("output.txt")])
+            ends = [f"{log.name}: {log.read_text()[-TOLD:]}" for log in logs]
+            raise RuntimeError("\n".join([(done.stdout + done.stderr)[-TOLD:], *ends])[-3 * TOLD :])
     answer: Found = json.loads(done.stdout)
     return answer
 
@@ -219,7 +221,7 @@ def look_at(name: str, items: Sequence[str], lines: Connection, said: int) -> No
                 found = probe.look(item)
             except Exception as error:  # any error, since the other items are still needed
                 status, why = classify(error)
-                found = {"status": status, "reason": why[-TOLD:]}
+                found = {"status": status, "reason": why[-3 * TOLD :]}
         status, why = found.pop("status", "ok"), found.pop("reason", None)
         line = {"item": item, "status": status, "reason": why, "found": found}
         lines.send(json.dumps(line, default=str))
