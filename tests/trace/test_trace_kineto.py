@@ -156,6 +156,23 @@ def test_work_of_an_operator_counts_once_and_on_its_own_thread(tmp_path):
     assert (contraction.count, contraction.flops, contraction.counted_ns) == (3, 240, 10_000)
 
 
+def test_the_longest_kernel_of_an_operator_does_its_work(tmp_path):
+    """A preparation, the product itself, and a conversion of its result."""
+    rows = [
+        operator("aten::mm", 0, 50, [[4, 5], [5, 6]]),
+        *(launch(n, 10 * n) for n in (1, 2, 3)),
+        on_device("kernel", "prepare", 100, 5, 1),
+        on_device("kernel", "gemm", 110, 40, 2),
+        on_device("kernel", "convert", 150, 5, 3),
+    ]
+    device = device_in(kineto(tmp_path / "trace.json", rows))
+    assert {k.name: k.flops for k in device.kernel_times} == {
+        "prepare": 0,
+        "gemm": 240,
+        "convert": 0,
+    }
+
+
 def test_a_cpu_trace_has_self_times_and_collectives(tmp_path):
     rows = [
         complete("user_annotation", "phase:step", 0, 200),

@@ -7,6 +7,7 @@ An operator that gets tensors of both devices raises, as on a GPU.
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,6 +170,46 @@ def certificate(device: torch.device) -> str:
     return "ok" if near and abs(loss - other) < 1e-12 else f"{loss} {other}"
 
 
+def short_run(device: torch.device) -> str:
+    """Whether a short run that is checked on ``device`` gives the same certificate as on the CPU."""
+    from tempfile import TemporaryDirectory
+
+    from tests.measure.short_runs import this_rank
+    from tests.training.small_training import small_spec, small_store
+    from transformer_core.certify import checker, short_run_worker, tensors
+
+    stores, found = (small_store(), small_store(9, seed=1)), []
+    spec = small_spec(training={"precision": {"kind": "bf16"}, "steps": 5})
+    for where in (torch.device("cpu"), device):
+        tensors.checking_device = lambda setup, where=where: where
+        with TemporaryDirectory() as folder:
+            process, output = this_rank(), Path(folder)
+            found.append(short_run_worker.record(spec, process, stores, output, True, 0.1))
+    expected, checked = (each.trajectory for each in found)
+    same = expected.losses == checked.losses and expected.checks.updates == checked.checks.updates
+    pairs = zip(expected.checks.points, checked.checks.points, strict=True)
+    near = all(abs(a.expected_norm / b.expected_norm - 1) < 1e-6 for a, b in pairs)
+    replayed = len(checked.replayed.points) == len(expected.replayed.points) > 0
+
+    real = checker.Checker._passed
+
+    def faulty(self, seen, form):
+        result = real(self, seen, form)
+        if self.exact.device == device:
+            next(iter(result.gradients.values())).mul_(1.001)
+        return result
+
+    checker.Checker._passed = faulty
+    try:
+        with TemporaryDirectory() as folder:
+            short_run_worker.record(spec, this_rank(), stores, Path(folder), True, 0.1)
+    except RuntimeError as error:
+        told = "computes another gradient of" in str(error)
+    else:
+        told = False
+    return "ok" if same and near and replayed and told else f"{same} {near} {replayed} {told}"
+
+
 def main() -> None:
     from tests.training.test_training_cuda_layout import (
         OURS,
@@ -195,6 +236,7 @@ def main() -> None:
     work = {name: partial(step_of_variant, name) for name in sys.argv[1:] or OURS}
     work["mixed"] = lambda device: torch.ones(3, device=device) + torch.ones(3)
     work["certificate"] = certificate
+    work["short run"] = short_run
     for name, each in work.items():
         try:
             found[name] = str(each(device))

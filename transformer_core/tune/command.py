@@ -149,7 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
     if code and failed.is_file():
         file = failed
     elif code or not file.is_file():
-        driver.shown(f"The workflow failed with exit code {code}: see {folder}/results/logs")
+        logs = f"{folder}/results/logs and {folder}/.snakemake/log"
+        driver.shown(f"The workflow failed with exit code {code}: see {logs}")
         return code or 1
     return show(file, folder, given)
 

@@ -177,7 +177,10 @@ def tuned(_: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "transformer_core.tune", "--json", "--no-verify"]
         command += ["--time", f"{max(10, int(0.7 * left))}s", "--folder", folder, str(SMALL_GPT)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Its jobs start in the folder, where Python does not find a checkout that is not installed.
+        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
             logs = sorted([*Path(folder).rglob("*.log"), *Path(folder).rglob("output.txt")])
             ends = [f"{log.name}: {log.read_text()[-TOLD:]}" for log in logs]

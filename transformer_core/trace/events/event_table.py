@@ -56,8 +56,8 @@ COLUMNS = {
     "source": "text",  # function of the program that launched it, with file and line
     "phase": "text",
     "step": "int32",  # number of the step that launched it, from 0
-    "flops": "int64",  # of an operator, on its first row
-    "operator_bytes": "int64",  # read and written by an operator, on its first row
+    "flops": "int64",  # of an operator, on its longest row
+    "operator_bytes": "int64",  # read and written by an operator, on its longest row
 }
 """The columns of events.parquet in order, and their types."""
 

@@ -104,10 +104,10 @@ class ProcessRows:
         """The class of the operator of each row; null for none (-1)."""
         return taken(self._classes, operator)
 
-    def work(self, operator: Integers, t0: Integers) -> tuple[Integers, Integers]:
-        """FLOPs and bytes of the operator of each row (-1 for none): the full amount on its first
+    def work(self, operator: Integers, t0: Integers, t1: Integers) -> tuple[Integers, Integers]:
+        """FLOPs and bytes of the operator of each row (-1 for none): the full amount on its longest
         row, 0 on its others, null if its shapes do not determine it."""
-        order = np.lexsort((t0, operator))
+        order = np.lexsort((t0, t0 - t1, operator))
         order = order[operator[order] >= 0]
         wanted = [self.names[name] for name in operator_classes.COUNTED]
         order = order[leaves(self.trace.operators, self._classes, wanted)[operator[order]]]
@@ -159,7 +159,7 @@ def device_rows(rows: ProcessRows) -> Iterator[tuple[str, Integers]]:
     apart = of_loaders(rows.marks, thread, kernel, (operator >= 0) | talks, placed["phase"])
     placed["phase"] = np.where(apart, rows.names[LOADER], placed["phase"])
     yield from placed.items()
-    flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"])
+    flops, traffic = rows.work(np.where(kernel & ~talks, operator, -1), device["t0"], device["t1"])
     yield from (("flops", flops), ("operator_bytes", traffic))
 
 
@@ -256,12 +256,13 @@ def host_rows(rows: ProcessRows) -> dict[str, Integers]:
     operator = np.concatenate([operator, np.full(count, -1)])
     collective = np.concatenate([np.full(len(t0), -1), np.arange(count)])
     works = operator >= 0
-    flops, traffic = rows.work(operator, begin)
+    end = np.concatenate([t1, talks["t1"]])
+    flops, traffic = rows.work(operator, begin, end)
     return {
         "device": np.full(len(begin), names["cpu"]),
         "stream": thread,
         "t0_ns": begin,
-        "t1_ns": np.concatenate([t1, talks["t1"]]),
+        "t1_ns": end,
         "kind": np.full(len(begin), names["operator"]),
         "name": name,
         "class": np.where(works, names[event_table.COMPUTE], names[event_table.COMMUNICATION]),
