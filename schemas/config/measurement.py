@@ -140,6 +140,11 @@ class Comparing(Schema):
     """Ratios from 1 / (1 + margin) to 1 + margin are the SAME, if the whole interval lies
     within."""
 
+    def on_gpus(self) -> "Comparing":
+        """These settings, raised to the minimum for GPUs."""
+        least = {name: max(getattr(self, name), value) for name, value in self.on_gpu}
+        return self.model_copy(update=least)
+
 
 class SelfTest(Schema):
     """How the comparison protocol is tested on this machine: results/self_test/report.json."""

@@ -5,8 +5,11 @@ import torch
 
 from schemas.config.measurement import Limits
 from schemas.results import Roofline
+from schemas.results.machine import Gpu
 from tests.orders import run_job
 from transformer_core.machine import hardware
+from transformer_core.machine import vendor_peaks as vendor_peaks_module
+from transformer_core.machine.vendor_peaks import vendor_peak, vendor_peaks
 from transformer_core.measure import roofline
 from transformer_core.measure.roofline import (
     Stopwatch,
@@ -17,8 +20,6 @@ from transformer_core.measure.roofline import (
     measure,
     shapes,
     transfers,
-    vendor_peak,
-    vendor_peaks,
 )
 
 CPU = torch.device("cpu")
@@ -166,3 +167,12 @@ def test_a_gpu_has_all_limits():
     speeds = {(t.direction, t.memory): t.bytes_per_second for t in transfers(watch, 2**26)}
     assert len(speeds) == 4
     assert speeds["host_to_device", "pinned"] > speeds["host_to_device", "pageable"]
+
+
+@pytest.mark.parametrize(("name", "rate"), [("NVIDIA H100 80GB HBM3", 33.45e12), ("new", 7.5e12)])
+def test_a_plan_expects_half_of_the_vendors_rate(monkeypatch, name, rate):
+    gpu = Gpu.model_construct(name=name)
+    monkeypatch.setattr(vendor_peaks_module.nvml, "gpus", lambda: ([gpu], None))
+    assert vendor_peaks_module.expected_rate_of_gpu() == pytest.approx(rate)
+    monkeypatch.setattr(vendor_peaks_module.nvml, "gpus", lambda: ([], "no driver"))
+    assert vendor_peaks_module.expected_rate_of_gpu() is None

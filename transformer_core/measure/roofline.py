@@ -10,7 +10,6 @@ never that of a similar one. Rates of matrix units are dense (half of those prin
 in data sheets), with 32-bit accumulation.
 """
 
-import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +27,13 @@ import torch.nn.functional as F
 from schemas.config.measurement import Limits
 from schemas.config.training import Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
-from schemas.results import Bandwidth, MatrixRate, NumberFormat, Roofline, Transfer, VendorPeak
+from schemas.results import Bandwidth, MatrixRate, NumberFormat, Roofline, Transfer
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.machine import hardware
+from transformer_core.machine.vendor_peaks import FORMATS, vendor_peak
 from transformer_core.run.statuses import Outcome
 from transformer_core.training.precision import set_matmul
 
@@ -177,25 +177,6 @@ class RooflineJob(Job):
 
 _READING_SECONDS = 0.005  # minimum time between two readings of the clock
 
-
-def vendor_peaks() -> Iterator[VendorPeak]:
-    """All devices in the table, with the rates of formats that their hardware supports."""
-    with Path(__file__).with_name("vendor_peaks.csv").open(newline="") as stream:
-        for row in csv.DictReader(stream):
-            yield VendorPeak(
-                device=row["device"],
-                flops_per_second={f: float(row[f]) * 1e12 for f in FORMATS if row[f]},
-                bytes_per_second=float(row["gigabytes per second"]) * 1e9,
-                source=row["source"],
-            )
-
-
-def vendor_peak(device: str) -> VendorPeak | None:
-    """The peak of the device with exactly this product name; None if unknown."""
-    return next((peak for peak in vendor_peaks() if peak.device == device), None)
-
-
-FORMATS: tuple[NumberFormat, ...] = ("fp32", "tf32", "bf16", "fp16")
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Tensors of the other formats have 32 bits."""

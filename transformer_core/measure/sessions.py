@@ -380,10 +380,7 @@ _LEAVE_SECONDS = 1.0
 
 def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
     """``comparing``, raised to the minimum settings for GPUs if any of ``specs`` uses them here."""
-    if not any(map(uses_gpus, specs)):
-        return comparing
-    least = {name: max(getattr(comparing, name), value) for name, value in comparing.on_gpu}
-    return comparing.model_copy(update=least)
+    return comparing.on_gpus() if any(map(uses_gpus, specs)) else comparing
 
 
 def start_side(

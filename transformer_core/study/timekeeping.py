@@ -302,10 +302,12 @@ def begin(
     specs: Mapping[str, RunSpec],
     groups: Mapping[str, int],
     say: Callable[[str], None],
+    rate_of_gpu: float | None = None,
 ) -> Timekeeper:
     """Start the clock for Snakemake's ``jobs`` and ``say`` how long they should take.
 
-    ``groups`` are the numbers of sides of comparison jobs, by name. The caller adds the timekeeper to
+    ``groups`` are the numbers of sides of comparison jobs, by name; ``rate_of_gpu`` are the operations
+    per second to expect of a GPU, if the study trains on one. The caller adds the timekeeper to
     Snakemake's log as a handler, and ends it with :func:`end`.
     """
     counts = Counter(
@@ -313,8 +315,11 @@ def begin(
     )
     shares = {job.rule.name: min(1.0, int(job.threads) / max(1, cores)) for job in jobs}
     asked = seconds_of(study.time) if study.time else None
+    start = time.process_time()
+    if rate_of_gpu is not None:
+        study = study.model_copy(update={"comparison": study.comparison.on_gpus()})
     guessed = partial(guesses, study, len(specs), groups)
-    start, step = time.process_time(), step_seconds(study, specs, matrix_rate())
+    step = step_seconds(study, specs, rate_of_gpu or matrix_rate())
     clock = RunningClock()
     forecast = Forecast(clock.clock.jobs, guessed, start, step, shares)
     say(at_the_start(len(specs), counts, forecast, asked, clock.spent()))

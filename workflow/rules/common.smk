@@ -211,12 +211,14 @@ onstart:
         raise WorkflowError(f"the study cannot run now:\n{error}") from None
     write_text(OWNER, f"{STUDY.name}\n")
     if not workflow.touch:  # --touch runs no jobs
+        from transformer_core.machine.vendor_peaks import expected_rate_of_gpu
         from transformer_core.study.timekeeping import begin
 
         sides = {group: len(turns.sides) for group, turns in TURNS.items()}
         say = partial(logger.info, extra={"quietness": Quietness.PROGRESS})
+        rate = None if STUDY.machine.device == "cpu" else expected_rate_of_gpu()
         TIMEKEEPERS.append(
-            begin([*workflow.dag.needrun_jobs()], CORES, STUDY, SPECS, sides, say)
+            begin([*workflow.dag.needrun_jobs()], CORES, STUDY, SPECS, sides, say, rate)
         )
         logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:

@@ -13,8 +13,8 @@ from schemas.results import (
     VariantResult,
 )
 from tests.records import collective_run, record
+from transformer_core.machine.vendor_peaks import vendor_peak
 from transformer_core.measure.collectives import write_table
-from transformer_core.measure.roofline import vendor_peak
 
 COMMAND = "snakemake --cores all results/machine/roofline.json"
 TERA = 1e12
