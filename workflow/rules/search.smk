@@ -52,6 +52,6 @@ rule quality:
     params:
         **job("quality", of=every_spec, goal=STUDY.quality),
     message:
-        "Train the baseline and the recommendation until they translate well"
+        "Train the baseline and the recommendation until they are good enough"
     shell:
         JOB
