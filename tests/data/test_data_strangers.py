@@ -330,6 +330,7 @@ share = st.floats(0, 1, exclude_max=True)
 )
 @example("datasets", ["a"], "", 1.0, [], "**", "skip")
 @example("datasets", ["a"], "", 1.0, [], "/a", "skip")
+@example("arrow", [], "", 1.0, [(0.396484375, 128)], "source", "skip")  # the name of a column
 def test_any_corpus_is_read_or_refused(kind, texts, ending, cut, changes, field, rule):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
