@@ -169,8 +169,10 @@ def test_a_gpu_has_all_limits():
     assert speeds["host_to_device", "pinned"] > speeds["host_to_device", "pageable"]
 
 
-@pytest.mark.parametrize(("name", "rate"), [("NVIDIA H100 80GB HBM3", 33.45e12), ("new", 7.5e12)])
-def test_a_plan_expects_half_of_the_vendors_rate(monkeypatch, name, rate):
+@pytest.mark.parametrize(
+    ("name", "rate"), [("NVIDIA H100 80GB HBM3", 50.175e12), ("new", 11.25e12)]
+)
+def test_a_plan_expects_three_quarters_of_the_vendors_rate(monkeypatch, name, rate):
     gpu = Gpu.model_construct(name=name)
     monkeypatch.setattr(vendor_peaks_module.nvml, "gpus", lambda: ([gpu], None))
     assert vendor_peaks_module.expected_rate_of_gpu() == pytest.approx(rate)

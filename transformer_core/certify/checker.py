@@ -149,6 +149,8 @@ class Checker:
         self.exact = plain_function(spec, vocabulary, smoothing, published)
         self.unsmoothed = plain_function(spec, vocabulary, 0.0)
         self._compute_on(tensors.device)
+        self.confirmed = self.exact.device.type == "cpu"
+        """Whether the CPU has computed the same gradients of a few rows."""
         self.batches = _whole_batches(setup)
         if last is not None:
             # Counting from the first batch shows whether the training resumed at the right one.
@@ -224,6 +226,8 @@ class Checker:
         seen = Seen(step, before, gradients, tokens, drops, loss, size)
         if at_point:
             self.waiting.pop(0)
+        if not self.confirmed:
+            self._confirm_on_the_cpu(seen)
         if held_back is None:
             self._point(seen)
         else:
@@ -234,12 +238,10 @@ class Checker:
 
         Results in 32 bits are as close to those in 64 as the run's own, and take half the time.
         """
-        form, device = self.form, self.tensors.device
+        form = self.form
         # If a technique rounds weights, its gradient belongs to the rounded ones. With the others,
         # errors of that size would not show: rounding moves many weights near 1 to the same side.
         seen = kept._replace(before=form.weights_used(kept.before))
-        if device.type != "cpu" and isinstance(self.exact, Plain) and not self.points:
-            self._require_the_same_on_the_cpu(seen, device)
         emulated = None if form is SINGLE else self._passed(seen, form)
         # On a GPU, results in 32 bits would come from the same library as the run's.
         single = self.exact.device.type == "cpu" and single_is_independent(self.spec)
@@ -279,9 +281,10 @@ class Checker:
             if isinstance(plain, Plain):  # a model of another library stays on the CPU
                 plain.device = device
 
-    def _require_the_same_on_the_cpu(self, seen: Seen, device: torch.device) -> None:
-        """Raises RuntimeError if the plain function has other gradients in 64 bits on the ``device`` than
-        on the CPU, for the first rows of a batch. A whole batch takes the CPU minutes."""
+    def _confirm_on_the_cpu(self, seen: Seen) -> None:
+        """Raises RuntimeError if the plain function has other gradients in 64 bits on its device than on
+        the CPU, for the first rows of a batch. A whole batch takes the CPU minutes."""
+        device, self.confirmed = self.exact.device, True
         source, target, labels = (each[:ROWS_ON_CPU] for each in seen.tokens)
         drops = seen.drops.rows(0, ROWS_ON_CPU)
         few = seen._replace(tokens=(source, target, labels), drops=drops)

@@ -1,7 +1,7 @@
 """The first program to run on a new GPU: ``first-contact``.
 
 It runs probes in separate processes, the most informative first, and prints a line of JSON after
-each item: whatever ends the program or the loan of the machine, the earlier lines remain. If an item
+each item: whatever ends the program or the use of the machine, the earlier lines remain. If an item
 ends its process, the next items continue in a new one.
 """
 
@@ -183,7 +183,7 @@ def tuned(_: str) -> Found:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
             logs = sorted([*Path(folder).rglob("*.log"), *Path(folder).rglob("output.txt")])
-            ends = [f"{log.name}: {log.read_text()[-TOLD:]}" for log in logs]
+            ends = [f"{log.name}: {log.read_text(errors='replace')[-TOLD:]}" for log in logs]
             raise RuntimeError("\n".join([(done.stdout + done.stderr)[-TOLD:], *ends])[-3 * TOLD :])
     answer: Found = json.loads(done.stdout)
     return answer
