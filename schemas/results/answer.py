@@ -303,6 +303,7 @@ class SearchResult(Schema):
     waterfall: list[Stage] = Field(default=[])  # from the baseline, one technique at a time
     left_out: list[Stage] = Field(default=[])  # the combination without each of its parts
     beyond: list[Stage] = Field(default=[])  # techniques that did not make it faster
+    rivals: list[Stage] = Field(default=[])  # certified variants that seemed as fast
     sessions: list[Session] = Field(default=[])  # in which all stages took turns
     beside: dict[str, Interval] = Field(default={})
     """By technique: throughput of the recommended combination without it, or with it added where it

@@ -228,6 +228,9 @@ def test_no_certified_variant_is_faster_than_the_recommendation(hurried, fastest
     assert (found.status, found.spec) == ("found", truth)
     assert found.waterfall[-1].effect.ratio.median == pytest.approx(1.6)
     assert not found.bundle, "a variant is the sum of its techniques"
+    shown = [*found.waterfall, *found.beyond, *found.left_out, *found.rivals]
+    assert "rare" in [part for stage in found.rivals for part in stage.parts]
+    assert len({tuple(stage.parts) for stage in shown}) == len(found.sessions[0].sides) - 1
 
 
 def test_a_variant_that_seems_faster_than_the_winner_is_measured_too(hurried):

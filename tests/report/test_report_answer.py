@@ -164,9 +164,10 @@ def test_no_certified_row_is_faster_than_the_answer(searched, found):
     assert "step by step" not in brief(answer)
 
 
-def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched):
+@pytest.mark.parametrize("place", ["beyond", "rivals"])
+def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, place):
     beside = stage("amp_bf16", 1.02, "SAME")
-    answer = searched(beyond=[beside], **NOTHING_FOUND)
+    answer = searched(**{place: [beside]}, **NOTHING_FOUND)
     assert (answer.status, answer.recommended) == ("baseline", [])
     (rival,) = answer.rivals
     assert (rival.variant, rival.against) == ("amp_bf16", "single")

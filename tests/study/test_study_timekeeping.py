@@ -128,6 +128,12 @@ def test_finished_trainings_correct_other_guesses():
     assert fmean(forecast.job("turns")) == pytest.approx(fmean(before.job("turns")) / 2)
 
 
+def test_jobs_that_share_the_cores_do_not_make_steps_look_slow():
+    guessed, known = {"short_run": 8.0, "turns": 8.0}, {"short_run": JobTimes(count=2, seconds=32)}
+    forecast = Forecast(known, fixed(guessed), 1.0, 1.0, {"short_run": 0.5})
+    assert fmean(forecast.job("turns")) == pytest.approx(8.0)
+
+
 def test_starts_and_steps_are_corrected_apart():
     """Quick jobs show how long a start takes, trainings how long a step takes."""
     asked = study(training={"steps": 100}, comparison={"budget": 1e-3}, search={"budget": 60.0})

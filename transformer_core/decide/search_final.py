@@ -79,18 +79,21 @@ class FinalComparison:
 
     def shown_for(self, winner: Trial) -> dict[str, Any]:
         """The stages shown in a result that recommends ``winner``: those leading to it, those
-        beyond it, and it without its parts. If those beyond do not contain it, they lead from the baseline
-        to another combination."""
+        beyond it, it without its parts, and its rivals. If those beyond do not contain it, they lead
+        from the baseline to another combination."""
         steps = self._stages(self.steps)
         way = [] if winner.bundle else [s for s in steps if set(s.parts) <= winner.parts]
         beyond = [stage for stage in steps if stage not in way]
         if not way or set(way[-1].parts) != winner.parts:
             way.append(self._stage(winner, sorted(winner.parts)))
         further = beyond and set(beyond[0].parts) > winner.parts
+        staged = {trial.key for trial in (winner, *self.steps.values(), *self.without.values())}
+        rivals = [trial for trial in self.sides.values() if trial.key not in staged]
         return {
             "waterfall": _with_changes(way, ()),
             "beyond": _with_changes(beyond, winner.parts if further else ()),
             "left_out": [s for s in self._stages(self.without) if set(s.parts) < winner.parts],
+            "rivals": [self._stage(trial, sorted(trial.parts)) for trial in rivals],
             "sessions": self.sessions,
         }
 

@@ -158,12 +158,20 @@ class Forecast:
     """Jobs that have ended in this session, by rule."""
 
     def __post_init__(self) -> None:
-        self._first = self.guessed(self.start, self.step)
-        self._starts = self.guessed(self.start, 0.0)
+        self._first = self._guesses(self.start, self.step)
+        self._starts = self._guesses(self.start, 0.0)
 
     def job(self, job: str) -> Range:
         seconds, error = self._job(job)
         return Range(seconds * (1 - error), seconds * (1 + error))
+
+    def _guesses(self, start: float, step: float) -> dict[str, float]:
+        """The guesses, in which the steps of jobs that share the cores take longer."""
+        with_steps, without = self.guessed(start, step), self.guessed(start, 0.0)
+        return {
+            job: without[job] + (seconds - without[job]) / self.shares.get(kind(job), 1.0)
+            for job, seconds in with_steps.items()
+        }
 
     def _ended(self, rules: Iterable[str]) -> list[str]:
         """Those of the rules of which a job has ended."""
@@ -185,7 +193,7 @@ class Forecast:
         took = [self._took(rule, self._first, self.start) for rule in self._ended(without_steps)]
         factors = [mean / expected for mean, expected in took]
         start = self.start * (median(factors) if factors else 1.0)
-        starts = self.guessed(start, 0.0)
+        starts = self._guesses(start, 0.0)
         trained = spent = 0.0
         for rule in self._ended(STEPS):
             mean, expected = self._took(rule, self._first, self.start)
@@ -197,7 +205,7 @@ class Forecast:
     def _job(self, job: str) -> tuple[float, float]:
         """Expected seconds of a job, and the relative error."""
         start, step, seen = self._corrected()
-        guess = self.guessed(start, step)
+        guess = self._guesses(start, step)
         seconds = max(TINY, guess.get(job, start))
         for rule in self._ended([kind(job)]):
             mean, expected = self._took(rule, guess, start)

@@ -114,7 +114,7 @@ def _direct(
     """The ratio of a variant in the same turns as the recommendation, if it was not faster there,
     and the name of the denominator."""
     found, best = results.search, choice.speedup
-    for stage in (*found.waterfall, *found.beyond, *found.left_out):
+    for stage in (*found.waterfall, *found.beyond, *found.left_out, *found.rivals):
         ratio = stage.effect.ratio
         if ratio and _stands_for(results, stage, variant):
             slower = ratio.median <= best.median if best else stage.effect.verdict != "FASTER"
