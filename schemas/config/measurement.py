@@ -116,6 +116,10 @@ class Comparing(Schema):
     lead_steps: Annotated[int, Field(ge=0, le=10_000), Unit("steps")] = 1
     """Untimed steps at the start of a turn, while caches and clocks still reflect the previous
     side."""
+    lead_batch: Annotated[float, Field(gt=0.0, le=1.0), Unit("share of a batch")] = 0.0625
+    """Size of the batch of an untimed step on a CPU, of at least two rows per device and
+    micro-batch: they bring weights and code back into the caches, and leave more time for timed
+    steps. On GPUs always a whole batch: those prepared while a side waited must be used up."""
     on_gpu: LeastOnGpu = LeastOnGpu()  # minimum values of these settings on GPUs
     pairs: Annotated[int, Field(ge=5, le=100_000)] = 5  # minimum turns per side in a session
     sessions_least: Count = 5
@@ -141,9 +145,9 @@ class Comparing(Schema):
     within."""
 
     def on_gpus(self) -> "Comparing":
-        """These settings, raised to the minimum for GPUs."""
+        """These settings, raised to the minimum for GPUs; untimed steps take whole batches."""
         least = {name: max(getattr(self, name), value) for name, value in self.on_gpu}
-        return self.model_copy(update=least)
+        return self.model_copy(update=least | {"lead_batch": 1.0})
 
 
 class SelfTest(Schema):

@@ -67,6 +67,27 @@ def test_collate(store):
     assert batch.padded_tokens == batch.source.numel() + batch.target_output.numel()
 
 
+def test_a_batch_instead_of_the_next_uses_up_no_other(store):
+    expected = [as_lists(batch) for batch in islice(feed(store).batches(), 4)]
+    one = feed(store)
+    few, found = one.fewer(3), []
+    assert (few.pairs, len(few.micro_batches[0].source)) == (3, 3)
+    batches = one.batches()
+    for instead in (None, few, few, None, None, few, None):
+        one.instead = instead
+        found.append(next(batches))
+    assert [batch for batch in found if batch is few] == [few] * 3
+    assert [as_lists(batch) for batch in found if batch is not few] == expected
+
+
+@pytest.mark.parametrize("rows", [PaddedRows(), PACKED])
+def test_ranks_share_a_batch_of_fewer_pairs(store, rows):
+    batching = TokenBudget(tokens=300, rows=rows)
+    few = [feed(store, batching, rank, world=2, micro=2).fewer(8) for rank in (0, 1)]
+    assert [batch.pairs for batch in few] == [8, 8]
+    assert sum(micro.pairs for batch in few for micro in batch.micro_batches) == 8
+
+
 @steady
 @given(batching=batchings, world=st.integers(1, 5), micro=st.integers(1, 4))
 def test_ranks_share_each_global_batch_and_agree_on_its_counts(store, batching, world, micro):

@@ -151,6 +151,26 @@ def test_counts_are_those_of_the_timed_steps():
     assert whole.input_wait_seconds > 0
 
 
+@pytest.mark.parametrize(("share", "pairs"), [(0.4, 4), (1e-3, 2), (1.0, None)])
+def test_untimed_steps_train_on_a_small_batch_and_timed_ones_on_the_same_as_without(share, pairs):
+    batching = {"kind": "fixed_size", "pairs": 10}
+    (first, plain), _ = train_in_turns(Turn(0, 3), Turn(0, 3), spec=small_spec(batching=batching))
+    made = InTurns(Turn(0, 3), Turn(2, 3, share), spec=small_spec(batching=batching))
+    trained: list[int] = []
+    taker = made.taker()
+    step_done = taker.step_done
+
+    def counted(step: int, pairs: int, *counts: Any) -> None:
+        trained.append(pairs)
+        step_done(step, pairs, *counts)
+
+    taker.step_done = counted
+    before, led = made.answers(taker)
+    assert trained == [10] * 3 + [pairs or 10] * 2 + [10] * 3
+    assert before.tokens == first.tokens
+    assert (led.tokens == plain.tokens) == (pairs is not None)
+
+
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_the_rate_never_becomes_negative(kind):
     schedule = {"kind": kind, "peak": 0.01, "warmup": 2}

@@ -43,7 +43,7 @@ def test_windows_are_longer_on_gpus_only():
     found = for_devices(asked, [spec("cpu"), spec("cuda")])
     assert (found.warmup_steps, found.window_steps, found.window_seconds) == (30, 20, 1.0)
     assert found.budget >= 2 * found.sessions_least * found.pairs * found.window_seconds
-    assert found.pairs == 8
+    assert (found.pairs, found.lead_batch) == (8, 1.0)
     more = asked.model_copy(update={"window_seconds": 3.0, "budget": 500.0})
     found = for_devices(more, [spec("cuda")])
     assert (found.window_seconds, found.budget) == (3.0, 500.0)
@@ -65,7 +65,7 @@ def test_a_turn_has_enough_steps_and_enough_time(tmp_path, step_seconds, steps):
     assert [first, *others] == [30] * len(made.sides)
     assert asked[1] == Turn(0, PILOT_STEPS)
     made._rounds(ask, 0.0, found, lambda rounds, seconds: len(rounds) > 0, on_gpu=False)
-    assert asked[-1] == Turn(comparing.lead_steps, steps)
+    assert asked[-1] == Turn(comparing.lead_steps, steps, comparing.lead_batch)
 
 
 class SlowFeed:

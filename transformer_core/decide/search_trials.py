@@ -16,7 +16,7 @@ from schemas.results.answer import Contender
 from schemas.results.common import BASELINE
 from transformer_core.common.progress import SessionLines
 from transformer_core.decide.search_moves import NAME, Parts, predicted
-from transformer_core.measure.sessions import SessionEndedError, Sessions, Side
+from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
 from transformer_core.run.coordinator import Coordinator
 from transformer_core.run.launcher import spans_machines
 from transformer_core.study.resolve import combine
@@ -130,7 +130,7 @@ class Bench:
         sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
         return Sessions(
             sides,
-            self.study.comparison,
+            for_devices(self.study.comparison, [side.spec for side in sides]),
             self.data,
             self.folder / name,
             coordinator,

@@ -260,6 +260,7 @@ class Sessions:
         """Runs all rounds; measures the CPU time of other processes meanwhile, and the work of GPUs
         in each round."""
         order = self.players
+        turn = Turn(self.comparing.lead_steps, steps, self.comparing.lead_batch)
         before, rounds_began = self._cpu_time(), time.monotonic()
         rounds: list[Round] = []
         while not enough(rounds, time.monotonic() - began):
@@ -268,7 +269,7 @@ class Sessions:
             windows = []
             for side in order[::-1] if backwards else order:
                 at = time.monotonic() - began
-                report = _slowest(ask(side, Turn(self.comparing.lead_steps, steps)))
+                report = _slowest(ask(side, turn))
                 windows.append(TurnWindow(side=side.name, began=at, steps=steps, **vars(report)))
             rounds.append(Round(windows=_of_copies(windows), gpus=nvml.work_since(gpus)))
             self.progress(f"round {len(rounds)}")

@@ -6,6 +6,7 @@ To test the protocol of comparisons, it can make steps longer by a known share.
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Probe
+from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.machine.hardware import keep_to
 from transformer_core.machine.machine_state import probe_cuda
 from transformer_core.machine.peak_memory import rank_memory, reset_peak
@@ -56,6 +58,18 @@ def of_session(spec: RunSpec, session: int) -> RunSpec:
     """``spec`` with the seed of a session; the first session has the study's. Speed-ups depend on the
     batches, so each session has different ones."""
     return spec.with_training(seed=(spec.training.seed + session - 1) % SEEDS)
+
+
+def small_batch(setup: Setup, share: float) -> GlobalBatch | None:
+    """A batch with this share of the pairs of another, but two rows for each device and micro-batch
+    if it has so many: layers would be compiled again for a single row. None if untimed steps take
+    the next batches, as on a GPU."""
+    if share >= 1.0 or setup.device.type != "cpu":
+        return None
+    with closing(setup.feed.batches()) as batches:
+        whole = next(batches).pairs
+    least = 2 * setup.process.world_size * setup.spec.training.accumulation.micro_batches
+    return setup.feed.fewer(min(whole, max(least, round(share * whole))))
 
 
 def give_memory_back(setup: Setup) -> None:
@@ -107,7 +121,7 @@ class TurnTaker(Observer):
     """Lets the training of ``setup`` run in turns.
 
     The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks into the
-    state of an ongoing training. The clock is read only at synchronised points; ``updated`` reads
+    state of an ongoing training, on a CPU with a small batch. The clock is read only at synchronised points; ``updated`` reads
     nothing, since a clock must not wait for the device. ``first`` observes the first step.
     ``answer`` handles a measurement's other tasks between turns.
     """
@@ -120,6 +134,7 @@ class TurnTaker(Observer):
     answer: Callable[[Setup, Any], Any] = refuse
     now: Callable[[], float] = time.perf_counter
     first: FirstStep = field(default_factory=FirstStep)
+    _small: dict[float, GlobalBatch | None] = field(default_factory=dict)  # by share of a batch
 
     def start(self, step: int) -> None:
         self._wait()
@@ -142,6 +157,7 @@ class TurnTaker(Observer):
             self._padded_tokens += padded_tokens
             self._input_wait_seconds += input_wait_seconds
         elif self._step == self._turn.lead:
+            self.setup.feed.instead = None
             self._begin()
         if self._step == self._turn.lead + self._turn.steps:
             self.setup.strategy.synchronise()
@@ -164,6 +180,11 @@ class TurnTaker(Observer):
                         self.planted.begin()
                     if not turn.lead:
                         self._begin()
+                        return
+                    share = turn.lead_batch
+                    if share not in self._small:
+                        self._small[share] = small_batch(self.setup, share)
+                    self.setup.feed.instead = self._small[share]
                     return
                 case TellMemory():
                     self.turns.answer(self._peak_memory())

@@ -66,10 +66,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Turn(Task):
-    """Task to train: ``lead`` untimed steps, then ``steps`` timed ones."""
+    """Task to train: ``lead`` untimed steps, on a CPU with ``lead_batch`` of a batch, then ``steps``
+    timed ones."""
 
     lead: int
     steps: int
+    lead_batch: float = 1.0
     answer: ClassVar[Any] = Report
 
 

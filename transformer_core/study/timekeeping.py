@@ -111,7 +111,8 @@ def guesses(
         # The reference has several processes.
         players = sides - 1 + max(1, round(sqrt(sides - 1)))
         window = asked.window_seconds / step if step else 0.0
-        turn = asked.lead_steps + max(asked.window_steps, window)
+        # A small batch takes longer than its share: every weight is read and updated.
+        turn = asked.lead_steps * sqrt(asked.lead_batch) + max(asked.window_steps, window)
         # The first steps take twice as long.
         steps = 2 * max(2, asked.warmup_steps) + asked.pairs * turn
         return players * (0.2 * start + steps * step)

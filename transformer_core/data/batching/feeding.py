@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from schemas.config.data import AnyBatching
+from schemas.config.data import AnyBatching, FixedSize
 from transformer_core.data.arrays import Integers
 from transformer_core.data.batching.collate import Batch, collate, collate_texts
 from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
@@ -66,6 +66,9 @@ class Feed:
         self._device = device
         self._cuda = device.type == "cuda"
         self._prefetch = (CUDA_PREFETCH if self._cuda else 0) if prefetch is None else prefetch
+        self.instead: GlobalBatch | None = None
+        """A batch to yield until this is None again, without using up others. Not while a thread
+        prepares batches."""
 
     def batches(self, epoch: int = 0, batch: int = 0) -> Batches:
         """Yields global batches without end from this position on, epoch after epoch.
@@ -75,15 +78,21 @@ class Feed:
 
         Raises ValueError if the epoch has fewer batches.
         """
-        made = self._make(epoch, batch)
+        made = self._make(self._batching, epoch, batch)
         if self._cuda:
             return self._received(self._ahead(self._sent(made)))
-        return self._ahead(made)
+        return self._ahead(made) if self._prefetch else self._at_once(made)
 
-    def _make(self, epoch: int, batch: int) -> Batches:
+    def fewer(self, pairs: int) -> GlobalBatch:
+        """A global batch of so many pairs, laid out in rows like all others, on the CPU."""
+        batching = FixedSize(kind="fixed_size", pairs=pairs, rows=self._batching.rows)
+        with closing(self._make(batching, 0, 0)) as made:
+            return next(made)
+
+    def _make(self, batching: AnyBatching, epoch: int, batch: int) -> Batches:
         while True:
-            for window in plan_epoch(self.store, self._batching, self._seed, epoch, batch):
-                rows = WindowRows(self.store, window, self._parts, self._batching.rows)
+            for window in plan_epoch(self.store, batching, self._seed, epoch, batch):
+                rows = WindowRows(self.store, window, self._parts, batching.rows)
                 for index in range(max(batch - window.first_batch, 0), len(window)):
                     yield GlobalBatch(
                         epoch=epoch,
@@ -122,11 +131,14 @@ class Feed:
                     micro.record_stream(stream)
                 yield item
 
+    def _at_once(self, made: Batches) -> Batches:
+        """Yields batches as they are needed, or the one to yield instead."""
+        with closing(made):
+            while True:
+                yield self.instead or next(made)
+
     def _ahead(self, made: Generator[T, None, None]) -> Generator[T, None, None]:
         """Yields the same items while a thread prepares the next few."""
-        if not self._prefetch:
-            yield from made
-            return
         with closing(made), ThreadPoolExecutor(1, "feed", self._on_device) as thread:
             waiting = deque(thread.submit(next, made) for _ in range(self._prefetch))
             try:
