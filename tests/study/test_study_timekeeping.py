@@ -16,6 +16,7 @@ from schemas.results import Unsettled
 from tests.records import refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.timekeeping import (
+    FEW_STEPS,
     LINE_SECONDS,
     Forecast,
     Range,
@@ -129,27 +130,33 @@ def test_finished_trainings_correct_other_guesses():
 
 
 def test_jobs_that_share_the_cores_do_not_make_steps_look_slow():
-    guessed, known = {"short_run": 8.0, "turns": 8.0}, {"short_run": JobTimes(count=2, seconds=32)}
-    forecast = Forecast(known, fixed(guessed), 1.0, 1.0, {"short_run": 0.5})
-    assert fmean(forecast.job("turns")) == pytest.approx(8.0)
+    asked, groups, shares = study(comparison={"budget": 1e-3}), {"a/1": 4}, {"short_run": 0.5}
+    start, step = 0.5, 0.3
+    # Two run at a time, each at half the speed.
+    known = {
+        "short_run": JobTimes(count=2, seconds=2 * (start + FEW_STEPS["short_run"] * 2 * step))
+    }
+    forecast = Forecast(known, partial(guesses, asked, 1, groups, shares), start, 0.1, shares)
+    truth = guesses(asked, 1, groups, shares, start, step)
+    assert fmean(forecast.job("turns a/1")) == pytest.approx(truth["turns a/1"])
 
 
 def test_starts_and_steps_are_corrected_apart():
     """Quick jobs show how long a start takes, trainings how long a step takes."""
     asked = study(training={"steps": 100}, comparison={"budget": 1e-3}, search={"budget": 60.0})
     groups = {"a/1": 4}
-    truth = guesses(asked, 1, groups, 0.5, 0.3)
+    truth = guesses(asked, 1, groups, {}, 0.5, 0.3)
     known = {
         rule: JobTimes(count=2, seconds=2 * truth[rule])
         for rule in ("resolve_spec", "hardware", "train", "profile")
     }
-    forecast = Forecast(known, partial(guesses, asked, 1, groups), 4.0, 0.1, {})
+    forecast = Forecast(known, partial(guesses, asked, 1, groups, {}), 4.0, 0.1, {})
     for job in ("turns a/1", "search", "memory", "combine"):
         assert fmean(forecast.job(job)) == pytest.approx(truth[job])
     # A job that ended is expected to take as long as it took.
     # It may be one for which there is no guess.
     slow = {rule: JobTimes(count=1, seconds=100.0) for rule in ("search", "compare")}
-    forecast = Forecast(known | slow, partial(guesses, asked, 1, groups), 4.0, 0.1, {})
+    forecast = Forecast(known | slow, partial(guesses, asked, 1, groups, {}), 4.0, 0.1, {})
     for job in slow:
         assert fmean(forecast.job(job)) == pytest.approx(100.0)
 
@@ -173,7 +180,7 @@ def guessed(of: Study, rate: float, sides: int = 1) -> dict[str, float]:
     """Guesses for a study of one variant, and of a job with so many sides."""
     shared = of.model_dump(include={"model", "training"})
     spec = RunSpec.model_validate({"variant": "single", **shared})
-    return guesses(of, 1, {"a/1": sides}, 0.0, step_seconds(of, {"single": spec}, rate))
+    return guesses(of, 1, {"a/1": sides}, {}, 0.0, step_seconds(of, {"single": spec}, rate))
 
 
 def test_guesses_grow_with_the_model_and_the_steps():

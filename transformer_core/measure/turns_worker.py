@@ -121,9 +121,9 @@ class TurnTaker(Observer):
     """Lets the training of ``setup`` run in turns.
 
     The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks into the
-    state of an ongoing training, on a CPU with a small batch. The clock is read only at synchronised points; ``updated`` reads
-    nothing, since a clock must not wait for the device. ``first`` observes the first step.
-    ``answer`` handles a measurement's other tasks between turns.
+    state of an ongoing training, on a CPU with a small batch. The clock is read only at
+    synchronised points; ``updated`` reads nothing, since a clock must not wait for the device.
+    ``first`` observes the first step. ``answer`` handles a measurement's other tasks between turns.
     """
 
     turns: Turns
@@ -134,7 +134,7 @@ class TurnTaker(Observer):
     answer: Callable[[Setup, Any], Any] = refuse
     now: Callable[[], float] = time.perf_counter
     first: FirstStep = field(default_factory=FirstStep)
-    _small: dict[float, GlobalBatch | None] = field(default_factory=dict)  # by share of a batch
+    _small: GlobalBatch | None = None
 
     def start(self, step: int) -> None:
         self._wait()
@@ -181,10 +181,8 @@ class TurnTaker(Observer):
                     if not turn.lead:
                         self._begin()
                         return
-                    share = turn.lead_batch
-                    if share not in self._small:
-                        self._small[share] = small_batch(self.setup, share)
-                    self.setup.feed.instead = self._small[share]
+                    self._small = self._small or small_batch(self.setup, turn.lead_batch)
+                    self.setup.feed.instead = self._small
                     return
                 case TellMemory():
                     self.turns.answer(self._peak_memory())

@@ -91,16 +91,22 @@ def step_seconds(study: Study, specs: Mapping[str, RunSpec], rate: float) -> flo
 
 
 def guesses(
-    study: Study, variants: int, groups: Mapping[str, int], start: float, step: float
+    study: Study,
+    variants: int,
+    groups: Mapping[str, int],
+    shares: Mapping[str, float],
+    start: float,
+    step: float,
 ) -> dict[str, float]:
     """Guessed seconds of a job of each rule, if a program takes ``start`` seconds to start, and a
     training step ``step`` seconds.
 
-    ``groups`` are the numbers of sides of the jobs that take turns, by name.
+    ``groups`` are the numbers of sides of the jobs that take turns, by name. Steps of a rule's jobs
+    take longer if they get a share of the cores: ``shares``, by rule.
     """
     found = {rule: share * start for rule, share in STARTS.items()}
     found |= dict.fromkeys(TRAINS, start + study.training.steps * step)
-    found |= {rule: start + steps * step for rule, steps in FEW_STEPS.items()}
+    found |= {r: start + steps * step / shares.get(r, 1.0) for r, steps in FEW_STEPS.items()}
     if study.evaluation.max_pairs == 0:
         found["evaluate"] = 0.2 * start  # it translates nothing
     found["predict_memory"] = 0.8 * start * variants
@@ -159,20 +165,12 @@ class Forecast:
     """Jobs that have ended in this session, by rule."""
 
     def __post_init__(self) -> None:
-        self._first = self._guesses(self.start, self.step)
-        self._starts = self._guesses(self.start, 0.0)
+        self._first = self.guessed(self.start, self.step)
+        self._starts = self.guessed(self.start, 0.0)
 
     def job(self, job: str) -> Range:
         seconds, error = self._job(job)
         return Range(seconds * (1 - error), seconds * (1 + error))
-
-    def _guesses(self, start: float, step: float) -> dict[str, float]:
-        """The guesses, in which the steps of jobs that share the cores take longer."""
-        with_steps, without = self.guessed(start, step), self.guessed(start, 0.0)
-        return {
-            job: without[job] + (seconds - without[job]) / self.shares.get(kind(job), 1.0)
-            for job, seconds in with_steps.items()
-        }
 
     def _ended(self, rules: Iterable[str]) -> list[str]:
         """Those of the rules of which a job has ended."""
@@ -194,7 +192,7 @@ class Forecast:
         took = [self._took(rule, self._first, self.start) for rule in self._ended(without_steps)]
         factors = [mean / expected for mean, expected in took]
         start = self.start * (median(factors) if factors else 1.0)
-        starts = self._guesses(start, 0.0)
+        starts = self.guessed(start, 0.0)
         trained = spent = 0.0
         for rule in self._ended(STEPS):
             mean, expected = self._took(rule, self._first, self.start)
@@ -206,7 +204,7 @@ class Forecast:
     def _job(self, job: str) -> tuple[float, float]:
         """Expected seconds of a job, and the relative error."""
         start, step, seen = self._corrected()
-        guess = self._guesses(start, step)
+        guess = self.guessed(start, step)
         seconds = max(TINY, guess.get(job, start))
         for rule in self._ended([kind(job)]):
             mean, expected = self._took(rule, guess, start)
@@ -327,7 +325,8 @@ def begin(
     start = time.process_time()
     if rate_of_gpu is not None:
         study = study.model_copy(update={"comparison": study.comparison.on_gpus()})
-    guessed = partial(guesses, study, len(specs), groups)
+    # On a GPU, steps do not depend on the cores of a job.
+    guessed = partial(guesses, study, len(specs), groups, shares if rate_of_gpu is None else {})
     step = step_seconds(study, specs, rate_of_gpu or matrix_rate())
     clock = RunningClock()
     forecast = Forecast(clock.clock.jobs, guessed, start, step, shares)
