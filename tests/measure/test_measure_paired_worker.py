@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,25 @@ def test_counts_are_those_of_the_timed_steps():
     assert second.tokens + third.tokens < skipped.tokens
     assert whole.padded_tokens >= whole.tokens > 0
     assert whole.input_wait_seconds > 0
+
+
+def test_the_first_step_takes_the_longest_batch_and_uses_up_no_other():
+    batching = {"kind": "fixed_size", "pairs": 2}
+    made = InTurns(Turn(0, 3), spec=small_spec(batching=batching))
+    with closing(small_setup(made.spec).feed.batches()) as batches:
+        planned = [next(batches).padded_tokens for _ in range(len(made.setup.train_store) // 2)]
+    trained: list[int] = []
+    taker = made.taker()
+    step_done = taker.step_done
+
+    def counted(step: int, pairs: int, tokens: int, padded: int, waited: float) -> None:
+        trained.append(padded)
+        step_done(step, pairs, tokens, padded, waited)
+
+    taker.step_done = counted
+    made.answers(taker)
+    assert trained == [max(planned), *planned[:2]]
+    assert planned[0] < max(planned)
 
 
 @pytest.mark.parametrize(("share", "pairs"), [(0.4, 4), (1e-3, 2), (1.0, None)])

@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ class Source(NamedTuple):
     strings: list[str]  # modules and packages of the project that it names as strings
     binds: list[str]  # names that its top level defines
     uses_file: bool  # whether it mentions ``__file__``
+
+
+Files = dict[Path, Source]
 
 
 def read_source(content: bytes, module: str, package: bool) -> Source:
@@ -71,29 +75,37 @@ def read_source(content: bytes, module: str, package: bool) -> Source:
         return Source(_digest(content), [], [], [], False)
 
 
+Find = Callable[[str], Path | None]
+"""The file of a dotted name, if it is to be followed."""
+Read = Callable[[str, Path], Source]
+
+
 def follow(
-    modules: Iterable[str], find: Callable[[str], Path | None], read: Callable[[str, Path], Source]
-) -> dict[Path, Source]:
-    """The files of ``modules`` and of all that they import, directly or not, as far as ``find``
-    knows a file for a dotted name. Modules that change no result are left out."""
-    found: dict[Path, Source] = {}
-    seen: set[str] = set()
-    waiting = list(modules)
+    modules: Iterable[str], find: Find, read: Read, known: dict[Path, Files] | None = None
+) -> Files:
+    """The files of ``modules`` and of all that they import, directly or not. Modules that change no
+    result are left out. ``known`` keeps what each file imports, for further calls."""
+    known = {} if known is None else known
+    found: Files = {}
+    waiting = [*_files(modules, find, read).items()]
     while waiting:
-        name = waiting.pop()
-        if name in seen:
+        path, source = waiting.pop()
+        if path in found:
             continue
-        seen.add(name)
-        # To import a.b loads a as well; of "from a import b", b may be a module or not.
-        waiting += [name.rpartition(".")[0]] * ("." in name)
-        path = find(name)
-        if path is None or path in found:
-            continue
-        source = read(name, path)
-        if MARK not in source.binds:
-            found[path] = source
-            waiting += [*source.imports, *source.strings]
+        found[path] = source
+        if path not in known:
+            known[path] = _files([*source.imports, *source.strings], find, read)
+        waiting += known[path].items()
     return found
+
+
+def _files(names: Iterable[str], find: Find, read: Read) -> Files:
+    """The files of these names and of the packages above them."""
+    # To import a.b loads a as well; of "from a import b", b may be a module or not.
+    every = {prefix for name in names for prefix in accumulate(name.split("."), "{}.{}".format)}
+    paths = {path: name for name in every if (path := find(name))}
+    sources = {path: read(name, path) for path, name in paths.items()}
+    return {path: source for path, source in sources.items() if MARK not in source.binds}
 
 
 class Sources:
@@ -101,7 +113,8 @@ class Sources:
 
     def __init__(self, root: Path = ROOT, cache: Path | None = None) -> None:
         self.root, self._cache = root, cache or CACHE
-        self._read: dict[Path, Source] = {}
+        self._read: Files = {}
+        self._imports: dict[Path, Files] = {}
         self._changed = False
 
     def fingerprint(self, programs: Sequence[str]) -> str:
@@ -110,20 +123,21 @@ class Sources:
         Raises ModuleNotFoundError for an unknown module.
         """
         sources, data = self._reached(programs)
-        lines = [f"{self._name(path)} {source.digest}" for path, source in sources.items()]
-        lines += [f"{self._name(path)} {_digest(path.read_bytes())}" for path in data]
+        lines = [f"{self._names[path]} {source.digest}" for path, source in sources.items()]
+        lines += [f"{self._names[path]} {_digest(path.read_bytes())}" for path in data]
         return _digest("\n".join(sorted(lines)).encode())
 
     def files(self, programs: Sequence[str]) -> list[str]:
         """The files that these programs depend on, relative to the root, sorted."""
         sources, data = self._reached(programs)
-        return sorted(map(self._name, {*sources, *data}))
+        return sorted(self._names[path] for path in {*sources, *data})
 
     @cached_property
     def all_files(self) -> list[str]:
         """All files of the project's packages, relative to the root, sorted."""
         files = (file for package in PACKAGES for file in self.root.joinpath(package).rglob("*"))
-        return sorted(self._name(f) for f in files if f.suffix != ".pyc" and f.is_file())
+        found = (f for f in files if f.suffix != ".pyc" and f.is_file())
+        return sorted(f.relative_to(self.root).as_posix() for f in found)
 
     def keep(self) -> None:
         """Saves what was read for the next call, which reads it again if saving fails."""
@@ -131,23 +145,27 @@ class Sources:
             with contextlib.suppress(OSError):
                 write_text(self._cache, json.dumps({"version": _VERSION, "files": self._known}))
 
-    def _reached(self, programs: Sequence[str]) -> tuple[dict[Path, Source], set[Path]]:
+    def _reached(self, programs: Sequence[str]) -> tuple[Files, set[Path]]:
         for program in programs:
             if program not in self._modules:
                 raise ModuleNotFoundError(f"no module {program} below {self.root}")
         started = [f"{name}.__main__" if self._is_package(name) else name for name in programs]
-        sources = follow(started, self._find, self._source)
+        sources = follow(started, self._find, self._source, self._imports)
         folders = {path.parent for path, source in sources.items() if source.uses_file}
         named = {name for source in sources.values() for name in source.strings}
         folders |= {
             self._modules[n].parent for n in named & {*self._modules} if self._is_package(n)
         }
-        return sources, {file for folder in folders for file in _data(folder)}
+        return sources, {file for file, above in self._data.items() if folders & above}
 
     @cached_property
     def _modules(self) -> dict[str, Path]:
-        files = [self.root / name for name in self.all_files if name.endswith(".py")]
-        return {_dotted(self._name(file)): file for file in files}
+        return {_dotted(name): file for file, name in self._names.items() if file.suffix == ".py"}
+
+    @cached_property
+    def _data(self) -> dict[Path, set[Path]]:
+        """The files that are not Python, with the folders above them."""
+        return {file: {*file.parents} for file in self._names if file.suffix != ".py"}
 
     @cached_property
     def _lazy(self) -> dict[str, Path]:
@@ -169,7 +187,7 @@ class Sources:
 
     def _source(self, _: str, path: Path) -> Source:
         if path not in self._read:
-            content, name = path.read_bytes(), self._name(path)
+            content, name = path.read_bytes(), self._names[path]
             state = _digest(content)
             if self._known.get(name, [""])[0] != state:
                 found = read_source(content, _dotted(name), path.name == "__init__.py")
@@ -187,8 +205,10 @@ class Sources:
                 return dict(kept["files"])
         return {}
 
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
+    @cached_property
+    def _names(self) -> dict[Path, str]:
+        """The names of all files, relative to the root."""
+        return {self.root / name: name for name in self.all_files}
 
 
 def _digest(content: bytes) -> str:
@@ -200,11 +220,6 @@ _VERSION = f"{sys.version_info[:2]} {_digest(Path(__file__).read_bytes())}"
 
 def _dotted(name: str) -> str:
     return name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-
-
-def _data(folder: Path) -> Iterator[Path]:
-    """The files in a folder and below that are not Python."""
-    return (f for f in folder.rglob("*") if f.suffix not in (".py", ".pyc") and f.is_file())
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

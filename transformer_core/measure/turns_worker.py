@@ -120,10 +120,12 @@ def refuse(setup: Setup, task: Any) -> Any:
 class TurnTaker(Observer):
     """Lets the training of ``setup`` run in turns.
 
-    The first ``lead`` steps of a turn are not timed: they bring caches, clocks and ranks into the
-    state of an ongoing training, on a CPU with a small batch. The clock is read only at
-    synchronised points; ``updated`` reads nothing, since a clock must not wait for the device.
-    ``first`` observes the first step. ``answer`` handles a measurement's other tasks between turns.
+    On a CPU, the very first step takes the longest batch: from then on, the C library returns as
+    much memory to the kernel as in a long training, which has met such a batch. The first ``lead``
+    steps of a turn are not timed: they bring caches, clocks and ranks into the state of an ongoing
+    training, on a CPU with a small batch. The clock is read only at synchronised points; ``updated``
+    reads nothing, since a clock must not wait for the device. ``first`` observes the first step.
+    ``answer`` handles a measurement's other tasks between turns.
     """
 
     turns: Turns
@@ -141,6 +143,8 @@ class TurnTaker(Observer):
         # With several ranks, gloo's threads use the remaining cores, as in any training.
         if self.setup.process.world_size == 1 and self.setup.device.type == "cpu":
             keep_to(torch.get_num_threads())
+        if self.setup.device.type == "cpu":
+            self.setup.feed.instead = self.setup.feed.longest()
         self.first.begin()
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
@@ -151,6 +155,8 @@ class TurnTaker(Observer):
     ) -> None:
         if self.planted:
             self.planted.step_done()
+        if step == 1:
+            self.setup.feed.instead = None
         self._step += 1
         if self._step > self._turn.lead:
             self._tokens += tokens

@@ -101,6 +101,7 @@ def own_sources(module: str, folders: Sequence[str]) -> dict[Path, Source]:
     installed = {line.split(",")[0].split("/")[0].removesuffix(".py") for line in lines}
     own = _find(module, folder)
 
+    @cache
     def find(name: str) -> Path | None:
         path = _find(name, folder)
         if path is None or path == own:

@@ -14,7 +14,7 @@ import torch
 from schemas.config.data import AnyBatching, FixedSize
 from transformer_core.data.arrays import Integers
 from transformer_core.data.batching.collate import Batch, collate, collate_texts
-from transformer_core.data.batching.epoch_plan import cut_by_tokens, plan_epoch
+from transformer_core.data.batching.epoch_plan import Window, cut_by_tokens, plan_epoch
 from transformer_core.data.batching.window_rows import WindowRows
 from transformer_core.data.sharding.shard_store import PairStore
 
@@ -89,21 +89,31 @@ class Feed:
         with closing(self._make(batching, 0, 0)) as made:
             return next(made)
 
+    def longest(self) -> GlobalBatch:
+        """The global batch with the most tokens, padding included, among the first thousand or more,
+        on the CPU."""
+        window = next(plan_epoch(self.store, self._batching, self._seed, epoch=0))
+        rows = WindowRows(self.store, window, self._parts, self._batching.rows)
+        return self._batch(rows, window, 0, int(np.argmax(rows.padded_tokens)))
+
     def _make(self, batching: AnyBatching, epoch: int, batch: int) -> Batches:
         while True:
             for window in plan_epoch(self.store, batching, self._seed, epoch, batch):
                 rows = WindowRows(self.store, window, self._parts, batching.rows)
                 for index in range(max(batch - window.first_batch, 0), len(window)):
-                    yield GlobalBatch(
-                        epoch=epoch,
-                        index=window.first_batch + index,
-                        micro_batches=[rows.batch(index, part) for part in self._own],
-                        pairs=rows.pairs[index],
-                        tokens=rows.tokens[index],
-                        target_tokens=rows.target_tokens[index],
-                        padded_tokens=rows.padded_tokens[index],
-                    )
+                    yield self._batch(rows, window, epoch, index)
             epoch, batch = epoch + 1, 0
+
+    def _batch(self, rows: WindowRows, window: Window, epoch: int, index: int) -> GlobalBatch:
+        return GlobalBatch(
+            epoch=epoch,
+            index=window.first_batch + index,
+            micro_batches=[rows.batch(index, part) for part in self._own],
+            pairs=rows.pairs[index],
+            tokens=rows.tokens[index],
+            target_tokens=rows.target_tokens[index],
+            padded_tokens=rows.padded_tokens[index],
+        )
 
     def _sent(self, made: Batches) -> Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]:
         """Starts copying batches to the device; yields each with an event at the end of its copies.
