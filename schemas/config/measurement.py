@@ -199,8 +199,8 @@ class Quality(Schema):
 class Search(Schema):
     """The search for the fastest combination with a valid certificate: results/recommended.yaml.
 
-    It starts from all techniques at once and from those that pay off individually, removes or adds
-    one technique at a time, and continues from any combination that is faster.
+    It starts from all techniques at once and from those that pay off individually, and continues
+    with the combinations that are most likely to be the fastest by all that was measured so far.
 
     Not part of the run spec: it does not affect training.
     """

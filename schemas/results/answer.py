@@ -307,11 +307,11 @@ class SearchResult(Schema):
     sessions: list[Session] = Field(default=[])  # in which all stages took turns
     beside: dict[str, Interval] = Field(default={})
     """By technique: throughput of the recommended combination without it, or with it added where it
-    lacks it, over the recommended one, from all sessions in which both took turns."""
+    lacks it, over the recommended one, estimated from all sessions, for techniques that some
+    combinations of a session had and others had not."""
     regret: Interval | None = None
-    """How many times as fast any other combination could still be, judging by the effect of each
-    technique that was added to the recommended one or removed; null if only the baseline is
-    recommended."""
+    """How many times as fast any other combination could still be, judging by the effects of
+    techniques and of their pairs; null if only the baseline is recommended."""
     profile: Breakdown | None = None  # a few of its steps; null if there are none
     seconds: Elapsed  # time of the whole search
     provenance: Provenance

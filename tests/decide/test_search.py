@@ -200,10 +200,7 @@ def test_it_finds_techniques_that_pay_only_together(usual):
     assert final.verdict == "FASTER"
     without = {stage.changes[0]: stage.effect.ratio for stage in found.left_out}
     assert without["bf16"].median == pytest.approx(0.9)
-    # It starts from all techniques at once, and from those that pay alone.
-    tried = [set(item.parts) for item in found.contenders]
-    assert {"bf16"} in tried
-    assert 3 in map(len, tried)
+    assert 3 in [len(item.parts) for item in found.contenders], "it starts from all that fit"
     assert all(names[0] == BASELINE for names in asked)
 
 
@@ -255,7 +252,7 @@ def test_a_winner_without_certificate_is_passed_over(bench, usual):
     [
         # All promise much alone but hinder one another: two are removed.
         (
-            dict.fromkeys(VARIANTS, (0.2, 0.01)),
+            {"bf16": (0.4, 0.01), "ddp": (0.2, 0.01), "rare": (0.2, 0.01)},
             2,
             lambda parts: (1.5 if "bf16" in parts else 1.0) * 0.9 ** len(parts & {"ddp", "rare"}),
             {"bf16"},
@@ -300,12 +297,12 @@ def test_the_recommendation_is_the_fastest_stage_shown(bench):
 
 
 def test_turns_with_uncertified_kernels_win_nothing(bench):
-    bench.odd = lambda side, parts: "ddp" in parts and "view" not in parts
+    bench.odd = lambda side, parts: "view" in parts
     found = bench.run()
     passed = [c for c in found.contenders if c.certificate == "inconclusive"]
-    assert (found.status, found.parts) == ("found", ["bf16", "ddp", "view"])
-    assert ["bf16", "ddp"] in [c.parts for c in passed]
-    assert all("view" not in c.parts for c in passed)
+    assert (found.status, found.parts) == ("found", ["bf16", "ddp"])
+    assert ["bf16", "ddp", "view"] in [c.parts for c in passed]
+    assert all("view" in c.parts for c in passed)
 
 
 @pytest.mark.parametrize("name", ["best", BASELINE])

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from schemas.results import Interval
-from transformer_core.decide.search_moves import Exploration, Parts, Space, regret, starts
+from transformer_core.decide.search_effects import Effects, Noise, Parts
+from transformer_core.decide.search_moves import Exploration, Space, regret, starts
 
 TECHNIQUES = tuple("abcdefghij")
 EXCLUSIVE = (("a", "b"), ("c", "d"), ("c", "e"))
-BETWEEN, WITHIN = 0.005, 0.004
-"""Standard deviations of the logarithm of a ratio: from session to session, and within one."""
 EXCLUDED = {
     name: frozenset(other for pair in EXCLUSIVE if name in pair for other in pair if other != name)
     for name in TECHNIQUES
@@ -29,7 +28,8 @@ def space(order: Sequence[str] = TECHNIQUES, needs: dict[str, str] | None = None
 class Study:
     """Techniques with own effects, and joint effects of a third of all pairs."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, noise: float = 1) -> None:
+        self.own, self.common, self.error = noise * 0.005, noise * 0.003, noise * 0.003
         self.random = random = np.random.default_rng(seed)
         self.alone = {name: random.normal(0.02, 0.08) for name in TECHNIQUES}
         pairs = combinations(TECHNIQUES, 2)
@@ -45,9 +45,8 @@ class Study:
     def measure(self, asked: Sequence[Parts]) -> dict[Parts, float]:
         self.sessions += 1
         self.asked |= {*asked}
-        baseline = self.random.normal(0, BETWEEN)
-        noise = np.hypot(BETWEEN, WITHIN)
-        return {one: self.truth(one) - baseline + self.random.normal(0, noise) for one in asked}
+        common = self.random.normal(0, self.common)
+        return {one: self.truth(one) + common + self.random.normal(0, self.own) for one in asked}
 
     def best(self) -> float:
         """The true speed of the best combination."""
@@ -60,40 +59,44 @@ class Study:
 
     def search(self, sessions: int = 8) -> tuple[float, Interval]:
         """How much slower the result is than the best, and the search's own interval for it."""
-        seen = {name: (self.alone[name] + self.random.normal(0, BETWEEN)) for name in TECHNIQUES}
+        seen = {name: self.alone[name] + self.random.normal(0, self.error) for name in TECHNIQUES}
         order = sorted(TECHNIQUES, key=lambda name: -seen[name])
         bundle = space(order).filled(map(str, self.random.permutation(TECHNIQUES)[:4]))
-        turns = {frozenset(name): effect for name, effect in seen.items()}
-        turns[bundle] = self.truth(bundle) + self.random.normal(0, BETWEEN)
+        alone = {name: (effect, self.error) for name, effect in seen.items()}
+        effects = Effects(tuple(order), alone, np.random.default_rng(1))
+        measured = self.truth(bundle) + self.random.normal(0, self.error)
+        effects.learn({bundle: measured}, Noise(self.error, 0.0))
         made = Exploration(
             space(order),
             self.measure,
             8,
             lambda: self.sessions < sessions,
-            {name: (effect, BETWEEN) for name, effect in seen.items()},
-            [turns],
+            effects,
+            Noise(self.own, self.common),
         )
         made.run(starts(made.space, seen, [bundle], 4))
-        found = max((parts for session in made.seen for parts in session), key=made.rank)
-        said = regret(made, found, float(np.hypot(BETWEEN, WITHIN)))
-        return self.best() - self.truth(found), said
+        found = max((parts for session in made.sessions for parts in session), key=made.rank)
+        return self.best() - self.truth(found), regret(made, found)
 
 
 @pytest.fixture(scope="module")
 def searches():
-    """How much each of 40 searches loses, and its own interval for that."""
-    return [Study(seed).search() for seed in range(40)]
+    """How much each of 20 searches loses, and its own interval for that."""
+    return [Study(seed).search() for seed in range(20)]
 
 
-def test_its_result_is_at_most_three_percent_slower_than_the_best(searches):
-    assert max(lost for lost, _ in searches[:10]) <= np.log(1.03)
+def test_its_result_is_as_fast_as_the_best_but_for_the_noise(searches):
+    assert max(lost for lost, _ in searches) <= np.log(1.01)
 
 
 def test_its_interval_holds_how_much_is_lost(searches):
-    assert np.mean([lost <= np.log(said.high) for lost, said in searches]) >= 0.9
-    hurried = [Study(seed).search(sessions=2)[1].high for seed in range(10)]
-    patient = [said.high for _, said in searches[:10]]
-    assert np.median(hurried) > np.median(patient) + 0.05, "what was not tried may be better"
+    """Also where little is known: after two sessions on a noisy machine."""
+    hurried = [Study(seed, noise=10).search(sessions=2) for seed in range(20)]
+    for some in (searches, hurried):
+        assert np.mean([lost <= np.log(said.high) for lost, said in some]) >= 0.9
+    assert np.mean([lost for lost, _ in hurried]) <= np.log(1.04)
+    high = [np.median([said.high for _, said in some]) for some in (hurried, searches)]
+    assert high[0] > high[1] + 0.05, "what was not tried may be better"
 
 
 def test_a_step_swaps_mutually_exclusive_techniques():
@@ -119,13 +122,18 @@ def test_it_starts_from_all_techniques_from_those_that_pay_alone_and_from_bundle
     assert others == [frozenset("bdfh"), bundle], "with all that pays and fits, and as it is"
 
 
-def test_combinations_measured_in_turns_are_not_measured_again():
-    study = Study(0)
-    turns = {frozenset(name): effect for name, effect in study.alone.items()}
-    made = Exploration(space(), study.measure, 8, lambda: False, seen=[turns])
-    made.run([frozenset("acf"), frozenset("a"), frozenset("b")])
-    assert study.asked == {frozenset("acf")}
-    assert made.gains(frozenset("a"), frozenset()) == [study.alone["a"]]
+def test_what_a_session_measures_tells_of_combinations_that_took_no_part():
+    """Three techniques together are faster than each of them promised, so two of them are as well."""
+    effects = Effects(tuple("abc"), dict.fromkeys("abc", (0.1, 0.05)), np.random.default_rng(1))
+    before, unsure = effects.step(frozenset("ab"), frozenset("a"))
+    assert before == pytest.approx(0.1)
+    effects.learn({frozenset("abc"): 0.45}, Noise(0.01, 0.01))
+    after, surer = effects.step(frozenset("ab"), frozenset("a"))
+    assert after > before
+    assert surer < unsure
+    drawn = [effects.speed(frozenset("abc"), effects.drawn()) for _ in range(400)]
+    assert np.mean(drawn) == pytest.approx(effects.speed(frozenset("abc")), abs=0.002)
+    assert np.std(drawn) == pytest.approx(effects.step(frozenset("abc"), frozenset())[1], rel=0.2)
 
 
 def test_combinations_that_cannot_run_are_left_out():
@@ -136,7 +144,8 @@ def test_combinations_that_cannot_run_are_left_out():
         asked.extend(combos)
         return {c: sum(truth.get(p, 0.0) for p in c) for c in combos if "f" not in c}
 
-    made = Exploration(space("afg"), measure, 3, lambda: len(asked) < 200)
+    effects = Effects(tuple("afg"), {}, np.random.default_rng(1))
+    made = Exploration(space("afg"), measure, 3, lambda: len(asked) < 200, effects, Noise(0.01, 0))
     made.run([frozenset("afg"), frozenset("a")])
-    assert max((p for s in made.seen for p in s), key=made.rank) == frozenset("a")
+    assert max((p for s in made.sessions for p in s), key=made.rank) == frozenset("a")
     assert len([parts for parts in asked if parts == frozenset("afg")]) == 1

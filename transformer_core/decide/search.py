@@ -1,8 +1,8 @@
 """The fastest combination of techniques on this machine that trains the same model.
 
 Single effects do not multiply: a technique may pay off only with another, or not at all once
-another has removed the same cost. So the search measures combinations themselves, starting from all
-techniques at once as well as from none (:mod:`transformer_core.decide.search_moves`). It then
+another has removed the same cost. So the search measures combinations themselves, at first all
+techniques at once and those that pay alone (:mod:`transformer_core.decide.search_moves`). It then
 compares the best one whose certificate holds with the baseline in new sessions, stage by stage,
 together with the fastest certified variants of the study: the sessions that selected it favour it,
 so they are no evidence. The result is the fastest of these, and says how much faster any other
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 import yaml
 
 from schemas.config.data import FixedSize, PaddedRows
@@ -32,14 +33,13 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
-from transformer_core.decide.intervals import between_sessions
+from transformer_core.decide.search_effects import LEAST_NOISE, Effects, Noise
 from transformer_core.decide.search_final import (
     FinalComparison,
     certified,
     compare_stages,
     has,
     profile_of,
-    ratios_of,
     rows_of,
     timed_otherwise,
 )
@@ -61,6 +61,8 @@ from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.resolve import combine
 
 BUNDLES = 2  # bundles of the study, the fastest ones, from which a search starts
+UNMEASURED = 0.05  # deviation of a session if no effect alone is known
+SEED = 20_170_612  # so that a search that starts again makes the same draws
 
 
 class SearchJob(Job):
@@ -148,10 +150,17 @@ def search(
     inherited = sorted({part for combination in measured for part in combination} - {*parts})
     space = space_of(study, variants, [*parts, *inherited], effects)
     known = {p: s for p, s in measured.items() if p <= {*space.parts} and space.fits(p)}
-    exploration = Exploration(space, bench.measure, bench.room, bench.more, alone, [known])
+    model = Effects(space.parts, alone, np.random.default_rng(SEED))
+    for row in rows:
+        if len(row.trial.parts) > 1 and row.trial.parts in known:
+            model.learn({row.trial.parts: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
+    noise = Noise.of_ratios(deviation_of_session(alone, study.comparison.sessions_least))
+    exploration = Exploration(space, bench.measure, bench.room, bench.more, model, noise)
     bundles = [parts for parts in known if len(parts) > 1]
-    exploration.run(starts(space, effects, bundles[:BUNDLES], asked.candidates))
-    trials = sorted(bench.trials.values(), key=lambda trial: -exploration.rank(trial.parts))
+    first = starts(space, effects, bundles[:BUNDLES], asked.candidates)
+    exploration.run([parts for parts in first if parts not in known])
+    trials = [trial for trial in bench.trials.values() if trial.parts <= {*space.parts}]
+    trials.sort(key=lambda trial: -exploration.rank(trial.parts))
     best = certified(bench, [trial for trial in trials if trial.status == "ok"])
     played = [trial.record for trial in trials if trial.rounds or trial.status != "ok"]
     tried = {"considered": considered(space), "contenders": played}
@@ -180,26 +189,30 @@ def search(
     )
 
 
+def deviation_of_session(alone: Mapping[str, tuple[float, float]], sessions: int) -> float:
+    """Standard deviation of the logarithm of a ratio in one session, from those of the effects
+    ``alone``, each of which was measured in so many sessions."""
+    errors = [error for _, error in alone.values()]
+    return sqrt(sessions * fmean(error**2 for error in errors)) if errors else UNMEASURED
+
+
 def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:
     """Each technique's effect together with the winner, and how much faster anything else could
     still be; empty if the winner is not a sum of techniques."""
-    if winner.bundle or not winner.parts <= {*exploration.space.parts}:
+    known = {*exploration.space.parts}
+    if winner.bundle or not winner.parts <= known:
         return {}
-    ratios = ratios_of(final.sessions, final.sides)
     for session in final.sessions:
-        exploration.seen.append(
+        exploration.learn(
             {
                 trial.parts: session.ratio(Pair(side, BASELINE)).estimate
                 for side, trial in final.sides.items()
-                if has(session, side) and not trial.bundle
+                if has(session, side) and not trial.bundle and trial.parts <= known
             }
         )
-    within = fmean(ratio.error**2 for sessions in ratios.values() for ratio in sessions)
-    between = between_sessions([*ratios.values()])[BASELINE].variance
-    deviation = sqrt(between + within)
     return {
-        "beside": beside(exploration, winner.parts, deviation),
-        "regret": regret(exploration, winner.parts, deviation),
+        "beside": beside(exploration, winner.parts),
+        "regret": regret(exploration, winner.parts),
     }
 
 

@@ -31,7 +31,7 @@ from transformer_core.common.files import write_text
 from transformer_core.common.progress import log as progress_log
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.decide.search_moves import NAME, eligible, parts_of, stages
+from transformer_core.decide.search_moves import NAME, eligible, error_of, parts_of, stages
 from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.decide.verdicts import judge, timed_differently
 from transformer_core.machine.provenance import package_versions
@@ -134,6 +134,11 @@ class Row:
     def speed(self) -> float:
         """Logarithm of the ratio."""
         return log(self.speedup.median)
+
+    @property
+    def error(self) -> float:
+        """Approximate standard error of this logarithm."""
+        return error_of(self.speedup)
 
     def may_beat(self, best: float, rows: Sequence["Row"]) -> bool:
         """Whether it may be as fast as a combination with this estimate and as all other rows."""

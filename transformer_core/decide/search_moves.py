@@ -1,20 +1,17 @@
 """Chooses the next combinations of techniques to measure, and estimates how much better others
 could be.
 
-The search starts from all techniques at once as well as from none: a technique that helps alone may
-cost time among others, and one without effect alone may help among them. From the current
-combination it tries removing each technique present and adding each one missing, in turns with the
-combination itself, moves to anything faster, and ends when no step helps (stepwise regression in
-both directions; Efroymson, Multiple Regression Analysis, 1960). Mutually exclusive techniques
-replace each other.
+The search starts from all techniques at once as well as from those that pay alone: a technique that
+helps alone may cost time among others, and one without effect alone may help among them. Then it
+measures what is likely to be the best by all that is known
+(:mod:`transformer_core.decide.search_effects`). Mutually exclusive techniques replace each other.
 
 Nothing is measured here: a given function does so, which lets tests plant known truths.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log, sqrt
-from statistics import fmean
+from math import exp, log
 from typing import Any
 
 import numpy as np
@@ -25,22 +22,21 @@ from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Interval
 from transformer_core.decide.intervals import student
+from transformer_core.decide.search_effects import Array, Effects, Noise, Parts
 from transformer_core.study.resolve import combine, exclusions, resolve
 from transformer_core.study.variants import contradiction, leaves, lineage
 
-Parts = frozenset[str]
 Measure = Callable[[Sequence[Parts]], Mapping[Parts, float]]
 """Runs combinations in turns in one session; returns logarithms of their throughputs over that
 of the baseline, for those that could run."""
 
 NAME = "recommended"
-LEAST_GAIN = 0.003  # minimum gain, as a logarithm, for a step: smaller ones would be noise
 SIMPLER = 0.001
 """Minimum gain, as a logarithm, for a technique to stay: among equals the simpler one is better."""
-UNTRIED = 0.05  # standard deviation of an effect among others that was measured only alone
+SETTLED = 0.005  # standard deviation of a logarithm that needs no further session
 FREEDOM = 5  # approximate degrees of freedom of the variance between sessions of a search
-ROUNDING = 1e-6  # smallest standard deviation of a logarithm of a ratio
-DRAWS = 4_000
+DRAWS = 200  # of effects, for an interval
+DRAWS_FOR_EACH = 4  # at most, for a combination to measure
 MOST_COUNTED = 16
 
 
@@ -71,11 +67,16 @@ def own_effects(
     measured = {name: log(ratio.median) for name, ratio in found.items()} | {study.baseline: 0.0}
     origin = lineage(study.baseline, variants)[0]
     return {
-        # The ends of simultaneous intervals are about three standard errors away.
-        name: (measured[name] - measured[parent], log(found[name].high / found[name].low) / 6)
+        name: (measured[name] - measured[parent], error_of(found[name]))
         for name in study.variants
         if name in found and (parent := variants[name].parent or origin) in measured
     }
+
+
+def error_of(ratio: Interval) -> float:
+    """Approximate standard error of the logarithm of a ratio: the ends of simultaneous intervals are
+    about three of these away."""
+    return log(ratio.high / ratio.low) / 6
 
 
 def parts_of(
@@ -229,131 +230,98 @@ class Exploration:
     measure: Measure
     room: int  # combinations that may take turns at once, besides the baseline
     more: Callable[[], bool]  # whether there is time for another session
-    alone: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Logarithm of the effect of each technique alone, and its standard error."""
-    seen: list[Mapping[Parts, float]] = field(default_factory=list)
-    """Measurements of every session; the first may be those of an earlier comparison."""
+    effects: Effects
+    noise: Noise  # of a session
+    sessions: list[Mapping[Parts, float]] = field(default_factory=list)
     ended: set[Parts] = field(default_factory=set)  # combinations that cannot run
 
-    def speed(self, parts: Parts) -> float:
-        """Logarithm of a combination's throughput over that of the baseline."""
-        found = [session[parts] for session in self.seen if parts in session]
-        return fmean(found) if found else -np.inf
+    def run(self, first: Sequence[Parts]) -> None:
+        """Measures the ``first`` combinations, and then the most promising ones while time remains
+        and the speed of any of these is unsettled."""
+        for start in range(0, len(first), self.room):
+            if not start or self.more():
+                self._play(first[start : start + self.room])
+        while self.more() and (asked := self._promising()):
+            self._play(asked)
 
     def rank(self, parts: Parts) -> float:
         """Ranking score: the speed, less a small penalty per technique."""
-        return self.speed(parts) - SIMPLER * len(parts)
+        return self.effects.speed(parts) - SIMPLER * len(parts)
 
-    def gains(self, parts: Parts, over: Parts) -> list[float]:
-        """Speed gain over another combination, for each session in which both took turns."""
-        sessions = [{frozenset[str](): 0.0} | dict(session) for session in self.seen]
-        return [s[parts] - s[over] for s in sessions if parts in s and over in s]
+    def best(self, effects: Array, begin: Iterable[Parts] = ()) -> Parts:
+        """The best combination for these effects, found step by step from all techniques, from
+        those that gain and from ``begin``."""
 
-    def expected(self, part: str, over: Parts) -> tuple[float, float]:
-        """Gain of the step with ``part`` from a combination, as its effect alone suggests, and the
-        standard deviation of this estimate, including how much other techniques may change it."""
-        effect, error = self.alone.get(part, (0.0, UNTRIED))
-        return -effect if part in over else effect, float(np.hypot(error, UNTRIED))
+        def score(parts: Parts) -> float:
+            return self.effects.speed(parts, effects) - SIMPLER * len(parts)
 
-    def run(self, first: Sequence[Parts]) -> None:
-        """Measure those of the ``first`` combinations that have no measurement yet, and climb from
-        each of them, fastest first, while time remains."""
-        new = [parts for parts in first if self.speed(parts) == -np.inf]
-        for start in range(0, len(new), self.room):
-            if not start or self.more():
-                self._play(new[start : start + self.room])
-        left = [parts for parts in first if self.speed(parts) > -np.inf]
-        for parts in sorted(left, key=self.rank, reverse=True):
-            self._climb(parts)
+        order = sorted(self.space.parts, key=lambda part: -score(frozenset([part])))
+        gaining = [part for part in order if score(frozenset([part])) > 0]
+        found = {self.space.filled(order), self.space.filled(gaining), *begin}
+        tops = {self._top(parts, score) for parts in found}
+        return max(tops - self.ended, key=score, default=frozenset())
 
-    def _climb(self, standing: Parts) -> None:
-        """Move from a combination to faster ones, until no step helps or time runs out."""
-        been = {standing, frozenset[str]()}
-        while self.more():
-            steps = self.space.steps(standing)
-            gains = {part: self._gain(step, standing) for part, step in steps.items()}
-            better = sorted((p for p in steps if gains[p] > LEAST_GAIN), key=lambda p: -gains[p])
-            # All better steps that fit together, at once; the best step; steps not yet tried.
-            together = self.space.filled(
-                (part for part in better if part not in standing), standing - {*better}
-            )
-            asked = [together, *(steps[part] for part in better[:1])]
-            untried = [part for part in steps if gains[part] == -np.inf]
-            untried.sort(key=lambda part: -sum(self.expected(part, standing)))
-            asked += [steps[part] for part in untried]
-            rivals = [
-                parts
-                for parts in dict.fromkeys(asked)
-                if parts not in been | self.ended and len(self.gains(parts, standing)) < 2
-            ]
-            if not rivals:
-                return
-            self._play([standing, *rivals[: self.room - 1]])
-            if standing in self.ended:
-                return
-            ahead = max(rivals, key=lambda parts: self._gain(parts, standing))
-            if self._gain(ahead, standing) > LEAST_GAIN * (1 if ahead == together else 2):
-                standing = ahead
-                been.add(ahead)
+    def _top(self, parts: Parts, score: Callable[[Parts], float]) -> Parts:
+        """Where steps that gain most lead from a combination."""
+        while True:
+            steps = {*self.space.steps(parts).values()} - self.ended
+            step = max(steps, key=score, default=parts)
+            if score(step) <= score(parts):
+                return parts
+            parts = step
 
-    def _gain(self, parts: Parts, over: Parts) -> float:
-        """Mean of their gains; minus infinity if they never took turns."""
-        gains = self.gains(parts, over)
-        return fmean(gains) if gains else -np.inf
+    def _promising(self) -> list[Parts]:
+        """The best combination, and those that are the best for drawn effects and may be faster or
+        slower; none if there are no such ones."""
+        best = self.best(self.effects.mean)
+        found = dict.fromkeys([best])
+        for _ in range(DRAWS_FOR_EACH * self.room):
+            if len(found) < self.room:
+                drawn = self.best(self.effects.drawn(), [best])
+                if self.effects.step(drawn, best)[1] > SETTLED:
+                    found[drawn] = None
+        new = not any(best in session for session in self.sessions)
+        return [*filter(None, found)] if new or len(found) > 1 else []
 
     def _play(self, combinations: Sequence[Parts]) -> None:
         found = self.measure(combinations)
         self.ended |= {parts for parts in combinations if parts not in found}
-        self.seen.append(found)
+        self.learn(found)
+
+    def learn(self, session: Mapping[Parts, float]) -> None:
+        """Takes in what a session has measured."""
+        self.sessions.append(session)
+        self.effects.learn(session, self.noise)
 
 
-def beside(exploration: Exploration, best: Parts, deviation: float) -> dict[str, Interval]:
+def beside(exploration: Exploration, best: Parts) -> dict[str, Interval]:
     """By technique, the throughput of its step from ``best`` over that of ``best``, with its 95 %
-    interval, from the sessions in which both took turns, whose ratios vary by ``deviation``."""
-    reach = student(0.975, FREEDOM) * deviation
+    interval, for techniques that some combinations of a session had and others had not."""
     found = {}
     for part, step in exploration.space.steps(best).items():
-        if gains := exploration.gains(step, best):
-            middle, half, count = fmean(gains), reach * sqrt(2 / len(gains)), len(gains)
+        count = sum(
+            len({part in parts for parts in session}) > 1 for session in exploration.sessions
+        )
+        if count:
+            middle, deviation = exploration.effects.step(step, best)
+            half = student(0.975, FREEDOM) * deviation
             found[part] = Interval(
                 median=exp(middle), low=exp(middle - half), high=exp(middle + half), samples=count
             )
     return found
 
 
-def regret(exploration: Exploration, best: Parts, deviation: float) -> Interval:
-    """How much faster than ``best`` any other combination could still be, with a 95 % interval.
-
-    The gain of each step is known from the technique's effect alone and, where it was tried, from
-    the sessions in which it took turns with ``best``, whose ratios vary by ``deviation``; each
-    counts by the inverse of its variance. Steps are assumed to multiply; of mutually exclusive
-    techniques only one contributes.
-    """
-    random = np.random.default_rng(20_170_612)
-    drawn: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
-    tried = 0
-    for part, step in exploration.space.steps(best).items():
-        if step in exploration.ended:
-            continue
-        gains = exploration.gains(step, best)
-        tried += bool(gains)
-        center, error = exploration.expected(part, best)
-        if gains:
-            known, more = 1 / error**2, len(gains) / (2 * max(deviation, ROUNDING) ** 2)
-            center = (known * center + more * fmean(gains)) / (known + more)
-            error = (known + more) ** -0.5
-        drawn[part] = np.maximum(0.0, center + error * random.standard_t(FREEDOM, size=DRAWS))
-    total = np.zeros(DRAWS)
-    waiting = [*drawn]
-    while waiting:
-        group = {waiting.pop()}
-        excluded = exploration.space.excluded
-        while more_of := [part for part in waiting if not excluded[part].isdisjoint(group)]:
-            group |= {*more_of}
-            waiting = [part for part in waiting if part not in group]
-        total += np.max([drawn[part] for part in group], axis=0)
-    low, middle, high = np.exp(np.quantile(total, [0.025, 0.5, 0.975]))
-    return Interval(median=float(middle), low=float(low), high=float(high), samples=tried)
+def regret(exploration: Exploration, best: Parts) -> Interval:
+    """How much faster than ``best`` any other combination could still be, with a 95 % interval:
+    the best combination for each of many drawn effects, over ``best``."""
+    effects, found = exploration.effects, []
+    for _ in range(DRAWS):
+        drawn = effects.drawn()
+        other = exploration.best(drawn, [best])
+        found.append(max(0.0, effects.speed(other, drawn) - effects.speed(best, drawn)))
+    low, middle, high = np.exp(np.quantile(found, [0.025, 0.5, 0.975]))
+    tried = {parts for session in exploration.sessions for parts in session}
+    return Interval(median=float(middle), low=float(low), high=float(high), samples=len(tried))
 
 
 def stages(

@@ -143,9 +143,10 @@ class TurnTaker(Observer):
         # With several ranks, gloo's threads use the remaining cores, as in any training.
         if self.setup.process.world_size == 1 and self.setup.device.type == "cpu":
             keep_to(torch.get_num_threads())
+        self.first.begin()
+        # Observed, because a certificate's short run also makes its batches within the step.
         if self.setup.device.type == "cpu":
             self.setup.feed.instead = self.setup.feed.longest()
-        self.first.begin()
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
         self.first.end()
