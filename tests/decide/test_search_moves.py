@@ -1,16 +1,19 @@
 """The search among combinations with known true speeds."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 
 from schemas.results import Interval
 from transformer_core.decide.search_effects import Effects, Noise, Parts
-from transformer_core.decide.search_moves import Exploration, Space, regret, starts
+from transformer_core.decide.search_moves import Exploration, Space, regret
 
 TECHNIQUES = tuple("abcdefghij")
+QUIET = Noise(0.001, 0.001)
 EXCLUSIVE = (("a", "b"), ("c", "d"), ("c", "e"))
 EXCLUDED = {
     name: frozenset(other for pair in EXCLUSIVE if name in pair for other in pair if other != name)
@@ -74,7 +77,7 @@ class Study:
             effects,
             Noise(self.own, self.common),
         )
-        made.run(starts(made.space, seen, [bundle], 4))
+        made.run()
         found = max((parts for session in made.sessions for parts in session), key=made.rank)
         return self.best() - self.truth(found), regret(made, found)
 
@@ -114,12 +117,32 @@ def test_dependent_techniques_are_added_and_removed_together():
     assert needing.filled("gf") == frozenset("fg")
 
 
-def test_it_starts_from_all_techniques_from_those_that_pay_alone_and_from_bundles():
-    effects, bundle = {"a": 0.1, "h": 0.2, "d": -0.1}, frozenset("bdf")
-    everything, paying, *others = starts(space(), effects, [bundle], 4)
-    assert everything == frozenset("acfghij")
-    assert paying == frozenset("ah")
-    assert others == [frozenset("bdfh"), bundle], "with all that pays and fits, and as it is"
+def exploration(parts: str, alone: dict[str, float], measure: Any, sessions: int) -> Exploration:
+    known = {part: (effect, 0.01) for part, effect in alone.items()}
+    effects = Effects(tuple(parts), known, np.random.default_rng(1))
+    left = iter(range(sessions - 1))
+    more = partial(next, left, False)
+    return Exploration(space(parts), measure, 4, lambda: more() is not False, effects, QUIET)
+
+
+def test_it_starts_from_what_pays_alone_and_from_all_that_may_help_at_once():
+    asked: list[Parts] = []
+    alone = {"a": 0.1, "c": -0.05, "f": 0.0, "g": -0.9}
+    exploration("acfg", alone, lambda some: asked.extend(some) or {}, 1).run()
+    assert asked[:2] == [frozenset("acf"), frozenset("a")]
+
+
+def test_it_tries_every_step_from_the_best():
+    """Also those that nothing promises: what is known of a technique may be wrong among others."""
+    alone = {"a": 0.3, "f": -0.5, "g": -0.5}
+
+    def measure(some: Sequence[Parts]) -> dict[Parts, float]:
+        return {one: 0.3 * ("a" in one) + 0.4 * (one == frozenset("ag")) for one in some}
+
+    made = exploration("afg", alone, measure, 6)
+    made.run()
+    assert {frozenset("ag"), frozenset("af")} <= {p for session in made.sessions for p in session}
+    assert made.best(made.effects.mean) == frozenset("ag")
 
 
 def test_what_a_session_measures_tells_of_combinations_that_took_no_part():
@@ -144,8 +167,7 @@ def test_combinations_that_cannot_run_are_left_out():
         asked.extend(combos)
         return {c: sum(truth.get(p, 0.0) for p in c) for c in combos if "f" not in c}
 
-    effects = Effects(tuple("afg"), {}, np.random.default_rng(1))
-    made = Exploration(space("afg"), measure, 3, lambda: len(asked) < 200, effects, Noise(0.01, 0))
-    made.run([frozenset("afg"), frozenset("a")])
+    made = exploration("afg", {}, measure, 50)
+    made.run()
     assert max((p for s in made.sessions for p in s), key=made.rank) == frozenset("a")
     assert len([parts for parts in asked if parts == frozenset("afg")]) == 1

@@ -27,7 +27,7 @@ LIMIT = 800 * 2**20
 STUDY = TINY | {
     # With dropout, replicas would draw other masks than a single rank.
     "model": TINY["model"] | {"dropout": 0.0},
-    "search": {"budget": 4, "candidates": 2},
+    "search": {"budget": 4},
     "memory": {"largest_batch": {"variants": ["single"], "limit": LIMIT, "resolution": 0.5}},
 }
 PREDICTED = "results/memory/predicted.json"

@@ -2,7 +2,7 @@
 
 Single effects do not multiply: a technique may pay off only with another, or not at all once
 another has removed the same cost. So the search measures combinations themselves, at first all
-techniques at once and those that pay alone (:mod:`transformer_core.decide.search_moves`). It then
+techniques at once and those that look best (:mod:`transformer_core.decide.search_moves`). It then
 compares the best one whose certificate holds with the baseline in new sessions, stage by stage,
 together with the fastest certified variants of the study: the sessions that selected it favour it,
 so they are no evidence. The result is the fastest of these, and says how much faster any other
@@ -52,7 +52,6 @@ from transformer_core.decide.search_moves import (
     own_effects,
     regret,
     space_of,
-    starts,
 )
 from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.machine.provenance import collect
@@ -60,7 +59,6 @@ from transformer_core.run.folder_locks import workplace
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.resolve import combine
 
-BUNDLES = 2  # bundles of the study, the fastest ones, from which a search starts
 UNMEASURED = 0.05  # deviation of a session if no effect alone is known
 SEED = 20_170_612  # so that a search that starts again makes the same draws
 
@@ -144,21 +142,18 @@ def search(
         reference=reference,
     )
     rows = rows_of(bench, comparisons)
-    # Speeds of combinations that the study's own turns already measured, fastest first.
-    measured = {row.trial.parts: row.speed for row in rows if not row.trial.bundle}
+    # Combinations that the study's own turns already measured.
+    measured = {row.trial.parts: row for row in rows if not row.trial.bundle}
     # Some techniques occur only in bundles of the study.
     inherited = sorted({part for combination in measured for part in combination} - {*parts})
     space = space_of(study, variants, [*parts, *inherited], effects)
-    known = {p: s for p, s in measured.items() if p <= {*space.parts} and space.fits(p)}
     model = Effects(space.parts, alone, np.random.default_rng(SEED))
-    for row in rows:
-        if len(row.trial.parts) > 1 and row.trial.parts in known:
-            model.learn({row.trial.parts: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
+    for combination, row in measured.items():
+        if len(combination) > 1 and combination <= {*space.parts}:
+            model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
     noise = Noise.of_ratios(deviation_of_session(alone, study.comparison.sessions_least))
     exploration = Exploration(space, bench.measure, bench.room, bench.more, model, noise)
-    bundles = [parts for parts in known if len(parts) > 1]
-    first = starts(space, effects, bundles[:BUNDLES], asked.candidates)
-    exploration.run([parts for parts in first if parts not in known])
+    exploration.run()
     trials = [trial for trial in bench.trials.values() if trial.parts <= {*space.parts}]
     trials.sort(key=lambda trial: -exploration.rank(trial.parts))
     best = certified(bench, [trial for trial in trials if trial.status == "ok"])

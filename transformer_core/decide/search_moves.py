@@ -1,10 +1,10 @@
 """Chooses the next combinations of techniques to measure, and estimates how much better others
 could be.
 
-The search starts from all techniques at once as well as from those that pay alone: a technique that
-helps alone may cost time among others, and one without effect alone may help among them. Then it
-measures what is likely to be the best by all that is known
-(:mod:`transformer_core.decide.search_effects`). Mutually exclusive techniques replace each other.
+The search measures what is likely to be the best by all that is known
+(:mod:`transformer_core.decide.search_effects`), at first also all techniques at once: one that helps
+alone may cost time among others, and one without effect alone may help among them. Mutually
+exclusive techniques replace each other.
 
 Nothing is measured here: a given function does so, which lets tests plant known truths.
 """
@@ -207,21 +207,6 @@ def considered(space: Space) -> int:
     return count(space.parts[:MOST_COUNTED], space.largest)
 
 
-def starts(
-    space: Space, effects: Mapping[str, float], bundles: Sequence[Parts], count: int
-) -> list[Parts]:
-    """Starting points of the search: all techniques at once, those that help alone, the
-    ``bundles`` of the study with and without those that help alone, and those that help alone
-    except one; ``count`` in all, but at least two."""
-    everything = space.filled(space.parts)
-    helpful = [part for part in space.parts if effects.get(part, 0.0) > 0]
-    paying = space.filled(helpful)
-    more = [space.filled(helpful, bundle) for bundle in bundles]
-    fewer = [paying - {part} for part in sorted(paying, key=lambda part: effects.get(part, 0.0))]
-    found = dict.fromkeys([everything, paying, *more, *bundles, *filter(space.fits, fewer)])
-    return [parts for parts in found if parts][: max(2, count)]
-
-
 @dataclass
 class Exploration:
     """Results of a search so far, and its next moves."""
@@ -235,14 +220,20 @@ class Exploration:
     sessions: list[Mapping[Parts, float]] = field(default_factory=list)
     ended: set[Parts] = field(default_factory=set)  # combinations that cannot run
 
-    def run(self, first: Sequence[Parts]) -> None:
-        """Measures the ``first`` combinations, and then the most promising ones while time remains
-        and the speed of any of these is unsettled."""
-        for start in range(0, len(first), self.room):
-            if not start or self.more():
-                self._play(first[start : start + self.room])
+    def run(self) -> None:
+        """Measures the most promising combinations while time remains and any is in doubt; at first
+        also all techniques at once that may help among others."""
+        everything = self.space.filled(filter(self._may_help, self.space.parts))
+        first = dict.fromkeys([everything, *self._promising()])
+        self._play([*filter(None, first)][: self.room])
         while self.more() and (asked := self._promising()):
             self._play(asked)
+
+    def _may_help(self, part: str) -> bool:
+        """Whether the effect of a technique among all others may be above 0."""
+        known = {other for other in self.space.parts if other not in self.space.excluded[part]}
+        effect, deviation = self.effects.step(frozenset(known | {part}), frozenset(known - {part}))
+        return effect + 2 * deviation > 0
 
     def rank(self, parts: Parts) -> float:
         """Ranking score: the speed, less a small penalty per technique."""
@@ -272,7 +263,8 @@ class Exploration:
 
     def _promising(self) -> list[Parts]:
         """The best combination, and those that are the best for drawn effects and may be faster or
-        slower; none if there are no such ones."""
+        slower; if there are none, steps from the best one that were never tried. Empty if there are
+        none of these either."""
         best = self.best(self.effects.mean)
         found = dict.fromkeys([best])
         for _ in range(DRAWS_FOR_EACH * self.room):
@@ -280,8 +272,11 @@ class Exploration:
                 drawn = self.best(self.effects.drawn(), [best])
                 if self.effects.step(drawn, best)[1] > SETTLED:
                     found[drawn] = None
-        new = not any(best in session for session in self.sessions)
-        return [*filter(None, found)] if new or len(found) > 1 else []
+        tried = {parts for session in self.sessions for parts in session} | self.ended
+        if len(found) == 1:
+            found |= dict.fromkeys(s for s in self.space.steps(best).values() if s not in tried)
+        asked = [*filter(None, found)][: self.room]
+        return asked if len(asked) > 1 or not tried.issuperset(asked) else []
 
     def _play(self, combinations: Sequence[Parts]) -> None:
         found = self.measure(combinations)
