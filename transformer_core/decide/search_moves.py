@@ -231,8 +231,8 @@ class Exploration:
 
     def _may_help(self, part: str) -> bool:
         """Whether the effect of a technique among all others may be above 0."""
-        known = {other for other in self.space.parts if other not in self.space.excluded[part]}
-        effect, deviation = self.effects.step(frozenset(known | {part}), frozenset(known - {part}))
+        others = {*self.space.parts} - self.space.excluded[part] - {part}
+        effect, deviation = self.effects.step(frozenset(others | {part}), frozenset(others))
         return effect + 2 * deviation > 0
 
     def rank(self, parts: Parts) -> float:
@@ -248,14 +248,14 @@ class Exploration:
 
         order = sorted(self.space.parts, key=lambda part: -score(frozenset([part])))
         gaining = [part for part in order if score(frozenset([part])) > 0]
-        found = {self.space.filled(order), self.space.filled(gaining), *begin}
-        tops = {self._top(parts, score) for parts in found}
-        return max(tops - self.ended, key=score, default=frozenset())
+        found = [self.space.filled(order), self.space.filled(gaining), *begin]
+        tops = [top for parts in found if (top := self._top(parts, score)) not in self.ended]
+        return max(tops, key=score, default=frozenset())
 
     def _top(self, parts: Parts, score: Callable[[Parts], float]) -> Parts:
         """Where steps that gain most lead from a combination."""
         while True:
-            steps = {*self.space.steps(parts).values()} - self.ended
+            steps = [s for s in self.space.steps(parts).values() if s not in self.ended]
             step = max(steps, key=score, default=parts)
             if score(step) <= score(parts):
                 return parts
