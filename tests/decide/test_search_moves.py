@@ -84,8 +84,8 @@ class Study:
 
 @pytest.fixture(scope="module")
 def searches():
-    """How much each of 20 searches loses, and its own interval for that."""
-    return [Study(seed).search() for seed in range(20)]
+    """How much each of ten searches loses, and its own interval for that."""
+    return [Study(seed).search() for seed in range(10)]
 
 
 def test_its_result_is_as_fast_as_the_best_but_for_the_noise(searches):
@@ -94,7 +94,7 @@ def test_its_result_is_as_fast_as_the_best_but_for_the_noise(searches):
 
 def test_its_interval_holds_how_much_is_lost(searches):
     """Also where little is known: after two sessions on a noisy machine."""
-    hurried = [Study(seed, noise=10).search(sessions=2) for seed in range(20)]
+    hurried = [Study(seed, noise=10).search(sessions=2) for seed in range(10)]
     for some in (searches, hurried):
         assert np.mean([lost <= np.log(said.high) for lost, said in some]) >= 0.9
     assert np.mean([lost for lost, _ in hurried]) <= np.log(1.04)

@@ -1,7 +1,6 @@
 """The profile for Slurm, on a private Slurm: runs on one host and on two, and interrupted jobs."""
 
 import importlib.util
-import shutil
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -58,8 +57,6 @@ def project(tmp_path_factory, slurm):
     """The runs of the study, each interrupted once. The other jobs of a study use the same profile;
     each would take as long again."""
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
-    # One of the jobs that make data is enough.
-    shutil.rmtree(made.folder / "results/data/grammar/shards/test")
     file = made.folder / PROFILE / "config.yaml"
     profile = yaml.safe_load(file.read_text())
     # Settings that a user would add, and GPUs, which the hosts only simulate.
