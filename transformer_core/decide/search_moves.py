@@ -230,10 +230,10 @@ class Exploration:
             self._play(asked)
 
     def _may_help(self, part: str) -> bool:
-        """Whether the effect of a technique among all others may be above 0."""
+        """Whether the effect of a technique among all others may well be above 0."""
         others = {*self.space.parts} - self.space.excluded[part] - {part}
         effect, deviation = self.effects.step(frozenset(others | {part}), frozenset(others))
-        return effect + 2 * deviation > 0
+        return effect + deviation > 0
 
     def rank(self, parts: Parts) -> float:
         """Ranking score: the speed, less a small penalty per technique."""
