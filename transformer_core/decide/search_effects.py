@@ -1,14 +1,14 @@
-"""What is known about the effects of techniques, and which combinations to measure next.
+"""The effects of techniques and of their pairs, as far as measurements tell.
 
 The logarithm of a combination's throughput over that of the baseline is modelled as a sum: an effect
 of each of its techniques, and one of each pair of them. All are normally distributed, and every
 session narrows their distribution (Bayesian linear regression; Bishop, Pattern Recognition and
-Machine Learning, 2006, 3.3). A session so tells something about combinations that took no part in
-it, and a single noisy ratio does not outweigh everything else.
+Machine Learning, 2006, 3.3). So a session tells something about combinations that took no part in
+it, too, and a single noisy ratio does not outweigh everything else.
 
-Each combination to measure next is the best one for effects drawn from this distribution (Thompson
-1933, doi:10.1093/biomet/25.3-4.285): likely good combinations are measured most often, and those
-about which little is known now and then. Draws use Matheron's rule (Wilson et al. 2020,
+A search measures combinations that are the best for effects drawn from this distribution (Thompson
+1933, doi:10.1093/biomet/25.3-4.285): most often those that are likely to be good, now and then those
+about which little is known. Draws use Matheron's rule (Wilson et al. 2020,
 arXiv:2002.09309), which needs no matrix of all effects.
 """
 
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import block_diag
 
 Parts = frozenset[str]
 Array = NDArray[np.float64]
@@ -70,13 +71,10 @@ class Effects:
         """Takes in the logarithms that one session has measured."""
         if not measured:
             return
-        count, before = len(measured), len(self._found)
+        count = len(measured)
         self._rows = np.vstack([self._rows, [self._features(parts) for parts in measured]])
         self._found = np.concatenate([self._found, [*measured.values()]])
-        larger = np.zeros((before + count, before + count))
-        larger[:before, :before] = self._noise
-        larger[before:, before:] = noise.own**2 * np.eye(count) + noise.common**2
-        self._noise = larger
+        self._noise = block_diag(self._noise, noise.own**2 * np.eye(count) + noise.common**2)
         self._update()
 
     def drawn(self) -> Array:
