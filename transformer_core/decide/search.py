@@ -33,7 +33,7 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
-from transformer_core.decide.search_effects import LEAST_NOISE, Effects, Noise
+from transformer_core.decide.search_effects import LEAST_NOISE, UNKNOWN, Effects, Noise
 from transformer_core.decide.search_final import (
     FinalComparison,
     certified,
@@ -147,7 +147,12 @@ def search(
     # Some techniques occur only in bundles of the study.
     inherited = sorted({part for combination in measured for part in combination} - {*parts})
     space = space_of(study, variants, [*parts, *inherited], effects)
-    model = Effects(space.parts, alone, np.random.default_rng(SEED))
+    # That of a technique which only bundles have comes from the turns of these, learned below.
+    known = {
+        part: (effect, error if frozenset([part]) in measured else UNKNOWN)
+        for part, (effect, error) in alone.items()
+    }
+    model = Effects(space.parts, known, np.random.default_rng(SEED))
     for combination, row in measured.items():
         if len(combination) > 1 and combination <= {*space.parts}:
             model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
