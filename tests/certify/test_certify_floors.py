@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from schemas.config.measurement import Statistical
-from schemas.results.certificates import Checks
+from schemas.config.measurement import Statistical, Tolerance
+from schemas.results.certificates import CheckedPoint, Checks
 from tests.attacks.short_trainings import recorded, spec_of
 from transformer_core.certify.bounds import judge
-from transformer_core.certify.checker import _near_a_bound, moved
+from transformer_core.certify.checker import _near_a_bound, moved, norm_in_32_bits
 from transformer_core.certify.floors import of_lengths, of_loss
+from transformer_core.certify.plain_models import smoothed_loss, whole_smoothed_loss
 from transformer_core.certify.replay import _between_elements
 from transformer_core.certify.tensors import distance
 
@@ -44,6 +45,46 @@ def test_a_norm_may_be_off_by_the_rounding_error_along_its_gradient(
     found = judge(Statistical(kind="statistical"), checks).deviations
     (ratio,) = [d for d in found if d.quantity == "gradient_ratio"]
     assert ratio.holds == holds
+
+
+@pytest.mark.parametrize(("off", "holds"), [(3e-3, True), (3e-2, False)])
+def test_a_norm_may_be_as_far_off_as_torchs_kernel(off: float, holds: bool) -> None:
+    """On a CPU it is 2e-3 off for a matrix with a vocabulary of GPT-2's size."""
+    point = CheckedPoint(
+        step=1,
+        loss=8.0,
+        expected_loss=8.0,
+        rounding=0.0,
+        norm=3.0 * (1 - off),
+        expected_norm=3.0,
+        norm_rounding=2e-3,
+    )
+    checks = Checks(points=[point], gradients=[], updates=[], skipped_steps=0)
+    found = judge(Tolerance(kind="tolerance"), checks).deviations
+    assert next(d for d in found if d.quantity == "point_norm").holds == holds
+
+
+def test_norms_in_32_bits_are_those_of_the_kernel() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = {name: torch.randn(4000, 64, generator=generator).double() for name in "ab"}
+    exact = float(sum(g.square().sum() for g in gradients.values())) ** 0.5
+    found = norm_in_32_bits(gradients)
+    assert found == pytest.approx(exact, rel=1e-3)
+    assert found != exact
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_loss_over_the_whole_vocabulary_is_the_same_function(published: bool) -> None:
+    torch.manual_seed(0)
+    labels = torch.tensor([[3, 9, 1], [4, 0, 0]])
+    losses, gradients = [], []
+    for loss in (smoothed_loss, whole_smoothed_loss):
+        logits = torch.linspace(-2, 3, 66).double().sin().view(2, 3, 11).requires_grad_()
+        losses.append(loss(logits, labels, 0.1, published))
+        losses[-1].sum().backward()
+        gradients.append(logits.grad)
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*gradients)
 
 
 def test_weights_move_by_at_most_the_given_share() -> None:

@@ -64,6 +64,9 @@ class Format:
     gates: tuple[float, ...] = ()
     """For each ReLU, in the order of the forward pass, the threshold that replaces 0, relative to the
     root mean square of its inputs."""
+    whole_targets: bool = False
+    """Whether the loss is a sum over the whole vocabulary, as many programs compute it, and not of the
+    few terms that it can be written in: thousands of terms round more than these."""
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """The matrix product ``a @ b``."""
@@ -128,6 +131,8 @@ class _Rounded(torch.autograd.Function):
 EXACT = Format(torch.float64)
 """64 bits, the format that all others are compared with."""
 SINGLE = Format(torch.float32)
+ANY_SINGLE = Format(torch.float32, whole_targets=True)
+"""32 bits with as much rounding as the loss of any program has."""
 
 
 @contextlib.contextmanager

@@ -145,7 +145,8 @@ class Plain:
     def token_losses(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         """The :func:`smoothed_loss` of every label, [b, t]; 0 for padding."""
         logits, real = self.logits(source, target), target != PADDING
-        losses = smoothed_loss(logits, labels[real], self.smoothing, self.published_loss)
+        loss = whole_smoothed_loss if self.form.whole_targets else smoothed_loss
+        losses = loss(logits, labels[real], self.smoothing, self.published_loss)
         return logits.new_zeros(labels.shape).masked_scatter(real, losses)
 
     def logits(self, source: Tensor, target: Tensor) -> Tensor:
@@ -279,6 +280,21 @@ def smoothed_loss(
     # needs subtracting only once.
     smoothed = (1 - smoothing) * right + smoothing * others - logits.logsumexp(-1)
     return -smoothed.masked_fill(labels == PADDING, 0.0)
+
+
+def whole_smoothed_loss(
+    logits: Tensor, labels: Tensor, smoothing: float, published: bool = False
+) -> Tensor:
+    """:func:`smoothed_loss` as a sum over the vocabulary: minus the log-probability of each token times
+    its target."""
+    share = smoothing / (logits.size(-1) - 2 * published)
+    targets = torch.full_like(logits, share)
+    own = 1 - smoothing if published else 1 - smoothing + share
+    targets.scatter_(-1, labels.unsqueeze(-1), own)
+    if published:
+        targets[..., PADDING] = 0.0
+    losses = -(targets * logits.log_softmax(-1)).sum(-1)
+    return losses.masked_fill(labels == PADDING, 0.0)
 
 
 class _Layer:
