@@ -1,16 +1,23 @@
 """Floors: how far rounding alone moves a compared quantity."""
 
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from schemas.config.measurement import Statistical, Tolerance
 from schemas.results.certificates import CheckedPoint, Checks
 from tests.attacks.short_trainings import recorded, spec_of
+from tests.measure.short_runs import this_rank
+from tests.training.small_training import small_spec, store_of
 from transformer_core.certify.bounds import judge
 from transformer_core.certify.checker import _near_a_bound, moved, norm_in_32_bits
 from transformer_core.certify.floors import of_lengths, of_loss
 from transformer_core.certify.plain_models import smoothed_loss, whole_smoothed_loss
 from transformer_core.certify.replay import _between_elements
+from transformer_core.certify.short_run_worker import record
 from transformer_core.certify.tensors import distance
 
 RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
@@ -62,6 +69,22 @@ def test_a_norm_may_be_as_far_off_as_torchs_kernel(off: float, holds: bool) -> N
     checks = Checks(points=[point], gradients=[], updates=[], skipped_steps=0)
     found = judge(Tolerance(kind="tolerance"), checks).deviations
     assert next(d for d in found if d.quantity == "point_norm").holds == holds
+
+
+@pytest.mark.slow
+def test_a_large_vocabulary_costs_no_healthy_variant_its_certificate(tmp_path: Path) -> None:
+    """Sums over it round so much in 32 bits that the published step lost its certificate on real text."""
+    vocabulary, pairs = 20_000, 16
+    ids = np.random.default_rng(0).integers(3, vocabulary, (pairs, 6)).tolist()
+    sides = {side: pa.array(ids, pa.large_list(pa.uint16())) for side in ("source", "target")}
+    stores = (store_of(pairs, sides, vocabulary),) * 2
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 256, "dropout": 0.0}
+    training = {"steps": 2, "loss": {"kind": "kl_divergence"}}
+    spec = small_spec(model=sizes, training=training)
+    found = record(spec, this_rank(), stores, tmp_path, save_weights=True).trajectory.checks
+    assert found is not None
+    assert max(abs(p.norm / p.expected_norm - 1) for p in found.points) > 2e-4
+    assert [d for d in judge(Statistical(kind="statistical"), found).deviations if not d.holds] == []
 
 
 def test_norms_in_32_bits_are_those_of_the_kernel() -> None:
