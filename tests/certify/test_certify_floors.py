@@ -84,7 +84,9 @@ def test_a_large_vocabulary_costs_no_healthy_variant_its_certificate(tmp_path: P
     found = record(spec, this_rank(), stores, tmp_path, save_weights=True).trajectory.checks
     assert found is not None
     assert max(abs(p.norm / p.expected_norm - 1) for p in found.points) > 2e-4
-    assert [d for d in judge(Statistical(kind="statistical"), found).deviations if not d.holds] == []
+    assert [
+        d for d in judge(Statistical(kind="statistical"), found).deviations if not d.holds
+    ] == []
 
 
 def test_norms_in_32_bits_are_those_of_the_kernel() -> None:
