@@ -240,6 +240,30 @@ def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     assert all(tried.screened for tried in found.tried) == all_tried
 
 
+def test_a_technique_left_out_of_its_session_is_tried_if_no_other_pays(tmp_path, monkeypatch):
+    """Time was kept for a comparison that nothing needs."""
+    names = ["bf16", "fused_optimizer"]
+    tuning = Tuning(PROGRAM, tmp_path, print, 100, names)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+    groups: list[list[str]] = []
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        groups.append([name for side in plan.sides for name in side.techniques])
+        sides = {s.name: Measured(seconds=[1.0] * 4, certificate=SAME) for s in plan.sides}
+        return Outcome(0, 1, sides)
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(
+        tuning, "_fitting", lambda most, rounds, later: min(most, 1 if later else 9)
+    )
+    for name in names:
+        monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
+    found = Answer("train.py", facts=FACTS)
+    tuning._screen(found)
+    assert groups == [["bf16"], ["fused_optimizer"]]
+    assert found.left_out == []
+
+
 def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, monkeypatch):
     tuning = Tuning(PROGRAM, tmp_path, print)
     tuning.sessions = Sessions(tuning.program, tmp_path, "key")

@@ -17,11 +17,14 @@ from transformer_core.tune.answer import Answer, larger_batch, notes
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
-from transformer_core.tune.coordinator import Side
-from transformer_core.tune.facts import Watch
+from transformer_core.tune.coordinator import Program, Side, SideEnded
+from transformer_core.tune.driver import CannotObserve, learn
+from transformer_core.tune.facts import Watch, repeated_block
 from transformer_core.tune.isolation import inside, isolated
+from transformer_core.tune.order import OWN_FAULT
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.sessions import floors
+from transformer_core.tune.side import raised_here
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.kernels import KERNELS
@@ -42,6 +45,31 @@ def test_a_sketch_is_linear_and_keeps_distances_and_small_tensors():
     small = torch.arange(12.0).view(3, 4)
     assert sketch(small).tolist() == small.flatten().tolist()
     assert distance(sketch(small), sketch(small[:2])) == float("inf")
+
+
+def test_a_list_of_layers_may_lack_some():
+    def block(width: int) -> nn.Module:
+        return nn.ModuleList([None, nn.Sequential(nn.Linear(width, width)), None])
+
+    model = nn.ModuleList([block(4), None, block(4)])
+    assert repeated_block([model]) == "ModuleList"
+
+
+def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
+    log = tmp_path / "output.txt"
+    log.write_text("its last line\n")
+    with pytest.raises(AttributeError) as ours:
+        repeated_block([3])
+    with pytest.raises(ZeroDivisionError) as theirs:
+        1 / 0
+    assert raised_here(ours.value)
+    assert not raised_here(theirs.value)
+    ended = SideEnded("own", f"{OWN_FAULT}a mistake", {"place": "train.py, line 3"}, log)
+    with pytest.raises(CannotObserve) as told:
+        learn(ended, Program(("train.py",), tmp_path), None, 12, print)
+    said = str(told.value)
+    assert said.startswith("an error of this tool: a mistake (train.py, line 3); remedy: report it")
+    assert said.endswith("its last line")
 
 
 def test_a_fingerprint_sees_order_and_nesting():

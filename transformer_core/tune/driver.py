@@ -21,7 +21,7 @@ from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
 from transformer_core.tune.coordinator import LAUNCHERS, Program, Say, SideEnded
 from transformer_core.tune.isolation import TooLarge
-from transformer_core.tune.order import UNOBSERVED
+from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
 
 
 class CannotObserve(Exception):
@@ -186,5 +186,10 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
             f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least}, "
             "better some hundreds; remedy: let it train longer (more steps, epochs or "
             f"samples)\n{tail}"
+        )
+    if error.why.startswith(OWN_FAULT):
+        return (
+            f"{error.why} ({error.place.removesuffix(': ')}); remedy: report it with these lines, from "
+            f"{error.log}:\n{tail}"
         )
     return f"the {kind} itself fails: {error.place}{error.why}; its last words, from {error.log}:\n{tail}"

@@ -266,7 +266,9 @@ def repeated_block(modules: list[nn.Module]) -> str | None:
     sizes: Counter[str] = Counter()
     parts = (part for module in modules for part in module.modules())
     lists = (part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential))
-    for layer in (layer for layers in lists for layer in layers if any(layer.children())):
+    # A list may hold None where a layer is missing.
+    listed = (layer for layers in lists for layer in layers if layer is not None)
+    for layer in (layer for layer in listed if any(layer.children())):
         name = type(layer).__name__
         found[name] += 1
         sizes[name] += sum(p.numel() for p in layer.parameters())

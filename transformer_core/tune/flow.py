@@ -269,6 +269,7 @@ class Tuning:
         groups = [first, *(rest[i : i + room] for i in range(0, len(rest), room)), slow]
         rounds = 4 if self.budget.step < 2 else 2
         self.sessions.certified = partial(self._certified, answer)
+        postponed: list[Side] = []
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
             # Keep time for the shortest comparison, and for a verification once something gains.
@@ -279,25 +280,35 @@ class Tuning:
             fits = 0 if tight else self._fitting(len(group), rounds, later)
             if not fits and not tight and not promising:
                 fits = self._fitting(len(group), rounds, 0.0)  # Certificates alone are useful too.
-            for side in group[fits:]:
-                answer.tried.append(Tried((side.name,), LEFT_OUT, "for lack of time"))
-            answer.left_out += [side.name for side in group[fits:]]
-            if not fits:
-                continue
-            group = group[:fits]
-            self.expect(
-                sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
-            )
-            sides = [Side(OWN), *floors(group), *group]
-            plan = Plan(f"screen-{number + 1}", sides, 0, rounds, self.record)
-            outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
-            for side in group:
-                tried = self._tried(side, outcome)
-                answer.tried.append(tried)
-                self.noise[tried.name] = abs(log(self._tried(Side(AGAIN), outcome).screened or 1))
-                if tried.certificate and answer.first_verdict_seconds is None:
-                    answer.first_verdict_seconds = self.budget.gone
-                self.say(f"{tried.name}: {in_words(tried)}")
+            postponed += group[fits:]
+            if fits:
+                self.expect(
+                    sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
+                )
+                self._try(answer, number + 1, group[:fits], rounds)
+        # If nothing is promising, no comparison needs the time that was kept for it.
+        fits = 0
+        if not self._candidates(answer):
+            fits = self._fitting(min(room, len(postponed)), rounds, 0.0)
+        if fits:
+            self.expect(self.cost(fits, rounds))
+            self._try(answer, len(groups) + 1, postponed[:fits], rounds)
+        for side in postponed[fits:]:
+            answer.tried.append(Tried((side.name,), LEFT_OUT, "for lack of time"))
+            answer.left_out.append(side.name)
+
+    def _try(self, answer: Answer, number: int, group: list[Side], rounds: int) -> None:
+        """Tries changes in one session, the screening of this ``number``."""
+        sides = [Side(OWN), *floors(group), *group]
+        plan = Plan(f"screen-{number}", sides, 0, rounds, self.record)
+        outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
+        for side in group:
+            tried = self._tried(side, outcome)
+            answer.tried.append(tried)
+            self.noise[tried.name] = abs(log(self._tried(Side(AGAIN), outcome).screened or 1))
+            if tried.certificate and answer.first_verdict_seconds is None:
+                answer.first_verdict_seconds = self.budget.gone
+            self.say(f"{tried.name}: {in_words(tried)}")
 
     def _fitting(self, most: int, rounds: int, later: float) -> int:
         """How many changes fit into a session, at most ``most``, if ``later`` seconds must remain."""

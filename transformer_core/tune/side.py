@@ -31,7 +31,7 @@ from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import Memory, Watch, is_own, uses_gpu
 from transformer_core.tune.isolation import enter
-from transformer_core.tune.order import UNOBSERVED, Order
+from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
 from transformer_core.tune.records import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique
@@ -391,6 +391,12 @@ def place_of(error: BaseException) -> str:
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
+def raised_here(error: BaseException) -> bool:
+    """Whether code of this project raised ``error``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
+
+
 def run(order: Order, kind: type[Side] = Side) -> NoReturn:
     """Run the script of ``order`` to its end, or until the coordinator ends it."""
     os.chdir(order.directory)
@@ -420,7 +426,8 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
         who = f"rank {side.rank}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-        side.ended(f"{who}{type(error).__name__}: {error}", trace, place_of(error))
+        own = OWN_FAULT if raised_here(error) else ""
+        side.ended(f"{own}{who}{type(error).__name__}: {error}", trace, place_of(error))
         leave()
     side.ended("")
     leave()
