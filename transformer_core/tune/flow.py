@@ -274,7 +274,7 @@ class Tuning:
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
             # Keep time for the shortest comparison, and for a verification once something gains.
             later = GOOD_SESSIONS * self.comparison(1)
-            promising = bool(self._candidates(answer))
+            promising = bool(self._promising(answer))
             if promising:
                 later += LEAST_SESSIONS * self.comparison(1) * self.verify
             fits = 0 if tight else self._fitting(len(group), rounds, later)
@@ -288,7 +288,7 @@ class Tuning:
                 self._try(answer, number + 1, group[:fits], rounds)
         # If nothing is promising, no comparison needs the time that was kept for it.
         fits = 0
-        if not self._candidates(answer):
+        if not self._promising(answer):
             fits = self._fitting(min(room, len(postponed)), rounds, 0.0)
         if fits:
             self.expect(self.cost(fits, rounds))
@@ -370,13 +370,19 @@ class Tuning:
             tried.screened = exp(ratio.estimate)
         return tried
 
+    def _gained(self, answer: Answer) -> list[Tried]:
+        """The single techniques that seemed to gain, the best first."""
+        gained = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
+        return sorted(gained, key=lambda t: t.screened or 0, reverse=True)
+
+    def _promising(self, answer: Answer) -> list[Tried]:
+        """Those that gained more than the script differed from itself."""
+        return [t for t in self._gained(answer) if log(t.screened or 1) > self.noise[t.name]]
+
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
         """The best single techniques, all promising ones together, and these without those that seemed
-        to gain least. A technique is promising if it gained more than the script differed from
-        itself; if none did, the best one is."""
-        gained = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
-        gained.sort(key=lambda t: t.screened or 0, reverse=True)
-        good = [t for t in gained if log(t.screened or 1) > self.noise[t.name]] or gained[:1]
+        to gain least. If none is promising, the best one is."""
+        good = self._promising(answer) or self._gained(answer)[:1]
         best: dict[str, str] = {}
         for tried in good:
             best.setdefault(TECHNIQUES[tried.techniques[0]].group, tried.techniques[0])
