@@ -70,8 +70,8 @@ wrong_share = "rank 1 reads the share of rank 0 at the end of an epoch"
 
 
 @late(wrong_share, Feed, "_make", change=changes.DDP, ranks=2)
-def share_of_another(real, self, epoch, batch):
-    items = real(self, epoch, batch)
+def share_of_another(real, self, *place):
+    items = real(self, *place)
     held = next(items)
     for item in items:
         last = item.epoch != held.epoch
