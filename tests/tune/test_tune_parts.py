@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import isolation
 from transformer_core.tune.answer import Answer, larger_batch, notes
 from transformer_core.tune.boundaries import Boundaries
@@ -64,6 +65,9 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
         int("1") // int("0")
     assert raised_here(ours.value)
     assert not raised_here(theirs.value)
+    with pytest.raises(NotImplementedError) as on_purpose:
+        Plain.logits(None, None, None)
+    assert not raised_here(on_purpose.value)
     ended = SideEnded("own", f"{OWN_FAULT}a mistake", {"place": "train.py, line 3"}, log)
     with pytest.raises(CannotObserve) as told:
         learn(ended, Program(("train.py",), tmp_path), None, 12, print)

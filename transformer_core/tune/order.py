@@ -10,8 +10,9 @@ Boundary = Literal["optimizer", "backward"]
 
 SIDE = "TUNE_TRAINING_SIDE"  # environment variable that holds the name of a side in its processes
 UNOBSERVED = "cannot be observed: "
-OWN_FAULT = "an error of this tool: "
 """Prefix of a side's message if it cannot observe the training of its script."""
+OWN_FAULT = "an error of this tool: "
+"""Prefix of a side's message if not the script failed, but what observes it."""
 
 
 @dataclass(frozen=True)

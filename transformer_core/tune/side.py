@@ -392,9 +392,10 @@ def place_of(error: BaseException) -> str:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether code of this project raised ``error``."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
+    """Whether ``error`` is a mistake in code of this project, which raises others on purpose."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    here = Path(last.filename).is_relative_to(Path(__file__).parents[1])
+    return here and not (last.line or "").startswith("raise")
 
 
 def run(order: Order, kind: type[Side] = Side) -> NoReturn:
