@@ -1,5 +1,6 @@
 """The memory of a run: predicted, and measured."""
 
+import gc
 import subprocess
 import time
 from functools import cache
@@ -50,8 +51,9 @@ def measure(spec: RunSpec) -> Measured:
     order = AnatomyOrder(spec=spec, data=nowhere, output=nowhere, command="", steps=steps)
     program = Program(order, 0.0)
     program.process, program.stores = this_rank(), STORES
-    # A thread of gloo may still hold a message of the measurement before: freed within this one, its
-    # bytes would be missing.
+    # What the measurement before left would be freed within this one, and its bytes would be missing:
+    # FSDP leaves cycles of objects, and a thread of gloo may still hold a message.
+    gc.collect()
     time.sleep(0.2)
     found = followed(program, steps)
     return found.peak_bytes, found.step.at_peak, found.step.largest, found.step.saved_bytes

@@ -213,7 +213,7 @@ def test_gains_within_the_noise_are_not_candidates(noise, chosen, tmp_path):
     assert tuning._candidates(Answer("train.py", tried=tried, facts=FACTS))[:3] == chosen
 
 
-@pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.5, False)])
+@pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.01, True), (1.5, False)])
 def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     gain, all_tried, tmp_path, monkeypatch
 ):
@@ -346,7 +346,7 @@ def test_the_same_command_continues_after_an_interruption(tmp_path):
     "script",
     ["train.py -m x", "-m module --epochs 2", "torchrun --nproc-per-node 2 -m module --json"],
 )
-@pytest.mark.parametrize("before", ["", "--time 30s --json "])
+@pytest.mark.parametrize("before", ["", "--time 30s --json ", "--time 30s --json -- "])
 def test_options_come_before_a_script_or_module(program, script, before):
     given = program.parse((before + script).split())
     assert given.command == script.split()

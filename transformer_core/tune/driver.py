@@ -77,6 +77,8 @@ def with_script(made: argparse.ArgumentParser, arguments: list[str] | None) -> a
     given = made.parse_args(arguments)
     if given.m:
         given.command = ["-m", *given.m]
+    if given.command[:1] == ["--"]:  # as many commands allow before the command that they start
+        given.command = given.command[1:]
     if not given.command:
         made.error(f"which script? For instance: {made.prog} train.py")
     return given

@@ -59,7 +59,7 @@ from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
-FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last")
+FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last", "kept_activations")
 """The techniques with the largest gains: a small session of these gives the first certificates."""
 SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degrees of freedom
 VERIFICATIONS = 3  # sessions of the changed script against the original
@@ -274,11 +274,11 @@ class Tuning:
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
             # Keep time for the shortest comparison, and for a verification once something gains.
             later = GOOD_SESSIONS * self.comparison(1)
-            promising = bool(self._promising(answer))
-            if promising:
+            pays = self._pays(answer)
+            if pays:
                 later += LEAST_SESSIONS * self.comparison(1) * self.verify
             fits = 0 if tight else self._fitting(len(group), rounds, later)
-            if not fits and not tight and not promising:
+            if not fits and not tight and not pays:
                 fits = self._fitting(len(group), rounds, 0.0)  # Certificates alone are useful too.
             postponed += group[fits:]
             if fits:
@@ -286,9 +286,9 @@ class Tuning:
                     sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
                 )
                 self._try(answer, number + 1, group[:fits], rounds)
-        # If nothing is promising, no comparison needs the time that was kept for it.
+        # If nothing pays, no comparison needs the time that was kept for it.
         fits = 0
-        if not self._promising(answer):
+        if not self._pays(answer):
             fits = self._fitting(min(room, len(postponed)), rounds, 0.0)
         if fits:
             self.expect(self.cost(fits, rounds))
@@ -378,6 +378,10 @@ class Tuning:
     def _promising(self, answer: Answer) -> list[Tried]:
         """Those that gained more than the script differed from itself."""
         return [t for t in self._gained(answer) if log(t.screened or 1) > self.noise[t.name]]
+
+    def _pays(self, answer: Answer) -> bool:
+        """Whether one of them gained more than the margin within which speeds are the same."""
+        return any((tried.screened or 0) > 1 + self.margin for tried in self._promising(answer))
 
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
         """The best single techniques, all promising ones together, and these without those that seemed
