@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from schemas.base import seconds_of
 from schemas.config.study import Study
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
 from transformer_core.tune import command, compare
 from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.flow import Tuning, verdict_beside
+from transformer_core.tune.flow import Tuning, minutes, verdict_beside
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques import TECHNIQUES
 
@@ -83,9 +84,10 @@ def test_no_time_is_no_result(statuses, first):
 def test_more_time_is_the_remedy_only_if_time_was_short():
     times = {"ratio": 1.1, "low": 0.9, "high": 1.3, "verdict": "UNDECIDED"}
     undecided = [Tried(("bf16",), certificate=SAME, **times)]
-    short = headline(answer(tried=undecided, recommended=(), left_out=["2 of 4 sessions"]))
+    left = {"left_out": ["2 of 4 sessions"], "needs": "20min"}
+    short = headline(answer(tried=undecided, recommended=(), **left))
     whole = headline(answer(tried=undecided, recommended=()))
-    assert "--time 10min" in short
+    assert "--time 20min" in short
     assert "a quieter machine, or a" in whole
     assert "more time" not in whole
 
@@ -238,6 +240,18 @@ def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     tuning._screen(found)
     assert (found.left_out == []) == all_tried
     assert all(tried.screened for tried in found.tried) == all_tried
+    # What was left out, and the sessions of a comparison.
+    sessions = 4 * tuning.comparison(3) + 3 * tuning.comparison(1)
+    needed = budget.gone + tuning.cost(len(found.left_out), 4) * bool(found.left_out) + sessions
+    assert tuning._needed(found) == pytest.approx(needed + 10, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(10, "5min"), (301, "10min"), (2800, "60min"), (5401, "120min")]
+)
+def test_the_time_that_is_needed_is_round(seconds, words):
+    assert minutes(seconds) == words
+    assert seconds_of(words) >= seconds
 
 
 def test_a_technique_left_out_of_its_session_is_tried_if_no_other_pays(tmp_path, monkeypatch):

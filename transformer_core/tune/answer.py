@@ -75,6 +75,7 @@ class Answer:
     profiles: list[Profiled] = field(default_factory=list)
     """Profiles of the script itself and of the recommendation."""
     left_out: list[str] = field(default_factory=list)  # steps for which there was no time
+    needs: str = "10min"  # a time in which nothing would be left out
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -154,7 +155,7 @@ def headline(answer: Answer) -> str:
     if best := answer.best:
         names = listed(best.techniques)
         return f"{best.interval} times as fast, and the same training, with {names}."
-    more_time = "Give it more time (--time 10min, or time: 10min in the study)"
+    more_time = f"Give it more time (--time {answer.needs}, or time: {answer.needs} in the study)"
     if found := [t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED"]:
         likely = max(found, key=lambda t: t.ratio or 0)
         remedy = f"{more_time}, or a quieter machine."

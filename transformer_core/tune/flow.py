@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
-from math import exp, log
+from math import ceil, exp, log
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
+    REPORT_SECONDS,
     Budget,
     Measured,
     Outcome,
@@ -142,7 +143,21 @@ class Tuning:
             self._change(answer)
         self._profile(answer)
         answer.seconds = self.budget.gone
+        if answer.left_out:
+            answer.needs = minutes(max(self._needed(answer), 1.5 * self.budget.seconds))
         return answer
+
+    def _needed(self, answer: Answer) -> float:
+        """Seconds in which nothing would be left out, as far as costs are known by now."""
+        left = sum(tried.status == LEFT_OUT for tried in answer.tried)
+        room = self._most_sides(answer)
+        found = self.budget.gone + REPORT_SECONDS
+        found += sum(self.cost(min(room, left - at), 4) for at in range(0, left, room))
+        if any(tried.ratio for tried in answer.tried):
+            return found + self.comparison(1)
+        return (
+            found + SESSIONS * self.comparison(3) + VERIFICATIONS * self.verify * self.comparison(1)
+        )
 
     def _progress(self, stage: str) -> Say:
         return lambda text: self.say(f"{stage}: {text}")
@@ -519,6 +534,13 @@ class Tuning:
         tried.techniques = tuple(in_diff)
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
+
+
+def minutes(seconds: float) -> str:
+    """A round duration of at least so many seconds, for the option --time."""
+    needed = ceil(seconds / 60)
+    steps = (5, 10, 15, 20, 30, 45, 60, 90)
+    return f"{next((step for step in steps if step >= needed), 60 * ceil(needed / 60))}min"
 
 
 def in_time(seconds: float) -> str:
