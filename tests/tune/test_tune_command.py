@@ -72,7 +72,8 @@ def test_a_script_that_is_not_as_fast_as_itself_decides_nothing(low, high, verdi
     ("statuses", "first"),
     [
         (["unsupported", "left out"], "Nothing was tried"),
-        (["unsupported", "failed", "left out"], "Keep the training"),
+        (["unsupported", "failed", "left out"], "Nothing that was tried is faster"),
+        (["unsupported", "failed"], "Keep the training"),
         (["unsupported"], "Keep the training"),
     ],
 )

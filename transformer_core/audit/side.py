@@ -125,7 +125,10 @@ class Audited(Side):
         super().prepare()
         self.watcher.install()
         if self.order.side == TWIN:
-            original = torch.autograd.Function.__dict__["apply"].__func__
+            unbound = torch.autograd.Function.__dict__["apply"]  # of Python, or from torch 2.14 on of C
+
+            def original(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                return unbound.__get__(None, cls)(*args, **kwargs)
 
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 if not self.armed or cls.__module__.split(".")[0] == "torch":

@@ -175,9 +175,13 @@ def headline(answer: Answer) -> str:
             f"Nothing is certain yet: {listed(likely.techniques)} trains the same model, and was "
             f"about {likely.screened:.2f} times as fast in one session. {more_time}."
         )
-    statuses = {t.status for t in answer.tried}
-    if LEFT_OUT in statuses and statuses <= set(NOT_TRIED):
-        return f"Nothing was tried: there was no time for the first technique. {more_time}."
+    if left := sum(t.status == LEFT_OUT for t in answer.tried):
+        if all(t.status in NOT_TRIED for t in answer.tried):
+            return f"Nothing was tried: there was no time for the first technique. {more_time}."
+        return (
+            "Nothing that was tried is faster and trains the same model, but there was no time for "
+            f"{left} of the techniques. {more_time}."
+        )
     return "Keep the training as it is: nothing that trains the same model was faster."
 
 
