@@ -146,6 +146,12 @@ def test_a_real_process_reaches_its_limit(tmp_path):
     assert isinstance(large, BatchTrial)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
+def test_a_limit_below_what_a_process_needs_is_refused():
+    with pytest.raises(ValueError, match=r"margin, is 1.00 MiB, but a process has \d+\.\d+ [MG]iB"):
+        limit_memory(torch.device("cpu"), 2**20)
+
+
 @pytest.mark.parametrize(("free", "fraction"), [(24, 0.75), (10, 0.5)])
 def test_the_limit_on_a_gpu_allows_for_other_memory(monkeypatch, free, fraction):
     """torch's allocator does not count contexts, NCCL's buffers and other processes."""

@@ -34,7 +34,7 @@ from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel.registry import build_strategy
 from transformer_core.run.folder_locks import workplace
-from transformer_core.run.oom import data_bytes
+from transformer_core.run.oom import data_bytes, plain_size
 from transformer_core.run.order import Order, TrainingJob
 from transformer_core.run.supervisor import attempt
 from transformer_core.run.worker import Program
@@ -237,17 +237,28 @@ STEPS = 3
 """The optimizer creates its state in the first step, and DDP rebuilds its buckets in the second."""
 
 
+LEAST_ROOM = 64 * 2**20
+"""Bytes that a process needs on a CPU even for the smallest model: with less, it would end without a
+word."""
+
+
 def limit_memory(device: torch.device, limit: int) -> None:
     """Limits this process to ``limit`` bytes: of writable memory, or of torch's allocator on a GPU.
     Allocating more fails as on a full device.
 
-    Contexts, NCCL's buffers and other processes on the device may lower the limit further.
+    Contexts, NCCL's buffers and other processes on the device may lower the limit further. Raises
+    ValueError if the writable memory of the process itself leaves next to nothing of ``limit``.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         limit = min(limit, free + torch.cuda.memory_reserved(device))
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     else:
+        if (own := data_bytes()) + LEAST_ROOM > limit:
+            raise ValueError(
+                f"largest_batch.limit, less its margin, is {plain_size(limit)}, but a process has "
+                f"{plain_size(own)} of writable memory before it trains: raise the limit, or leave it out"
+            )
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
