@@ -60,7 +60,14 @@ from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
-FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last", "kept_activations")
+FIRST = (
+    "bf16",
+    "fused_optimizer",
+    "tf32",
+    "channels_last",
+    "kept_activations",
+    "allocator_kept",
+)
 """The techniques with the largest gains: a small session of these gives the first certificates."""
 SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degrees of freedom
 VERIFICATIONS = 3  # sessions of the changed script against the original
