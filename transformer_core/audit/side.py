@@ -125,9 +125,8 @@ class Audited(Side):
         super().prepare()
         self.watcher.install()
         if self.order.side == TWIN:
-            unbound = torch.autograd.Function.__dict__[
-                "apply"
-            ]  # of Python, or from torch 2.14 on of C
+            # A class method of Python; from torch 2.14 on, of C.
+            unbound = torch.autograd.Function.__dict__["apply"]
 
             def original(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 return unbound.__get__(None, cls)(*args, **kwargs)

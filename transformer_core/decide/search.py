@@ -157,7 +157,7 @@ def search(
         if len(combination) > 1 and combination <= {*space.parts}:
             model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
     noise = Noise.of_ratios(deviation_of_session(alone, study.comparison.sessions_least))
-    exploration = Exploration(space, bench.measure, bench.room, bench.more, model, noise)
+    exploration = Exploration(space, bench.measure, at_once(bench.room), bench.more, model, noise)
     exploration.run()
     trials = [trial for trial in bench.trials.values() if trial.parts <= {*space.parts}]
     trials.sort(key=lambda trial: -exploration.rank(trial.parts))
@@ -187,6 +187,12 @@ def search(
         **_regret(exploration, final, winner),
         **shown,
     )
+
+
+def at_once(room: int) -> int:
+    """Combinations in a session: half of those for which there is room, since what one session shows
+    is worth more to the next one than as many combinations at the same time."""
+    return min(room, max(2, room // 2))
 
 
 def deviation_of_session(alone: Mapping[str, tuple[float, float]], sessions: int) -> float:

@@ -246,7 +246,8 @@ def _remarks(answer: Answer) -> list[str]:
     if answer.patched is not None:
         found.append(f"The changed script, run against the original: {in_words(answer.patched)}.")
     if answer.left_out:
-        found.append(f"Left out for lack of time: {'; '.join(answer.left_out)}.")
+        left = "; ".join(answer.left_out)
+        found.append(f"Left out for lack of time (--time {answer.needs} should be enough): {left}.")
     shown = told(answer)
     names = [t.name for t in answer.tried if t.status == "unsupported" and t not in shown]
     if names:
