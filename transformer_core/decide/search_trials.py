@@ -21,7 +21,7 @@ from transformer_core.run.coordinator import Coordinator
 from transformer_core.run.launcher import spans_machines
 from transformer_core.study.resolve import combine
 
-FINAL_SHARE = 0.4  # fraction of the budget reserved for the final comparison
+FINAL_SHARE = 0.5  # fraction of the budget reserved for the final comparison
 
 
 @dataclass
