@@ -108,7 +108,7 @@ def test_its_interval_holds_how_much_is_lost(searches):
 
 
 def test_many_short_sessions_find_out_which_techniques_clash():
-    """What one session shows, the next one uses."""
+    """Each session can build on the results of the ones before."""
 
     def lost(sessions: int, room: int) -> float:
         studies = (Study(seed, noise=5, clashes=2) for seed in range(20))

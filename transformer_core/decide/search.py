@@ -190,8 +190,8 @@ def search(
 
 
 def at_once(room: int) -> int:
-    """Combinations in a session: half of those for which there is room, since what one session shows
-    is worth more to the next one than as many combinations at the same time."""
+    """Combinations in a session: half of those for which there is room. More sessions, each of which
+    builds on the results of the ones before, find more in the same time."""
     return min(room, max(2, room // 2))
 
 
