@@ -50,11 +50,19 @@ def test_after_a_kill_the_clock_resumes_from_its_last_save(time, file):
     assert again.spent() == pytest.approx(70.0)
 
 
-def test_a_damaged_clock_starts_from_zero(time, file):
+@pytest.mark.parametrize("content", [b'{"spent_before": 3', b"\xff\x00"])
+def test_a_damaged_clock_starts_from_zero(time, file, content):
     file.parent.mkdir()
-    file.write_text('{"spent_before": 3')
+    file.write_bytes(content)
     assert RunningClock(file, time).spent() == 0.0
     assert read_clock(file.with_name("none")) == Clock()
+
+
+def test_a_late_save_does_not_restart_a_stopped_clock(time, file):
+    clock = RunningClock(file, time)
+    clock.stop()
+    clock.beat()  # of the thread, which may have been about to save
+    assert not read_clock(file).running
 
 
 def test_jobs_of_another_host_are_forgotten(time, file, monkeypatch):

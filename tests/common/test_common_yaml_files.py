@@ -31,7 +31,8 @@ def test_values():
         "g": {"x": 1, "y": 3},
     }
     assert parse("", "f") is None
-    assert parse(json.dumps({"a": [1]}, indent="\t"), "f.json") == {"a": [1]}
+    odd = {"a": [1], "b": "\U0001f600 \\ud83d\\ude00"}
+    assert parse(json.dumps(odd, indent="\t"), "f.json") == odd
 
 
 @pytest.mark.parametrize("text", ["2020-01-01", "1:30", "010", "a {b} c", "0b", "'{x}'"])

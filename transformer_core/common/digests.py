@@ -16,10 +16,10 @@ does not protect against somebody who forges digests, too.
 writes texts as results. Few imports here: rules call this for jobs that take no time.
 """
 
-import fcntl
 import hashlib
 import json
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from transformer_core.common.files import write_text
+from transformer_core.common.files import locked, write_text
 
 if TYPE_CHECKING:
     from schemas.errors import ConfigError
@@ -50,6 +50,7 @@ class _Known(NamedTuple):
 
     xxh3: str
     witness: Path  # the file itself, or one that was made from it
+    at: str  # absolute path of the witness
 
 
 _KNOWN: dict[str, _Known] = {}  # by absolute path
@@ -102,11 +103,12 @@ def record(path: Path, made_from: Iterable[Path] | None = (), of: Path | None = 
     inputs = {place(file): digest(file) for file in made_from or () if file.exists()}
     root = _root(path)
     for name, known in _KNOWN.items() if root and made_from is not None else ():
-        if name.startswith(f"{root}/") and known.witness.absolute().as_posix() == name:
+        if name.startswith(f"{root}/") and known.at == name:
             inputs.setdefault(name.removeprefix(f"{root}/"), known.xxh3)
     inputs.pop(place(path), None)
+    entry = Entry(digest(path), inputs)
     with _manifest(path.parent, of) as files:
-        files[path.name] = Entry(digest(path), inputs)
+        files[path.name] = entry
     _forget_known(path)
 
 
@@ -123,7 +125,8 @@ def forget_all() -> None:
 
 
 def _forget_known(path: Path) -> None:
-    for name in [name for name, known in _KNOWN.items() if known.witness == path]:
+    absolute = path.absolute().as_posix()
+    for name in [name for name, known in _KNOWN.items() if known.at == absolute]:
         del _KNOWN[name]
 
 
@@ -146,14 +149,14 @@ def check(path: Path, content: bytes | None = None) -> Entry | None:
         raise _error(path, message, _OF_OTHERS)
     if folder and not f"{path.parent.absolute().as_posix()}/".endswith(f"/{folder}/"):
         raise _error(path, f"is of {folder}: it was copied to {path.parent}", _OF_OTHERS)
-    root = _root(path)
+    root, absolute = _root(path), path.absolute().as_posix()
     _forget_known(path)
     for name, other in ({place(path): value} | entry.made_from).items():
-        absolute = f"{root}/{name}" if root else name
-        known = _KNOWN.setdefault(absolute, _Known(other, path))
+        named = f"{root}/{name}" if root else name
+        known = _KNOWN.setdefault(named, _Known(other, path, absolute))
         if known.xxh3 != other:
             raise _differs(name, path, known.witness)
-    _KNOWN[path.absolute().as_posix()] = _Known(entry.xxh3, path)
+    _KNOWN[absolute] = _Known(value, path, absolute)
     return entry
 
 
@@ -172,7 +175,7 @@ def _differs(name: str, path: Path, witness: Path) -> "ConfigError":
 
 _OF_OTHERS = (
     "; if you copied it here without its folder's hidden file, copy that too, or remove the old one: "
-    f"rm {{}}/{NAME}"
+    "rm {}"
 )
 
 
@@ -180,7 +183,7 @@ def _error(path: Path, message: str, else_: str = "") -> "ConfigError":
     from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
     from transformer_core.common.endings import remake
 
-    remedy = remake(path) + else_.format(path.parent)
+    remedy = remake(path) + else_.format(shlex.quote(str(path.parent / NAME)))
     return ConfigError([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
 
 
@@ -201,18 +204,15 @@ def _manifest(folder: Path, of: Path | None = None) -> Iterator[dict[str, Entry]
     path = folder / NAME
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        with path.open("a") as lock:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                    _, files = _read(folder)
-                    yield files
-                    where = place((of or path).parent / NAME)
-                    # Elsewhere than below results/ a folder may be moved.
-                    where = "" if where.startswith("/") else where.removesuffix(NAME).rstrip("/")
-                    write_text(path, json.dumps({"of": where, "files": files}) + "\n")
-                    return
+        with locked(path) as lock, suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                _, files = _read(folder)
+                yield files
+                where = place((of or path).parent / NAME)
+                # Elsewhere than below results/ a folder may be moved.
+                where = "" if where.startswith("/") else where.removesuffix(NAME).rstrip("/")
+                write_text(path, json.dumps({"of": where, "files": files}) + "\n")
+                return
 
 
 def main(words: list[str]) -> None:

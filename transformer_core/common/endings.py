@@ -9,6 +9,7 @@ parameter of the job's rule: once it has grown, Snakemake makes the result again
 import errno
 import os
 import select
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,6 +69,8 @@ def program(main: Callable[..., Any]) -> Callable[..., int]:
 def reader_left() -> bool:
     """Whether standard output is a pipe whose reader, such as head, has ended. If so, the rest of the
     output is discarded, so that Python ends silently."""
+    if sys.stdout is None:  # closed by the caller: >&-
+        return False
     with suppress(BrokenPipeError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):  # no file, as in tests
@@ -101,8 +104,11 @@ STUDY_OPTIONS = "STUDY_OPTIONS"
 """Environment variable of a job: the options of ``snakemake`` that select its study."""
 
 
-def reproducing_command(target: str | Path) -> str:
-    return f"snakemake --cores all {target} {os.environ.get(STUDY_OPTIONS, '')}".strip()
+def reproducing_command(target: str | Path, forced: str | Path | None = None) -> str:
+    """The command that makes ``target``, and makes ``forced`` again even if it is there."""
+    force = "" if forced is None else f"--forcerun {shlex.quote(str(forced))} "
+    options = force + os.environ.get(STUDY_OPTIONS, "")
+    return f"snakemake --cores all {shlex.quote(str(target))} {options}".strip()
 
 
 def damaged(path: str | Path, error: object, field: str = WHOLE_FILE) -> ConfigError:
@@ -122,4 +128,4 @@ def unreadable(error: Exception) -> str:
 
 def remake(target: str | Path, damaged: str | Path | None = None) -> str:
     """The remedy for a damaged file of the workflow, and for the ``target`` that needs it."""
-    return f"make it again: {reproducing_command(f'{target} --forcerun {damaged or target}')}"
+    return f"make it again: {reproducing_command(target, damaged or target)}"

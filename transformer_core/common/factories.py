@@ -32,7 +32,8 @@ def function_of(setting: str, factory: str) -> Callable[..., Any]:
 def near(name: str, known: Iterable[str]) -> str:
     """A remedy for a mistyped name."""
     names = sorted(known)
-    return f"take one of {', '.join(difflib.get_close_matches(name, names, 3) or names)}"
+    close = difflib.get_close_matches(name, names, 3) or names
+    return f"take one of {', '.join(close)}" if names else "there are none to choose from"
 
 
 def wrong(setting: str, factory: str, problem: str, remedy: str) -> ValueError:

@@ -1,13 +1,15 @@
 """Files written whole or not at all, and their checksums."""
 
 import errno
+import fcntl
 import glob
 import hashlib
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 
 @contextmanager
@@ -49,6 +51,16 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[TextIO]:
+    """Creates ``path`` if necessary, and lets one process at a time into the block. On a file system
+    without locks, it lets all of them in."""
+    with path.open("a") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
 
 
 def sha256(path: Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from schemas.base import Schema
 from transformer_core.common.files import write_text
@@ -52,7 +52,7 @@ def read_clock(path: Path = CLOCK) -> Clock:
     """Reads the clock; returns a new one if the file is missing or damaged."""
     try:
         return Clock.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return Clock()
 
 
@@ -89,15 +89,15 @@ class RunningClock:
             jobs = self.clock.jobs | {rule: times}
             self.clock = self.clock.model_copy(update={"jobs": jobs})
 
-    def beat(self, running: bool = True) -> None:
+    def beat(self) -> None:
         with self._lock:
-            changes = {"seen": self._now(), "running": running}
+            changes = {"seen": self._now(), "running": not self._over.is_set()}
             self.clock = self.clock.model_copy(update=changes)
             write_text(self._path, self.clock.model_dump_json() + "\n")
 
     def stop(self) -> None:
         self._over.set()
-        self.beat(running=False)
+        self.beat()
 
     def _live(self, also: Callable[[], None]) -> None:
         while not self._over.wait(BEAT):

@@ -4,6 +4,7 @@ It refuses tags, so there are no objects; dates are text; keys are text and uniq
 as much as the value it repeats, so that a few lines cannot become millions.
 """
 
+import json
 import re
 import stat
 import time
@@ -27,6 +28,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTRUCTOR = yaml.SafeLoader("")
 _MERGE = "tag:yaml.org,2002:merge"
 _KINDS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
+_HALVES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _OTHER_NUMBER = re.compile(r"[-+]?0\d|.*:")
 """Text that YAML 1.1 reads as octal or base-60 numbers: 010 is 8 there, and 1:30 is 90."""
 
@@ -83,6 +85,8 @@ def parse(text: str, file: str | Path) -> Any:
     """The value of a text; ConfigError, with the line, if it is not allowed."""
     if str(file).endswith(".json"):
         text = text.replace("\t", " ")  # JSON has tabs between values only, YAML has none there
+        # JSON escapes a character in two halves, which YAML refuses.
+        text = _HALVES.sub(lambda found: json.loads(f'"{found[0]}"'), text)
     try:
         _check_events(text, file)
         root = yaml.compose(text, _LOADER)

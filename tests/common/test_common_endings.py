@@ -1,0 +1,32 @@
+"""The end of a job, the commands that errors name, and functions of users."""
+
+import subprocess
+import sys
+
+import pytest
+
+from transformer_core.common.endings import remake
+from transformer_core.common.factories import function_of
+
+
+def test_the_remedy_names_target_study_and_the_damaged_file(monkeypatch):
+    monkeypatch.setenv("STUDY_OPTIONS", "--configfile=my.yaml")
+    command = "snakemake --cores all a.json --forcerun b.arrow --configfile=my.yaml"
+    assert remake("a.json", "b.arrow") == f"make it again: {command}"
+    monkeypatch.delenv("STUDY_OPTIONS")
+    again = "snakemake --cores all 'my results/a.json' --forcerun 'my results/a.json'"
+    assert remake("my results/a.json") == f"make it again: {again}"
+
+
+def test_a_program_without_standard_output_ends_well():
+    code = "from transformer_core.common.endings import program; exit(program(lambda: 3)())"
+    # Closes it, as the shell does for >&-.
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(closed).returncode == 3
+
+
+def test_a_module_without_functions_has_none_to_choose_from(tmp_path, monkeypatch):
+    (tmp_path / "mine_without_functions.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="has no function make; remedy: there are none to choose"):
+        function_of("model.factory", "mine_without_functions:make")
