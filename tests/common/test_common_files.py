@@ -1,5 +1,6 @@
 """Files are written whole or not at all."""
 
+import errno
 import platform
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from transformer_core.common.files import atomic_path, sha256, write_text
+from transformer_core.common import files
+from transformer_core.common.files import atomic_path, locked, sha256, write_text
 
 
 def fail_half_way(target: Path) -> None:
@@ -47,3 +49,12 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path):
     others.touch()
     write_text(target, "whole")
     assert {path.name for path in tmp_path.iterdir()} == {"file.json", others.name}
+
+
+def test_a_file_system_without_locks_blocks_nobody(tmp_path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with locked(tmp_path / "lock") as lock:
+        assert lock.name == str(tmp_path / "lock")

@@ -167,6 +167,14 @@ def feed_threads():
     return sum(thread.name.startswith("feed") for thread in threading.enumerate())
 
 
+def test_a_gpu_gets_batches_without_a_thread(store, monkeypatch):
+    """All but the copies, which need a GPU."""
+    for copy in ("_sent", "_received"):
+        monkeypatch.setattr(Feed, copy, lambda feed, made: made)
+    found = islice(feed(store, prefetch=0, device=torch.device("cuda")).batches(), 3)
+    assert list(map(as_lists, found)) == list(map(as_lists, islice(feed(store).batches(), 3)))
+
+
 def test_error_in_the_thread_reaches_the_training(store, monkeypatch):
     make = WindowRows.batch
 

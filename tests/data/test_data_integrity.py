@@ -214,6 +214,13 @@ def test_jobs_of_a_host_share_a_copy(manifest, disk, monkeypatch):
     assert len(copies) == 4, "three shards and their manifest"
 
 
+def test_a_missing_manifest_is_named_with_its_repair(manifest, disk):
+    manifest.unlink()
+    with pytest.raises(ShardError, match=r"manifest\.json: cannot be read") as found:
+        copy_to(disk, manifest)
+    assert "--forcerun" in found.value.remedy
+
+
 def test_an_interrupted_copy_is_replaced(manifest, disk):
     place = copy_to(disk, manifest).parent
     left_over = place.rename(place.with_name(f".{place.name}.partial"))

@@ -307,7 +307,13 @@ def test_a_killed_job_resumes_and_writes_the_same_shards(
     assert len(kept) == shards
     (out / ".shard-00003.arrow.123.tmp").write_bytes(b"torn")
     encoded.clear()
-    assert same(whole, write_shards(file, tokenizer, NOT_LONG, out, 5))
+    before = ShardProgress.model_validate_json((out / "progress.json").read_text())
+    starts, start = [], job.Progress.start
+    monkeypatch.setattr(job.Progress, "start", lambda *a: starts.append(a[1:]) or start(*a))
+    found = write_shards(file, tokenizer, NOT_LONG, out, 5)
+    assert same(whole, found)
+    assert starts == [(before.next_pair,)], "the time left follows from this job's speed"
+    assert found.seconds > before.manifest.seconds > 0, "the killed job's time counts"
     assert 0 < sum(encoded) <= 40 - 5 * shards
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert contents(out) == contents(tmp_path / "whole")

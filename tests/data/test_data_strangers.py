@@ -169,6 +169,18 @@ def test_an_xz_file_with_a_large_dictionary(tmp_path):
     refused(lambda: read_lines(path), str(path), "268,435,456 bytes of memory", "xz -9")
 
 
+@pytest.mark.parametrize(("exponent", "usable"), [(18, True), (19, False)])
+def test_a_zstandard_file_with_a_large_window(tmp_path, exponent, usable):
+    """RFC 8878: a frame with a window of 2^(10 + exponent) bytes and one raw block."""
+    path, text = tmp_path / "a.zst", b"a\nb\n"
+    block = (len(text) << 3 | 1).to_bytes(3, "little")
+    path.write_bytes(bytes([0x28, 0xB5, 0x2F, 0xFD, 0, exponent << 3]) + block + text)
+    if usable:
+        assert list(read_lines(path)) == [b"a", b"b"]
+    else:
+        refused(lambda: read_lines(path), "268,435,456 bytes of memory", "zstd --long=28")
+
+
 def test_an_archive_is_not_text(tmp_path):
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -243,6 +255,18 @@ def test_a_file_that_claims_more_rows_than_it_has(tmp_path, dictionary):
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     path.write_bytes(content[:footer] + claimed[footer:])
     assert [row.source for row in rows("parquet", str(path))] == texts
+
+
+def test_a_table_of_texts_counts_each_once_and_names_its_column(tmp_path):
+    texts = ["x" * 1_000] * 100
+    path = str(write_table(tmp_path / "texts.parquet", pa.table({"text": texts})))
+    enough, few = ({"limits": {"file": size}} for size in (110_000, 90_000))
+    assert [row.target for row in rows("documents", path, **enough)] == texts
+    refused(lambda: rows("documents", path, **few), "exceeds 90,000 bytes")
+    with pytest.raises(CorpusError) as caught:
+        rows("documents", path, field="txt")
+    assert "did you mean text" in str(caught.value)
+    assert "source_field" not in str(caught.value)
 
 
 def test_rows_are_numbered_across_the_files_of_a_folder(tmp_path):

@@ -229,6 +229,15 @@ def test_job_takes_a_file_and_compares(tmp_path, capsys):
     assert f"set tokenizer.vocabulary: {size}" in capsys.readouterr().err
 
 
+def test_texts_are_counted_without_their_empty_source(tmp_path, caplog):
+    path = saved(tmp_path, BY_WORD["word_piece"]())
+    settings = {"kind": "file", "path": str(path)}
+    settings["vocabulary"] = converted(path)[0].get_vocab_size()
+    write_pairs(tmp_path / "p.arrow", [""] * 8, [*ENGLISH, *GERMAN])
+    assert run(tmp_path, settings) == 0
+    assert "does not restore 8 of 8 sentences exactly" in caplog.text
+
+
 def sentencepiece_model(folder, **options):
     sentencepiece = pytest.importorskip("sentencepiece")
     pytest.importorskip("google.protobuf")

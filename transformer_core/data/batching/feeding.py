@@ -80,7 +80,8 @@ class Feed:
         """
         made = self._make(self._batching, epoch, batch)
         if self._cuda:
-            return self._received(self._ahead(self._sent(made)))
+            sent = self._sent(made)
+            return self._received(self._ahead(sent) if self._prefetch else sent)
         return self._ahead(made) if self._prefetch else self._at_once(made)
 
     def fewer(self, pairs: int) -> GlobalBatch:

@@ -1,6 +1,5 @@
 """Downloads remote files once, resumes broken transfers, and checks SHA-256 sums."""
 
-import fcntl
 import logging
 import os
 import re
@@ -17,7 +16,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from schemas.config.data import ReadingLimits, RemoteFile
-from transformer_core.common.files import sha256
+from transformer_core.common.files import locked, sha256
 from transformer_core.common.progress import Progress
 from transformer_core.data.corpus.lines import check_regular, unreadable
 from transformer_core.data.corpus.rows import CorpusError, snippet
@@ -59,8 +58,7 @@ def fetch(
     final = folder / f"{file.sha256[:12]}-{base_name(file.url)}"
     part = final.with_name(final.name + ".part")
     folder.mkdir(parents=True, exist_ok=True)
-    with final.with_name(final.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(final.with_name(final.name + ".lock")):
         if final.exists():
             if sha256_of(final) == file.sha256:
                 return final

@@ -6,7 +6,7 @@ import json
 import lzma
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -44,7 +44,8 @@ def open_decompressed(path: Path) -> BinaryIO:
         case ".xz":
             raw = _Frames(path, partial(lzma.LZMADecompressor, memlimit=_MOST_DICTIONARY))
         case ".zst":
-            raw = _Frames(path, lambda: zstandard.ZstdDecompressor().decompressobj())
+            frames = zstandard.ZstdDecompressor(max_window_size=_MOST_DICTIONARY)
+            raw = _Frames(path, frames.decompressobj)
         case _:
             return path.open("rb", buffering=_BUFFER)
     return io.BufferedReader(raw, _BUFFER)
@@ -94,7 +95,9 @@ def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
         remedy = _REMEDY_DAMAGE
         if "memory" in str(error).lower():
             message = f"needs more than {_MOST_DICTIONARY:,} bytes of memory for decompression"
-            remedy = "compress it again with a smaller dictionary (xz -9 or less)"
+            remedy = (
+                "compress it again with a smaller dictionary (xz -9, or zstd --long=28, or less)"
+            )
         raise CorpusError(message, file=path, remedy=remedy) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -204,7 +207,7 @@ class _InvalidLineError(ValueError):
 
 def line_rows(
     path: Path,
-    parse: Callable[[bytes], tuple[str, str]],
+    parse: Callable[[bytes], Sequence[str]],
     skip: int,
     limits: ReadingLimits = _LIMITS,
 ) -> Iterator[Row]:
@@ -232,15 +235,14 @@ def split_columns(line: bytes, columns: tuple[int, int]) -> tuple[str, str]:
     return source.decode(), target.decode()
 
 
-def read_object(line: bytes, fields: tuple[str, str]) -> tuple[str, str]:
-    """Source and target of a line of JSON; ``a.b`` is field b of the object in field a."""
+def read_object(line: bytes, fields: tuple[str, ...]) -> list[str]:
+    """The texts in ``fields`` of a line of JSON; ``a.b`` is field b of the object in field a."""
     text = line.decode()
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for numbers of too many digits
         raise _InvalidLineError(f"is not JSON ({error})") from error
-    source, target = (_text_at(record, field) for field in fields)
-    return source, target
+    return [_text_at(record, field) for field in fields]
 
 
 def _text_at(record: Any, field: str) -> str:

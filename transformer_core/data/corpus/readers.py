@@ -200,12 +200,10 @@ def _file_texts(corpus: TextsCorpus, path: Path) -> Iterator[Row]:
     """Yields the texts of a file, numbered by the line or row in which they begin."""
     names = [suffix.lower() for suffix in path.suffixes]
     if names[-1:] == [".parquet"]:
-        fields = (corpus.field, corpus.field)
-        rows = one_table(path, fields, corpus.limits)
-        return (row._replace(source="") if isinstance(row, Pair) else row for row in rows)
+        return one_table(path, (corpus.field,), corpus.limits)
     if ".jsonl" in names[-2:]:
-        field = (corpus.field, corpus.field)
-        return line_rows(path, lambda line: ("", read_object(line, field)[1]), 0, corpus.limits)
+        parse = partial(read_object, fields=(corpus.field,))
+        return line_rows(path, lambda line: ("", *parse(line)), 0, corpus.limits)
     if corpus.ends == "line":
         return line_rows(path, lambda line: ("", line.decode()), 0, corpus.limits)
     return _between_blank_lines(path, corpus.limits)

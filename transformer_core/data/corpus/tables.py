@@ -23,19 +23,19 @@ _LIMITS = ReadingLimits()
 
 
 def one_table(
-    path: Path, fields: tuple[str, str], limits: ReadingLimits = _LIMITS
+    path: Path, fields: tuple[str, ...], limits: ReadingLimits = _LIMITS
 ) -> Iterator[Row]:
     """Yields the rows of a single Parquet or Arrow file."""
     return table_rows([path], str(path), fields, limits)
 
 
 def table_rows(
-    paths: list[Path], name: str, fields: tuple[str, str], limits: ReadingLimits = _LIMITS
+    paths: list[Path], name: str, fields: tuple[str, ...], limits: ReadingLimits = _LIMITS
 ) -> Iterator[Row]:
     """Yields the rows of several Parquet or Arrow files, numbered consecutively; messages call the
-    files ``name``.
+    files ``name``. ``fields`` are the columns of source and target, or that of a text.
 
-    The two columns are read as bytes, so that a single bad row can be skipped. Raises CorpusError
+    Columns are read as bytes, so that a single bad row can be skipped. Raises CorpusError
     for a file that cannot be read, lacks a column of ``fields`` or exceeds the limits.
     """
     number = 0
@@ -43,9 +43,9 @@ def table_rows(
         check_regular(path)
         try:
             for columns in _limited(_batches(path, fields), path, fields, limits, number):
-                for pair in zip(*columns, strict=True):
+                for texts in zip(*columns, strict=True):
                     number += 1
-                    yield _table_row(number, name, pair, fields)
+                    yield _table_row(number, name, texts, fields)
         except MemoryError as error:
             message = f"takes more than {limits.memory:,} bytes of memory after row {number:,}"
             remedy = "check the file, write it in smaller pieces (row groups, record batches), or "
@@ -63,11 +63,11 @@ def table_rows(
 def _limited(
     batches: Iterator[pa.RecordBatch],
     path: Path,
-    fields: tuple[str, str],
+    fields: tuple[str, ...],
     limits: ReadingLimits,
     before: int,
 ) -> Iterator[list[list[bytes | None]]]:
-    """Yields the two columns of every batch while they stay within the limits; earlier files had
+    """Yields the columns of every batch while they stay within the limits; earlier files had
     ``before`` rows.
 
     A few kilobytes of a table can expand to gigabytes: pages and buffers are compressed, and a
@@ -83,7 +83,7 @@ def _limited(
             for field in fields:
                 _check_places(batch, field)
             columns = [_column(batch, field) for field in fields]
-            total += 2 * batch.num_rows  # a row counts at least two line ends
+            total += len(fields) * batch.num_rows  # a text counts at least its line end
             for field, column in zip(fields, columns, strict=True):
                 lengths = _lengths(column)
                 total += int(lengths.sum())
@@ -108,7 +108,7 @@ def _lengths(column: pa.LargeBinaryArray) -> np.ndarray:
     return np.diff(offsets[column.offset : column.offset + len(column) + 1])
 
 
-def _batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, fields: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     if path.suffix == ".arrow":
         yield from _arrow_batches(path, fields)
         return
@@ -125,7 +125,7 @@ def _rows_at_a_time(row_bytes: float) -> int:
     return min(_ROWS, max(1, round(_BYTES / max(row_bytes, 1.0))))
 
 
-def _arrow_batches(path: Path, fields: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(path: Path, fields: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Yields the batches of an Arrow stream, as the library datasets writes it, or Arrow file."""
     with pa.OSFile(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"
@@ -169,17 +169,18 @@ def _check_places(batch: pa.RecordBatch, field: str) -> None:
 
 
 def _table_row(
-    number: int, file: str, pair: tuple[bytes | None, bytes | None], fields: tuple[str, str]
+    number: int, file: str, values: tuple[bytes | None, ...], fields: tuple[str, ...]
 ) -> Row:
     texts = []
-    for value, field in zip(pair, fields, strict=True):
+    for value, field in zip(values, fields, strict=True):
         if value is None:
             return Invalid(number, file, "", f"column {field} is null")
         try:
             texts.append(value.decode())
         except UnicodeDecodeError as error:
             return Invalid(number, file, value.decode(errors="replace"), not_utf8(error))
-    return Pair(number, *texts)
+    source = texts[0] if len(fields) > 1 else ""
+    return Pair(number, source, texts[-1])
 
 
 def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
@@ -188,7 +189,7 @@ def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
     for part in _column_path(schema, field):
         names = [child.name for child in kind] if pa.types.is_struct(kind) else []
         if part not in names:
-            remedy = f"{nearest(part, names)} (corpus.source_field, corpus.target_field)"
+            remedy = f"{nearest(part, names)} (in the section corpus)"
             raise CorpusError(f"has no column {field}", file=path, remedy=remedy)
         if names.count(part) > 1:
             remedy = "give each column a unique name"

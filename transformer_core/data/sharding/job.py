@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,7 @@ class ShardWriter:
         done = self._unfinished()
         self.next_pair = done.next_pair if done else first
         self._manifest = done.manifest if done else nothing
+        self._began = time.perf_counter() - self._manifest.seconds
         self._pending: list[tuple[Encoded, Encoded]] = []
         self._pairs = self._tokens = 0
 
@@ -157,11 +159,11 @@ class ShardWriter:
         self._update(texts=texts and texts.model_copy(update=more))
         self._append(source, target, batch.num_rows)
 
-    def finish(self, seconds: float) -> ShardManifest:
-        """Writes the remaining pairs; returns the manifest, with the ``seconds`` this job took."""
+    def finish(self) -> ShardManifest:
+        """Writes the remaining pairs; returns the manifest."""
         if self._pairs:
             self._flush()
-        self._update(seconds=self._manifest.seconds + seconds)
+        self._update(seconds=time.perf_counter() - self._began)
         return self._manifest
 
     def _update(self, **fields: Any) -> None:
@@ -250,7 +252,9 @@ class ShardWriter:
             target=add_counts([found.lengths.target, count_lengths(target.lengths)]),
         )
         shards = [*found.shards, shard]
-        self._update(pairs=found.pairs + self._pairs, lengths=lengths, shards=shards, **sums)
+        sums["pairs"] = found.pairs + self._pairs
+        seconds = time.perf_counter() - self._began
+        self._update(lengths=lengths, shards=shards, seconds=seconds, **sums)
         self._pending, self._pairs, self._tokens = [], 0, 0
 
 
@@ -318,7 +322,7 @@ class Shards(Job):
             vocabulary=tokenizer.get_vocab_size(),
             tokenizer_sha256=sha256(self.tokenizer),
             lengths=LengthHistogram(unit="tokens", source={}, target={}),
-            seconds=0.0,
+            seconds=time.perf_counter() - began,
             shards=[],
             texts=None if context is None else TextRows(context=context, texts=0, bytes=0),
         )
@@ -329,15 +333,13 @@ class Shards(Job):
         add = writer.add if context is None else writer.add_rows
         encode = partial(_encode, encoder, context)
         pieces = pairs.pieces(writer.next_pair, end, _PIECE)
-        with (
-            ThreadPoolExecutor(self.threads) as workers,
-            Progress(f"shards {description.split}", "pairs", end - first) as progress,
-        ):
-            progress.update(writer.next_pair - first)
+        progress = Progress(f"shards {description.split}", "pairs", end - first)
+        progress.start(writer.next_pair - first)
+        with closing(progress), ThreadPoolExecutor(self.threads) as workers:
             for piece, *sides in in_order(workers, encode, pieces, 2 * self.threads):
                 add(piece, *sides)
                 progress.update(piece.num_rows)
-        manifest = writer.finish(time.perf_counter() - began)
+        manifest = writer.finish()
         if jobs == 1:
             check_any_left(manifest, self.pairs, self.filter)
         write_manifest(manifest, manifest_path)

@@ -7,7 +7,6 @@ depends on the contents of the manifest, so a copy is never mistaken for another
 user's to remove.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -26,7 +25,7 @@ from schemas.results.data import LengthHistogram, Shard, ShardManifest
 from transformer_core.common import digests
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import remake, unreadable
-from transformer_core.common.files import sha256
+from transformer_core.common.files import locked, sha256
 from transformer_core.data.arrays import Integers, Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 
@@ -285,6 +284,7 @@ def copy_to(folder: Path, manifest: Path) -> Path:
 
     Raises ShardError if the shards are damaged or cannot be copied.
     """
+    shards = read_manifest(manifest).shards
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()[:16]
     place = folder / f"{manifest.parent.name}-{digest}"
     copy = place / manifest.name
@@ -292,10 +292,9 @@ def copy_to(folder: Path, manifest: Path) -> Path:
         return copy
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f".{place.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(folder / f".{place.name}.lock"):
             if not copy.exists():
-                _copy(manifest, folder / f".{place.name}.partial", place)
+                _copy(manifest, shards, folder / f".{place.name}.partial", place)
     except OSError as error:
         remedy = f"free space in {folder}, or unset {VARIABLE} to read the shards where they are"
         message = f"cannot be copied to {folder} ({error})"
@@ -303,11 +302,11 @@ def copy_to(folder: Path, manifest: Path) -> Path:
     return copy
 
 
-def _copy(manifest: Path, partial: Path, place: Path) -> None:
+def _copy(manifest: Path, shards: list[Shard], partial: Path, place: Path) -> None:
     # A leftover of a killed process, since only the holder of the lock writes here.
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        for shard in read_manifest(manifest).shards:
+        for shard in shards:
             copied = partial / shard.file
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(manifest.parent / shard.file, copied)

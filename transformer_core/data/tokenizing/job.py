@@ -72,36 +72,39 @@ def train(pairs: PairFile, settings: Tokenizer) -> tuple[Bpe, int]:
 
 
 def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
-    """Yields both sides of the pairs ``rows`` (ascending), one list per side and record batch."""
+    """Yields both sides of the pairs ``rows`` (ascending), one list per side and record batch; only
+    the second if they are texts, whose source is empty."""
     first = 0
     with Progress("read for the tokenizer", "pairs", len(rows)) as progress:
         for batch in pairs:
             start, end = np.searchsorted(rows, [first, first + batch.num_rows])
             chosen = arrow_array(rows[start:end] - first)
-            yield batch.column("source").take(chosen).to_pylist()
-            yield batch.column("target").take(chosen).to_pylist()
+            for side in ("source", "target"):
+                if any(texts := batch.column(side).take(chosen).to_pylist()):
+                    yield texts
             first += batch.num_rows
             progress.update(int(end - start))
 
 
 def take(
     pairs: PairFile, settings: TokenizerFile | SentencePieceModel
-) -> tuple[Bpe, int, int, int]:
+) -> tuple[Bpe, int, int, int, int]:
     """Converts an existing tokenizer and tries it on some pairs of the corpus. Returns it with the
-    number of pairs, the number of sentences that the original encodes differently, and the number
-    that decoding does not restore exactly.
+    number of pairs, the number of their sentences, how many of these the original encodes
+    differently, and how many decoding does not restore exactly.
     """
     tokenizer, theirs = convert(settings)
     names = special_names(tokenizer)
     assert names is not None, "convert() adds the special tokens"
     ours = speller(tokenizer, names[UNK])
     sample = evenly_spaced(len(pairs), _COMPARED)
-    different = inexact = 0
+    sentences = different = inexact = 0
     for texts in _texts(pairs, sample):
+        sentences += len(texts)
         different += sum(a != b for a, b in zip(ours(texts), theirs(texts), strict=True))
         ids = [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
         inexact += sum(a != b for a, b in zip(tokenizer.decode_batch(ids), texts, strict=True))
-    return tokenizer, len(sample), different, inexact
+    return tokenizer, len(sample), sentences, different, inexact
 
 
 def load_tokenizer(path: str | Path, expected: str | None = None) -> Bpe:
@@ -159,12 +162,12 @@ class TrainTokenizer(Job):
         settings = self.tokenizer
         began = time.perf_counter()
         pairs = PairFile(self.pairs)
-        source = different = inexact = None
+        source = sentences = different = inexact = None
         if isinstance(settings, Tokenizer):
             tokenizer, sample_pairs = train(pairs, settings)
         else:
             source = settings.path
-            tokenizer, sample_pairs, different, inexact = take(pairs, settings)
+            tokenizer, sample_pairs, sentences, different, inexact = take(pairs, settings)
         text = tokenizer.to_str()
         report = TokenizerReport(
             vocabulary=tokenizer.get_vocab_size(),
@@ -177,7 +180,7 @@ class TrainTokenizer(Job):
         )
         write_result(self.output, text)
         write_result(self.report, report.model_dump_json(indent=2) + "\n")
-        tokens, sentences = report.vocabulary, 2 * sample_pairs
+        tokens = report.vocabulary
         if tokens < settings.vocabulary:
             told = "%d tokens, fewer than the %d requested: the corpus has no more repeated pieces"
             log.warning(told, tokens, settings.vocabulary)
