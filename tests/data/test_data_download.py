@@ -93,9 +93,11 @@ def server():
 
 
 @pytest.fixture
-def get(tmp_path, server):
+def get(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(download.time, "sleep", server.pauses.append)
+
     def call(file: RemoteFile, retries: int = 3) -> Path:
-        return fetch(file, tmp_path, retries=retries, timeout=5.0, sleep=server.pauses.append)
+        return fetch(file, tmp_path, retries=retries, timeout=5.0)
 
     return call
 
@@ -237,8 +239,10 @@ def scripted(*answers: bytes) -> Iterator[str]:
 
 
 def fetch_body(url: str, folder: Path, **options: Any) -> Path:
-    usual = {"retries": 1, "timeout": 5.0, "sleep": lambda _: None}
-    return fetch(RemoteFile(url=url, sha256=OF_BODY), folder, **(usual | options))
+    usual = {"retries": 1, "timeout": 5.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download.time, "sleep", lambda _: None)
+        return fetch(RemoteFile(url=url, sha256=OF_BODY), folder, **(usual | options))
 
 
 def test_addresses_that_name_no_file(tmp_path):

@@ -13,7 +13,7 @@ CHANGES_NO_RESULT = True  # it shows progress
 
 log = logging.getLogger("transformer_core")
 
-LINE_SECONDS = 10.0  # least seconds between log lines of sessions
+LINE_SECONDS = 10.0  # least seconds between log lines
 
 
 def log_to(path: Path | None) -> None:
@@ -35,16 +35,9 @@ class Progress:
     """Counts ``unit``s of ``what``; use it as a context manager and call :meth:`update`."""
 
     def __init__(
-        self,
-        what: str,
-        unit: str,
-        total: int | None = None,
-        *,
-        show: bool = True,
-        line_seconds: float = 10.0,
+        self, what: str, unit: str, total: int | None = None, *, show: bool = True
     ) -> None:
-        self.what, self.unit, self.total = what, unit, total
-        self.show, self.line_seconds = show, line_seconds
+        self.what, self.unit, self.total, self.show = what, unit, total, show
         self.note = ""  # the text shown behind the count
         self.bar: tqdm | None = None
         self.done = self.first = 0
@@ -76,10 +69,10 @@ class Progress:
             self.bar.update(count)
 
     def line(self, due: bool = False) -> None:
-        """Logs the progress if it is ``due`` or none was logged in ``line_seconds``."""
+        """Logs the progress if it is ``due`` or none was logged for a while."""
         now = time.monotonic()
         beside_bar = self.bar is not None and log.propagate  # not to a file, but to its terminal
-        if not self.show or beside_bar or not (due or now >= self.lined + self.line_seconds):
+        if not self.show or beside_bar or not (due or now >= self.lined + LINE_SECONDS):
             return
         self.lined = now
         of = left = ""

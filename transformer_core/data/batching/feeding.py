@@ -35,6 +35,8 @@ class GlobalBatch:
 CUDA_PREFETCH = 2  # batches prepared ahead of a training on a GPU
 
 Batches = Generator[GlobalBatch, None, None]
+Sent = Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]
+"""Batches on their way to a device, each with an event at the end of its copies."""
 T = TypeVar("T")
 
 
@@ -116,11 +118,9 @@ class Feed:
             padded_tokens=rows.padded_tokens[index],
         )
 
-    def _sent(self, made: Batches) -> Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]:
-        """Starts copying batches to the device; yields each with an event at the end of its copies.
-
-        Copies from page-locked memory, on a separate stream, overlap with the training.
-        """
+    def _sent(self, made: Batches) -> Sent:
+        """Starts copying batches to the device. Copies from page-locked memory, on a separate
+        stream, overlap with the training."""
         stream = torch.cuda.Stream(self._device)
         with closing(made):
             for item in made:
@@ -130,9 +130,7 @@ class Feed:
                     ]
                 yield replace(item, micro_batches=there), stream.record_event()
 
-    def _received(
-        self, sent: Generator[tuple[GlobalBatch, torch.cuda.Event], None, None]
-    ) -> Batches:
+    def _received(self, sent: Sent) -> Batches:
         """Yields batches after telling the current stream, not the host, to wait for their copies."""
         with closing(sent):
             for item, arrived in sent:

@@ -43,7 +43,6 @@ def fetch(
     retries: int,
     timeout: float,
     most: int = ReadingLimits().download,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
     """Returns the path of ``file`` in the cache ``folder``, and downloads the file if necessary.
 
@@ -69,7 +68,7 @@ def fetch(
         )
         # The partial file may come from an older version: on a mismatch, start once from scratch.
         for _ in range(1 + part.exists()):
-            _transfer(file.url, receive, retries, sleep)
+            _transfer(file.url, receive, retries)
             found = sha256_of(part)
             if found == file.sha256:
                 os.replace(part, final)
@@ -128,9 +127,7 @@ def sha256_of(path: Path) -> str:
         raise unreadable(path, error) from error
 
 
-def _transfer(
-    url: str, receive: Callable[[], None], retries: int, sleep: Callable[[float], None]
-) -> None:
+def _transfer(url: str, receive: Callable[[], None], retries: int) -> None:
     for attempt in range(retries + 1):
         try:
             return receive()
@@ -139,7 +136,7 @@ def _transfer(
         if attempt < retries:
             pause = min(2.0**attempt, _LONGEST_PAUSE)
             LOG.warning("%s: %s; trying again in %g s", shown(url), reason, pause)
-            sleep(pause)
+            time.sleep(pause)
     raise CorpusError(
         f"cannot be downloaded, {retries + 1} attempts: {reason}",
         file=shown(url),

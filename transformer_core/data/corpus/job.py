@@ -3,7 +3,7 @@
 import gc
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -41,10 +41,13 @@ def _write_pairs(
     """Writes the pairs of ``reader`` that the filter keeps; returns their lengths in characters."""
     lengths: dict[str, Counts] = {"source": {}, "target": {}}
     with (
-        _no_collector(),
+        ExitStack() as after,
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(sink, schema) as writer,
     ):
+        # Millions of rows would trigger the collector of cycles in vain.
+        gc.disable()
+        after.callback(gc.enable)
         for batch in _kept(reader, schema, pair_filter):
             if batch.num_rows:
                 writer.write_batch(batch)
@@ -71,18 +74,6 @@ def _kept(reader: Reader, schema: pa.Schema, pair_filter: PairFilter) -> Iterato
             texts = (column.to_pylist() for column in columns.columns)
             rows = [Pair(*row) for row in zip(lines.tolist(), *texts, strict=True)]
             yield _batch(pair_filter.keep(rows), schema)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Turns off Python's cyclic garbage collector, which millions of rows would trigger in vain."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _batch(kept: list[Pair], schema: pa.Schema) -> pa.RecordBatch:

@@ -226,13 +226,12 @@ def line_rows(
             yield Invalid(number, str(path), line.decode(errors="replace"), str(error))
 
 
-def split_columns(line: bytes, columns: tuple[int, int]) -> tuple[str, str]:
+def split_columns(line: bytes, columns: tuple[int, int]) -> list[str]:
     """Source and target of a line of TSV; ``columns`` count from 1."""
     cells = line.split(b"\t")
     if len(cells) < max(columns):
         raise _InvalidLineError(f"has {len(cells)} columns, so there is no column {max(columns)}")
-    source, target = (cells[column - 1] for column in columns)
-    return source.decode(), target.decode()
+    return [cells[column - 1].decode() for column in columns]
 
 
 def read_object(line: bytes, fields: tuple[str, ...]) -> list[str]:

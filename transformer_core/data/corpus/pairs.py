@@ -7,12 +7,12 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import ValidationError
 
 from schemas.config.data import Filter, Problem
 from schemas.results.data import CorpusSplit, SkippedPair
 from transformer_core.common.digests import check
 from transformer_core.common.endings import remake
+from transformer_core.common.records import read_record
 from transformer_core.data.arrays import utf8
 from transformer_core.data.corpus.readers import Reader
 from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, snippet, where
@@ -63,16 +63,9 @@ class PairFile:
             yield from _cut(batch, size)
 
     def description(self) -> CorpusSplit:
-        """Reads the report next to the file; CorpusError if it is missing, damaged, or describes a
-        different file."""
-        path = self.path.with_suffix(".json")
-        try:
-            content = path.read_bytes()
-            check(path, content)
-            record = CorpusSplit.model_validate_json(content)
-        except (OSError, ValidationError) as error:
-            message = f"cannot be read ({error})"
-            raise CorpusError(message, file=path, remedy=remake(path)) from None
+        """Reads the report next to the file; ConfigError if it is missing or damaged, CorpusError if
+        it describes a different file."""
+        record = read_record(self.path.with_suffix(".json"), CorpusSplit)
         size = self.path.stat().st_size
         if size != record.bytes:
             raise self._error(f"has {size} bytes instead of {record.bytes}")

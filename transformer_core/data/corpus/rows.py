@@ -45,7 +45,6 @@ class CorpusError(Refusal):
     ) -> None:
         self.file = str(file)
         self.line = line
-        self.value = value
         self.remedy = remedy
         text = f"{where(self.file, line)}: {message}"
         if value is not None:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from schemas.config.data import Filter
 from schemas.errors import ConfigError
@@ -26,6 +25,7 @@ from transformer_core.common import digests
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import remake, unreadable
 from transformer_core.common.files import locked, sha256
+from transformer_core.common.records import read_record
 from transformer_core.data.arrays import Integers, Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 
@@ -203,14 +203,9 @@ def open_shards(manifest_path: str | Path) -> PairStore:
 def read_manifest(path: Path) -> ShardManifest:
     """Reads the manifest of a split; ShardError if it is missing or damaged."""
     try:
-        content = path.read_bytes()
-        digests.check(path, content)
-        return ShardManifest.model_validate_json(content)
-    except (OSError, ValidationError) as error:
-        raise ShardError(unreadable(error), path, path) from None
+        return read_record(path, ShardManifest)
     except ConfigError as error:
-        (problem,) = error.problems
-        raise ShardError(problem.message, path, path) from None
+        raise ShardError(error.problems[0].message, path, path) from None
 
 
 def check_shard(manifest: Path, shard: Shard, quick: bool = False) -> None:
