@@ -58,6 +58,16 @@ def test_a_damaged_clock_starts_from_zero(time, file, content):
     assert read_clock(file.with_name("none")) == Clock()
 
 
+def test_a_clock_of_the_host_that_is_set_back_takes_no_time_away(time, file):
+    first = RunningClock(file, time)
+    time.now += 30.0
+    first.stop()
+    second = RunningClock(file, time)
+    time.now -= 3_600.0
+    second.beat()
+    assert second.spent() == read_clock(file).spent(time.now) == pytest.approx(30.0)
+
+
 def test_a_late_save_does_not_restart_a_stopped_clock(time, file):
     clock = RunningClock(file, time)
     clock.stop()

@@ -108,6 +108,7 @@ def test_parquet_mistakes_name_the_remedy(tmp_path):
         (path, "sauce", "column target is int64, not text"),
         (str(tmp_path / "no.parquet"), "source", "is not a valid Parquet file"),
         (str(tmp_path / "nowhere.parquet"), "source", "cannot be read"),
+        (str(tmp_path), "source", "is a folder"),
     ):
         with pytest.raises(CorpusError, match=message):
             rows("parquet", name, source_field=field)

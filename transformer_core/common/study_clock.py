@@ -45,7 +45,7 @@ class Clock(Schema):
         end = self.seen
         if now is not None and self.running and now - self.seen < 10 * BEAT:
             end = max(now, end)
-        return self.spent_before + end - self.began
+        return self.spent_before + max(0.0, end - self.began)  # the host's clock may be set back
 
 
 def read_clock(path: Path = CLOCK) -> Clock:
@@ -75,7 +75,7 @@ class RunningClock:
     def spent(self) -> float:
         if not self.clock.running:
             return self.clock.spent()
-        return self.clock.spent_before + self._now() - self.clock.began
+        return self.clock.spent_before + max(0.0, self._now() - self.clock.began)
 
     def go(self, also: Callable[[], None] = lambda: None) -> None:
         """Saves the time every few seconds until this process ends, and calls ``also``."""
