@@ -7,7 +7,6 @@ as much as the value it repeats, so that a few lines cannot become millions.
 import json
 import re
 import stat
-import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,10 +18,10 @@ from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validati
 LARGEST_FILE = 1 << 20  # bytes
 DEEPEST = 20  # sections and lists within one another
 MOST_NODES = 50_000  # values, sections and lists, those that aliases repeat included
+_TOO_MANY = f"makes more than {MOST_NODES:,} values, with what aliases repeat"
+_FEWER = "write less of it, with fewer aliases"
 MOST_ALIASES = 1_000
 LONGEST_NUMBER = 60  # characters of a number
-LONGEST_TIME = 10.0
-"""Seconds for one file; a file within the other limits takes a fraction of a second."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTRUCTOR = yaml.SafeLoader("")
@@ -106,9 +105,9 @@ def parse(text: str, file: str | Path) -> Any:
 
 
 def _check_events(text: str, file: str | Path) -> None:
-    """Refuses text that is too deep for the recursive composer, and what nodes no longer show."""
-    end = time.monotonic() + LONGEST_TIME
-    depth = aliases = documents = 0
+    """Refuses text that is too deep or too long for the recursive composer, and what nodes no longer
+    show."""
+    nodes = depth = aliases = documents = 0
     for event in yaml.parse(text, _LOADER):
         assert event.start_mark is not None
         where = f"line {event.start_mark.line + 1}"
@@ -116,10 +115,10 @@ def _check_events(text: str, file: str | Path) -> None:
         aliases += isinstance(event, yaml.AliasEvent)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
+        nodes += isinstance(event, yaml.NodeEvent)
         tag = getattr(event, "tag", None)
-        if time.monotonic() > end:
-            message = f"takes longer than {LONGEST_TIME:g} s"
-            _refuse(file, where, None, message, "write less of it")
+        if nodes > MOST_NODES:
+            _refuse(file, where, None, _TOO_MANY, _FEWER)
         if documents > 1:
             _refuse(file, where, "---", "begins a second document", "keep one of them")
         if depth > DEEPEST:
@@ -141,8 +140,7 @@ class _Values:
     def of(self, node: yaml.Node, path: str) -> Any:
         self.nodes += 1
         if self.nodes > MOST_NODES:
-            message = f"makes more than {MOST_NODES:,} values, with what aliases repeat"
-            self.refuse(node, path, None, message, "write less of it, with fewer aliases")
+            self.refuse(node, path, None, _TOO_MANY, _FEWER)
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if node in self.above:

@@ -41,10 +41,10 @@ def table_rows(
     number = 0
     for path in paths:
         check_regular(path)
-        if path.is_dir():
-            remedy = "name one of its files, or use a corpus of the kind datasets"
-            raise CorpusError("is a folder, not a file", file=path, remedy=remedy)
         try:
+            if path.is_dir():
+                remedy = "name one of its files, or use a corpus of the kind datasets"
+                raise CorpusError("is a folder, not a file", file=path, remedy=remedy)
             for columns in _limited(_batches(path, fields), path, fields, limits, number):
                 for texts in zip(*columns, strict=True):
                     number += 1

@@ -88,10 +88,10 @@ def _texts(pairs: PairFile, rows: np.ndarray) -> Iterator[list[str]]:
 
 def take(
     pairs: PairFile, settings: TokenizerFile | SentencePieceModel
-) -> tuple[Bpe, int, int, int, int]:
+) -> tuple[Bpe, int, int, int]:
     """Converts an existing tokenizer and tries it on some pairs of the corpus. Returns it with the
-    number of pairs, the number of their sentences, how many of these the original encodes
-    differently, and how many decoding does not restore exactly.
+    number of pairs, the number of sentences that the original encodes differently, and the number
+    that decoding does not restore exactly; logs the last two as a warning.
     """
     tokenizer, theirs = convert(settings)
     names = special_names(tokenizer)
@@ -104,7 +104,13 @@ def take(
         different += sum(a != b for a, b in zip(ours(texts), theirs(texts), strict=True))
         ids = [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
         inexact += sum(a != b for a, b in zip(tokenizer.decode_batch(ids), texts, strict=True))
-    return tokenizer, len(sample), sentences, different, inexact
+    if different:
+        told = "%d of %d sentences are encoded differently from %s"
+        log.warning(told, different, sentences, settings.path)
+    if inexact:
+        told = "decoding does not restore %d of %d sentences exactly: BLEU uses decoded text"
+        log.warning(told, inexact, sentences)
+    return tokenizer, len(sample), different, inexact
 
 
 def load_tokenizer(path: str | Path, expected: str | None = None) -> Bpe:
@@ -162,12 +168,12 @@ class TrainTokenizer(Job):
         settings = self.tokenizer
         began = time.perf_counter()
         pairs = PairFile(self.pairs)
-        source = sentences = different = inexact = None
+        source = different = inexact = None
         if isinstance(settings, Tokenizer):
             tokenizer, sample_pairs = train(pairs, settings)
         else:
             source = settings.path
-            tokenizer, sample_pairs, sentences, different, inexact = take(pairs, settings)
+            tokenizer, sample_pairs, different, inexact = take(pairs, settings)
         text = tokenizer.to_str()
         report = TokenizerReport(
             vocabulary=tokenizer.get_vocab_size(),
@@ -184,11 +190,5 @@ class TrainTokenizer(Job):
         if tokens < settings.vocabulary:
             told = "%d tokens, fewer than the %d requested: the corpus has no more repeated pieces"
             log.warning(told, tokens, settings.vocabulary)
-        if different:
-            told = "%d of %d sentences are encoded differently from %s"
-            log.warning(told, different, sentences, source)
-        if inexact:
-            told = "decoding does not restore %d of %d sentences exactly: BLEU uses decoded text"
-            log.warning(told, inexact, sentences)
         told = "%s: %d tokens from %d pairs in %.1f s"
         log.info(told, self.output, tokens, sample_pairs, report.seconds)
