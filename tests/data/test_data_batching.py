@@ -86,7 +86,7 @@ def test_every_pair_exactly_once_in_many_windows():
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("batching", [TokenBudget(tokens=200), fixed(5), fixed(30)])
 def test_planning_can_start_at_any_batch(batching):
-    store = store_of(*normal_text(200))
+    store = store_of(*normal_text(150))
     whole = list(plan_epoch(store, batching, 3, 1))
     assert len(whole) > 4
     batches = [rows.tolist() for window in whole for rows in window.rows]

@@ -104,14 +104,6 @@ def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path):
     assert report.pairs_kept == count - 23
 
 
-def test_an_error_keeps_the_pairs_of_an_earlier_run(tmp_path):
-    read(tmp_path, corpus(tmp_path, "a\n", "b\n"))
-    before = (tmp_path / "out" / "train.arrow").read_bytes()
-    with pytest.raises(CorpusError):
-        read(tmp_path, corpus(tmp_path, "a\n\n", "b\nc\n"))
-    assert (tmp_path / "out" / "train.arrow").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [

@@ -143,7 +143,7 @@ def epoch_batches(store):
     return len(window)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_resume_equals_uninterrupted(store, prefetch):
     whole = feed(store)
     per_epoch = epoch_batches(store)

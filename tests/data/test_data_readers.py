@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from pair_files import corpus, reader, rows, text_files, write_table
+from pair_files import corpus, reader, rows, steady, text_files, write_table
 
 from schemas.config.data import SPLITS, ReadingLimits
 from transformer_core.data.corpus import lines as text_lines
@@ -170,14 +170,14 @@ def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path):
 
 @pytest.mark.slow
 def test_a_grammar_corpus_is_the_same_from_several_processes():
-    size = 999
-    grammar = corpus("grammar", train_pairs=2_500, seed=5)
+    size, count = 600, 1_300
+    grammar = corpus("grammar", train_pairs=count, seed=5)
     expected = [row[1:] for row in open_split(grammar, "train").rows()]
     for processes in (1, 2):
         columns = open_split(grammar, "train", processes=processes).columns
         assert columns is not None
         batches = list(columns(size))
-        assert max(batch.num_rows for batch in batches) == min(size, 2_500)
+        assert max(batch.num_rows for batch in batches) == size
         texts = pa.Table.from_batches(batches).to_pydict()
         assert list(zip(texts["source"], texts["target"], strict=True)) == expected
 
@@ -228,7 +228,7 @@ def test_line_ends_and_byte_order_mark(tmp_path, content, lines):
     assert list(read_lines(written(tmp_path, content))) == lines
 
 
-@settings(deadline=None)
+@steady
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line and not line.endswith(b"\r"))))
 def test_any_lines_are_read_back(tmp_path_factory, lines):
     first_is_mark = bool(lines) and lines[0].startswith(b"\xef\xbb\xbf")
@@ -268,14 +268,6 @@ def test_files_that_cannot_be_read(tmp_path):
     ):
         with pytest.raises(CorpusError, match=message):
             list(read_lines(path))
-
-
-def test_error_names_file_line_value_and_remedy():
-    error = CorpusError("is odd", file="a.txt", line=7, value="x" * 500, remedy="make it even")
-    text = str(error)
-    assert text.startswith("a.txt:7: is odd\n")
-    assert "remedy: make it even" in text
-    assert len(text) < 200
 
 
 SMALL = ReadingLimits(line=2**18, file=2**21, ratio=2.0)

@@ -40,7 +40,7 @@ def same(left, right):
     return left == right.model_copy(update={"seconds": left.seconds})
 
 
-@settings(steady, max_examples=25)
+@settings(steady, max_examples=15)
 @given(
     pairs=st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), min_size=1, max_size=12),
     per_shard=st.integers(1, 14),
@@ -134,21 +134,10 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.glob("shard-*")}
 
 
-def test_old_shards_are_deleted(tmp_path, tokenizer):
-    file, out = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN), tmp_path / "out"
-    write_shards(file, tokenizer, Filter(), out, 1)
-    first = contents(out)
-    write_shards(file, tokenizer, Filter(), out, 3)
-    assert sorted(contents(out)) == ["shard-00000.arrow", "shard-00001.arrow"]
-    write_shards(file, tokenizer, Filter(), out, 1)
-    assert contents(out) == first
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_pieces_and_threads_change_nothing(tmp_path, tokenizer, some_long, monkeypatch, threads):
+def test_pieces_and_threads_change_nothing(tmp_path, tokenizer, some_long, monkeypatch):
     whole = write_shards(some_long, tokenizer, NOT_LONG, tmp_path / "a", 13)
     monkeypatch.setattr(job, "_PIECE", 90)
-    pieces = write_shards(some_long, tokenizer, NOT_LONG, tmp_path / "b", 13, threads=threads)
+    pieces = write_shards(some_long, tokenizer, NOT_LONG, tmp_path / "b", 13, threads=3)
     assert same(pieces, whole)
     assert [shard.pairs for shard in whole.shards] == [13, 13, 6]
 
@@ -290,7 +279,7 @@ def encoded(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("shards", [1, 2, 4])
+@pytest.mark.parametrize("shards", [1, 4])
 def test_a_killed_job_resumes_and_writes_the_same_shards(
     tmp_path, tokenizer, monkeypatch, encoded, shards
 ):

@@ -26,6 +26,7 @@ from pair_files import corpus, read_split, rows, write_table
 from schemas.config.data import Filter, ReadingLimits
 from schemas.errors import Refusal
 from transformer_core.data.corpus import download, tables
+from transformer_core.data.corpus import lines as text_lines
 from transformer_core.data.corpus.lines import read_lines
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.corpus.tables import one_table
@@ -221,9 +222,9 @@ LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
         ("300,000 bytes in column source of row 3", "limits.line"),
     ),
     "more text than the file may hold": (
-        lambda: repeated("x" * 5_000, 20_000),
+        lambda: repeated("x" * 5_000, 400),
         SMALL,
-        ("exceeds 67,108,864 bytes of text after row", "limits.ratio"),
+        ("exceeds 1,048,576 bytes of text after row", "limits.ratio"),
     ),
     "rows that hold nothing": (
         lambda: pa.nulls(60_000, pa.string()),
@@ -234,7 +235,8 @@ LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_table_beyond_a_limit(tmp_path, name):
+def test_a_table_beyond_a_limit(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(text_lines, "_FREE", 2**20)
     source, limits, words = LARGE[name]
     path = write_table(tmp_path / "large.parquet", table(source()), store_schema=False)
     assert path.stat().st_size < 50_000
