@@ -90,7 +90,7 @@ def test_a_copy_of_another_run_is_refused_by_name(results):
     with pytest.raises(ConfigError, match=CHANGED):
         read_record(amp, Speed)
     shutil.copy2(ddp.with_name(NAME), amp.with_name(NAME))
-    with pytest.raises(ConfigError, match=f"is of runs/ddp: it was copied to {amp.parent}"):
+    with pytest.raises(ConfigError, match=f"belongs to runs/ddp, but was copied to {amp.parent}"):
         read_record(amp, Speed)
 
 

@@ -42,7 +42,7 @@ def test_tsv_reads_the_configured_columns(tmp_path):
     assert swapped[0] == Pair(1, "de", "en")
     found = rows("tsv", line_file(tmp_path, b"a\tb", b"only", b"\xff\tb", b"c\td"))
     assert [type(row) for row in found] == [Pair, Invalid, Invalid, Pair]
-    assert found[1] == Invalid(2, path, "only", "has 1 columns, so there is no column 2")
+    assert found[1] == Invalid(2, path, "only", "has no column 2, only 1")
 
 
 def test_jsonl_reads_nested_fields(tmp_path):
@@ -194,7 +194,7 @@ def test_grammar_corpus_knows_its_size_and_splits():
 
 def test_url_corpus_without_a_folder_names_the_remedy():
     file = {"url": "http://127.0.0.1:9/a.en", "sha256": "0" * 64}
-    with pytest.raises(CorpusError, match="give --downloads"):
+    with pytest.raises(CorpusError, match="names no folder for downloads"):
         reader("url", {"source": file, "target": file})
 
 

@@ -138,7 +138,9 @@ def test_two_columns_of_one_name(tmp_path):
     columns = pa.table([TEXTS, TEXTS, TEXTS], names=["source", "source", "target"])
     for ending in (".arrow", ".parquet"):
         path = write_table(tmp_path / f"train{ending}", columns)
-        refused(lambda path=path: one_table(path, FIELDS), str(path), "has several columns source")
+        refused(
+            lambda path=path: one_table(path, FIELDS), str(path), "has several columns named source"
+        )
 
 
 # Files that are not text, or have no end

@@ -79,7 +79,7 @@ def build(factory, **fields):
     [
         ("no_such_module:build", "there is no module no_such_module; remedy: start snakemake in"),
         ("users_model.inner:build", "there is no module users_model.inner"),
-        ("users_model:bag", "users_model has no function bag; remedy: take one of Bag"),
+        ("users_model:bag", "users_model has no function bag; remedy: choose from Bag"),
         ("users_model:number", "users_model has no function number"),
         ("users_model:nothing", "returns a NoneType, not a torch.nn.Module"),
         ("users_model:Half", "has no decode and no new_cache; remedy: define all of encode, "),

@@ -148,7 +148,7 @@ def check(path: Path, content: bytes | None = None) -> Entry | None:
         message = f"has changed since it was made: its digest is {value}, not {entry.xxh3}"
         raise _error(path, message, _OF_OTHERS)
     if folder and not f"{path.parent.absolute().as_posix()}/".endswith(f"/{folder}/"):
-        raise _error(path, f"is of {folder}: it was copied to {path.parent}", _OF_OTHERS)
+        raise _error(path, f"belongs to {folder}, but was copied to {path.parent}", _OF_OTHERS)
     root, absolute = _root(path), path.absolute().as_posix()
     _forget_known(path)
     for name, other in ({place(path): value} | entry.made_from).items():

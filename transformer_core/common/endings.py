@@ -43,7 +43,7 @@ def in_words(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     remedy = REMEDIES.get(error.errno or 0, "see what the system says")
-    return f"{error}\n    remedy: {remedy}, then give the same command again"
+    return f"{error}\n    remedy: {remedy}, then run the same command again"
 
 
 def program(main: Callable[..., Any]) -> Callable[..., int]:

@@ -33,7 +33,7 @@ def near(name: str, known: Iterable[str]) -> str:
     """A remedy for a mistyped name."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, 3) or names
-    return f"take one of {', '.join(close)}" if names else "there are none to choose from"
+    return f"choose from {', '.join(close)}" if names else "there are none to choose from"
 
 
 def wrong(setting: str, factory: str, problem: str, remedy: str) -> ValueError:

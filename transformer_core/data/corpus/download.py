@@ -138,7 +138,7 @@ def _transfer(url: str, receive: Callable[[], None], retries: int) -> None:
             LOG.warning("%s: %s; trying again in %g s", shown(url), reason, pause)
             time.sleep(pause)
     raise CorpusError(
-        f"cannot be downloaded, {retries + 1} attempts: {reason}",
+        f"cannot be downloaded (attempts: {retries + 1}): {reason}",
         file=shown(url),
         remedy="check the network, raise corpus.retries or corpus.timeout (the received part is "
         "kept), or set corpus.folder to a folder that holds the files",

@@ -188,8 +188,8 @@ def text_rows(source: Path, target: Path, limits: ReadingLimits = _LIMITS) -> It
             longer = number + sum(1 for _ in (targets if left is None else sources))
             counts = (number - 1, longer) if left is None else (longer, number - 1)
             raise CorpusError(
-                f"has {counts[0]:,} lines, but {target} has {counts[1]:,}: nothing tells which "
-                "sentence translates which",
+                f"has {counts[0]:,} lines, but {target} has {counts[1]:,}, so their "
+                "sentences cannot be paired",
                 file=source,
                 remedy="take the two files from the same release of the corpus; "
                 "only a line feed ends a line",
@@ -230,7 +230,7 @@ def split_columns(line: bytes, columns: tuple[int, int]) -> list[str]:
     """Source and target of a line of TSV; ``columns`` count from 1."""
     cells = line.split(b"\t")
     if len(cells) < max(columns):
-        raise _InvalidLineError(f"has {len(cells)} columns, so there is no column {max(columns)}")
+        raise _InvalidLineError(f"has no column {max(columns)}, only {len(cells)}")
     return [cells[column - 1].decode() for column in columns]
 
 

@@ -146,9 +146,9 @@ def _local(corpus: UrlCorpus, file: RemoteFile, downloads: Path | None) -> Path:
         return download.find(file, Path(corpus.folder))
     if downloads is None:
         raise CorpusError(
-            "must be downloaded, but no folder for downloads is given",
+            "must be downloaded, but the order names no folder for downloads",
             file=download.shown(file.url),
-            remedy="give --downloads, or set corpus.folder to a folder that holds the files",
+            remedy="set corpus.folder to a folder that holds the files",
         )
     return download.fetch(
         file, downloads, retries=corpus.retries, timeout=corpus.timeout, most=corpus.limits.download

@@ -196,7 +196,7 @@ def _check_column(path: Path, schema: pa.Schema, field: str) -> None:
             raise CorpusError(f"has no column {field}", file=path, remedy=remedy)
         if names.count(part) > 1:
             remedy = "give each column a unique name"
-            raise CorpusError(f"has several columns {part}", file=path, remedy=remedy)
+            raise CorpusError(f"has several columns named {part}", file=path, remedy=remedy)
         kind = kind.field(part).type
     text = kind.value_type if pa.types.is_dictionary(kind) else kind
     if text not in _BYTES_OF:
