@@ -82,15 +82,16 @@ def test_alias_bombs_and_long_lists_are_refused(text, words):
     assert words in refusal(text).message
 
 
-def test_records_may_be_written_in_yaml(tmp_path):
+@pytest.mark.parametrize("ending", ["yaml", "yml"])
+def test_records_may_be_written_in_yaml(tmp_path, ending):
     record = Interval(median=1.5, low=1.0, high=2.0, samples=3)
-    file = tmp_path / "found.yaml"
+    file = tmp_path / f"found.{ending}"
     file.write_text("# a comment\nmedian: 1.5\nlow: 1.0\nhigh: 2.0\nsamples: 3\n")
     assert read_record(file, Interval) == record
     (tmp_path / "found.json").write_text(record.model_dump_json())
     assert read_record(tmp_path / "found.json", Interval) == record
     file.write_text("median: [")
-    with pytest.raises(ConfigError, match=r"found\.yaml"):
+    with pytest.raises(ConfigError, match=rf"found\.{ending}:"):
         read_record(file, Interval)
 
 

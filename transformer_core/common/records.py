@@ -32,7 +32,7 @@ def read_record(path: str | Path, model: type[Record]) -> Record:
 def read_as(path: str | Path, kind: Any) -> Any:
     """The same for any type annotation."""
     path = Path(path)
-    by_a_person = path.suffix == ".yaml"
+    by_a_person = path.suffix in (".yaml", ".yml")
     try:
         if by_a_person:
             content = json.dumps(read_yaml(path)).encode()
