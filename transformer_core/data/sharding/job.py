@@ -88,10 +88,6 @@ def context_rows(texts: Encoded, context: int) -> Encoded:
     return Encoded(ids, offsets)
 
 
-def _work(inputs: list[Any]) -> str:
-    return hashlib.sha256(json.dumps([*inputs, _code()]).encode()).hexdigest()
-
-
 @cache
 def _code() -> str:
     """Fingerprint of this job's sources: work started by different code is not resumed."""
@@ -104,24 +100,22 @@ def _code() -> str:
 class ShardWriter:
     """Collects pairs; once a shard is full, writes it and records the progress.
 
-    Pairs with a side of more than ``max_tokens`` tokens are left out, or refused. ``work`` identifies
-    the work by a checksum of input, settings and code. If an earlier job left intact shards of the
-    same work, we continue after them; otherwise with the pair ``first`` and the manifest
-    ``nothing``.
+    Pairs with a side of more than ``max_tokens`` tokens are left out, or refused. ``files`` are those
+    of the corpus; ``work`` identifies the work by a checksum of input, settings and code. If an
+    earlier job left intact shards of the same work, we continue after them; otherwise with the pair
+    ``first`` and the manifest ``nothing``.
     """
 
     def __init__(
         self,
-        folder: Path,
-        rules: Filter,
+        order: "Shards",
         files: list[str],
-        pairs_per_shard: int,
         work: Callable[[], str],
         first: int,
         nothing: ShardManifest,
     ) -> None:
-        self._folder, self._rules, self._files = folder, rules, files
-        self._full, self._work = pairs_per_shard, work
+        self._folder, self._rules = order.output, order.filter
+        self._full, self._files, self._work = order.pairs_per_shard, files, work
         done = self._unfinished()
         self.next_pair = done.next_pair if done else first
         self._manifest = done.manifest if done else nothing
@@ -226,17 +220,17 @@ class ShardWriter:
         source, target = map(concatenate, zip(*self._pending, strict=True))
         found = self._manifest
         path = self._folder / f"shard-{len(found.shards):05d}.arrow"
-        tokens = {"source_tokens": len(source.ids), "target_tokens": len(target.ids)}
         try:
             with atomic_path(path) as temporary:
                 _write(temporary, source, target)
                 shard = Shard(
                     file=path.name,
                     pairs=self._pairs,
+                    source_tokens=len(source.ids),
+                    target_tokens=len(target.ids),
                     bytes=temporary.stat().st_size,
                     sha256=sha256(temporary),
                     xxh3=digest(temporary),
-                    **tokens,
                 )
         except OSError as error:
             raise CorpusError(
@@ -245,16 +239,19 @@ class ShardWriter:
                 remedy="free disk space, then run the same command again: finished shards are kept",
             ) from None
         logger.info("%s: %s pairs", path, f"{self._pairs:,}")
-        sums = {name: getattr(found, name) + count for name, count in tokens.items()}
         lengths = LengthHistogram(
             unit="tokens",
             source=add_counts([found.lengths.source, count_lengths(source.lengths)]),
             target=add_counts([found.lengths.target, count_lengths(target.lengths)]),
         )
-        shards = [*found.shards, shard]
-        sums["pairs"] = found.pairs + self._pairs
-        seconds = time.perf_counter() - self._began
-        self._update(lengths=lengths, shards=shards, seconds=seconds, **sums)
+        self._update(
+            pairs=found.pairs + shard.pairs,
+            source_tokens=found.source_tokens + shard.source_tokens,
+            target_tokens=found.target_tokens + shard.target_tokens,
+            lengths=lengths,
+            shards=[*found.shards, shard],
+            seconds=time.perf_counter() - self._began,
+        )
         self._pending, self._pairs, self._tokens = [], 0, 0
 
 
@@ -327,9 +324,12 @@ class Shards(Job):
             texts=None if context is None else TextRows(context=context, texts=0, bytes=0),
         )
         inputs = [description.sha256, nothing.tokenizer_sha256, self.filter.canonical_json()]
-        work = partial(_work, [*inputs, self.pairs_per_shard, first, end, context])
-        files, full = description.files, self.pairs_per_shard
-        writer = ShardWriter(self.output, self.filter, files, full, work, first, nothing)
+
+        def work() -> str:
+            settings = [self.pairs_per_shard, first, end, context]
+            return hashlib.sha256(json.dumps([*inputs, *settings, _code()]).encode()).hexdigest()
+
+        writer = ShardWriter(self, description.files, work, first, nothing)
         add = writer.add if context is None else writer.add_rows
         encode = partial(_encode, encoder, context)
         pieces = pairs.pieces(writer.next_pair, end, _PIECE)
