@@ -87,7 +87,7 @@ def _root(path: Path) -> str:
 def write_result(
     path: Path, text: str, made_from: Iterable[Path] | None = (), of: Path | None = None
 ) -> None:
-    """Write ``text`` as UTF-8, whole or not at all, and record its digest."""
+    """Writes ``text`` as UTF-8, whole or not at all, and records its digest."""
     # If interrupted between the two, a file has no digest rather than another file's.
     forget(path)
     write_text(path, text)
@@ -95,7 +95,7 @@ def write_result(
 
 
 def record(path: Path, made_from: Iterable[Path] | None = (), of: Path | None = None) -> None:
-    """Record the digest of a complete file. ``of`` is its future path, if it will be moved.
+    """Records the digest of a complete file. ``of`` is its future path, if it will be moved.
 
     It was made from the results that this process has read, and from ``made_from``. Missing files
     are skipped: a status, for example, needs no shards. None for a file that no job reads, whose
@@ -113,7 +113,7 @@ def record(path: Path, made_from: Iterable[Path] | None = (), of: Path | None = 
 
 
 def forget(path: Path) -> None:
-    """Remove the digest of a file that is about to be made again."""
+    """Removes the digest of a file that is about to be made again."""
     _forget_known(path)
     if path.name in _read(path.parent)[1]:
         with _manifest(path.parent) as files:

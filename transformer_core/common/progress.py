@@ -17,7 +17,7 @@ LINE_SECONDS = 10.0  # least seconds between log lines
 
 
 def log_to(path: Path | None) -> None:
-    """Send log lines to ``path`` and, unless it is a terminal, to standard error too."""
+    """Sends log lines to ``path`` and, unless it is a terminal, to standard error too."""
     log.setLevel(logging.INFO)
     log.propagate = False
     handlers: list[logging.Handler] = []
@@ -44,7 +44,7 @@ class Progress:
         self.began = self.lined = time.monotonic()
 
     def start(self, done: int = 0) -> None:
-        """Start counting, with ``done`` units already done."""
+        """Starts counting, with ``done`` units already done."""
         self.done = self.first = done
         self.began = self.lined = time.monotonic()
         if self.show and sys.stderr.isatty():
@@ -63,7 +63,7 @@ class Progress:
         self.line()
 
     def count(self, count: int) -> None:
-        """Add ``count`` units to the bar, without a line."""
+        """Adds ``count`` units to the bar, without a line."""
         self.done += count
         if self.bar is not None:
             self.bar.update(count)

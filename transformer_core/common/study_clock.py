@@ -82,7 +82,7 @@ class RunningClock:
         threading.Thread(target=self._live, args=(also,), daemon=True).start()
 
     def job_done(self, rule: str, seconds: float, share: float = 1.0) -> None:
-        """Count a job that ended well and had a ``share`` of the cores."""
+        """Counts a job that ended well and had a ``share`` of the cores."""
         with self._lock:
             old = self.clock.jobs.get(rule, JobTimes())
             times = JobTimes(count=old.count + 1, seconds=old.seconds + seconds, share=share)

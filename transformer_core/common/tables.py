@@ -23,7 +23,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table, compression: str = "snappy") -> None:
-    """Write a Parquet file, whole or not at all, and record its digest."""
+    """Writes a Parquet file, whole or not at all, and records its digest."""
     write_parts(path, table.schema, [table], compression)
 
 

@@ -18,10 +18,10 @@ from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem, from_validati
 LARGEST_FILE = 1 << 20  # bytes
 DEEPEST = 20  # sections and lists within one another
 MOST_NODES = 50_000  # values, sections and lists, those that aliases repeat included
-_TOO_MANY = f"makes more than {MOST_NODES:,} values, with what aliases repeat"
-_FEWER = "shorten it, and use fewer aliases"
 MOST_ALIASES = 1_000
 LONGEST_NUMBER = 60  # characters of a number
+_TOO_MANY = f"makes more than {MOST_NODES:,} values, with what aliases repeat"
+_FEWER = "shorten it, and use fewer aliases"
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTRUCTOR = yaml.SafeLoader("")
