@@ -35,7 +35,16 @@ def test_values():
     assert parse(json.dumps(odd, indent="\t"), "f.json") == odd
 
 
-@pytest.mark.parametrize("text", ["2020-01-01", "1:30", "010", "a {b} c", "0b", "'{x}'"])
+@pytest.mark.parametrize("text", ["1e-4", "-2E+3", "1.5e5", ".5e1"])
+def test_numbers_with_an_exponent(text):
+    assert (
+        parse(f"a: [{text}]", "f") == parse(f'{{"a": [{text}]}}', "f.json") == {"a": [float(text)]}
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["2020-01-01", "1:30", "010", "a {b} c", "0b", "'{x}'", "1e", "1e5x", "'1e5'"]
+)
 def test_lookalikes_of_numbers_and_dates_are_text(text):
     assert parse(f"a: {text}", "f") == {"a": text.strip("'")}
 

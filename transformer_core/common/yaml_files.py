@@ -30,6 +30,8 @@ _KINDS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float
 _HALVES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _OTHER_NUMBER = re.compile(r"[-+]?0\d|.*:")
 """Text that YAML 1.1 reads as octal or base-60 numbers: 010 is 8 there, and 1:30 is 90."""
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""Numbers that YAML 1.1 reads as text, unlike YAML 1.2 and JSON: 1e-4."""
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -193,7 +195,11 @@ class _Values:
     def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
         """Text, or a number, true, false or null if it looks like one."""
         text = node.value
-        if node.style or node.tag not in _KINDS or _OTHER_NUMBER.match(text):
+        if node.style or _OTHER_NUMBER.match(text):
+            return text
+        if len(text) <= LONGEST_NUMBER and _EXPONENT.fullmatch(text):
+            return float(text)
+        if node.tag not in _KINDS:
             return text
         if len(text) > LONGEST_NUMBER:
             message = f"is a number of more than {LONGEST_NUMBER} characters"
