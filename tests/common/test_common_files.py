@@ -51,10 +51,12 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"file.json", others.name}
 
 
-def test_a_file_system_without_locks_blocks_nobody(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_lets_all_in_or_is_refused(tmp_path, monkeypatch):
     def flock(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
     with locked(tmp_path / "lock") as lock:
         assert lock.name == str(tmp_path / "lock")
+    with pytest.raises(OSError, match="not implemented"), locked(tmp_path / "lock", strict=True):
+        pass

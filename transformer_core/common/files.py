@@ -7,7 +7,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -54,12 +54,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[TextIO]:
+def locked(path: Path, strict: bool = False) -> Iterator[TextIO]:
     """Creates ``path`` if necessary, and lets one process at a time into the block. On a file system
-    without locks, it lets all of them in."""
+    without locks, raises OSError if ``strict``, and lets all of them in otherwise."""
     with path.open("a") as lock:
-        with suppress(OSError):
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            if strict:
+                raise
         yield lock
 
 

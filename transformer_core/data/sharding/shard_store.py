@@ -287,7 +287,7 @@ def copy_to(folder: Path, manifest: Path) -> Path:
         return copy
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f".{place.name}.lock"):
+        with locked(folder / f".{place.name}.lock", strict=True):
             if not copy.exists():
                 _copy(manifest, shards, folder / f".{place.name}.partial", place)
     except OSError as error:
