@@ -1,9 +1,21 @@
-"""The relations and their page in the docs."""
+"""The relations, their page in the docs, and reasons why one cannot be tested."""
 
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_core.audit.relations import RELATIONS
+import pytest
+import torch
+from torch import nn
+
+from transformer_core.audit import flow
+from transformer_core.audit.probes import Probes
+from transformer_core.audit.relations import KEPT, OF_CALLS, RELATIONS
+from transformer_core.audit.replay import Call, State
+from transformer_core.audit.updates import Updates
+from transformer_core.audit.watcher import Watcher
+from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.coordinator import Program, Side
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "audit.md"
 
@@ -17,3 +29,47 @@ def test_the_page_names_each_relation_as_the_report_does():
             found[name.strip("`")] = title[0].upper() + title[1:]
     assert found == RELATIONS
     assert list(found) == list(RELATIONS), "another order"
+
+
+class Adam(torch.optim.Optimizer):
+    def step(self): ...
+
+
+class Renamed(torch.optim.AdamW): ...
+
+
+class Lars(torch.optim.SGD):
+    def step(self): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "formula"),
+    [(torch.optim.AdamW, "adamw"), (Adam, "adam"), (Renamed, "adamw"), (Lars, "")],
+)
+def test_an_optimizer_follows_the_formula_of_the_class_that_steps(kind, formula):
+    weights = [nn.Parameter(torch.ones(1))]
+    optimizer = kind(weights, {}) if kind is Adam else kind(weights, lr=0.1)
+    assert Updates(optimizer, {}).kind == formula
+
+
+def test_without_time_every_relation_of_calls_says_so(monkeypatch):
+    probes = Probes(Call(nn.Linear(1, 1), (), {}, State(), None), Watcher(Boundaries()), [])
+    monkeypatch.setattr(probes, "_again", lambda: None)
+    probes.run(end=0.0)
+    assert probes.notes.untested == dict.fromkeys(OF_CALLS, "no time was left")
+
+
+def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypatch):
+    class Run:
+        def steps(self, side, count, record): ...
+        def records(self, side): ...
+        def facts(self, side):
+            return {"without_effect": ["the script recomputes by other means"]}
+
+    monkeypatch.setattr(flow, "session", contextmanager(lambda *given: iter([Run()])))
+    monkeypatch.setattr(flow.Record, "read", lambda files: None)
+    audit = flow.Audit(Program(("train.py",), tmp_path), tmp_path, print, 10)
+    audit._without("recomputed", Side(KEPT), "recomputation", "")
+    (notes,) = audit._notes
+    assert notes.untested == {"recomputed": "the script recomputes by other means"}
+    assert not notes.tested

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from schemas.base import seconds_of
 from schemas.config.study import Study
@@ -18,6 +19,7 @@ from transformer_core.audit import __main__ as audit_command
 from transformer_core.tune import command, compare
 from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.driver import program_given
 from transformer_core.tune.flow import Tuning, minutes, verdict_beside
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques import TECHNIQUES
@@ -140,6 +142,8 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
         ("--only bf17 train.py", "no such technique; did you mean bf16"),
         (f"train.py {'x' * 20_000}", "remedy:  give at most 10000 characters"),
         ("--folder train.py train.py", "(File exists): name another with --folder"),
+        ("torchrun -m", "names no module"),
+        ("torchrun --nproc-per-node train.py", "starts an unknown number of processes"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
@@ -170,6 +174,20 @@ def test_a_study_is_named_after_folder_and_script(ended):
         "train --epochs 2": "train",
     }.items():
         assert command.script_of(line.split()) == name
+
+
+def test_the_program_of_a_command_line(ended, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for option in ("--nproc-per-node=gpu", "--nproc_per_node gpu"):
+        found = program_given(["torchrun", *option.split(), "train.py", "x"])
+        assert (found.ranks, found.command) == (8, ("train.py", "x"))
+    for name in ("one/__init__.py", "one/__main__.py", "two.py"):
+        (ended / name).parent.mkdir(exist_ok=True)
+        (ended / name).touch()
+    for factory, file in (("one:build", "one/__init__.py"), ("two:build", "two.py")):
+        assert Program((factory,), ended, factory={}).script == ended / file
+    assert Program(("-m", "one"), ended).script == ended / "one/__main__.py"
 
 
 PROGRAM = Program(("train.py",), SCRIPTS)

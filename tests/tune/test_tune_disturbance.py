@@ -10,7 +10,7 @@ from transformer_core.tune import disturbance
 BENT = {
     "module": (nn.ReLU(), 0.0),
     "in place": (nn.ReLU(inplace=True), 0.0),
-    "function": (functional.relu, 0.0),
+    "function": (lambda x: functional.leaky_relu(input=x, negative_slope=0.1), 0.1),
     "method": (lambda x: x.relu(), 0.0),
     "leaky": (nn.LeakyReLU(0.2), 0.2),
     "leaky in place": (nn.LeakyReLU(0.2, inplace=True), 0.2),
@@ -85,6 +85,20 @@ def test_windows_that_overlap(crossed):
     x = torch.randn(2, 3, 9, 9).relu().requires_grad_()
     pooled = functional.max_pool2d(x * 1, 3, stride=2, padding=1)
     assert torch.allclose(pooled, nn.MaxPool2d(3, 2, 1, return_indices=True)(x)[0], atol=1e-4)
+
+
+def test_dropout_is_off_however_its_arguments_are_given(monkeypatch):
+    for name in (*disturbance.DROPOUTS, "scaled_dot_product_attention"):
+        monkeypatch.setattr(functional, name, getattr(functional, name))
+    rates: set[float] = set()
+    disturbance.without_dropout(rates)
+    x = torch.randn(1, 2, 8, 4)
+    assert functional.dropout(x, 0.1) is functional.dropout(input=x, p=0.2) is x
+    attend, mask = functional.scaled_dot_product_attention, torch.ones(8, 8).tril() > 0
+    masked = attend(x, x, x, mask, 0.3)
+    assert torch.equal(masked, attend(query=x, key=x, value=x, attn_mask=mask, dropout_p=0.4))
+    assert torch.allclose(masked, attend(x, x, x, is_causal=True), atol=1e-6)
+    assert rates == {0.1, 0.2, 0.3, 0.4}
 
 
 @pytest.fixture

@@ -172,7 +172,9 @@ def test_weights_of_64_bits_are_recorded_as_they_were(steps):
 
 
 def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp_path):
-    command = ["torchrun", "--nproc-per-node", "2", "ranks.py", "accumulate"]
+    # Sides run at the same time, and may not share the port.
+    command = ["torchrun", "--nnodes=1", "--master-port", "29511", "--nproc-per-node", "2"]
+    command += ["ranks.py", "accumulate"]
     task = {"kind": "script", "command": command, "directory": str(SCRIPTS)}
     program = program_of(ScriptTask.model_validate(task))
     names = ("ddp_bucket_view", "ddp_buckets_100mb", "ddp_no_sync", "freed_gradients")

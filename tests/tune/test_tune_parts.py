@@ -3,6 +3,8 @@ stay unchanged."""
 
 import subprocess
 import warnings
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from transformer_core.tune.causes import explained
 from transformer_core.tune.certificate import certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn
-from transformer_core.tune.facts import Watch, repeated_block
+from transformer_core.tune.facts import Watch, bytes_of, repeated_block
 from transformer_core.tune.isolation import inside, isolated
+from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.sessions import floors
@@ -76,11 +79,33 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
     assert said.endswith("its last line")
 
 
+def test_containers_keep_their_type():
+    @dataclass(frozen=True)
+    class Frozen:
+        x: Tensor
+
+    x = torch.ones(2)
+    given = [(x,), UserDict(x=x), OrderedDict(x=x), Frozen(x), torch.max(torch.ones(2, 2), 1)]
+    for before, after in zip(given, mapped(given, lambda tensor: 2 * tensor), strict=True):
+        assert type(after) is type(before)
+        assert torch.equal(tensors(after)[0], 2 * tensors(before)[0])
+
+
+def test_the_memory_of_sparse_gradients_is_that_of_their_numbers():
+    embedding = nn.Embedding(1000, 3, sparse=True)
+    embedding(torch.tensor([1, 7])).sum().backward()
+    assert bytes_of([embedding.weight.grad, embedding.weight.grad]) == 2 * 3 * 4 + 2 * 8
+
+
 def test_a_fingerprint_sees_order_and_nesting():
     batch = torch.tensor([1, 2, 3])
     assert fingerprint({"x": batch}) == fingerprint([batch])
     assert fingerprint(batch) != fingerprint(batch.flip(0))
     assert fingerprint("no tensor") == []
+    # Missing values, which tables are padded with.
+    missing = torch.tensor([1, torch.nan, -torch.inf, torch.inf])
+    assert np.isfinite(fingerprint(missing)).all()
+    assert fingerprint(missing) != fingerprint(missing.flip(0))
     graph = torch.eye(3)
     assert fingerprint(graph.to_sparse()) == fingerprint(graph.to_sparse_csr())
     assert fingerprint(graph.to_sparse()) != fingerprint(graph.flip(0).to_sparse())
@@ -220,22 +245,49 @@ for epoch in range(3):
 """
 
 
-def test_edits_come_back_as_a_diff_that_applies(tmp_path):
-    source = source_of(tmp_path, SCRIPT, optimizer=4, call=7)
+@pytest.mark.parametrize("old", ["", "\n"])
+@pytest.mark.parametrize("new", ["\n", "\r\n"])
+def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.rstrip() + old, encoding="utf-8", newline=new)
+    place = str(tmp_path / "train.py")
+    places = {"optimizer": (place, 4), "call": (place, 7)}
+    source = Source(tmp_path, tmp_path / "train.py", places)
+    before = source.script.read_bytes()
     assert source.keyword("optimizer", ["AdamW"], fused="True")
     assert source.before_loop(["MODEL.compile()"])
     assert source.around_call("with low():", "RESULT = RESULT.float()", True)
-    assert source.script.read_text(encoding="utf-8") == SCRIPT
-    (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8")
+    assert source.script.read_bytes() == before
+    (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8", newline="")
     subprocess.run(["git", "apply", "changes.diff"], cwd=tmp_path, check=True)
     changed = source.script.read_text(encoding="utf-8")
+    assert source.script.read_bytes().count(b"\r") == (new == "\r\n") * changed.count("\n")
     assert source.files() == {Path("train.py"): changed}
+    assert changed.endswith("step(logits)" + old)
     assert "AdamW(model.parameters(), lr=1e-3, fused=True)" in changed
     assert "model.compile()\nfor epoch" in changed
     around = (
         "        with low():\n            logits = model(batch)\n        logits = logits.float()\n"
     )
     assert around in changed
+
+
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [
+        # Lines are counted as Python does.
+        ("# \x0c\nload('\u2028')\n".encode(), True),
+        ("load('\xe4')\n".encode(), True),
+        ("# -*- coding: latin-1 -*-\nload('\xe4')\n".encode("latin-1"), False),
+        ("load('\xe4')\n".encode("utf-8-sig"), False),
+    ],
+)
+def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_bytes(text)
+    source = Source(tmp_path, script, {})
+    assert source.keyword("loader", ["load"], workers="1") == edited
+    if edited:
+        assert source.files() == {Path("train.py"): text.decode().replace("')", "', workers=1)")}
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,9 @@ class Audit:
                 for each in sides:
                     run.steps(each.name, 3, record=True)
                 own, other, floor = (Record.read(run.records(s.name)) for s in sides)
+                if gone := run.facts(side.name)["without_effect"]:
+                    notes.cannot(relation, gone[0])
+                    return
         except SideEnded as error:
             notes.cannot(relation, str(error))
             return

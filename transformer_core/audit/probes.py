@@ -51,13 +51,16 @@ class Probes:
                 self.notes.cannot(relation, why)
             return
         for probe in (self.samples, self.later, self.padding, self.documents, self.precision):
-            if time.monotonic() > end:
-                self.notes.cannot(probe.__name__, "no time was left")
-                continue
+            why = "no time was left"
             try:
-                probe()
+                if time.monotonic() <= end:
+                    probe()
+                    continue
             except Exception as error:
-                self.notes.cannot(probe.__name__, refused(error))
+                why = refused(error)
+            self.notes.cannot(probe.__name__, why)
+            if probe == self.later:
+                self.notes.cannot("shift", why)
 
     def _again(self, **changes: Any) -> Result:
         changes.setdefault("evaluation", self.evaluation)
@@ -295,7 +298,9 @@ class Probes:
         under = hidden[:, shift : shift + length]
         counted = wanted[:, :length][under] == tokens[:, shift : shift + length][under]
         ignored = self.watcher.losses.ignored
-        counted &= ~torch.isin(wanted[:, :length][under], torch.tensor(list(ignored) or [-100]))
+        counted &= ~torch.isin(
+            wanted[:, :length][under], wanted.new_tensor(list(ignored) or [-100])
+        )
         if counted.numel() and bool(counted.any()):
             self.notes.found(
                 "padding",
@@ -352,7 +357,8 @@ class Probes:
         if not self.double:
             self.notes.cannot("precision", "the model does not run in 64 bits")
             return
-        evaluation = self.evaluation or not _same_masks()
+        device = next((p.device for p in self.call.inner.parameters()), torch.device("cpu"))
+        evaluation = self.evaluation or not _same_masks(device)
         formats = {p.dtype for p in self.call.inner.parameters() if p.is_floating_point()}
         formats |= {self.call.autocast} if self.call.autocast else set()
         coarse = max(formats, key=lambda f: torch.finfo(f).eps)
@@ -543,12 +549,13 @@ def _cut(whole: Tensor, part: Tensor) -> Callable[[Tensor], Tensor] | None:
     return None
 
 
-def _same_masks() -> bool:
-    """Whether dropout draws the same elements in float32 and in float64."""
+def _same_masks(device: torch.device) -> bool:
+    """Whether dropout on a device draws the same elements in float32 and in float64."""
     state = State()
     masks = []
     for kind in (torch.float32, torch.float64):
         state.restore()
-        masks.append(nn.functional.dropout(torch.ones(4096, dtype=kind), 0.5) != 0)
+        ones = torch.ones(4096, dtype=kind, device=device)
+        masks.append(nn.functional.dropout(ones, 0.5) != 0)
     state.restore()
     return bool((masks[0] == masks[1]).all())

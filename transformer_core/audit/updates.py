@@ -30,7 +30,10 @@ class Updates:
     def __init__(self, optimizer: Optimizer, names: dict[int, str]) -> None:
         self.optimizer = optimizer
         classes = [each.__name__.lower() for each in type(optimizer).__mro__]
-        # Also for classes that the user wrote; empty for any other.
+        # Also for classes that the user wrote; empty for any other. A class with another name and a step
+        # of its own, such as LARS, follows another formula than the class that it extends.
+        stepping = type(optimizer).step.__qualname__.split(".")[-2].lower()
+        classes = classes[: classes.index(stepping) + 1] if stepping in classes else []
         self.kind = next((name for name in classes if name in ("sgd", "adam", "adamw")), "")
         self.steps = 0
         self._names = names

@@ -5,6 +5,7 @@ boundary. Then all take the same steps: first those that the certificate compare
 which each side in turn trains for a few steps while the others wait, blocked in the kernel.
 """
 
+import itertools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from typing import Annotated, Any, ClassVar
 
 import psutil
 from pydantic import AfterValidator
+from torch.distributed.run import determine_local_world_size
 
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
@@ -67,16 +69,17 @@ class Program:
             return self.directory / self.command[0]
         name = self.command[1] if self.factory is None else self.command[0].partition(":")[0]
         module = self.directory.joinpath(*name.split("."))
-        return module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
+        of_package = "__main__.py" if self.factory is None else "__init__.py"
+        return module / of_package if module.is_dir() else module.with_suffix(".py")
 
     @property
     def ranks(self) -> int:
-        """Number of processes, from the options of its launcher."""
-        options = list(self.launcher)
-        for number, option in enumerate(options):
+        """Number of processes, from the options of its launcher: a number, or what torchrun counts.
+        Raises ValueError for anything else."""
+        for option, after in itertools.pairwise([*self.launcher, ""]):
             name, _, value = option.partition("=")
             if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes"):
-                return int(value or options[number + 1])
+                return determine_local_world_size(value or after)
         return 1
 
     def started(self, techniques: Sequence[str], shift: int) -> "Program":
@@ -343,8 +346,9 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     arguments = ["-m", side.module, str(home / "order.json")]
     start = [*(program.launcher or [sys.executable]), *arguments]
     if program.launcher[:1] == ("torchrun",):
-        options = _own_port(program.launcher[1:])
-        start = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
+        # Sides run at the same time: each needs a port of its own, whatever the options say.
+        own_port = "-m", "torch.distributed.run", "--standalone"
+        start = [sys.executable, *own_port, *program.launcher[1:], *arguments]
     environment = _environment(order.techniques, order.facts, program.modules)
     environment[SIDE] = side.name
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -380,13 +384,6 @@ def _edited(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[Path,
     for name in names:
         TECHNIQUES[name].edit(source, dict(facts))
     return source.files()
-
-
-def _own_port(options: tuple[str, ...]) -> list[str]:
-    """Options of torchrun with which concurrent sides use different ports."""
-    words = {option.partition("=")[0].lstrip("-").replace("_", "-") for option in options}
-    placed = {"standalone", "rdzv-endpoint", "rdzv-backend", "master-port", "nnodes"} & words
-    return list(options) if placed else ["--standalone", *options]
 
 
 def _environment(

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transformer_core.tune.boundaries import replacing
+
 NEAR = 128 * 2.0**-24
 """Inputs this close to 0, relative to the root mean square of all inputs, may fall on either side in
 32 bits. A few convolutions in another memory format differ by up to 96 units of 2**-24 (measured for
@@ -65,21 +67,21 @@ def _near(x: Tensor) -> Tensor:
 
 def _passing_on(real: Callable[..., Tensor], located: Callable[..., Any]) -> Callable[..., Tensor]:
     @wraps(real)
-    def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not _tracked(x):
-            return real(x, *args, **kwargs)
+    def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not _tracked(input):
+            return real(input, *args, **kwargs)
         with torch.no_grad():
-            largest, places = located(x, *args, **kwargs)
+            largest, places = located(input, *args, **kwargs)
             # Windows span the last one to three dimensions; places are indices into these, flattened.
             dims = int(real.__name__[-2])
-            flat, places = x.detach().flatten(-dims), places.flatten(-dims)
-            others = flat.scatter(-1, places, -torch.inf).unflatten(-1, x.shape[-dims:])
+            flat, places = input.detach().flatten(-dims), places.flatten(-dims)
+            others = flat.scatter(-1, places, -torch.inf).unflatten(-1, input.shape[-dims:])
             lead = (largest - real(others, *args, **kwargs)).flatten(-dims)
-            near = _near(x)
-            change = torch.where(lead <= near, -(lead + near), 0).to(x.dtype)
+            near = _near(input)
+            change = torch.where(lead <= near, -(lead + near), 0).to(input.dtype)
             # One input may be the maximum of several windows.
             change = torch.zeros_like(flat).scatter_reduce(-1, places, change, "amin")
-        return real(x + change.unflatten(-1, x.shape[-dims:]), *args, **kwargs)
+        return real(input + change.unflatten(-1, input.shape[-dims:]), *args, **kwargs)
 
     return function
 
@@ -88,13 +90,13 @@ def _crossing(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
     in_place = real.__name__.endswith("_")
 
     @wraps(real)
-    def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not _tracked(x):
-            return real(x, *args, **kwargs)
+    def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not _tracked(input):
+            return real(input, *args, **kwargs)
         with torch.no_grad():
-            change = torch.where(x.abs() <= _near(x), -2 * x, 0)
+            change = torch.where(input.abs() <= _near(input), -2 * input, 0)
         # The input moves, but the slope with respect to it stays 1.
-        return real(x.add_(change) if in_place else x + change, *args, **kwargs)
+        return real(input.add_(change) if in_place else input + change, *args, **kwargs)
 
     return function
 
@@ -133,6 +135,12 @@ def _place_by_place(real: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+DROPOUTS = (
+    *("dropout", "dropout1d", "dropout2d", "dropout3d"),
+    *("alpha_dropout", "feature_alpha_dropout"),
+)
+
+
 def without_dropout(rates: set[float]) -> None:
     """Disables dropout, to compare programs that draw different masks. Adds the rates that the script
     requests to ``rates``."""
@@ -142,24 +150,26 @@ def without_dropout(rates: set[float]) -> None:
         if rate and not torch.compiler.is_compiling():
             rates.add(float(rate))
 
-    def undropped(value: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def undropped(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         note(p * training)
-        return value
+        return input
 
-    for name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d"):
+    for name in DROPOUTS:
         setattr(functional, name, undropped)
-    functional.dropout3d = undropped
-    attention = functional.scaled_dot_product_attention
 
+    @replacing(functional, "scaled_dot_product_attention")
     def attend(
-        q: Any, k: Any, v: Any, mask: Any = None, dropout_p: float = 0.0, *args: Any, **more: Any
+        attention: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *args: Any,
+        **more: Any,
     ) -> Any:
-        if "attn_mask" in more:
-            mask = more.pop("attn_mask")
         note(dropout_p)
-        return attention(q, k, v, mask, 0.0, *args, **more)
-
-    functional.scaled_dot_product_attention = attend
+        return attention(query, key, value, attn_mask, 0.0, *args, **more)
 
 
 def shift_seeds(shift: int) -> None:

@@ -117,8 +117,8 @@ COMMAND_LINE = "command line"  # the source that errors name
 
 
 def program_given(command: Sequence[str], folder: Path | None = None) -> Program:
-    """The program of a command line, in ``folder`` instead of the working directory. Raises
-    ConfigError likewise."""
+    """The program of a command line, in ``folder`` instead of the working directory. Raises ConfigError
+    as :func:`program_of` does."""
     directory = None if folder is None else str(folder)
     try:
         task = ScriptTask(kind="script", command=tuple(command), directory=directory)
@@ -129,7 +129,7 @@ def program_given(command: Sequence[str], folder: Path | None = None) -> Program
 
 def program_of(task: ScriptTask, source: str = "study", field: str = "task.command") -> Program:
     """The program that a study names. Raises ConfigError, which names ``source`` and ``field``, if
-    the command has no script."""
+    the command has no script or an unknown number of processes."""
     folder = Path(task.directory or ".").resolve()
     command = list(task.command)
     launcher: list[str] = []
@@ -141,12 +141,23 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         launcher, command = command[:split], command[split:]
     if command and Path(command[0]).name.startswith("python"):
         command = command[1:]
-    script = command[0] if command else ""
-    if script != "-m" and not (folder / script).is_file():
-        problem = f"names no script in {folder}"
+    program = Program(tuple(command), folder, tuple(launcher))
+
+    def refusal(problem: str, remedy: str) -> ConfigError:
+        return ConfigError(
+            [ConfigProblem(source, field, shlex.join(task.command), problem, remedy)]
+        )
+
+    if command == ["-m"]:
+        raise refusal("names no module", "give a module after -m")
+    if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():
         remedy = "give the path of a Python file, relative to that folder"
-        raise ConfigError([ConfigProblem(source, field, shlex.join(task.command), problem, remedy)])
-    return Program(tuple(command), folder, tuple(launcher))
+        raise refusal(f"names no script in {folder}", remedy)
+    try:
+        program.ranks  # noqa: B018
+    except ValueError as error:
+        raise refusal(f"starts an unknown number of processes: {error}", "give a number") from None
+    return program
 
 
 def learn(

@@ -206,11 +206,14 @@ def uses_gpu() -> bool:
 
 
 def bytes_of(tensors: Any) -> int:
-    """Bytes of this rank's shards of tensors; shared memory counts once."""
+    """Bytes of this rank's shards of tensors; shared memory counts once. Of a sparse tensor only its
+    values and indices count."""
     found = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        found[local.data_ptr(), local.numel()] = local.numel() * local.element_size()
+        parts = [local._values(), local._indices()] if local.is_sparse else [local]
+        for part in parts:
+            found[part.data_ptr(), part.numel()] = part.numel() * part.element_size()
     return sum(found.values())
 
 

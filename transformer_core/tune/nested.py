@@ -4,7 +4,9 @@ Imports nothing else of the project: the user's modules may have any name.
 """
 
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,8 +19,19 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, tuple | list):
         items = [mapped(each, change) for each in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        found = copy(value)
+        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+        # An output of transformers is also a dictionary: its own assignment keeps both in step.
+        assign = object.__setattr__ if frozen else setattr
+        for field in fields(value):
+            assign(found, field.name, mapped(getattr(value, field.name), change))
+        return found
     if isinstance(value, dict | UserDict):  # Batches of transformers are the latter.
-        return {key: mapped(each, change) for key, each in value.items()}
+        found = copy(value)
+        for key, each in value.items():
+            found[key] = mapped(each, change)
+        return found
     return value
 
 
@@ -26,8 +39,10 @@ def tensors(value: Any, floating: bool = True) -> list[Tensor]:
     """All tensors of a structure; unless ``floating`` is False, only those of floating point."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() or not floating else []
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, tuple | list):
         return [t for each in value for t in tensors(each, floating)]
-    if hasattr(value, "values"):
-        return [t for each in value.values() for t in tensors(each, floating)]
     return []

@@ -119,17 +119,19 @@ class Source:
         found: list[str] = []
         for file in sorted(self._edits):
             name = file.relative_to(self.root).as_posix()
-            old = file.read_text(encoding="utf-8").splitlines(keepends=True)
-            new = [line + "\n" for line in self._edited(file)]
-            found += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+            end = "\r\n" if b"\r\n" in file.read_bytes() else "\n"
+            old, new = (
+                [*(f"{line}{end}" for line in lines), *([last] if last else [])]
+                for *lines, last in (self.text(file), self._edited(file))
+            )
+            for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+                whole = line.endswith("\n")
+                found.append(line if whole else f"{line}\n\\ No newline at end of file\n")
         return "".join(found)
 
     def files(self) -> dict[Path, str]:
         """The edited files, relative to ``root``, with their new text."""
-        return {
-            file.relative_to(self.root): "\n".join(self._edited(file)) + "\n"
-            for file in self._edits
-        }
+        return {file.relative_to(self.root): "\n".join(self._edited(file)) for file in self._edits}
 
     def _call(self) -> tuple[Path, ast.Module, ast.Call] | None:
         """The file, its tree and the innermost call of the model."""
@@ -155,14 +157,19 @@ class Source:
         return file, tree, min(own, key=lambda c: len(ast.unparse(c)))
 
     def tree(self, file: Path) -> ast.Module | None:
-        """The syntax tree of a file on disk; None outside ``root``."""
+        """The syntax tree of a file on disk; None outside ``root``, and for a file in another encoding
+        than UTF-8 or with a byte order mark."""
         if not file.is_file() or not file.is_relative_to(self.root):
             return None
-        return ast.parse("\n".join(self.text(file)))
+        try:
+            return ast.parse("\n".join(self.text(file)))
+        except (SyntaxError, UnicodeDecodeError):
+            return None
 
     def text(self, file: Path) -> list[str]:
+        """The lines of a file; the last one is empty if the file ends with a newline."""
         if file not in self._lines:
-            self._lines[file] = file.read_text(encoding="utf-8").splitlines()
+            self._lines[file] = file.read_text(encoding="utf-8").split("\n")
         return self._lines[file]
 
     def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:

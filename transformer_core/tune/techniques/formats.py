@@ -1,7 +1,5 @@
 """Number formats with fewer bits: autocast to 16 bits, and products in fewer bits than their operands."""
 
-import dataclasses
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from transformer_core.machine.hardware import cpu_features
 from transformer_core.tune.boundaries import wrap
 from transformer_core.tune.facts import Watch, device_of
+from transformer_core.tune.nested import mapped
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Rounding, Technique
 
@@ -55,7 +54,7 @@ class Bf16(Technique):
             self.applied += 1
             with torch.autocast(kind, dtype=self.format):
                 found = call(*args, **kwargs)
-            return _mapped(found, _as_float32)
+            return mapped(found, _as_float32)
 
         wrap(module, in_16_bits)
 
@@ -111,31 +110,13 @@ class Fp16(Bf16):
         def scaled(call: Any, *args: Any, **kwargs: Any) -> Any:
             if not (module.training and torch.is_grad_enabled()):
                 return call(*args, **kwargs)
-            found = call(*_mapped(args, leaving), **_mapped(kwargs, leaving))
-            return _mapped(found, entering)
+            found = call(*mapped(args, leaving), **mapped(kwargs, leaving))
+            return mapped(found, entering)
 
         wrap(module, scaled)
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         return False
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with ``change`` applied to each of its tensors, however they are nested. Outputs of
-    transformers and dictionaries are changed in place."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple | list):
-        items = [_mapped(each, change) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # An output of transformers is also a dictionary: assignment keeps both in step.
-        for field in dataclasses.fields(value):
-            setattr(value, field.name, _mapped(getattr(value, field.name), change))
-    elif isinstance(value, dict):
-        for key in value:
-            value[key] = _mapped(value[key], change)
-    return value
 
 
 def _as_float32(tensor: Tensor) -> Tensor:
