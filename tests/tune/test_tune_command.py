@@ -170,6 +170,7 @@ def test_a_study_is_named_after_folder_and_script(ended):
     for line, name in {
         "train.py config/small.py --lr 1": "train.py",
         "torchrun --nproc-per-node 2 src/train.py": "train.py",
+        "torchrun --nproc-per-node 2 -m train": "train",
         "-m package.train config.py": "package.train",
         "train --epochs 2": "train",
     }.items():

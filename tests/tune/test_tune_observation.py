@@ -227,6 +227,7 @@ import gc, os, pathlib, random, sys
 import numpy, torch
 
 pathlib.Path("written").write_text(os.environ["TUNE_TRAINING_SIDE"])
+print("absolute:", os.path.isabs(__file__))  # as python has it
 print(sys.argv, sys.path, os.getcwd(), os.getuid(), sorted(os.listdir()))
 print(torch.get_num_threads(), torch.rand(1), random.random(), numpy.random.rand(), gc.get_freeze_count())
 print(sys.stdin.read(), __name__, [name for name in sys.modules if name.startswith("schemas")])
@@ -260,6 +261,7 @@ def test_a_forked_side_equals_a_new_process(tmp_path, monkeypatch):
             parents[offer] = {psutil.Process(child.pid).ppid() for child in running}
     assert len(set(said.values())) == 1
     assert "0x1." in said["", OWN]
+    assert "absolute: True" in said["", OWN]
     # Both were forked by one server, or started by this process.
     assert parents["off"] == {os.getpid()} != parents[""]
     assert [path.name for path in home.iterdir()] == ["itself.py"]

@@ -5,6 +5,7 @@ import subprocess
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from transformer_core.tune.sessions import floors
 from transformer_core.tune.side import raised_here
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
+from transformer_core.tune.techniques.chunked_loss import LazyLogits
 from transformer_core.tune.techniques.kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
 from transformer_core.tune.techniques.technique import NOISE
@@ -487,6 +489,43 @@ def test_a_layout_is_set_although_the_module_overrides_to():
     layer = Layer(3, 4, 3)
     TECHNIQUES["channels_last"].module(layer)
     assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("shape", [(-1, 6), (6, -1), (2, -1), (2, 18), (2, -1, 6), (-1,)])
+def test_logits_in_another_shape_are_the_same(shape):
+    head, hidden = nn.Linear(4, 6), torch.randn(2, 3, 4)
+    found = LazyLogits(hidden, head, head).view(*shape)
+    lazy = isinstance(found, LazyLogits)
+    assert lazy == (shape in [(-1, 6), (6, -1), (2, -1, 6)])
+    torch.testing.assert_close(found.computed() if lazy else found, head(hidden).view(shape))
+
+
+def test_a_step_whose_error_the_script_catches_is_no_boundary(monkeypatch):
+    for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+        monkeypatch.setattr(import_module("torch.optim.optimizer"), name, OrderedDict())
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+
+    class Outer(torch.optim.SGD):
+        """Calls another optimizer, as wrappers do, and fails in its first step."""
+
+        def step(self):
+            if self.param_groups[0].pop("fails", False):
+                raise RuntimeError("out of memory")
+            torch.optim.SGD(self.param_groups[0]["params"], lr=0.1).step()
+
+    boundaries = Boundaries()
+    ends = []
+    boundaries.on_boundary = lambda: ends.append(boundaries.optimizers)
+    boundaries.install()
+    outer = Outer([nn.Parameter(torch.ones(1))], lr=0.1)
+    outer.param_groups[0]["fails"] = True
+    with pytest.raises(RuntimeError):
+        outer.step()
+    assert ends == []
+    outer.step()
+    outer.step()
+    assert ends == [[outer]] * 2
 
 
 def test_attention_uses_the_chosen_kernel():

@@ -7,8 +7,10 @@ call: its boundaries are the ends of ``backward``.
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -67,7 +69,8 @@ class Boundaries:
         self._call: Call = nn.Module.__call__
         self._names: dict[int, tuple[str, nn.Parameter]] = {}
         self._marks: list[tuple[nn.Parameter, float]] = []
-        self._depth = 0
+        self._depth = 0  # steps of optimizers that are running: one may call another's
+        self._outermost: FrameType | None = None
         self._begun = False
 
     def install(self) -> None:
@@ -182,6 +185,10 @@ class Boundaries:
                 self._end()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._depth and not _is_running(self._outermost):
+            self._depth = 0  # The script caught an error of that step.
+        if not self._depth:
+            self._outermost = sys._getframe(1)
         self._depth += 1
         if self._depth > 1 or self.kind != "optimizer":
             return None
@@ -225,6 +232,13 @@ class Boundaries:
     def _end(self) -> None:
         self.on_boundary()
         self.losses = []
+
+
+def _is_running(frame: FrameType | None) -> bool:
+    running: FrameType | None = sys._getframe(1)
+    while running is not None and running is not frame:
+        running = running.f_back
+    return running is not None
 
 
 def _in_backward() -> bool:

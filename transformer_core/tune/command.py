@@ -40,7 +40,7 @@ def script_of(command: Sequence[str]) -> str:
     for before, word in zip(["", *command], command, strict=False):
         if before == "-m" or word.endswith(".py"):
             return Path(word).name
-    return command[0]
+    return Path(command[0]).name
 
 
 def snakefile() -> Path:
@@ -125,9 +125,8 @@ def run(folder: Path, quiet: bool) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Tune a script; the exit status, 0 if there is an answer."""
     given = parse(arguments)
-    stem = next((Path(a).stem for a in given.command if a.endswith(".py")), None)
-    stem = stem or next((a for a in given.command if not a.startswith("-")), "script")
-    folder = (given.folder or Path(f"tuned-{stem}")).resolve()
+    script = script_of(given.command).removesuffix(".py")
+    folder = (given.folder or Path(f"tuned-{script}")).resolve()
     try:
         study = study_of(given, folder)
     except ConfigError as error:

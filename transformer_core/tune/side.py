@@ -381,14 +381,14 @@ def as_the_user_has_it() -> None:
         del sys.modules[name]
 
 
-def place_of(error: BaseException) -> str:
-    """File and line of the innermost frame of the user's code in the traceback of ``error``; empty if
-    there is none."""
+def place_of(error: BaseException, folder: str) -> str:
+    """File, relative to ``folder``, and line of the innermost frame of the user's code in the traceback
+    of ``error``; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
+    places: list[tuple[str, Any]] = [(f.filename, f.lineno) for f in frames if is_own(f.filename)]
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}"
-    own = [frame for frame in frames if is_own(frame.filename)]
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+        places.append((error.filename, error.lineno))
+    return f"{places[-1][0].removeprefix(f'{folder}/')}, line {places[-1][1]}" if places else ""
 
 
 def raised_here(error: BaseException) -> bool:
@@ -416,9 +416,10 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
             sys.path.insert(0, order.directory)
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
+            # Python makes __file__ absolute; processes that the script spawns import that file.
             sys.argv = [script, *arguments]
             sys.path.insert(0, str(Path(script).resolve().parent))
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(str(Path(order.directory, script)), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             side.ended(f"exit status {error.code}")
@@ -428,7 +429,9 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
         print(trace, file=sys.stderr)
         who = f"rank {side.rank}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
         own = OWN_FAULT if raised_here(error) else ""
-        side.ended(f"{own}{who}{type(error).__name__}: {error}", trace, place_of(error))
+        side.ended(
+            f"{own}{who}{type(error).__name__}: {error}", trace, place_of(error, order.directory)
+        )
         leave()
     side.ended("")
     leave()

@@ -7,6 +7,7 @@ the forward pass, chunk by chunk (as in Hsu et al., Liger Kernel, 2024).
 """
 
 from inspect import unwrap
+from math import prod
 from typing import Any
 
 import torch
@@ -90,9 +91,9 @@ class LazyLogits:
     def view(self, *shape: Any) -> Any:
         """Still not computed if the last dimension is unchanged."""
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        last = wanted[-1] == self.shape[-1] or (wanted[-1] == -1 and wanted[0] != -1)
-        if last and len(wanted) > 1 and -1 not in wanted[1:-1]:
-            return self._of(self.hidden.reshape(*wanted[:-1], self.hidden.size(-1)))
+        *rows, last = wanted
+        if last == self.shape[-1] or (last == -1 and prod(rows) == prod(self.shape[:-1])):
+            return self._of(self.hidden.reshape(*rows, self.hidden.size(-1)))
         return self.computed().view(*shape)
 
     reshape = view
