@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from schemas.base import seconds_of
 from schemas.config.study import Study
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
-from transformer_core.tune import command, compare
+from transformer_core.tune import command, compare, flow
 from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import program_given
@@ -95,7 +96,7 @@ def test_more_time_is_the_remedy_only_if_time_was_short():
     assert "more time" not in whole
 
 
-@pytest.mark.parametrize("report", ["train.py/report.md", "."])
+@pytest.mark.parametrize("report", ["train.py/report.md", ".", "/"])
 @pytest.mark.parametrize("program", [command, audit_command])
 def test_a_report_that_cannot_be_written_is_refused(program, report, ended, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -233,6 +234,16 @@ def test_gains_within_the_noise_are_not_candidates(noise, chosen, tmp_path):
     tried = [Tried((name,), certificate=SAME, screened=gain) for name, gain in gains.items()]
     tuning.noise = dict.fromkeys(gains, noise)
     assert tuning._candidates(Answer("train.py", tried=tried, facts=FACTS))[:3] == chosen
+
+
+def test_a_session_fits_into_the_memory_of_a_container(tmp_path, monkeypatch):
+    answer = Answer("train.py", facts=FACTS | {"memory": {"peak": 1e9}})
+    most = []
+    for limit in (1e10, 1e9):
+        monkeypatch.setattr(flow, "usable_memory_bytes", lambda limit=limit: limit)
+        monkeypatch.setattr(flow.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e12))
+        most.append(Tuning(PROGRAM, tmp_path, print)._most_sides(answer))
+    assert most == [4, 1]
 
 
 @pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.01, True), (1.5, False)])

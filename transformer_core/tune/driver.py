@@ -35,7 +35,7 @@ REFUSED = (CannotObserve, ConfigError, TooLarge, ValueError)
 def new_file(text: str) -> Path:
     """A file that a command can write later; ArgumentTypeError if it cannot."""
     path = Path(text)
-    above = next(folder for folder in path.absolute().parents if folder.exists())
+    above = next((folder for folder in path.absolute().parents if folder.exists()), path)
     if path.is_dir() or not above.is_dir() or not os.access(above, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written: name a file in another folder")
     return path

@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.nvml import cpus_near
 from transformer_core.tune.boundaries import Boundaries, replacing
@@ -253,7 +254,7 @@ class Memory:
             "weights": bytes_of([*parameters, *buffers]),
             "gradients": bytes_of(p.grad for p in parameters if p.grad is not None),
             "optimizer": bytes_of(states),
-            "room": torch.cuda.mem_get_info()[1] if gpu else psutil.virtual_memory().total,
+            "room": torch.cuda.mem_get_info()[1] if gpu else usable_memory_bytes(),
         }
 
 

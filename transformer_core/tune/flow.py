@@ -25,6 +25,7 @@ from schemas.errors import ConfigError
 from schemas.results import Interval, Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
+from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.summary import breakdown_of_files
@@ -380,7 +381,8 @@ class Tuning:
         if answer.facts["device"] == "cuda":
             free, _ = torch.cuda.mem_get_info()
         else:
-            free = psutil.virtual_memory().available
+            # A container's own limit; what it uses includes the cache of files, which does not count.
+            free = min(psutil.virtual_memory().available, usable_memory_bytes())
         return max(1, min(MOST_SIDES, int(0.8 * free / max(peak, 1)) - 4))
 
     def _tried(self, side: Side, outcome: Outcome) -> Tried:
