@@ -318,7 +318,8 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, m
     plan = Plan("screen-1", [Side("own"), Side(name, (name,))], 0, 4)
     different = Measured(certificate={"word": "different", "reason": "a loss is 1e-2 off"})
     answer = Answer("train.py", facts={"dropout": ["Dropout"]})
-    found = tuning._without_dropout(plan, Outcome(0, sides={name: different}), answer)
+    monkeypatch.setattr(tuning, "session", lambda *_: Outcome(0, sides={name: different}))
+    found = tuning._judged(plan, "", answer)
     certificate = found.sides[name].certificate
     assert certificate["word"] == "undecided"
     assert "a loss is 1e-2 off; other dropout masks may explain it" in certificate["reason"]

@@ -9,14 +9,7 @@ from pathlib import Path
 from schemas.base import seconds_of
 from transformer_core.audit.flow import Answer, Audit
 from transformer_core.audit.relations import RELATIONS
-from transformer_core.tune.driver import (
-    REFUSED,
-    answer,
-    parser,
-    program_given,
-    progress,
-    with_script,
-)
+from transformer_core.tune import driver
 
 USAGE = """examples:
   audit-training train.py --batch-size 8
@@ -28,7 +21,7 @@ audited."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    made = parser(
+    made = driver.parser(
         "audit-training",
         "Test the relations that a training must have to itself: the same run twice, a batch\nin "
         "parts, other samples, later tokens, padding, gradients, updates, formats,\nevaluation. "
@@ -36,7 +29,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "150s",
         USAGE,
     )
-    return with_script(made, arguments)
+    return driver.with_script(made, arguments)
 
 
 def headline(found: Answer) -> str:
@@ -89,15 +82,15 @@ def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as place:
         try:
-            program = program_given(given.command)
+            program = driver.program_given(given.command)
             budget = seconds_of(given.time)
-            found = Audit(program, Path(place), progress(budget), budget).run()
-        except REFUSED as error:
+            found = Audit(program, Path(place), driver.progress(budget), budget).run()
+        except driver.REFUSED as error:
             found = Answer(" ".join(given.command), "failed", str(error))
         except KeyboardInterrupt:
-            print("\nStopped.", file=sys.stderr)
+            driver.shown("\nStopped.")
             return 130
-    answer(given, asdict(found), text(found), markdown(found))
+    driver.answer(given, asdict(found), text(found), markdown(found))
     return {"clean": 0, "wrong": 1, "failed": 2}[found.status]
 
 

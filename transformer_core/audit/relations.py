@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 from transformer_core.tune.facts import is_own
@@ -101,9 +102,7 @@ class Notes:
 
 def user_line() -> str:
     """The innermost line of the user's code that is running now."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, line in walk_stack(sys._getframe(1)):
         if is_own(frame.f_code.co_filename):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+            return f"{Path(frame.f_code.co_filename).name}:{line}"
     return "the script"

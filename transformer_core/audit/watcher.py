@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.stepping import Stepping, parameters_of
-from transformer_core.tune.boundaries import Boundaries, plain_name, replacing
+from transformer_core.tune.boundaries import Boundaries, members, plain_name, replacing
 from transformer_core.tune.nested import tensors
 from transformer_core.tune.records import Sketch, distance, norm, sketch
 
@@ -235,11 +235,7 @@ class Watcher:
     # -- names ---------------------------------------------------------------------------------
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        found = []
-        for number, key in enumerate(self.modes):
-            head = f"{number}." if number else ""
-            found += [(head + plain_name(n), p) for n, p in self.roots[key].named_parameters()]
-        return found
+        return list(members((self.roots[key] for key in self.modes), "parameters"))
 
     def parameter_name(self, parameter: Tensor) -> str:
         return next((n for n, p in self.named() if p is parameter), "a tensor")

@@ -8,8 +8,9 @@ call: its boundaries are the ends of ``backward``.
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -87,7 +88,7 @@ class Boundaries:
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Name and parameter of everything that the optimizers update, always in the same order.
         Without an optimizer: the parameters of all modules that were called."""
-        for name, parameter in self._named("named_parameters"):
+        for name, parameter in members(self.modules, "parameters"):
             self._names.setdefault(id(parameter), (name, parameter))
         seen: set[int] = set()
         if self.optimizers:
@@ -105,20 +106,13 @@ class Boundaries:
     def orphans(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Name and parameter of the modules' parameters that no optimizer updates."""
         updated = {id(parameter) for _, parameter in self.parameters()}
-        for name, parameter in self._named("named_parameters"):
+        for name, parameter in members(self.modules, "parameters"):
             if id(parameter) not in updated:
                 yield name, parameter
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Name and buffer of the modules' floating-point buffers."""
-        return (each for each in self._named("named_buffers") if each[1].is_floating_point())
-
-    def _named(self, members: str) -> Iterator[tuple[str, Any]]:
-        """Name and value of each member of all modules, from a method such as ``named_buffers``."""
-        for number, module in enumerate(self.modules):
-            head = f"{number}." if number else ""
-            for name, member in getattr(module, members)():
-                yield head + plain_name(name), member
+        return (each for each in members(self.modules, "buffers") if each[1].is_floating_point())
 
     def cycle(self) -> int:
         """Number of boundaries after which the order of the optimizers repeats: 1 with a single
@@ -185,7 +179,8 @@ class Boundaries:
                 self._end()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if self._depth and not _is_running(self._outermost):
+        running = (frame for frame, _ in walk_stack(sys._getframe(1)))
+        if self._depth and not any(frame is self._outermost for frame in running):
             self._depth = 0  # The script caught an error of that step.
         if not self._depth:
             self._outermost = sys._getframe(1)
@@ -220,7 +215,10 @@ class Boundaries:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._depth -= 1
-        if self._depth == 0 and self.kind == "optimizer":
+        if self._depth:
+            return
+        self._outermost = None  # Its frame would keep a closure's batch.
+        if self.kind == "optimizer":
             self._begin()
             self._end()
 
@@ -234,13 +232,6 @@ class Boundaries:
         self.losses = []
 
 
-def _is_running(frame: FrameType | None) -> bool:
-    running: FrameType | None = sys._getframe(1)
-    while running is not None and running is not frame:
-        running = running.f_back
-    return running is not None
-
-
 def _in_backward() -> bool:
     """Whether autograd is running in this thread."""
     return torch._C._current_graph_task_id() != -1
@@ -252,6 +243,15 @@ def _is_wide(value: Any) -> bool:
 
 def _mark(parameter: nn.Parameter) -> float:
     return float(parameter.detach().double().abs().sum())
+
+
+def members(modules: Iterable[nn.Module], kind: str) -> Iterator[tuple[str, Any]]:
+    """Plain name and value of each of the ``parameters`` or ``buffers`` of several modules. The names of
+    all modules but the first begin with their number."""
+    for number, module in enumerate(modules):
+        head = f"{number}." if number else ""
+        for name, member in getattr(module, f"named_{kind}")():
+            yield head + plain_name(name), member
 
 
 def plain_name(name: str) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import psutil
@@ -101,16 +102,15 @@ class Watch:
         runs inside it, if any."""
         if what in self.places:
             return ""
-        package, frame = "", sys._getframe(1)
-        while frame is not None:
+        package = ""
+        for frame, line in walk_stack(sys._getframe(1)):
             file = frame.f_code.co_filename
             if is_own(file):
-                self.places[what] = str(Path(file).resolve()), frame.f_lineno
+                self.places[what] = str(Path(file).resolve()), line
                 return package
             name = frame.f_globals.get("__name__", "").partition(".")[0]
             if name not in ("transformer_core", "__main__", "torch"):
                 package = package or name
-            frame = frame.f_back  # type: ignore[assignment]
         return package
 
     def facts(self) -> dict[str, Any]:

@@ -348,17 +348,13 @@ class Tuning:
         """The outcome of a session. Unless it repeats a ``first`` one with other seeds, differences that
         dropout masks may explain are judged without dropout."""
         outcome = self.session(plan, stage)
-        return self._without_dropout(plan, outcome, answer) if first else outcome
-
-    def _without_dropout(self, plan: Plan, outcome: Outcome, answer: Answer) -> Outcome:
-        """Compares again without dropout if other dropout masks alone may explain a difference."""
         suspects = [
             side
             for side in plan.sides
             if (measured := outcome.sides.get(side.name))
             and (measured.certificate or {}).get("word") == "different"
         ]
-        if not suspects or not answer.facts["dropout"]:
+        if not first or not suspects or not answer.facts["dropout"]:
             return outcome
         sides = [Side(OWN), *floors(suspects), *suspects]
         again = Plan(f"{plan.name}-no-dropout", sides, plan.seed, 0, plan.record, dropout=False)

@@ -20,13 +20,13 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         items = [mapped(each, change) for each in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if is_dataclass(value) and not isinstance(value, type):
-        found = copy(value)
+        whole = copy(value)
         frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
         # An output of transformers is also a dictionary: its own assignment keeps both in step.
         assign = object.__setattr__ if frozen else setattr
         for field in fields(value):
-            assign(found, field.name, mapped(getattr(value, field.name), change))
-        return found
+            assign(whole, field.name, mapped(getattr(value, field.name), change))
+        return whole
     if isinstance(value, dict | UserDict):  # Batches of transformers are the latter.
         found = copy(value)
         for key, each in value.items():
