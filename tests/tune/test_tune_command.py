@@ -153,8 +153,10 @@ def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
     assert [path.name for path in ended.iterdir()] == ["train.py"]
 
 
-@pytest.mark.parametrize("time", ["soon", "5", "0.1s", "200h"])
-@pytest.mark.parametrize("program", [command, audit_command, compare])
+@pytest.mark.parametrize(
+    ("program", "time"),
+    [(command, "soon"), (audit_command, "5"), (compare, "0.1s"), (command, "200h")],
+)
 def test_an_impossible_time_is_named_with_the_remedy(program, time, ended, capsys):
     with pytest.raises(SystemExit) as end:
         program.main(["--time", time, "train.py", "train.py"])

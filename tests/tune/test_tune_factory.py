@@ -150,8 +150,8 @@ def test_a_divided_batch_is_certified_as_a_whole(home):
 
 
 @pytest.mark.slow
-def test_statistics_of_the_rows_of_a_rank_are_named(home):
-    certificate = compared(home, "normalized", ["ddp"])["ddp"]
+def test_statistics_of_the_rows_of_a_micro_batch_are_named(home):
+    certificate = compared(home, "normalized", ["accumulation_2"])["accumulation_2"]
     assert certificate["word"] == "different"
     cause = "takes its statistics from 4 values of a channel at a time instead of 8"
     assert cause in certificate["reason"].split("; ")[0]

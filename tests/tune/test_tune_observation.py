@@ -200,22 +200,20 @@ def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp
     assert (first["1 gradient 0.weight"] == second["1 gradient 0.weight"]).all()
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path, monkeypatch, late):
-    """Also if all ranks have failed before any of them is heard."""
+def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path, monkeypatch):
+    """Even if all ranks have failed before any of them is heard."""
+
+    def wait_for_all(connections, _):
+        while not all(connection.poll(1) for connection in connections):
+            pass
+        return connections
+
     launcher = ("torchrun", "--nproc-per-node=2")
     program = Program(("ranks.py", "raise"), SCRIPTS, launcher=launcher)
     with session(program, [Side(OWN)], tmp_path) as run:
         run.facts(OWN)
         started = psutil.Process(run.processes[OWN].pid).children(recursive=True)
-        if late:
-
-            def wait_for_all(connections, _):
-                while not all(connection.poll(1) for connection in connections):
-                    pass
-                return connections
-
-            monkeypatch.setattr(coordinator, "wait", wait_for_all)
+        monkeypatch.setattr(coordinator, "wait", wait_for_all)
         assert run.attempt(run.steps, OWN, 5) is None
         _, alive = psutil.wait_procs(started, timeout=60)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]

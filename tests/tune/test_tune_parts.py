@@ -182,16 +182,29 @@ def test_a_bias_without_gradient_is_compared_at_the_size_of_its_weight(size, wor
     assert certificate.word == word, certificate
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [(8, 16), (16, 8)])
-def test_statistics_of_other_rows_are_named(mine, theirs):
-    # Of all rows, or of two halves: how many values, their sum, and another number.
-    inputs = {16: [[16.0, 3.0, 9.0]], 8: [[8.0, 1.0, 4.0, 8.0, 2.0, 5.0]]}
-    found, own = (
-        Record([OWN.ranks[0] | {"inputs": np.array(inputs[n]), "normalized": np.array([n])}])
-        for n in (mine, theirs)
+WHOLE, PARTS, RANKS = (
+    Record(
+        [
+            OWN.ranks[0] | {"inputs": np.array([row]), "normalized": np.array([count])}
+            for row in rows
+        ]
     )
-    words = f"takes its statistics from {mine} values of a channel at a time instead of {theirs}"
-    assert words in explained(found, own, own)
+    # Of all rows, of two micro-batches, and of two ranks: how many values, their sum, and a number.
+    for count, rows in (
+        (16, [[16.0, 3.0, 9.0]]),
+        (8, [[8.0, 1.0, 4.0, 8.0, 2.0, 5.0]]),
+        (8, [[8.0, 1.0, 4.0], [8.0, 2.0, 5.0]]),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "own", "counts"),
+    [(PARTS, WHOLE, (8, 16)), (WHOLE, PARTS, (16, 8)), (RANKS, WHOLE, (8, 16))],
+)
+def test_statistics_of_other_rows_are_named(found, own, counts):
+    words = "takes its statistics from {} values of a channel at a time instead of {}"
+    assert words.format(*counts) in explained(found, own, own)
 
 
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])
