@@ -28,7 +28,7 @@ from transformer_core.audit.relations import (
 from transformer_core.tune.causes import some
 from transformer_core.tune.certificate import certify, trust
 from transformer_core.tune.coordinator import Program, Side, SideEnded, session
-from transformer_core.tune.driver import CannotObserve, Say, learn
+from transformer_core.tune.driver import Say, observed
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE
 
@@ -60,17 +60,7 @@ class Audit:
 
     def run(self) -> Answer:
         """The answer. Raises CannotObserve."""
-        for _ in range(4):
-            try:
-                self._notes = []
-                facts = self._session()
-                break
-            except SideEnded as error:
-                self.program, self.steps = learn(
-                    error, self.program, self.steps, LEAST_STEPS, self.say
-                )
-        else:
-            raise CannotObserve("the script takes no optimizer step that can be observed")
+        facts = observed(self, self._session, LEAST_STEPS)
         if facts[0]["compiled"]:
             remedy = "try TORCH_COMPILE_BACKEND aot_eager, or compile smaller parts"
             self._without("compiled", Side(EAGER, module=MODULE), "its compiler", remedy)
@@ -83,6 +73,7 @@ class Audit:
     def _session(self) -> list[dict[str, Any]]:
         """Records both copies, probes one and continues the other; the facts of each rank of the
         latter."""
+        self._notes = []
         sides = [Side(name, module=MODULE) for name in (OWN, TWIN)]
         with session(self.program, sides, self.folder / "sessions" / "audit") as run:
             for side in sides:

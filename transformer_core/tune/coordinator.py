@@ -269,8 +269,8 @@ class Session:
         """The last line that a side printed, as the end of a sentence."""
         output = self.folder / side / "output.txt"
         lines = output.read_text(encoding="utf-8", errors="replace").split("\n")[-20:]
-        words = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"; its last words: {words[:120]}" if words else "; it has printed nothing"
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; its last line: {last[:120]}" if last else "; it has printed nothing"
 
     def _how(self, side: str) -> str:
         with suppress(subprocess.TimeoutExpired):

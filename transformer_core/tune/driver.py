@@ -7,11 +7,11 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -22,6 +22,8 @@ from transformer_core.common.files import write_text
 from transformer_core.tune.coordinator import LAUNCHERS, Program, Say, SideEnded
 from transformer_core.tune.isolation import TooLarge
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
+
+T = TypeVar("T")
 
 
 class CannotObserve(Exception):
@@ -160,6 +162,16 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
     return program
 
 
+def observed(of: Any, work: Callable[[], T], least: int) -> T:
+    """The result of ``work``, which observes ``of.program``. It is repeated with a changed program, and
+    after ``of.steps`` is known, as :func:`learn` says. Raises CannotObserve."""
+    while True:
+        try:
+            return work()
+        except SideEnded as error:
+            of.program, of.steps = learn(error, of.program, of.steps, least, of.say)
+
+
 def learn(
     error: SideEnded, program: Program, steps: int | None, least: int, say: Say
 ) -> tuple[Program, int | None]:
@@ -205,4 +217,4 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
             f"{error.why} ({error.place.removesuffix(': ')}); remedy: report it with these lines, from "
             f"{error.log}:\n{tail}"
         )
-    return f"the {kind} itself fails: {error.place}{error.why}; its last words, from {error.log}:\n{tail}"
+    return f"the {kind} itself fails: {error.place}{error.why}; its last lines, from {error.log}:\n{tail}"

@@ -43,7 +43,7 @@ from transformer_core.tune.answer import (
 )
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.driver import CannotObserve, Say, learn
+from transformer_core.tune.driver import Say, observed
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
@@ -172,14 +172,7 @@ class Tuning:
 
     def trust(self) -> Answer:
         """Runs the script twice, compares the runs, and collects facts about the script."""
-        for _ in range(3):
-            try:
-                return self._run_twice()
-            except SideEnded as error:
-                self.program, self.steps = learn(
-                    error, self.program, self.steps, LEAST_STEPS, self.say
-                )
-        raise CannotObserve("the script takes no optimizer step that can be observed")
+        return observed(self, self._run_twice, LEAST_STEPS)
 
     def _run_twice(self) -> Answer:
         began = self.budget.gone
