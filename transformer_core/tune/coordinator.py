@@ -116,9 +116,8 @@ class Side:
         unknown."""
         if self.files or self.program:
             return None
-        order = list(NOISE)
-        found = (order.index(TECHNIQUES[name].rounding) for name in self.techniques)
-        return order[max(found, default=0)]
+        found: list[Rounding] = ["exact", *(TECHNIQUES[name].rounding for name in self.techniques)]
+        return max(found, key=lambda rounding: [*NOISE].index(rounding))
 
     @property
     def divided(self) -> bool:
@@ -144,29 +143,23 @@ def _answered(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-_Answer = Annotated[dict[str, Any], AfterValidator(_answered)]
+@dataclass(frozen=True)
+class TellFacts(Task):
+    answer: ClassVar[Any] = Annotated[dict[str, Any], AfterValidator(_answered)]
 
 
 @dataclass(frozen=True)
-class Train(Task):
+class WriteRecord(TellFacts):
+    """Task to write everything recorded so far to a file."""
+
+
+@dataclass(frozen=True)
+class Train(TellFacts):
     """Task to train for some steps, and to record them for the certificate or profile them."""
 
     steps: int
     record: bool = False
     profile: bool = False
-    answer: ClassVar[Any] = _Answer
-
-
-@dataclass(frozen=True)
-class TellFacts(Task):
-    answer: ClassVar[Any] = _Answer
-
-
-@dataclass(frozen=True)
-class WriteRecord(Task):
-    """Task to write everything recorded so far to a file."""
-
-    answer: ClassVar[Any] = _Answer
 
 
 class Session:

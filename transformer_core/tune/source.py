@@ -56,12 +56,8 @@ class Source:
         tree = self.tree(file)
         if tree is None:
             return False
-        calls = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names
-        ]
-        near = [c for c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
+        calls = [c for c in _calls(tree) if ast.unparse(c.func).split(".")[-1] in names]
+        near = [call for call in calls if _is_at(call, line)]
         done = False
         for call in near or calls:
             there = given.keys() & {keyword.arg for keyword in call.keywords}
@@ -142,16 +138,15 @@ class Source:
         tree = self.tree(file)
         if tree is None:
             return None
-        calls = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call)
-            and node.lineno <= line <= (node.end_lineno or node.lineno)
-            and isinstance(node.func, ast.Name | ast.Attribute)
-        ]
         # The model's call is the innermost one on the line that is not a function of torch.
-        own = [c for c in calls if not ast.unparse(c.func).startswith(("torch.", "F.", "nn."))]
-        own = [c for c in own if not _is_tensor_method(c)]
+        own = [
+            call
+            for call in _calls(tree)
+            if _is_at(call, line)
+            and isinstance(call.func, ast.Name | ast.Attribute)
+            and not ast.unparse(call.func).startswith(("torch.", "F.", "nn."))
+            and not _is_tensor_method(call)
+        ]
         if not own:
             return None
         return file, tree, min(own, key=lambda c: len(ast.unparse(c)))
@@ -211,6 +206,14 @@ def _merge_line(old: str, one: str, other: str) -> str:
     added = other[start : len(other) - len(tail)]
     at = one.rfind(tail)
     return one[:at] + added + one[at:]
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _is_at(call: ast.Call, line: int) -> bool:
+    return call.lineno <= line <= (call.end_lineno or call.lineno)
 
 
 def _is_tensor_method(call: ast.Call) -> bool:
