@@ -105,16 +105,23 @@ def test_a_report_that_cannot_be_written_is_refused(program, report, ended, caps
 
 
 @pytest.mark.parametrize(
-    ("word", "nested", "code", "script"),
-    [("same", False, 0, "new"), ("same", True, 0, "new"), ("different", False, 1, "old")],
+    ("word", "git", "code", "script"),
+    [
+        ("same", "none here", 0, "new"),
+        ("same", "above", 0, "new"),
+        ("different", "above", 1, "old"),
+        ("same", "not installed", 1, "old"),
+    ],
 )
-def test_a_diff_is_applied_if_it_held(word, nested, code, script, ended, capsys):
-    if nested:
+def test_a_diff_is_applied_if_it_held(word, git, code, script, ended, capsys, monkeypatch):
+    if git == "above":
         subprocess.run(["git", "init", "-q", str(ended.parent)], check=True)
+    if git == "not installed":
+        monkeypatch.setenv("PATH", str(ended))
     write(ended, answer(patched=Tried(("bf16",), certificate=SAME | {"word": word})))
     assert command.main(["--apply", "train.py"]) == code
     assert (ended / "train.py").read_text() == f'print("{script}")\n'
-    assert ("nothing was applied" in capsys.readouterr().err) == bool(code)
+    assert ("nothing was applied" in capsys.readouterr().err.lower()) == bool(code)
 
 
 def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):

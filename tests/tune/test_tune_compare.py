@@ -3,13 +3,16 @@ read, not repeated. More changes of a script are in test_tune_causes.py."""
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from transformer_core.tune.compare import main
+from transformer_core.tune.answer import Answer
+from transformer_core.tune.compare import NEW, compare, main
 from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.flow import Tuning
-from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
+from transformer_core.tune.sessions import AGAIN, OWN, Measured, Outcome, Plan, Sessions, floors
 
 SCRIPT = (Path(__file__).parent / "scripts/plain.py").read_text(encoding="utf-8")
 CHANGES = {
@@ -81,6 +84,20 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "commit = 'main'" in said
     assert "remedy:  give two commits of the repository" in said
+
+
+def test_scripts_that_end_in_the_first_round_are_not_compared(tmp_path, monkeypatch):
+    def trust(tuning: Tuning) -> Answer:
+        sides = {name: Measured(seconds=[1.0], certificate={}) for name in (OWN, AGAIN, NEW)}
+        tuning.sessions = SimpleNamespace(run=lambda plan, say: Outcome(0, 1, sides))
+        return Answer("old.py")
+
+    monkeypatch.setattr(Tuning, "trust", trust)
+    program = Program(("old.py",), tmp_path)
+    with pytest.raises(
+        CannotObserve, match=r"old or new ends before .*; remedy: let them train lo"
+    ):
+        compare(program, program, tmp_path, 60, ("old", "new"))
 
 
 @pytest.mark.slow

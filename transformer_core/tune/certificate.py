@@ -146,7 +146,7 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
     if any(k not in theirs or not np.array_equal(one.ranks[0][k], theirs[k]) for k in first):
         return False, (
             "its first weights differ from run to run: they are drawn with a seed from the clock or "
-            "the system; set torch.manual_seed to a number"
+            "the system; call torch.manual_seed with a number"
         )
     if reason := other_batches(one, other, other):
         return False, (

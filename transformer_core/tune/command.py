@@ -166,7 +166,11 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
         if not found.diff or found.patched is None or not useful(found.patched):
             driver.shown("No diff was tested and held, so nothing was applied.")
             return 1
-        return subprocess.run(["git", "apply", str(diff)], check=False).returncode
+        try:
+            return subprocess.run(["git", "apply", str(diff)], check=False).returncode
+        except FileNotFoundError:
+            driver.shown(f"Nothing was applied, because git is not installed. The diff: {diff}")
+            return 1
     return 0
 
 

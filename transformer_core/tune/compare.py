@@ -21,7 +21,7 @@ from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune import driver
 from transformer_core.tune.answer import DISTURBED, disturbed
 from transformer_core.tune.coordinator import Program, Side, SideEnded
-from transformer_core.tune.flow import Tuning, verdict_beside
+from transformer_core.tune.flow import LEAST_SESSIONS, Tuning, verdict_beside
 from transformer_core.tune.sessions import AGAIN, OWN, SEE, Outcome, Plan, floors, status_of
 
 NEW = "new"
@@ -72,7 +72,14 @@ def compare(
         if measured.status != "ok":
             reason = _without_log(measured.reason)
             raise driver.CannotObserve(f"{names[1]}: {measured.status}, {reason}")
-        sessions.append(found)
+        # A script that trains for some time, not for some steps, may end in the first rounds.
+        if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
+            sessions.append(found)
+    if len(sessions) < LEAST_SESSIONS:
+        raise driver.CannotObserve(
+            f"{names[0]} or {names[1]} ends before their speeds can be compared; remedy: let them "
+            "train longer, for a number of steps"
+        )
     ratios = [
         [log_ratio_of(Pair(name, OWN), s.log_ratios(name)) for s in sessions]
         for name in (NEW, AGAIN)
