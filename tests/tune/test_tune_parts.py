@@ -369,6 +369,21 @@ def test_recomputed_blocks_give_the_same_gradients(tmp_path):
     assert "partial(checkpoint, block.forward, use_reentrant=False)" in source.diff()
 
 
+def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch):
+    monkeypatch.setattr("ctypes.util.find_library", "lib{}.so.2".format)
+    own = {"LD_PRELOAD": "libmine.so", "MALLOC_CONF": "thp:never"}
+    own |= {"GLIBC_TUNABLES": "glibc.mine=1", "PYTORCH_CUDA_ALLOC_CONF": "roundup:8"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    found: dict[str, str] = {}
+    for name in ("jemalloc", "allocator_huge_pages", "expandable_segments"):
+        found |= TECHNIQUES[name].environment({})
+    assert found["LD_PRELOAD"] == "libjemalloc.so.2:libmine.so"
+    assert found["MALLOC_CONF"].startswith("thp:never,dirty_decay_ms:-1,")
+    assert found["GLIBC_TUNABLES"] == "glibc.mine=1:glibc.malloc.hugetlb=1"
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "roundup:8,expandable_segments:True"
+
+
 ADAMW = {"device": "cpu", "optimizers": ["AdamW"]}
 ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
 

@@ -2,6 +2,7 @@
 
 import ctypes.util
 import gc
+import os
 from typing import Any
 
 import torch
@@ -11,6 +12,17 @@ from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Technique
+
+
+def _added(**given: str) -> dict[str, str]:
+    """These environment variables, each with the user's own settings. Of libraries the first one wins, of
+    other settings the last one."""
+    found = {}
+    for name, value in given.items():
+        parts = [os.environ.get(name, ""), value]
+        separator = "," if name.endswith("CONF") else ":"
+        found[name] = separator.join(filter(None, parts[::-1] if name == "LD_PRELOAD" else parts))
+    return found
 
 
 class Allocator(Technique):
@@ -34,7 +46,7 @@ class HugePages(KeptMemory):
     words = "the C library keeps freed memory, in huge pages"
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
-        return super().environment(facts) | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        return super().environment(facts) | _added(GLIBC_TUNABLES="glibc.malloc.hugetlb=1")
 
 
 class Jemalloc(Allocator):
@@ -47,10 +59,10 @@ class Jemalloc(Allocator):
         return super().obstacle(facts)
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
-        return {
-            "LD_PRELOAD": ctypes.util.find_library("jemalloc") or "",
-            "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always",
-        }
+        return _added(
+            LD_PRELOAD=ctypes.util.find_library("jemalloc") or "",
+            MALLOC_CONF="dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always",
+        )
 
 
 class ExpandableSegments(Technique):
@@ -63,7 +75,7 @@ class ExpandableSegments(Technique):
         return None if facts["device"] == "cuda" else "the script uses no GPU"
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
-        return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        return _added(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
 
 
 class FreedGradients(Technique):
