@@ -15,6 +15,7 @@ import torch
 
 from schemas.base import seconds_of
 from schemas.config.study import Study
+from schemas.errors import ConfigError
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
 from transformer_core.tune import command, compare, flow
@@ -190,9 +191,12 @@ def test_a_study_is_named_after_folder_and_script(ended):
 def test_the_program_of_a_command_line(ended, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    for option in ("--nproc-per-node=gpu", "--nproc_per_node gpu"):
-        found = program_given(["torchrun", *option.split(), "train.py", "x"])
-        assert (found.ranks, found.command) == (8, ("train.py", "x"))
+    for start in ("torchrun --nproc-per-node=gpu", "/usr/bin/torchrun --nproc_per_node gpu"):
+        found = program_given([*start.split(), "train.py", "x"])
+        assert (found.launcher[0], found.ranks) == ("torchrun", 8)
+        assert found.command == ("train.py", "x")
+    with pytest.raises(ConfigError, match="names no script"):
+        program_given(["torchrun", "train"])
     for name in ("one/__init__.py", "one/__main__.py", "two.py"):
         (ended / name).parent.mkdir(exist_ok=True)
         (ended / name).touch()

@@ -135,12 +135,13 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
     folder = Path(task.directory or ".").resolve()
     command = list(task.command)
     launcher: list[str] = []
-    if Path(command[0]).name in LAUNCHERS:
+    if (name := Path(command[0]).name) in LAUNCHERS:
         # The script is the first argument that is a Python file, or the module after -m.
         split = next(
             (n for n, a in enumerate(command) if n and (a.endswith(".py") or a == "-m")), 0
         )
-        launcher, command = command[:split], command[split:]
+        first = name if name == "torchrun" else command[0]  # torchrun itself starts as a module
+        launcher, command = [first, *command[1:split]], command[split:]
     if command and Path(command[0]).name.startswith("python"):
         command = command[1:]
     program = Program(tuple(command), folder, tuple(launcher))
