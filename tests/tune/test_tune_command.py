@@ -328,7 +328,7 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, m
     failed = Outcome(0, sides={"compiled_blocks": Measured("failed", "the compiler gave up")})
     monkeypatch.setattr(tuning.sessions, "run", lambda plan, progress: failed)
     name = "compiled_blocks"
-    plan = Plan("screen-1", [Side("own"), Side(name, (name,))], 0, 4)
+    plan = Plan("screen-1", [Side(name, (name,))], 0, 4)
     different = Measured(certificate={"word": "different", "reason": "a loss is 1e-2 off"})
     answer = Answer("train.py", facts={"dropout": ["Dropout"]})
     monkeypatch.setattr(tuning, "session", lambda *_: Outcome(0, sides={name: different}))

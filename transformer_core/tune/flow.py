@@ -50,7 +50,6 @@ from transformer_core.tune.sessions import (
     OWN,
     REPORT_SECONDS,
     Budget,
-    Measured,
     Outcome,
     Plan,
     Sessions,
@@ -344,8 +343,7 @@ class Tuning:
         suspects = [
             side
             for side in plan.sides
-            if (measured := outcome.sides.get(side.name))
-            and (measured.certificate or {}).get("word") == "different"
+            if (outcome.sides[side.name].certificate or {}).get("word") == "different"
         ]
         if not first or not suspects or not answer.facts["dropout"]:
             return outcome
@@ -353,15 +351,14 @@ class Tuning:
         again = Plan(f"{plan.name}-no-dropout", sides, plan.seed, 0, plan.record, dropout=False)
         found = self.sessions.run(again, self._progress("comparing without dropout"))
         for side in suspects:
-            measured, before = found.sides.get(side.name), outcome.sides[side.name].certificate
+            before = outcome.sides[side.name].certificate
             assert before is not None
             reason = (
                 f"{before['reason']}; other dropout masks may explain it, and a comparison without "
                 "dropout failed"
             )
             undecided = before | {"word": "undecided", "reason": reason}
-            certificate = (measured and measured.certificate) or undecided
-            outcome.sides[side.name].certificate = certificate
+            outcome.sides[side.name].certificate = found.sides[side.name].certificate or undecided
         return outcome
 
     def _most_sides(self, answer: Answer) -> int:
@@ -375,7 +372,7 @@ class Tuning:
         return max(1, min(MOST_SIDES, int(0.8 * free / max(peak, 1)) - 4))
 
     def _tried(self, side: Side, outcome: Outcome) -> Tried:
-        measured = outcome.sides.get(side.name, Measured("failed", "did not run"))
+        measured = outcome.sides[side.name]
         tried = Tried(side.techniques, measured.status, measured.reason, measured.certificate)
         tried.memory = measured.memory
         if measured.seconds and outcome.sides[OWN].seconds:
@@ -463,9 +460,7 @@ class Tuning:
         """The result of a side over all sessions. Its worst certificate counts."""
         tried = self._tried(side, outcomes[0])
         for outcome in outcomes[1:]:
-            measured = outcome.sides.get(side.name)
-            if measured is None:
-                continue
+            measured = outcome.sides[side.name]
             if measured.status != "ok":
                 tried.status, tried.reason = measured.status, measured.reason
             before, now = tried.certificate or {}, measured.certificate or {}
@@ -481,9 +476,8 @@ class Tuning:
         if unknown."""
         ratios = {}
         for name in [t.name for t in found if t.status == "ok"] + [AGAIN]:
-            logs = [o.log_ratios(name) for o in outcomes if name in o.sides]
-            pair = Pair(name, OWN)
-            if ratio := [log_ratio_of(pair, each) for each in logs if len(each) > 1]:
+            logs = [outcome.log_ratios(name) for outcome in outcomes]
+            if ratio := [log_ratio_of(Pair(name, OWN), each) for each in logs if len(each) > 1]:
                 ratios[name] = ratio
         if not ratios:
             return {}
