@@ -123,7 +123,7 @@ class Boundaries:
         )
 
     def updated_by_hand(self) -> bool:
-        if self._depth or self.optimizers or self.backwards < BACKWARDS_WITHOUT_STEP:
+        if self.optimizers or self.backwards < BACKWARDS_WITHOUT_STEP:
             return False
         return any(before != _mark(p) for p, before in self._marks)
 
