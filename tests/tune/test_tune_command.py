@@ -134,6 +134,7 @@ def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     assert "git apply tuned-train/results/tune/changes.diff" in said
     assert "audit-training train.py" in said
     assert "audit" not in text(answer(facts={"factory": True}))
+    assert command.main(["torchrun", "-m", "train"]) == 0, "its folder is named after the module"
     assert said.startswith("1.20 [1.10, 1.30] times as fast, and the same training, with bf16.")
 
 
