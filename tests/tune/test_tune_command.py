@@ -154,6 +154,7 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
         ("--folder train.py train.py", "(File exists): name another with --folder"),
         ("torchrun -m", "names no module"),
         ("torchrun --nproc-per-node train.py", "starts an unknown number of processes"),
+        ("torchrun --nnodes 2 train.py", "starts processes on several hosts"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):

@@ -76,11 +76,16 @@ class Program:
     def ranks(self) -> int:
         """Number of processes, from the options of its launcher: a number, or what torchrun counts.
         Raises ValueError for anything else."""
+        value = self.option("nproc-per-node", "num-processes")
+        return 1 if value is None else determine_local_world_size(value)
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option of the launcher, under any of these names."""
         for option, after in itertools.pairwise([*self.launcher, ""]):
             name, _, value = option.partition("=")
-            if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes"):
-                return determine_local_world_size(value or after)
-        return 1
+            if name.lstrip("-").replace("_", "-") in names:
+                return value or after
+        return None
 
     def started(self, techniques: Sequence[str], shift: int) -> "Program":
         """The program to start with ``techniques`` and seeds moved by ``shift``: a factory inside the

@@ -156,6 +156,8 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
     if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():
         remedy = "give the path of a Python file, relative to that folder"
         raise refusal(f"names no script in {folder}", remedy)
+    if program.option("nnodes", "num-machines") not in (None, "1", "1:1"):
+        raise refusal("starts processes on several hosts", "use one host, with --nnodes=1")
     try:
         program.ranks  # noqa: B018
     except ValueError as error:
