@@ -106,7 +106,13 @@ def test_files_of_a_corpus(tmp_path, monkeypatch, corpus, expected):
     assert corpus_files(checked, "train") == expected
 
 
-@pytest.mark.parametrize("command", [["train.py"], ["torchrun", "train.py"], ["-m", "train"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["train.py"], ["torchrun", "train.py"], ["-m", "train"]),
+        *(["-m", "train", "--settings", "settings.py"], ["train.py", "-m", "settings"]),
+    ],
+)
 def test_files_of_a_script_are_its_folder_and_its_imports(command, tmp_path):
     files = {
         "train.py": "from parts import model\n",

@@ -52,10 +52,12 @@ def script_files(task: AnyTask) -> list[str]:
     """Path and digest of each Python file that the user's script may depend on."""
     if not isinstance(task, ScriptTask):
         return []
-    folder, words = Path(task.directory or "."), list(task.command)
-    script = folder / next((word for word in words if word.endswith(".py")), words[0])
-    if "-m" in words[:-1] and script.suffix != ".py":
-        module = folder.joinpath(*words[words.index("-m") + 1].split("."))
+    folder, words = Path(task.directory or "."), task.command
+    # Whichever comes first: any later word is an argument of the script.
+    place = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), 0)
+    script = folder / words[place]
+    if words[place] == "-m" and words[place + 1 :]:
+        module = folder.joinpath(*words[place + 1].split("."))
         script = module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
     return files_of_script(script, folder)
 
