@@ -1,10 +1,16 @@
 """The page about a training script."""
 
+from typing import Any
 from xml.etree import ElementTree
 
+from traces import break_down, event_table, mark, work
+
 from schemas.config.study import Study
+from schemas.results import Breakdown
+from tests.records import record
 from transformer_core.report.tune_page import render
-from transformer_core.tune.answer import Answer, Tried
+from transformer_core.trace.breakdown.summary import summarise
+from transformer_core.tune.answer import Answer, Profiled, Tried
 
 SAME = {"word": "same", "reason": "gradients within 1e-7"}
 PARTS = {"libraries": 1, "weights": 2, "gradients": 3, "optimizer": 4, "peak": 11}
@@ -12,10 +18,16 @@ FACTS = {"modules": ["Net"], "parameters": 7, "tensors": 2, "formats": ["float32
 FACTS |= {"optimizers": ["SGD"], "device": "cpu", "dropout": []}
 
 
-def page(tmp_path, patched: Tried) -> str:
+def page(tmp_path, patched: Tried, **more: Any) -> str:
     study = Study.model_validate({"name": "tune", "variants": ["baseline"]})
     answer = Answer(
-        "train.py", trust="the same", facts=FACTS, diff="-a\n+b\n", patched=patched, memory=PARTS
+        "train.py",
+        trust="the same",
+        facts=FACTS,
+        diff="-a\n+b\n",
+        patched=patched,
+        memory=PARTS,
+        **more,
     )
     return render(answer, study, {}, tmp_path)
 
@@ -27,6 +39,22 @@ def test_heads_are_aligned_like_their_columns(tmp_path):
     table = ElementTree.fromstring(shown[start:end].replace("&nbsp;", " "))
     heads, row = ([cell.get("class") for cell in tr] for tr in table.iter("tr"))
     assert heads == row == [None, *["number"] * 6]
+
+
+def test_every_class_of_operators_of_any_profile_has_a_row(tmp_path):
+    def profiled(*classes: str) -> Profiled:
+        rows = [
+            work("k", 10 * n, 10 * n + 5, operator_class=each, step=0)
+            for n, each in enumerate(classes)
+        ]
+        devices = break_down(event_table([*rows, mark("step", 0, 100)]))
+        ended = {"name": "one", "status": "ok", "source": "kineto", "summary": summarise(devices)}
+        return Profiled(classes[1:], record(Breakdown, devices=devices, **ended).model_dump())
+
+    profiles = [profiled("contraction"), profiled("contraction", "normalization")]
+    shown = page(tmp_path, Tried(("bf16",)), profiles=profiles)
+    table = shown[shown.index('id="operators-caption"') :]
+    assert "statistical normalization" in table[: table.index("</table>")]
 
 
 def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
