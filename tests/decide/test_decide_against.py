@@ -1,6 +1,7 @@
 """Comparing results with equal and with changed ones."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def test_a_regression_is_named_on_the_page(folder, other):
     assert "<code>amp_bf16</code>" in page.split("Better here")[0]
     assert "2 are worse here and 0 are better" in page
     assert page.index('class="answer"') < page.index("<table")
+    assert re.search('<text[^>]* lang="ko"', page), "of the axes"
 
 
 def test_both_recommendations_are_shown_side_by_side(folder, other):

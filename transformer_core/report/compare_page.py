@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from markupsafe import Markup
-
 from schemas.results import Against
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
@@ -11,6 +9,7 @@ from transformer_core.common.records import read_record
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_points, to_svg
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import VARIANT, colour_of
+from transformer_core.report.kit.svg import picture
 from transformer_core.report.page import fill
 
 BETTER = {"FASTER", "LESS"}
@@ -30,7 +29,7 @@ def render(found: Against) -> str:
         found=found,
         titles=TITLES,
         by_quantity={q: [c for c in found.changes if c.quantity == q] for q in quantities},
-        pictures={q: Markup(draw(found, q)) for q in quantities},
+        pictures={q: picture(draw(found, q), q).markup for q in quantities},
         judged=[change for change in found.changes if change.verdict],
         better=[change for change in found.changes if change.verdict in BETTER],
         worse=[change for change in found.changes if change.verdict in WORSE],

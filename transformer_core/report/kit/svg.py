@@ -126,22 +126,27 @@ def read(path: Path) -> Picture:
     """A figure made by :func:`render`; ConfigError if it is missing, not SVG, or has scripts."""
     check(path)
     try:
-        root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ElementTree.ParseError) as error:
+        return picture(path.read_text(encoding="utf-8"), path.stem)
+    except (OSError, ValueError, ElementTree.ParseError) as error:
         raise damaged(path, error) from None
+
+
+def picture(text: str, name: str) -> Picture:
+    """The figure of an SVG; ValueError or ParseError if it is not one, or has scripts."""
+    root = ElementTree.fromstring(text)
     if root.tag != f"{{{_SVG}}}svg":
-        raise damaged(path, "is not an SVG image")
+        raise ValueError("is not an SVG image")
     for element in root.iter():
         if element.tag in _ACTIVE or any(key.startswith("on") for key in element.attrib):
-            raise damaged(path, "contains a script")
+            raise ValueError("contains a script")
     korean = root.get(_KOREAN_TITLE, ""), root.get(_KOREAN_DESCRIPTION, "")
     for key in (_KOREAN_TITLE, _KOREAN_DESCRIPTION):
         root.attrib.pop(key, None)  # the page shows it as a caption
     _split_languages(root)
     return Picture(
-        name=path.stem,
+        name=name,
         korean=korean,
-        title=root.findtext(f"{{{_SVG}}}title", default=path.stem),
+        title=root.findtext(f"{{{_SVG}}}title", default=name),
         description=root.findtext(f"{{{_SVG}}}desc", default=""),
         markup=Markup(ElementTree.tostring(root, encoding="unicode")),
     )
