@@ -140,11 +140,18 @@ def test_the_keyboard_is_enough(browser, page):
     browser.evaluate(f"{head}.querySelector('button').focus()")
     browser.press("Enter", 13)
     assert browser.evaluate(f"{head}.getAttribute('aria-sort')") == "ascending"
-    numbers = browser.evaluate(
+    column = (
         "[...document.querySelectorAll('#variants table.sortable tbody tr')]"
-        ".map(r => r.cells[3].querySelector('data')?.value ?? null).filter(v => v !== null)"
+        ".map(r => r.cells[3].querySelector('data')?.value ?? null)"
     )
-    assert [float(value) for value in numbers] == sorted(float(value) for value in numbers)
+    rising = browser.evaluate(column)
+    browser.press("Enter", 13)
+    falling = browser.evaluate(column)
+    numbers = sorted(float(value) for value in rising if value is not None)
+    missing = [None] * (len(rising) - len(numbers))
+    assert missing
+    for found, expected in ((rising, numbers), (falling, numbers[::-1])):
+        assert [value and float(value) for value in found] == [*expected, *missing]
 
 
 def test_the_open_page_is_short_and_links_open_what_is_folded(browser, page):

@@ -10,14 +10,15 @@
     const body = table.tBodies[0];
     const rows = [...body.rows];
     const numeric = rows.some((row) => !Number.isNaN(number(row.cells[column])));
+    const sign = descending ? -1 : 1;
     rows.sort((a, b) => {
       const [x, y] = [a.cells[column], b.cells[column]];
-      if (!numeric) return text(x).localeCompare(text(y));
+      if (!numeric) return sign * text(x).localeCompare(text(y));
       const [p, q] = [number(x), number(y)];
-      if (Number.isNaN(p)) return 1;
-      return Number.isNaN(q) ? -1 : p - q;
+      // Missing values come last in both directions.
+      return Number.isNaN(p) - Number.isNaN(q) || sign * (p - q);
     });
-    body.append(...(descending ? rows.reverse() : rows));
+    body.append(...rows);
   };
   for (const table of document.querySelectorAll("table.sortable")) {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
