@@ -54,7 +54,7 @@ def percent(value: float) -> Markup:
 
 @shown
 def duration(seconds: float) -> Markup:
-    """A time in the unit that suits it, from milliseconds to hours."""
+    """A time in the unit that suits it, from microseconds to hours."""
     return _tagged(seconds, plain_duration(seconds), " s")
 
 
@@ -91,8 +91,10 @@ def plain_number(value: float, digits: int = 3) -> str:
 
 
 def plain_duration(seconds: float) -> str:
+    if 0 < seconds < 0.001:
+        return f"{plain_number(1e6 * seconds, 2)} µs"
     if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
+        return f"{1000 * seconds:.{0 < seconds < 0.01:d}f} ms"
     if seconds < 120:
         return f"{seconds:.1f} s"
     if seconds < 7200:
