@@ -11,6 +11,7 @@ from report_builders import ask
 from schemas.results import Parts
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.page import draw
+from transformer_core.report.sections import memory
 from transformer_core.report.sections.memory import (
     Check,
     errors,
@@ -99,6 +100,13 @@ def test_figures_show_parts_and_ranks(drawing):
     assert {"0", "1", "accum4_sync"} <= set(texts(drawing("memory_imbalance")))
     axis = "predicted over measured peak of tensors, minus 1"
     assert axis in texts(drawing("memory_prediction"))
+
+
+def test_every_device_has_its_label(results, monkeypatch):
+    both = schemes(results)["accum4_sync"]
+    few = both.model_copy(update={"ranks": both.ranks[:1]})
+    monkeypatch.setattr(memory, "schemes", lambda _: {"central": few, "ddp": both})
+    assert {"0", "1"} <= set(texts(draw("memory_imbalance", results)))
 
 
 def test_tables(results):

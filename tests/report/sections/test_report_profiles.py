@@ -1,5 +1,6 @@
 """The section on profiles and its figures."""
 
+import shutil
 from typing import Any
 
 import pytest
@@ -70,6 +71,14 @@ def test_traces_of_the_user_are_rows_and_figures(copied):
     assert rows_of("operators", brought)[-1]["time_ns"] == 50
     assert "mine" in draw("profile_partition", brought)
     assert "mine" in draw("profile_timelines", brought)
+
+
+def test_any_number_of_traces_is_drawn(copied):
+    names = [f"mine{number}" for number in range(12)]
+    for name in names:
+        shutil.copytree(copied / "profiles/single", copied / "profiles" / name)
+    brought = ask(copied, traces={name: ["rank0.json"] for name in names})
+    assert {"single", *names} <= set(texts(draw("operator_roofline", brought)))
 
 
 @pytest.fixture

@@ -80,6 +80,14 @@ def test_errors_of_the_emulated_link(results, drawing):
     assert {"100 Mbit/s", "1 Gbit/s"} <= set(shown)
 
 
+def test_links_of_any_number_are_drawn(results):
+    trials = [trial for trial in results.link_error.trials if trial.error is not None]
+    many = [trials[0].model_copy(update={"bandwidth": 1e8 * n}) for n in range(1, 13)]
+    other = copy(results)
+    other.__dict__["link_error"] = results.link_error.model_copy(update={"trials": many})
+    assert {"100 Mbit/s", "1.2 Gbit/s"} <= set(texts(draw("link_error", other)))
+
+
 def test_curves_show_the_error_of_their_model(results, drawing):
     projection = scaling_context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]

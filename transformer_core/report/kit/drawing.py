@@ -19,7 +19,7 @@ from schemas.config.variants import JOINT
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.language import NOTHING, Said, also, fill, say
-from transformer_core.report.kit.palette import SERIES, VARIANT
+from transformer_core.report.kit.palette import VARIANT, series_colour
 from transformer_core.report.kit.svg import INK, STYLE, name_axis, render
 
 WIDTH = 5.2
@@ -30,6 +30,7 @@ _LEGEND_LINE = 0.21
 _ROW = 0.42
 _MARGIN = 0.8
 _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1))
+_MARKERS = "os^Dv<>P"
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,12 @@ def legend_once(axes: Axes, order: Iterable[str]) -> None:
 def series(number: int) -> dict[str, Any]:
     """Colour and dashes of the line with this number."""
     dashes = _DASHES[number % len(_DASHES)]
-    return {"color": SERIES[number % len(SERIES)], "ls": (0, dashes) if dashes else "-"}
+    return {"color": series_colour(number), "ls": (0, dashes) if dashes else "-"}
+
+
+def marker(number: int) -> str:
+    """The shape of the points of the series with this number."""
+    return _MARKERS[number % len(_MARKERS)]
 
 
 def stack(

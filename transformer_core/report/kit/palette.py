@@ -80,6 +80,11 @@ def colour_of(role: str) -> str:
     return SHADES[ROLES[role]].light
 
 
+def series_colour(number: int) -> str:
+    """The colour of the series with this number on light paper; colours repeat."""
+    return SERIES[number % len(SERIES)]
+
+
 VARIANT, REFERENCE, COMMUNICATION = map(colour_of, ("variant", "reference", "communication"))
 
 _NAMES = {shade.light: name for name, shade in SHADES.items() if name not in _PAGE}

@@ -70,9 +70,6 @@ def utilisation_in_turns(results: StudyResults) -> list[Utilisation]:
     return scaled
 
 
-_MARKERS = "os^Dv<>P"
-
-
 def draw_collective_bandwidth(results: StudyResults) -> Drawing:
     if results.collectives is None:
         words = say("Not measured: no variant has several processes.")
@@ -116,7 +113,7 @@ def _curves(axes: Axes, table: DataFrame) -> None:
         axes.plot(
             curve["bytes"],
             curve["bus_bandwidth"],
-            marker=_MARKERS[place % len(_MARKERS)],
+            marker=drawing.marker(place),
             ms=4,
             label=str(name).replace("_", "-"),
             **drawing.series(place) | used_most,

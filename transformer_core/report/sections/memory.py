@@ -28,7 +28,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import Said, also, say
-from transformer_core.report.kit.palette import SERIES, colour_of
+from transformer_core.report.kit.palette import SERIES, colour_of, series_colour
 from transformer_core.report.sections.answer import choose
 
 MEBI = 1 << 20
@@ -316,7 +316,8 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
     found = schemes(results)
     if not found:
         return nothing_measured("memory_imbalance")
-    most = max(len(result.ranks) for result in found.values())
+    widest = max(found.values(), key=lambda result: len(result.ranks))
+    most = len(widest.ranks)
     figure, axes = drawing.rows(
         list(found), height=max(1, most // 2), baseline=results.study.baseline
     )
@@ -327,9 +328,9 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
                 row - 0.4 + (place + 0.5) * height,
                 rank.peak_tensor_bytes / MEBI,
                 0.9 * height,
-                color=SERIES[place % len(SERIES)],
+                color=series_colour(place),
                 lw=0,
-                label=f"{place}" if row == 0 else None,
+                label=f"{place}" if result is widest else None,
             )
     drawing.x_axis(axes, say("peak of tensors in a step (MiB)"), ticks=5, xlim=(0, None))
     drawing.legend_below(axes, "rank or device")
@@ -348,7 +349,7 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
                 [check.error for check in points],
                 [names.index(check.variant) for check in points],
                 "os^Dv"[number % 5],
-                color=SERIES[number % len(SERIES)],
+                color=series_colour(number),
                 ms=6,
                 alpha=0.85,
                 label=place,

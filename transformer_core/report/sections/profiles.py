@@ -15,7 +15,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import SERIES, colour_of
+from transformer_core.report.kit.palette import colour_of, series_colour
 from transformer_core.trace.breakdown.summary import roofline_share
 from transformer_core.trace.breakdown.timeline import COLOURS, Span, Timeline, read_timeline
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
@@ -206,7 +206,7 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
             intensity,
             rate,
             _MARKERS[operators],
-            color=SERIES[names.index(variant)],
+            color=series_colour(names.index(variant)),
             ms=8,
             alpha=0.85,
         )
@@ -221,7 +221,7 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
     for name in (name for name in OPERATOR_CLASSES if name in used):
         axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
     for number, name in enumerate(names):
-        axes.plot([], [], "s", color=SERIES[number], label=name)
+        axes.plot([], [], "s", color=series_colour(number), label=name)
     drawing.legend_below(axes, None)
     return drawing.captioned(
         "operator_roofline",

@@ -17,7 +17,7 @@ from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.formats import plain_duration
 from transformer_core.report.kit.language import Said, say
-from transformer_core.report.kit.palette import SERIES, VARIANT
+from transformer_core.report.kit.palette import VARIANT, series_colour
 
 
 @dataclass(frozen=True)
@@ -219,16 +219,15 @@ def draw_link_error(results: StudyResults) -> Drawing:
     figure, axes = drawing.rows([trial.name.replace("_", " ") for trial in shown])
     if shown:
         bandwidths = list(dict.fromkeys(trial.bandwidth for trial in shown))
-        colors = dict(zip(bandwidths, SERIES, strict=False))
-        markers = dict(zip(bandwidths, "os^Dv<>P", strict=False))
         for row, trial in enumerate(shown):
             assert trial.error is not None
             first = row == 0 or shown[row - 1].bandwidth != trial.bandwidth
+            number = bandwidths.index(trial.bandwidth)
             axes.plot(
                 trial.error,
                 row,
-                markers[trial.bandwidth],
-                color=colors[trial.bandwidth],
+                drawing.marker(number),
+                color=series_colour(number),
                 ms=7,
                 label=show_bandwidth(trial.bandwidth) if first else None,
             )
