@@ -103,7 +103,7 @@ UNTIMED = {"claims", "families", "compare", "page", "tokenizer"}
         ("models/sublayers.py", {"train", "evaluate"}, {"shards", "tokenizer"}),
         ("data/sharding/job.py", {"shards"}, {"tokenizer"}),
         ("report/sections/variants.py", {"page"}, {"train", "evaluate"}),
-        ("report/sections/equivalence.po", {"page"}, {"train"}),
+        ("report/korean.po", {"page", "compare_page"}, {"train"}),
         ("report/sections/equivalence.html", {"page"}, {"train"}),
         ("run/coordinator.py", {"turns"}, {"train"}),
         ("decide/verdicts.py", {"compare"}, {"train", "turns"}),

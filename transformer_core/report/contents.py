@@ -1,7 +1,6 @@
 """The report's contents: its sections, figures and tables, in the order of the page.
 
-A section has a template in ``sections/`` and, under the same name, a catalog of its Korean (``.po``).
-If needed, a module there has, for one section or several:
+A section has a template in ``sections/``. If needed, a module there has, for one section or several:
 
 - ``SECTION_context(results)``: values for the template besides the study and the results;
 - ``draw_FIGURE(results)`` for each of its figures, which the template gets as ``pictures``.

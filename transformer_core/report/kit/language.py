@@ -1,11 +1,9 @@
 """Texts of the page in English and Korean; the page holds both, and its style shows one.
 
-Templates and modules are written in English. The catalog of the same name (``.po``, the format of
-translators' tools) holds the Korean, and ``kit/kit.po`` that of shared texts. A text without a
-translation appears in English.
+Templates and modules are written in English; ``korean.po``, in the format of translators' tools, holds
+the Korean. A text without a translation appears in English.
 """
 
-import io
 import re
 from functools import cache
 from pathlib import Path
@@ -13,21 +11,19 @@ from pathlib import Path
 from babel.messages.pofile import read_po
 from markupsafe import Markup
 
-
-def catalogs() -> list[Path]:
-    return sorted(Path(__file__).resolve().parents[1].rglob("*.po"))
+CATALOG = Path(__file__).parents[1] / "korean.po"
 
 
 @cache
 def korean() -> dict[str, str]:
-    """Translations by English text, from all catalogs."""
-    return {
-        message.id: message.string
-        for path in catalogs()
-        for message in read_po(io.BytesIO(path.read_bytes()), locale="ko")
-        if isinstance(message.id, str) and isinstance(message.string, str)
-        if message.id and message.string
-    }
+    """Translations by English text."""
+    with CATALOG.open("rb") as file:
+        return {
+            message.id: message.string
+            for message in read_po(file, locale="ko")
+            if isinstance(message.id, str) and isinstance(message.string, str)
+            if message.id and message.string
+        }
 
 
 def both(english: str, korean_text: str | None) -> Markup:
