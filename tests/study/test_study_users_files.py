@@ -75,6 +75,13 @@ def test_a_module_without_a_file(own, module):
     assert own_sources(module, [str(own)]) == {}
 
 
+@pytest.mark.parametrize("command", [[""], ["x" * 300], ["-m"], ["-m", "x" * 300], ["-m", ".."]])
+def test_a_command_without_a_script(own, command):
+    """The job reports it."""
+    task = ScriptTask(kind="script", command=tuple(command), directory=str(own))
+    assert [line.split()[0] for line in script_files(task)] == ["beside.py", "helpers.py"]
+
+
 SPLITS = ("train", "validation", "test")
 TEXT = {"source": "a.en", "target": "a.de"}
 URLS = {
@@ -89,6 +96,7 @@ URLS = {
         ({"kind": "grammar"}, []),
         ({"kind": "text"} | dict.fromkeys(SPLITS, TEXT), ["a.en", "a.de"]),
         ({"kind": "tsv", "train": "a.tsv", "validation": "b.tsv", "test": "b.tsv"}, ["a.tsv"]),
+        ({"kind": "tsv", "train": "x" * 300, "validation": "b.tsv", "test": "b.tsv"}, []),
         ({"kind": "tsv", "train": "missing", "validation": "b.tsv", "test": "b.tsv"}, []),
         ({"kind": "datasets", "folder": "set"}, ["set/data.arrow", "set/train/more.arrow"]),
         (

@@ -45,7 +45,15 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
             ]
         case _:
             found = []
-    return [str(path) for path in found if path.is_file()]
+    return [str(path) for path in found if _readable(path)]
+
+
+def _readable(path: Path) -> bool:
+    """Whether ``path`` is a file that this user may read; where that cannot be told, it is not."""
+    try:
+        return path.is_file() and os.access(path, os.R_OK)
+    except OSError:  # a folder that is closed to this user, or a name that is too long
+        return False
 
 
 def script_files(task: AnyTask) -> list[str]:
@@ -58,7 +66,8 @@ def script_files(task: AnyTask) -> list[str]:
     script = folder / words[place]
     if words[place] == "-m" and words[place + 1 :]:
         module = folder.joinpath(*words[place + 1].split("."))
-        script = module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
+        candidates = module / "__main__.py", module.parent / f"{module.name}.py"
+        script = next(filter(_readable, candidates), module)
     return files_of_script(script, folder)
 
 
@@ -67,10 +76,10 @@ def files_of_script(script: Path, folder: Path) -> list[str]:
     imports from below these. Other files that it reads are not covered."""
     found = {*folder.glob("*.py"), *script.parent.glob("*.py")}
     for start in {folder, script.parent}:
-        if script.is_relative_to(start):
+        if _readable(script) and script.is_relative_to(start):
             module = script.relative_to(start).with_suffix("").as_posix().replace("/", ".")
             found |= {*own_sources(module, [str(start)])}
-    named = {os.path.relpath(path, folder): path for path in found if path.is_file()}
+    named = {os.path.relpath(path, folder): path for path in found if _readable(path)}
     return [
         f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
         for name, path in sorted(named.items())
@@ -121,4 +130,4 @@ def _find(module: str, folder: Path) -> Path | None:
     base = folder.joinpath(*module.split("."))
     compiled = base.parent.glob(f"{base.name}.*.so")
     candidates = [base / "__init__.py", base.with_name(f"{base.name}.py"), *compiled]
-    return next(filter(Path.is_file, candidates), None)
+    return next(filter(_readable, candidates), None)
