@@ -118,7 +118,7 @@ def test_one_snakemake_at_a_time_and_a_killed_one_blocks_nobody():
 def test_results_to_compare_with_must_exist(tmp_path):
     (tmp_path / "study.json").touch()
     check_results(tmp_path)
-    for given in (None, tmp_path / "elsewhere"):
+    for given in (None, str(tmp_path / "elsewhere"), 7, "x" * 300):
         problem = problem_of(check_results, given)
         assert problem.field == "against"
         assert "--config against=FOLDER" in problem.remedy

@@ -21,16 +21,18 @@ from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 CHANGES_NO_RESULT = True  # it only decides whether work may begin
 
 
-def check_results(folder: str | Path | None) -> None:
+def check_results(folder: Any) -> None:
     """Refuses a folder given with ``--config against=`` that holds no results of a study, or none
     given. Raises ConfigError."""
-    value, message = None, "names no folder of results"
+    message = "names no folder of results"
     if folder is not None:
-        if Path(folder, "study.json").is_file():
-            return
-        value, message = str(folder), "is not a folder of results: it has no study.json"
+        message = "is not a folder of results: it has no study.json"
+        # It may be no text, too long, or below a folder that is closed to this user.
+        with contextlib.suppress(TypeError, OSError):
+            if Path(folder, "study.json").is_file():
+                return
     remedy = "name one with --config against=FOLDER, of another commit or machine"
-    raise ConfigError([ConfigProblem("command line", "against", value, message, remedy)])
+    raise ConfigError([ConfigProblem("command line", "against", folder, message, remedy)])
 
 
 def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> None:
