@@ -19,6 +19,8 @@ from transformer_core.report.page import draw
 from transformer_core.report.sections.machine import headroom_context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
 
+FINDING = {"where": "train.py:7", "sure": False, "cause": "A < cause", "remedy": "A remedy"}
+
 
 def test_a_certificate_names_the_quantity_nearest_to_its_bound_or_its_reason(results):
     certificates = results.certificates.values()
@@ -32,6 +34,27 @@ def test_a_certificate_names_the_quantity_nearest_to_its_bound_or_its_reason(res
     assert others
     assert [in_short(each) for each in others] == [each.reason for each in others]
     assert set(WORDS) == set(get_args(DeviationOf)), "every quantity has its words"
+
+
+@pytest.mark.parametrize(
+    ("audit", "shown"),
+    [
+        ({"status": "failed", "reason": "No <b>\nmore"}, "not be audited: No &lt;b&gt;"),
+        ({"status": "failed", "reason": ""}, "not be audited: no reason was given"),
+        ({"status": "clean"}, "passed all 1 self-consistency checks"),
+        (
+            {"status": "wrong", "findings": [FINDING]},
+            "found something wrong: train.py:7 ( worth a look ): A &lt; cause. A remedy.",
+        ),
+    ],
+)
+def test_the_audit_of_the_baseline(copied, audit, shown):
+    found = {"relations": {"a": {"status": "holds"}, "b": {"status": "untested"}}, "findings": []}
+    (copied / "audit.json").write_text(json.dumps(found | audit))
+    assert shown in words("equivalence", StudyResults(copied))
+    (copied / "audit.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"audit\.json"):
+        words("equivalence", StudyResults(copied))
 
 
 def test_the_requested_vocabulary_is_shown_with_the_actual_one(copied):

@@ -1,6 +1,5 @@
 """Does it train the same model? Certificates, deviations and losses."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from schemas.results import VariantResult
 from transformer_core.certify.bounds import WORDS
+from transformer_core.common.records import read_as
 from transformer_core.common.tables import read_table
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
@@ -24,7 +24,7 @@ def equivalence_context(results: StudyResults) -> dict[str, Any]:
     audit = results.folder / "audit.json"  # missing in old results
     return {
         "own": own if choice.parts else None,
-        "audit": json.loads(audit.read_text(encoding="utf-8")) if audit.is_file() else None,
+        "audit": read_as(audit, dict[str, Any]) if audit.exists() else None,
     }
 
 
