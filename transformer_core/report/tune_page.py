@@ -39,17 +39,14 @@ MEMORY = ("libraries", "weights", "gradients", "optimizer", "rest")
 def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -> str:
     """The page as HTML; the profiles' event tables are below ``folder``."""
     timed = [each for each in answer.tried if each.ratio is not None]
-    rows = sorted(answer.tried, key=by_result)
     profiles = breakdowns(answer)
     return fill(
         "tune_page.html",
         study=study,
         answer=answer,
-        best=answer.best,
         headline=headline(answer),
-        rows=rows,
+        rows=sorted(answer.tried, key=by_result),
         bars=[bar(each, timed) for each in sorted(timed, key=lambda t: -(t.ratio or 0))],
-        useful=useful,
         speed=speed,
         same=same,
         words=words,
@@ -111,7 +108,7 @@ def bar(tried: Tried, timed: Sequence[Tried]) -> dict[str, Any]:
         "low": 100 * low / largest,
         "span": 100 * (high - low) / largest,
         "one": 100 / largest,
-        "text": f"{tried.ratio:.2f} [{low:.2f}, {high:.2f}]",
+        "text": tried.interval,
         "useful": useful(tried),
     }
 

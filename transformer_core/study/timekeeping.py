@@ -18,6 +18,7 @@ from functools import partial
 from math import hypot, sqrt
 from pathlib import Path
 from statistics import fmean, median
+from timeit import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -76,12 +77,7 @@ def matrix_rate() -> float:
     import numpy as np  # slow to import, and planning does not need it
 
     matrix = np.ones((LARGE, LARGE), np.float32)
-    best = float("inf")
-    for _ in range(TRIES):
-        began = time.perf_counter()
-        matrix @ matrix
-        best = min(best, time.perf_counter() - began)
-    return 2.0 * LARGE**3 / best
+    return 2.0 * LARGE**3 / min(repeat(lambda: matrix @ matrix, number=1, repeat=TRIES))
 
 
 def step_seconds(study: Study, specs: Mapping[str, RunSpec], rate: float) -> float:

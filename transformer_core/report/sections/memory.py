@@ -97,12 +97,11 @@ def tensor_checks(results: StudyResults) -> list[Check]:
 def run_checks(results: StudyResults) -> list[Check]:
     """The same for every timed run: for the whole process on a CPU, for the tensors on a GPU."""
     found = []
-    for name, result in results.variants.items():
-        for repeat in result.repeats:
+    for name, prediction in predictions(results).items():
+        for repeat in results.variants[name].repeats:
             cuda = any(rank.device.startswith("cuda") for rank in repeat.memory)
             # Bytes of a process before its first tensor, if measured.
-            prediction = predictions(results).get(name)
-            before = 0 if cuda else (prediction.context_bytes if prediction else None)
+            before = 0 if cuda else prediction.context_bytes
             if before is None:
                 continue
             used = {
@@ -110,7 +109,7 @@ def run_checks(results: StudyResults) -> list[Check]:
                 for rank in repeat.memory
             }
             known = {place: count for place, count in used.items() if count}
-            peaks = [before + rank.peak_bytes for rank in expected(results, name)]
+            peaks = [before + rank.peak_bytes for rank in prediction.ranks]
             found += [
                 check._replace(place=f"repeat {repeat.repeat}, {check.place}")
                 for check in _checks(name, peaks, known)
