@@ -347,7 +347,7 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
             axes.plot(
                 [check.error for check in points],
                 [names.index(check.variant) for check in points],
-                "os^Dv"[number % 5],
+                drawing.marker(number),
                 color=series_colour(number),
                 ms=6,
                 alpha=0.85,
