@@ -60,7 +60,7 @@ def nested(flat: dict[tuple[str, str], Any]) -> dict[str, Any]:
     return tree
 
 
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(
     st.lists(st.fixed_dictionaries({}, optional=CHANGES), min_size=1, max_size=4),
     st.fixed_dictionaries({}, optional=CHANGES),

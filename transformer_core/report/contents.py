@@ -29,10 +29,6 @@ class Section:
     task: str | None = None  # the kind of task that it applies to; null for all
     closed: bool = True  # whether the page shows only its heading at first
 
-    @property
-    def template(self) -> str:
-        return f"sections/{self.name}.html"
-
     def context(self, results: "StudyResults") -> dict[str, Any]:
         """Values that the template needs besides the study and the results."""
         context = self._function(f"{self.name}_context")

@@ -74,7 +74,7 @@ def body(
 ) -> Markup:
     """The HTML of a section, with its figures from ``pictures``, by name."""
     html = fill(
-        section.template,
+        f"sections/{section.name}.html",
         study=results.study,
         results=results,
         variants=results.definitions,

@@ -40,7 +40,8 @@ SHADES = {
 """Shades by name: ``var(--name)`` in the page's style and in every figure."""
 
 _PAGE = ("paper", "card", "ink", "muted", "line", "link", "good", "bad", "neutral")
-SERIES = [shade.light for name, shade in SHADES.items() if name not in _PAGE]
+_NAMES = {shade.light: name for name, shade in SHADES.items() if name not in _PAGE}
+SERIES = [*_NAMES]
 """Colours of series on light paper, in the order in which series take them."""
 
 ROLES = {
@@ -86,8 +87,6 @@ def series_colour(number: int) -> str:
 
 
 VARIANT, REFERENCE, COMMUNICATION = map(colour_of, ("variant", "reference", "communication"))
-
-_NAMES = {shade.light: name for name, shade in SHADES.items() if name not in _PAGE}
 
 
 def declarations(dark: bool = False, series_only: bool = False) -> str:

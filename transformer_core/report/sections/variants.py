@@ -160,6 +160,18 @@ def rounds_frame(run: PairedRun) -> pd.DataFrame:
     return frame
 
 
+def _grid(
+    count: int, margin: float, each: float, columns: int = 2, **shared: bool
+) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` panels in rows ``each`` inches high."""
+    rows = -(-count // columns)
+    figure = Figure(figsize=(drawing.WIDTH, margin + each * rows), layout="constrained")
+    grid = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for unused in grid[count:]:
+        unused.set_visible(False)
+    return figure, grid[:count]
+
+
 MOST_PANELS = 16  # most comparisons in the figure of the rounds
 
 
@@ -189,18 +201,14 @@ def draw_drift(results: StudyResults) -> Drawing:
         return Drawing(
             drawing.nothing(height=0.9 + 1.25), drawing.title_of("drift"), missing.strip()
         )
-    count = -(-len(shown) // 2)
-    figure = Figure(figsize=(drawing.WIDTH, 0.9 + 1.25 * count), layout="constrained")
-    grid = list(figure.subplots(count, 2, sharex=True, sharey=True, squeeze=False).flat)
-    for axes, run in zip(grid, shown, strict=False):
+    figure, grid = _grid(len(shown), 0.9, 1.25, sharex=True, sharey=True)
+    for axes, run in zip(grid, shown, strict=True):
         frame = rounds_frame(run)
         for _, session in frame.groupby("session"):
             axes.plot(session["round"], session["reference"], color=svg.INK, alpha=0.45, lw=1)
             axes.plot(session["round"], session["ratio"], color=VARIANT)
         axes.axhline(1, color=svg.INK, lw=0.8, ls="--")
         axes.set_title(run.variant, fontsize=10)
-    for axes in grid[len(shown) :]:
-        axes.set_visible(False)
     words = say("round; a gap is a new session in fresh processes")
     svg.name_axis(figure.supxlabel("", fontsize=11), words)
     svg.name_axis(figure.supylabel("", fontsize=11), say("over the median"))
@@ -241,8 +249,6 @@ def families_context(results: StudyResults) -> dict[str, Any]:
     }
 
 
-_COLUMNS = 2
-_PANEL = 2.1
 _LABEL_CHARACTERS = 34
 
 
@@ -276,16 +282,11 @@ def _panels(curves: Sequence[FamilyCurve], draw: Callable[[Axes, FamilyCurve], N
     """A panel per curve, or a sentence if there is none."""
     if not curves:
         return drawing.nothing()
-    columns = min(_COLUMNS, len(curves))
-    rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(drawing.WIDTH, 0.6 + _PANEL * rows), layout="constrained")
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, curve in zip(grid, curves, strict=False):
+    figure, grid = _grid(len(curves), 0.6, 2.1, min(2, len(curves)))
+    for axes, curve in zip(grid, curves, strict=True):
         axes.axhline(1, color=svg.INK, ls="--", lw=0.8)
         draw(axes, curve)
         _values(axes, curve)
-    for axes in grid[len(curves) :]:
-        axes.set_visible(False)
     return figure
 
 
