@@ -83,15 +83,8 @@ def page(html):
 
 
 @pytest.fixture(scope="session")
-def empty_folder(tmp_path_factory):
-    """The results of a study in which no variant could run."""
-    return build(tmp_path_factory.mktemp("empty") / "results", unsupported)
-
-
-@pytest.fixture(scope="session")
-def empty_report(empty_folder, tmp_path_factory):
-    """The same with its report."""
-    folder = tmp_path_factory.mktemp("none") / "results"
-    shutil.copytree(empty_folder, folder)
+def empty_report(tmp_path_factory):
+    """The results of a study in which no variant could run, with their report."""
+    folder = build(tmp_path_factory.mktemp("empty") / "results", unsupported)
     assert run_job("report", results=folder) == 0
     return folder

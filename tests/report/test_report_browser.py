@@ -110,6 +110,18 @@ def test_a_phone_scrolls_only_vertically_in_both_languages(browser, page):
         assert labels == [language]
 
 
+def test_a_page_without_a_choice_of_languages_is_in_english(browser, page, tmp_path):
+    """As the pages about a script and a GPU are."""
+    text = re.sub("<fieldset.*?</fieldset>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    made = tmp_path / "english.html"
+    made.write_text(text, encoding="utf-8")
+    browser.open(made)
+    browser.evaluate(UNFOLD)
+    shown = browser.evaluate("document.body.innerText")
+    assert "The answer" in shown
+    assert re.findall("[가-힣]+", shown) == []
+
+
 def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     browser.open(page, media="print")
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -56,12 +56,8 @@ def test_a_trial_is_the_study_with_one_change():
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def default():
-    return Study.model_validate(read_mapping(ROOT / "config/config.yaml"))
-
-
-def test_the_quick_stage_is_a_part_of_the_study(default):
+def test_the_quick_stage_is_a_part_of_the_study():
+    default = Study.model_validate(read_mapping(ROOT / "config/config.yaml"))
     quick = at_stage(default, "quick")
     assert quick.baseline in quick.variants
     assert len(quick.variants) == QUICK_VARIANTS + 1

@@ -19,14 +19,9 @@ RULE = re.compile(r"^\s*rule (\w+):\n(.*?)(?=^\s*(?:use )?rule |\Z)", re.MULTILI
 
 
 @pytest.fixture(scope="module")
-def sources():
-    made = Sources(ROOT, ROOT / CACHE)
-    staleness.fingerprints(made)  # fills the cache
-    return made
-
-
-@pytest.fixture(scope="module")
-def rules(sources):
+def rules():
+    sources = Sources(ROOT, ROOT / CACHE)
+    staleness.fingerprints(sources)  # fills the cache
     return staleness.rules_of_files(sources)
 
 

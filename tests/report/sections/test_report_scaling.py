@@ -154,8 +154,8 @@ def test_a_study_may_ask_for_neither(results):
     assert texts(draw("scaling", without(results, projection=None))) == ["Nothing to project"]
 
 
-def test_a_projection_without_curves_gives_the_reason(empty_folder):
-    results = StudyResults(empty_folder)
+def test_a_projection_without_curves_gives_the_reason(empty_report):
+    results = StudyResults(empty_report)
     html = section("scaling", results)
     assert "No projection:" in html
     assert "could not be timed: unsupported" in html
