@@ -161,12 +161,12 @@ def rounds_frame(run: PairedRun) -> pd.DataFrame:
 
 
 def _grid(
-    count: int, margin: float, each: float, columns: int = 2, **shared: bool
+    count: int, margin: float, each: float, columns: int = 2, share: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` panels in rows ``each`` inches high."""
+    """A figure with ``count`` panels in rows ``each`` inches high, which may share their axes."""
     rows = -(-count // columns)
     figure = Figure(figsize=(drawing.WIDTH, margin + each * rows), layout="constrained")
-    grid = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).flat)
     for unused in grid[count:]:
         unused.set_visible(False)
     return figure, grid[:count]
@@ -201,7 +201,7 @@ def draw_drift(results: StudyResults) -> Drawing:
         return Drawing(
             drawing.nothing(height=0.9 + 1.25), drawing.title_of("drift"), missing.strip()
         )
-    figure, grid = _grid(len(shown), 0.9, 1.25, sharex=True, sharey=True)
+    figure, grid = _grid(len(shown), 0.9, 1.25, share=True)
     for axes, run in zip(grid, shown, strict=True):
         frame = rounds_frame(run)
         for _, session in frame.groupby("session"):
