@@ -113,7 +113,7 @@ def test_study_without_a_number_still_has_its_figures(name, empty_report):
 
 @pytest.mark.slow
 def test_processes_share_the_figures_and_draw_the_same_bytes(
-    study_folder, tmp_path, drawings, monkeypatch
+    study_folder, tmp_path, drawing, monkeypatch
 ):
     some = ("throughput", "scaling", "waterfall")
     monkeypatch.setattr(
@@ -121,7 +121,7 @@ def test_processes_share_the_figures_and_draw_the_same_bytes(
     )
     draw_all(StudyResults(study_folder), tmp_path, processes=2)
     for name in some:
-        assert (tmp_path / f"{name}.svg").read_text() == drawings[name]
+        assert (tmp_path / f"{name}.svg").read_text() == drawing(name)
     assert {path.name for path in tmp_path.iterdir()} == {*(f"{name}.svg" for name in some), NAME}
     picture = svg.read(tmp_path / "throughput.svg")
     assert (picture.name, picture.title) == ("throughput", "Throughput")
