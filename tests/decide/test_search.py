@@ -86,12 +86,13 @@ def speed(parts: set[str]) -> float:
 
 
 class Bench:
-    """Stands in for the sessions; records their requests, and which variants cannot run."""
+    """Stands in for the sessions; records their requests."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.asked: list[list[str]] = []
-        self.broken: set[str] = set()
+        self.breaks: Callable[[bool, set[str]], bool] = lambda final, parts: False
+        """Whether a combination cannot run, in the search or in the final comparison."""
         self.speed = self.final_speed = speed
         self.odd: Callable[[str, set[str]], bool] = lambda side, parts: False
         """Whether a side is timed with another allocator than the certified one."""
@@ -124,15 +125,15 @@ class Turns:
     """Sessions of a search, whose sides have known speeds."""
 
     def __init__(self, bench: Bench, sides: Any, comparing: Any, data: Path, folder: Path, *_: Any):
-        self.bench, self.sides = bench, sides
-        self.speed = bench.final_speed if folder.name == "final" else bench.speed
+        self.bench, self.sides, self.final = bench, sides, folder.name == "final"
+        self.speed = bench.final_speed if self.final else bench.speed
 
     def run(self, number: int, enough: Any) -> Session:
         self.bench.asked.append([one.name for one in self.sides])
         windows, sides = [], []
         for one in self.sides:
             parts = parts_in(one.spec)
-            if self.bench.broken & parts and one.name != BASELINE:
+            if one.name != BASELINE and self.bench.breaks(self.final, parts):
                 raise SessionEndedError(one.name, Outcome(status="oom", reason="no memory"))
             used = kernels(one.spec, "another" if self.bench.odd(one.name, parts) else "usual")
             sides.append(side(one.name).model_copy(update={"kernels": used}))
@@ -293,6 +294,8 @@ def test_the_recommendation_is_the_fastest_stage_shown(bench):
     unlike = bench.run()
     assert set(unlike.parts) == {"bf16", "ddp", "view"}, "a stage needs its own certificate"
     assert unlike.beyond == []
+    (seen,) = [c for c in unlike.contenders if c.parts == ["bf16", "ddp"]]
+    assert seen.certificate == "not_equivalent"
 
 
 def test_turns_with_uncertified_kernels_win_nothing(bench):
@@ -335,11 +338,25 @@ def test_variants_without_certificate_take_no_part(bench):
 
 
 def test_a_combination_that_cannot_run_loses_with_its_status(bench):
-    bench.broken = {"ddp"}
+    bench.breaks = lambda final, parts: "ddp" in parts
     found = bench.run()
     assert found.parts == ["bf16"]
     ended = [item for item in found.contenders if "ddp" in item.parts]
     assert {(item.status, item.reason) for item in ended} == {("oom", "no memory")}
+
+
+def test_the_final_comparison_goes_on_without_what_cannot_run(bench):
+    """A stage may need more memory than the combination itself."""
+    bench.speed = bench.final_speed = lambda parts: speed(parts) * (1.05 if "view" in parts else 1)
+    bench.breaks = lambda final, parts: final and parts == {"bf16", "ddp"}
+    found = bench.run()
+    assert set(found.parts) == {"bf16", "ddp", "view"}
+    assert [stage.changes for stage in found.waterfall] == [["bf16"], ["ddp", "view"]]
+    bench.breaks = lambda final, parts: final and "view" in parts and "bf16" in parts
+    second = bench.run()
+    assert second.parts == ["bf16", "ddp"]
+    (first,) = [c for c in second.contenders if c.parts == found.parts]
+    assert (first.status, first.reason) == ("oom", "no memory")
 
 
 def test_no_more_trainings_at_once_than_allowed_including_the_winner(bench):

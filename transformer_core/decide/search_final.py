@@ -32,10 +32,10 @@ from transformer_core.common.progress import log as progress_log
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.search_moves import NAME, eligible, error_of, parts_of, stages
-from transformer_core.decide.search_trials import Bench, Trial
+from transformer_core.decide.search_trials import Bench, Trial, leave_out
 from transformer_core.decide.verdicts import judge, timed_differently
 from transformer_core.machine.provenance import package_versions
-from transformer_core.measure.sessions import Enough
+from transformer_core.measure.sessions import Enough, SessionEndedError
 from transformer_core.observe.breakdown import BreakdownJob
 from transformer_core.observe.profile_job import ProfileJob
 from transformer_core.run.host_processes import QUICK_START
@@ -145,10 +145,11 @@ class Row:
         return self.speedup.high >= max(best, *(row.speedup.low for row in rows))
 
 
-def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalComparison:
+def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalComparison | None:
     """Compare ``best``, the ``rows`` that may be as fast, and as many stages as there is time for
     with the baseline; then any row that seems faster than all of these, so that the recommendation
-    is no slower than any certified variant."""
+    is no slower than any certified variant. Stages that cannot run are left out; None if ``best``
+    itself cannot."""
     chosen = stages(bench.study, bench.variants, best.parts, bench.effects)
     steps, without = (
         {part: bench.trial(parts) for part, parts in some.items() if parts} for some in chosen
@@ -160,9 +161,11 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
     waiting = [*rivals, *staged[: max(0, bench.affordable() - 1 - len(rivals))]]
     sides, sessions = {BEST: best}, list[Session]()
     while True:
-        new = dict([*_named(waiting, sides).items()][: bench.room - 1])
-        sessions += _sessions(bench, {BEST: best} | new)
-        sides |= new
+        asked = {BEST: best, **dict([*_named(waiting, sides).items()][: bench.room - 1])}
+        sessions += _sessions(bench, asked)
+        if BEST not in asked:
+            return None
+        sides |= asked
         effects = _effects(bench, sessions, sides)
         fastest = max(effect.ratio.median for effect in effects.values() if effect.ratio)
         waiting += [row.trial for row in rows if row.speedup.median > fastest]
@@ -175,9 +178,9 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
 
 
 def _named(trials: Sequence[Trial], sides: Mapping[str, Trial]) -> dict[str, Trial]:
-    """Names for those of ``trials`` that are not among ``sides``, each once."""
+    """Names for those of ``trials`` that can run and are not among ``sides``, each once."""
     have = {trial.key for trial in sides.values()}
-    new = {trial.key: trial for trial in trials if trial.key not in have}
+    new = {t.key: t for t in trials if t.status == "ok" and t.key not in have}
     return {f"stage_{n}": trial for n, trial in enumerate(new.values(), len(sides))}
 
 
@@ -230,17 +233,23 @@ def rows_of(bench: Bench, comparisons: Sequence[Comparison]) -> list[Row]:
     return sorted(found, key=lambda row: -row.speedup.median)
 
 
-def _sessions(bench: Bench, specs: Mapping[str, Trial]) -> list[Session]:
-    """Sessions of these trials and the baseline, at least as many as a comparison needs."""
+def _sessions(bench: Bench, trials: dict[str, Trial]) -> list[Session]:
+    """Sessions of these trials and the baseline, at least as many as a comparison needs. Trials that
+    cannot run are removed; without the best, nothing needs to be measured."""
     comparing, done = bench.study.comparison, list[Session]()
-    with bench.coordinator() as coordinator:
-        run_specs = {side: trial.spec for side, trial in specs.items()}
-        sessions = bench.sessions(run_specs, coordinator, "final")
-        while len(done) < comparing.sessions_least or (
-            len(done) < comparing.sessions_most
-            and bench.left() > fmean(session.seconds for session in done)
-        ):
-            done.append(sessions.run(len(done) + 1, _paying(comparing.pairs)))
+    while BEST in trials:
+        with bench.coordinator() as coordinator:
+            run_specs = {side: trial.spec for side, trial in trials.items()}
+            sessions = bench.sessions(run_specs, coordinator, "final")
+            try:
+                while len(done) < comparing.sessions_least or (
+                    len(done) < comparing.sessions_most
+                    and bench.left() > fmean(session.seconds for session in done)
+                ):
+                    done.append(sessions.run(len(done) + 1, _paying(comparing.pairs)))
+                break
+            except SessionEndedError as error:
+                leave_out(trials, error)
     return done
 
 
@@ -257,8 +266,9 @@ def _paying(least: int) -> Enough:
 
 
 def certified(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
-    """The first trial that beats the baseline and trains the same model; None if none does."""
-    better = [trial for trial in trials if trial.estimate > 1]
+    """The first trial that beats the baseline, can run and trains the same model; None if none
+    does."""
+    better = [trial for trial in trials if trial.status == "ok" and trial.estimate > 1]
     return next((trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial)), None)
 
 

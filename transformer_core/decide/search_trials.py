@@ -65,6 +65,15 @@ class Trial:
         )
 
 
+def leave_out(trials: dict[str, Trial], error: SessionEndedError) -> None:
+    """Removes the side that ended from ``trials``, which then has its status; if it is the baseline,
+    raises the error again."""
+    if error.side == BASELINE:
+        raise error
+    trial = trials.pop(error.side)
+    trial.status, trial.reason = error.outcome.status, error.outcome.reason
+
+
 @dataclass
 class Bench:
     """State shared by all sessions of a search."""
@@ -107,10 +116,7 @@ class Bench:
                     sessions = self.sessions(specs, coordinator, name)
                     session = sessions.run(1, lambda rounds, _: len(rounds) >= least)
                 except SessionEndedError as error:
-                    if error.side == BASELINE:
-                        raise
-                    trial = trials.pop(error.side)
-                    trial.status, trial.reason = error.outcome.status, error.outcome.reason
+                    leave_out(trials, error)
                     continue
             found = {}
             for side, trial in trials.items():
