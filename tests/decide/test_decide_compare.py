@@ -22,6 +22,7 @@ from schemas.results.comparisons import GpuWork
 from tests.orders import run_job
 from tests.records import record
 from transformer_core.decide import compare as module
+from transformer_core.measure.comparison import of_two
 
 
 def compare(
@@ -160,7 +161,9 @@ def test_disturbances_of_the_sessions_are_noted():
         after=state(0.5, gpus=[hot]),
         foreign_cpu_seconds=0.6,
     )
-    (comparison,) = compare(run)
+    (comparison,) = compare(
+        run.model_copy(update={"sessions": [of_two(one, run.pair) for one in run.sessions]})
+    )
     for words in (
         "power held the clock of GPU 0 down for 20% of the rounds",
         "other processes took up to 20% of the CPUs",

@@ -178,7 +178,7 @@ def of_two(session: Session, pair: Pair) -> Session:
     """The part of a session that concerns two of its sides."""
     two = (pair.reference, pair.variant)
     rounds = [
-        Round(windows=[window for window in rnd.windows if window.side in two])
+        rnd.model_copy(update={"windows": [w for w in rnd.windows if w.side in two]})
         for rnd in session.rounds
     ]
     by_name = {side.name: side for side in session.sides}
